@@ -1,0 +1,1 @@
+"""Retry and dead-letter topology for Apache Pulsar; see `redrive.delivery` for consumers."""

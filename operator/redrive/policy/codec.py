@@ -1,0 +1,92 @@
+"""The one written form of a `Policy`: the `policy.json` that the operator gives to consumers.
+
+Within a version keys are only ever added, and a reader ignores those it does not know. A change
+of meaning takes a new version, which an older reader refuses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from redrive.errors import InvalidSpecError
+from redrive.policy import durations
+from redrive.policy.ladder import Ladder
+from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.naming import TopicName
+
+VERSION = 1
+_T = TypeVar("_T")
+
+
+def encode(policy: Policy) -> str:
+    """Write *policy* as JSON; equal policies give equal text."""
+    document = {
+        "version": VERSION,
+        "name": policy.name,
+        "generation": policy.generation,
+        "topic": str(policy.topic),
+        "subscription": policy.subscription,
+        "subscriptionType": policy.subscription_type.value,
+        "maxRetries": policy.max_retries,
+        "delays": [durations.text_of(rung) for rung in policy.ladder.rungs],
+        # For readers in other languages; `decode` derives them.
+        "retryTopic": str(policy.retry_topic),
+        "deadLetterTopic": str(policy.dead_letter_topic),
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def decode(text: str) -> Policy:
+    """Read what `encode` wrote.
+
+    Raises:
+        InvalidSpecError: *text* is not such a document, is of another version, or a value is out
+            of bounds.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise InvalidSpecError(
+            "a policy file holds JSON", got=str(error), remedy=_REMEDY
+        ) from error
+    if not isinstance(document, dict) or document.get("version") != VERSION:
+        found = document.get("version") if isinstance(document, dict) else type(document).__name__
+        raise InvalidSpecError(
+            f"a policy file is an object with version {VERSION}",
+            got=found,
+            remedy="upgrade the library that reads it, or the operator that wrote it",
+        )
+    return Policy(
+        topic=TopicName.parse_whole(_value(document, "topic", str)),
+        subscription=_value(document, "subscription", str),
+        subscription_type=SubscriptionType.parse(_value(document, "subscriptionType", str)),
+        max_retries=_value(document, "maxRetries", int),
+        ladder=Ladder.from_delays(_strings(document, "delays")),
+        name=_value(document, "name", str),
+        generation=_value(document, "generation", int),
+    )
+
+
+_REMEDY = "take the file from the ConfigMap that the operator made"
+
+
+def _value(document: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
+    value = document.get(key)
+    # JSON's true is an int to Python, and no count to anybody.
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InvalidSpecError(
+            f"{key} in a policy file is of type {kind.__name__}", got=value, remedy=_REMEDY
+        )
+    return value
+
+
+def _strings(document: Mapping[str, Any], key: str) -> list[str]:
+    values: list[Any] = _value(document, key, list)
+    for value in values:
+        if not isinstance(value, str):
+            raise InvalidSpecError(
+                f"{key} in a policy file holds strings", got=value, remedy=_REMEDY
+            )
+    return values

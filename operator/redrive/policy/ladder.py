@@ -1,0 +1,114 @@
+"""Retry number → delay.
+
+A ladder is the list of delays before retry 1, 2, 3 …; past its last rung the last rung repeats.
+Apart from it there are delay *levels*: what a caller means by `level=k`. Both tables come from
+RocketMQ and its descendants, where level increment and delay levels share one list of 18 words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from types import MappingProxyType
+
+from redrive.errors import InvalidSpecError
+from redrive.policy import durations
+
+MIN_DELAY = timedelta(seconds=1)
+MAX_DELAY = timedelta(seconds=864_000)
+MAX_RUNGS = 1_000
+
+LEVELS: tuple[timedelta, ...] = tuple(
+    map(durations.parse, "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h".split())
+)
+"""The 18 delay levels; level k (from 1) is `LEVELS[k - 1]`."""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The delays before retry 1, 2, 3 …, each from 1 s to 864 000 s, 1 to 1 000 of them.
+
+    Raises:
+        InvalidSpecError: no rung, too many, or one out of bounds.
+    """
+
+    rungs: tuple[timedelta, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what no consumer could obey."""
+        if not 1 <= len(self.rungs) <= MAX_RUNGS:
+            raise InvalidSpecError(
+                f"a delay ladder has from 1 to {MAX_RUNGS} rungs",
+                got=len(self.rungs),
+                remedy="list at least one delay, or name a preset",
+            )
+        for index, rung in enumerate(self.rungs):
+            check_delay(rung, f"rung {index + 1} of the delay ladder")
+
+    @classmethod
+    def from_preset(cls, name: str) -> Ladder:
+        """Take one of `PRESETS` by name."""
+        if name not in PRESETS:
+            raise InvalidSpecError(
+                "the delay ladder names an unknown preset",
+                got=name[:64],
+                remedy=f"use one of {', '.join(PRESETS)}",
+            )
+        return cls(PRESETS[name])
+
+    @classmethod
+    def from_delays(cls, delays: Sequence[str]) -> Ladder:
+        """Take the rungs as written in a manifest."""
+        return cls(tuple(map(durations.parse, delays)))
+
+    @classmethod
+    def from_fixed(cls, delay: str) -> Ladder:
+        """Wait the same time before every retry."""
+        return cls.from_delays([delay])
+
+    @property
+    def descends(self) -> bool:
+        """Whether some retry waits a shorter time than the one before it: legal, rarely meant."""
+        return any(later < earlier for earlier, later in pairwise(self.rungs))
+
+    def delay(self, retry: int) -> timedelta:
+        """Return the time to wait before retry number *retry*, which counts from 1."""
+        if retry < 1:
+            msg = f"retries count from 1, got {retry}: a bug in redrive, please report it"
+            raise ValueError(msg)
+        return self.rungs[min(retry, len(self.rungs)) - 1]
+
+
+PRESETS: Mapping[str, tuple[timedelta, ...]] = MappingProxyType(
+    {
+        # TDMQ for Pulsar: level increment begins at level 1.
+        "tdmq": LEVELS,
+        # RocketMQ: level 0 means level 3 + reconsume times, clamped to the highest.
+        "rocketmq": LEVELS[2:],
+        # ApsaraMQ: 16 rungs, 2 h for every further retry.
+        "apsaramq": LEVELS[2:],
+    }
+)
+DEFAULT_PRESET = "tdmq"
+
+
+def level_delay(level: int) -> timedelta:
+    """Return what *level* means, from 1; a level above the highest means the highest."""
+    return LEVELS[min(level, len(LEVELS)) - 1]
+
+
+def check_delay(delay: timedelta, what: str) -> timedelta:
+    """Return *delay* if a broker can be asked for it, from 1 s to 864 000 s (10 days).
+
+    Raises:
+        InvalidSpecError: it is shorter or longer; *what* names the delay in the message.
+    """
+    if not MIN_DELAY <= delay <= MAX_DELAY:
+        raise InvalidSpecError(
+            f"{what} must be from 1 s to 864000 s (10 days)",
+            got=f"{delay.total_seconds():g} s",
+            remedy="choose a delay within these bounds",
+        )
+    return delay

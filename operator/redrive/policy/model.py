@@ -1,0 +1,89 @@
+"""`Policy`: what every consumer and every replay of one subscription must know.
+
+The operator makes it from a RetryPolicy resource and writes it with `codec` for consumers to load.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from redrive.errors import InvalidSpecError
+from redrive.policy import naming
+from redrive.policy.ladder import DEFAULT_PRESET, Ladder
+
+DEFAULT_MAX_RETRIES = 16
+MAX_RETRIES_LIMIT = 1_000
+
+
+class SubscriptionType(enum.StrEnum):
+    """How the consumers of the source topic share its messages.
+
+    Only these two honour a delay: on Exclusive and Failover subscriptions a broker delivers
+    delayed messages at once.
+    """
+
+    SHARED = "Shared"
+    KEY_SHARED = "Key_Shared"
+
+    @classmethod
+    def parse(cls, text: str) -> SubscriptionType:
+        """Read a subscription type.
+
+        Raises:
+            InvalidSpecError: it is one that ignores delays, or none at all.
+        """
+        try:
+            return cls(text)
+        except ValueError:
+            raise InvalidSpecError(
+                "retries with a delay need a Shared or Key_Shared subscription: "
+                "on the others the broker delivers a delayed message at once",
+                got=text[:64],
+                remedy="use Shared, or Key_Shared to keep the order of first deliveries per key",
+            ) from None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How failed messages of one (topic, subscription) are retried and where they end.
+
+    Attributes:
+        name: the RetryPolicy it was made from, as `namespace/name`; for logs.
+        generation: that resource's `metadata.generation`; 0 for a policy made by hand.
+        topic: the source topic; never a single partition.
+        max_retries: retries after the first delivery, 0 … 1 000: N retries make N + 1 attempts.
+        ladder: what "the next delay" means.
+
+    Raises:
+        InvalidSpecError: `max_retries`, `subscription` or `topic` is out of bounds.
+    """
+
+    topic: naming.TopicName
+    subscription: str
+    subscription_type: SubscriptionType = SubscriptionType.SHARED
+    max_retries: int = DEFAULT_MAX_RETRIES
+    ladder: Ladder = Ladder.from_preset(DEFAULT_PRESET)
+    name: str = ""
+    generation: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no consumer could obey."""
+        naming.TopicName.parse_whole(str(self.topic))
+        naming.check_subscription(self.subscription)
+        if not 0 <= self.max_retries <= MAX_RETRIES_LIMIT:
+            raise InvalidSpecError(
+                f"maxRetries must be from 0 to {MAX_RETRIES_LIMIT}",
+                got=self.max_retries,
+                remedy="choose a number within these bounds; 0 dead-letters the first failure",
+            )
+
+    @property
+    def retry_topic(self) -> naming.TopicName:
+        """Return where messages wait for their next attempt."""
+        return naming.retry_topic(self.topic, self.subscription)
+
+    @property
+    def dead_letter_topic(self) -> naming.TopicName:
+        """Return where messages rest that have used up their attempts."""
+        return naming.dead_letter_topic(self.topic, self.subscription)

@@ -1,0 +1,115 @@
+"""Names of topics: the one place that builds or takes apart any.
+
+Derived names have no inverse: `orders-eu` with subscription `billing` and `orders` with
+`eu-billing` meet in one name. So the origin of a message travels in its envelope and is never
+read back from a name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from redrive.errors import InvalidSpecError
+
+DEAD_LETTER_SUBSCRIPTION = "redrive"
+"""The durable subscription that keeps dead letters: a topic without one keeps nothing."""
+
+MAX_NAME = 255
+_ENTITY = r"[-=:.\w]+"  # what Pulsar accepts as the name of a tenant or namespace
+_LOCAL = r"[^/\s\x00-\x1f\x7f]+"
+_TOPIC = re.compile(rf"persistent://({_ENTITY})/({_ENTITY})/({_LOCAL})", re.ASCII)
+_SUBSCRIPTION = re.compile(_LOCAL)
+_PARTITION = re.compile(r"-partition-\d+$")
+
+
+@dataclass(frozen=True, order=True)
+class TopicName:
+    """A persistent topic, partitioned or not: `persistent://tenant/namespace/local`."""
+
+    tenant: str
+    namespace: str
+    local: str
+
+    @classmethod
+    def parse(cls, text: str) -> TopicName:
+        """Read a full topic name, which may name one partition.
+
+        Raises:
+            InvalidSpecError: it is not `persistent://tenant/namespace/name`.
+        """
+        match = _TOPIC.fullmatch(text)
+        if match is None or len(match[3]) > MAX_NAME:
+            raise InvalidSpecError(
+                "a topic is written persistent://tenant/namespace/name, the name without "
+                f"slashes or white space and of at most {MAX_NAME} characters",
+                got=text[:128],
+                remedy="give the full name of a persistent topic",
+            )
+        return cls(*match.groups())
+
+    @classmethod
+    def parse_whole(cls, text: str) -> TopicName:
+        """Read a topic name that must not name a single partition.
+
+        Raises:
+            InvalidSpecError: it is no topic name, or names a partition.
+        """
+        topic = cls.parse(text)
+        if topic.without_partition() != topic:
+            raise InvalidSpecError(
+                "a policy is for a whole topic, not for one partition of it",
+                got=text[:128],
+                remedy=f"name the topic itself: {topic.without_partition()}",
+            )
+        return topic
+
+    def __str__(self) -> str:
+        return f"persistent://{self.tenant}/{self.namespace}/{self.local}"
+
+    @property
+    def namespace_name(self) -> str:
+        """Return the Pulsar namespace as `tenant/namespace`."""
+        return f"{self.tenant}/{self.namespace}"
+
+    def sibling(self, local: str) -> TopicName:
+        """Name another topic of the same namespace."""
+        return TopicName(self.tenant, self.namespace, local)
+
+    def partition(self, index: int) -> TopicName:
+        """Name partition *index* of this partitioned topic."""
+        return self.sibling(f"{self.local}-partition-{index}")
+
+    def without_partition(self) -> TopicName:
+        """Name the partitioned topic that this is a partition of; itself if it is none."""
+        return self.sibling(_PARTITION.sub("", self.local))
+
+
+def check_subscription(name: str) -> str:
+    """Return *name* if it can be a subscription and part of a topic's name.
+
+    Raises:
+        InvalidSpecError: it is empty, too long, or holds a slash, white space or control character.
+    """
+    if len(name) > MAX_NAME or not _SUBSCRIPTION.fullmatch(name):
+        raise InvalidSpecError(
+            f"a subscription is 1 to {MAX_NAME} characters without slashes or white space, "
+            "because topics are named after it",
+            got=name[:128],
+            remedy="use another subscription name",
+        )
+    return name
+
+
+def retry_topic(topic: TopicName, subscription: str) -> TopicName:
+    """Name the topic where messages of *subscription* wait for their next attempt."""
+    return topic.without_partition().sibling(
+        f"{topic.without_partition().local}-{subscription}-RETRY"
+    )
+
+
+def dead_letter_topic(topic: TopicName, subscription: str) -> TopicName:
+    """Name the topic where the dead letters of *subscription* rest."""
+    return topic.without_partition().sibling(
+        f"{topic.without_partition().local}-{subscription}-DLQ"
+    )

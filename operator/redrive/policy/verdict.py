@@ -1,0 +1,86 @@
+"""A failed attempt → what becomes of the message, as a value that `delivery` obeys.
+
+receive → handle ─ success ──────────────▶ Done
+                 └ failure ─ retries left ▶ Retry(delay)
+                           └ none, or level < 0 ▶ Dead(reason)
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from datetime import timedelta
+
+from redrive.errors import InvalidSpecError
+from redrive.policy.ladder import check_delay, level_delay
+from redrive.policy.model import Policy
+
+
+class DeadReason(enum.StrEnum):
+    """Why a message became a dead letter."""
+
+    RETRIES_EXHAUSTED = "RetriesExhausted"
+    REQUESTED = "Requested"
+
+
+@dataclass(frozen=True)
+class Done:
+    """The message is settled: acknowledge it."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Deliver the message again after *delay*, as retry number *reconsume_times*."""
+
+    delay: timedelta
+    reconsume_times: int
+
+
+@dataclass(frozen=True)
+class Dead:
+    """Lay the message in the dead-letter topic.
+
+    Attributes:
+        reconsume_times: what the dead letter carries: its failed attempts, one more than its
+            retries, as the Java client counts on this hop.
+    """
+
+    reason: DeadReason
+    reconsume_times: int
+
+
+Verdict = Done | Retry | Dead
+
+
+def after_failure(
+    policy: Policy,
+    reconsume_times: int,
+    *,
+    delay: timedelta | None = None,
+    level: int | None = None,
+) -> Retry | Dead:
+    """Decide about a message that failed after *reconsume_times* retries.
+
+    The caller asks for one of: an arbitrary *delay*; a *level*, where k above the highest means
+    the highest, k < 0 means dead-letter now and 0 leaves it to the ladder; neither, which is the
+    ladder's next rung (level increment). Retries used up win over any delay asked for.
+
+    Raises:
+        InvalidSpecError: both were asked for, or the delay is not from 1 s to 864 000 s.
+    """
+    if delay is not None and level is not None:
+        raise InvalidSpecError(
+            "a retry is asked for by a delay or by a level, not by both",
+            got=f"delay={delay}, level={level}",
+            remedy="leave one of them out",
+        )
+    if delay is not None:
+        check_delay(delay, "the delay of a retry")
+    retry = reconsume_times + 1
+    if level is not None and level < 0:
+        return Dead(DeadReason.REQUESTED, retry)
+    if retry > policy.max_retries:
+        return Dead(DeadReason.RETRIES_EXHAUSTED, retry)
+    if delay is not None:
+        return Retry(delay, retry)
+    return Retry(level_delay(level) if level else policy.ladder.delay(retry), retry)
