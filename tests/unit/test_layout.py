@@ -1,0 +1,23 @@
+"""What the layout of the repository must keep to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_source_root_is_not_a_package() -> None:
+    """`operator/__init__.py` would shadow the standard library for whatever runs from the root."""
+    assert not (ROOT / "operator" / "__init__.py").exists()
+
+
+def test_python_run_from_the_root_finds_the_standard_library() -> None:
+    """The consequence that matters, tried."""
+    code = "import operator; print(operator.eq(1, 1))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "True\n"
