@@ -44,6 +44,21 @@ class SubscriptionType(enum.StrEnum):
             ) from None
 
 
+def check_max_retries(count: int) -> int:
+    """Return *count* if a message can be retried that often, from 0 to 1 000 times.
+
+    Raises:
+        InvalidSpecError: it is out of these bounds.
+    """
+    if not 0 <= count <= MAX_RETRIES_LIMIT:
+        raise InvalidSpecError(
+            f"maxRetries must be from 0 to {MAX_RETRIES_LIMIT}",
+            got=count,
+            remedy="choose a number within these bounds; 0 dead-letters the first failure",
+        )
+    return count
+
+
 @dataclass(frozen=True)
 class Policy:
     """How failed messages of one (topic, subscription) are retried and where they end.
@@ -71,12 +86,7 @@ class Policy:
         """Refuse what no consumer could obey."""
         naming.TopicName.parse_whole(str(self.topic))
         naming.check_subscription(self.subscription)
-        if not 0 <= self.max_retries <= MAX_RETRIES_LIMIT:
-            raise InvalidSpecError(
-                f"maxRetries must be from 0 to {MAX_RETRIES_LIMIT}",
-                got=self.max_retries,
-                remedy="choose a number within these bounds; 0 dead-letters the first failure",
-            )
+        check_max_retries(self.max_retries)
 
     @property
     def retry_topic(self) -> naming.TopicName:

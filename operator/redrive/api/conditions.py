@@ -1,0 +1,88 @@
+"""Conditions: how far an object has come, in the form all of Kubernetes reads.
+
+`Ready` is there once an object was looked at. `Reconciling` and `Stalled` follow kstatus: they are
+there only while true, the first while redrive works on the object or waits for something, the
+second while somebody has to act.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, PlainSerializer
+
+from redrive.api.model import StatusModel
+
+READY = "Ready"
+RECONCILING = "Reconciling"
+STALLED = "Stalled"
+
+
+class ConditionStatus(enum.StrEnum):
+    """Whether a condition holds."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+def _written(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Timestamp = Annotated[datetime, PlainSerializer(_written, when_used="json-unless-none")]
+"""A moment with a time zone, written in UTC and whole seconds as Kubernetes does."""
+
+
+class Condition(StatusModel):
+    """One aspect of an object's state."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "required": ["type", "status", "reason", "message", "lastTransitionTime"]
+        }
+    )
+
+    type: Annotated[str, Field(max_length=316)]
+    """Which aspect: Ready, Reconciling or Stalled."""
+
+    status: ConditionStatus
+    """Whether it holds: True, False or Unknown."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=1024)]
+    """Why, as one word for programs, for example `TopicNotFound`."""
+
+    message: Annotated[str, Field(max_length=32768)]
+    """Why, for people: what is wrong, what was found, what to do."""
+
+    last_transition_time: Timestamp | None = None
+    """When `status` last changed; set by `merge`."""
+
+    observed_generation: int | None = None
+    """The `metadata.generation` that this condition is about."""
+
+
+def merge(
+    previous: Iterable[Condition], new: Iterable[Condition], now: datetime
+) -> tuple[Condition, ...]:
+    """Return *new* with transition times: the previous one where `status` has not changed.
+
+    A condition of *previous* that *new* does not name is gone.
+
+    Args:
+        previous: what the status held.
+        new: what it shall hold; their transition times are not read.
+        now: the time of those that changed.
+    """
+    before = {condition.type: condition for condition in previous}
+
+    def since(condition: Condition) -> datetime:
+        old = before.get(condition.type)
+        if old is None or old.status != condition.status:
+            return now
+        return old.last_transition_time or now
+
+    return tuple(c.model_copy(update={"last_transition_time": since(c)}) for c in new)

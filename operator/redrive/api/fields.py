@@ -1,0 +1,86 @@
+"""Types of fields that more than one kind of object has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+
+from redrive.api.model import ApiModel
+from redrive.api.rules import QUOTED, Form, Rule, refusing
+from redrive.policy import naming
+
+MAX_TOPIC = 1_024
+MAX_LIST = 256
+
+ObjectName = Annotated[
+    str,
+    Field(max_length=253),
+    Form(
+        r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?",
+        "the name of a Kubernetes object is lower-case letters, digits, '-' and '.'",
+        "give the name as kubectl shows it",
+    ),
+]
+
+Role = Annotated[
+    str,
+    Field(max_length=255),
+    Form(
+        r"[^*\x00-\x1f\x7f]+",
+        "a role is one name, not a pattern and not empty",
+        "name each role",
+    ),
+]
+
+
+def _topic(value: object) -> naming.TopicName:
+    if isinstance(value, naming.TopicName):
+        return value
+    return naming.TopicName.parse_whole(value if isinstance(value, str) else repr(value))
+
+
+TopicField = Annotated[
+    naming.TopicName,
+    WithJsonSchema({"type": "string", "maxLength": MAX_TOPIC}),
+    Rule(
+        r"self.matches('^persistent://[-=:.\\w]+/[-=:.\\w]+/[^/\\s\\x00-\\x1f\\x7f]{1,255}$')",
+        "a topic is written persistent://tenant/namespace/name, the name without slashes or "
+        f"white space and of at most {naming.MAX_NAME} characters",
+        "give the full name of a persistent topic",
+        got=QUOTED,
+    ),
+    Rule(
+        "!self.matches('-partition-[0-9]+$')",
+        "a policy is for a whole topic, not for one partition of it",
+        "name the topic without the -partition-N at its end",
+        got=QUOTED,
+    ),
+    BeforeValidator(refusing(_topic)),
+    PlainSerializer(str),
+]
+
+
+class SecretKeyRef(ApiModel):
+    """One key of a Secret."""
+
+    name: ObjectName
+    """Name of the Secret."""
+
+    key: Annotated[
+        str,
+        Field(max_length=253),
+        Form(
+            r"[-._a-zA-Z0-9]+",
+            "a key of a Secret is letters, digits, '-', '_' and '.'",
+            "give the key, not what the Secret holds under it",
+        ),
+    ]
+    """Key within the Secret, for example `token`."""
+
+
+class TokenSource(ApiModel):
+    """Where a token (a JWT) lies; a token itself never stands in a manifest."""
+
+    secret_ref: SecretKeyRef
+    """The Secret and the key in it that hold the token, as text."""

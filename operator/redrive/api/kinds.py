@@ -1,0 +1,93 @@
+"""The three kinds: how each is named, read and shown. `crds` writes them out for the API server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redrive.api.connection import PulsarConnectionSpec, PulsarConnectionStatus
+from redrive.api.model import ApiModel, StatusModel
+from redrive.api.replay import ReplaySpec, ReplayStatus
+from redrive.api.retrypolicy import RetryPolicySpec, RetryPolicyStatus
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of `kubectl get`; one that is *wide* shows with `-o wide` only."""
+
+    name: str
+    path: str
+    description: str
+    type: str = "string"
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of object of the API."""
+
+    kind: str
+    plural: str
+    short_names: tuple[str, ...]
+    description: str
+    spec: type[ApiModel]
+    status: type[StatusModel]
+    columns: tuple[Column, ...]
+
+
+_READY = '.status.conditions[?(@.type=="Ready")]'
+_AGE = Column("Age", ".metadata.creationTimestamp", "Since when the object is there.", type="date")
+
+PULSAR_CONNECTION = Kind(
+    kind="PulsarConnection",
+    plural="pulsarconnections",
+    short_names=("pconn",),
+    description="Who may use which Pulsar cluster, as whom, for which topics and roles.",
+    spec=PulsarConnectionSpec,
+    status=PulsarConnectionStatus,
+    columns=(
+        Column("Ready", f"{_READY}.status", "Whether the broker answers and the token has rights."),
+        Column("Reason", f"{_READY}.reason", "Why, in one word."),
+        Column("URL", ".spec.serviceUrl", "Where Pulsar clients connect."),
+        Column("Admin URL", ".spec.adminUrl", "Where the admin REST API answers.", wide=True),
+        _AGE,
+    ),
+)
+
+RETRY_POLICY = Kind(
+    kind="RetryPolicy",
+    plural="retrypolicies",
+    short_names=("rp",),
+    description="How failed messages of one Pulsar subscription are retried, and where they end.",
+    spec=RetryPolicySpec,
+    status=RetryPolicyStatus,
+    columns=(
+        Column("Ready", f"{_READY}.status", "Whether everything is as the policy asks."),
+        Column("Reason", f"{_READY}.reason", "Why, in one word."),
+        Column("Topic", ".spec.topic", "The source topic."),
+        Column("Subscription", ".spec.subscription", "Whose failed messages are retried."),
+        Column("Retries", ".spec.maxRetries", "Retries of one message; empty is 16.", "integer"),
+        Column("Retry Topic", ".status.retryTopic", "Where messages wait.", wide=True),
+        Column("Dead-Letter Topic", ".status.deadLetterTopic", "Where they end.", wide=True),
+        _AGE,
+    ),
+)
+
+REPLAY = Kind(
+    kind="Replay",
+    plural="replays",
+    short_names=(),
+    description="One run that moves the dead letters of a RetryPolicy back to be processed again.",
+    spec=ReplaySpec,
+    status=ReplayStatus,
+    columns=(
+        Column("Policy", ".spec.policyRef.name", "Whose dead letters are moved."),
+        Column("Phase", ".status.phase", "How far the run has come."),
+        Column("Matched", ".status.matched", "Dead letters selected.", "integer"),
+        Column("Replayed", ".status.replayed", "Sent to the retry topic.", "integer"),
+        Column("Skipped", ".status.skipped", "Dead letters left alone.", "integer", wide=True),
+        Column("Reason", f"{_READY}.reason", "Why, in one word.", wide=True),
+        _AGE,
+    ),
+)
+
+KINDS = (PULSAR_CONNECTION, RETRY_POLICY, REPLAY)
