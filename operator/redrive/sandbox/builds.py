@@ -1,7 +1,6 @@
 """Fetches Pulsar's official distribution and builds etcd and Kubernetes from their Go modules.
 
-Called when a sandbox starts, and by ``make test`` and ``make demo`` beforehand, so that nobody
-waits inside a test for a compiler.
+Called when a sandbox starts, and by ``make test`` beforehand, so that no test waits for a compiler.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from jgo.maven import MavenContext
 
@@ -22,6 +21,18 @@ from redrive.sandbox.errors import SandboxError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+def prepare() -> None:
+    """Fetch or build whatever is missing, so that nothing later has to wait for it.
+
+    Raises:
+        SandboxError: something could not be had.
+    """
+    pulsar()
+    toolchain.java_home()
+    etcd()
+    kubernetes()
 
 
 def pulsar() -> Path:
@@ -85,7 +96,7 @@ def maven_mirror(user_home: Path) -> dict[str, str] | None:
     settings = user_home / ".m2" / "settings.xml"
     if not settings.is_file():
         return None
-    for mirror in ElementTree.parse(settings).iterfind(".//{*}mirror"):  # noqa: S314 - the user's
+    for mirror in ET.parse(settings).iterfind(".//{*}mirror"):  # noqa: S314 - the user's
         covered = {part.strip() for part in (mirror.findtext("{*}mirrorOf") or "").split(",")}
         url = (mirror.findtext("{*}url") or "").strip()
         if url and "!central" not in covered and covered & {"*", "external:*", "central"}:

@@ -20,7 +20,6 @@ import trustme
 from redrive.sandbox import builds
 from redrive.sandbox.errors import SandboxError
 from redrive.sandbox.process import free_port
-from redrive.sandbox.steps import step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,14 +53,20 @@ class Cluster:
         return _folder(self.state) / "admin.kubeconfig"
 
     def kubectl(
-        self, *args: str, input: str | None = None, kubeconfig: Path | None = None  # noqa: A002
+        self,
+        *args: str,
+        input: str | None = None,  # noqa: A002 - as `subprocess.run` calls it
+        kubeconfig: Path | None = None,
     ) -> str:
         """What ``kubectl`` prints, as the administrator unless another *kubeconfig* is given.
 
         Raises:
             SandboxError: kubectl failed; the message holds what it wrote to standard error.
         """
-        command = [str(builds.kubernetes() / "kubectl"), f"--kubeconfig={kubeconfig or self.kubeconfig}"]
+        command = [
+            str(builds.kubernetes() / "kubectl"),
+            f"--kubeconfig={kubeconfig or self.kubeconfig}",
+        ]
         run = subprocess.run(  # noqa: S603 - kubectl of our own building
             [*command, *args], input=input, check=False, text=True, capture_output=True
         )
@@ -98,16 +103,19 @@ def start(state: Path, processes: Processes) -> Cluster:
     folder.mkdir(mode=0o700)
     cluster = Cluster(state, free_port())
     _write_identities(folder, cluster.port)
-    with step("start the Kubernetes control plane"):
-        etcd_url = _start_etcd(folder, processes, str(etcd / "etcd"))
-        processes.start("kube-apiserver", [str(kubernetes / "kube-apiserver"),
-                                           *_api_server_flags(folder, cluster.port, etcd_url)])
-        processes.wait_until("kube-apiserver", lambda: _ready(cluster), seconds=_START_SECONDS)
-        processes.start("kube-controller-manager", [str(kubernetes / "kube-controller-manager"),
-                                                    *_controller_manager_flags(folder)])
-        processes.wait_until(
-            "kube-controller-manager", lambda: _controllers_work(cluster), seconds=_START_SECONDS
-        )
+    etcd_url = _start_etcd(folder, processes, str(etcd / "etcd"))
+    processes.start(
+        "kube-apiserver",
+        [str(kubernetes / "kube-apiserver"), *_api_server_flags(folder, cluster.port, etcd_url)],
+    )
+    processes.wait_until("kube-apiserver", lambda: _ready(cluster), seconds=_START_SECONDS)
+    processes.start(
+        "kube-controller-manager",
+        [str(kubernetes / "kube-controller-manager"), *_controller_manager_flags(folder)],
+    )
+    processes.wait_until(
+        "kube-controller-manager", lambda: _controllers_work(cluster), seconds=_START_SECONDS
+    )
     return cluster
 
 
@@ -128,7 +136,8 @@ def _api_server_flags(folder: Path, port: int, etcd_url: str) -> list[str]:
         "--bind-address=127.0.0.1", f"--secure-port={port}",
         # Nothing reaches it from another machine; without these it wants a route to one.
         "--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none",
-        f"--tls-cert-file={folder / 'server.crt'}", f"--tls-private-key-file={folder / 'server.key'}",
+        f"--tls-cert-file={folder / 'server.crt'}",
+        f"--tls-private-key-file={folder / 'server.key'}",
         f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC", "--anonymous-auth=false",
         "--service-account-issuer=https://kubernetes.default.svc",

@@ -7,15 +7,18 @@ them, so whoever forgets to create one, or to grant a right, fails here too.
 from __future__ import annotations
 
 import http.client
+import json
 import secrets
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import jwt
+import psutil
 
 from redrive.sandbox import builds, toolchain
+from redrive.sandbox.errors import SandboxError
 from redrive.sandbox.process import free_port
-from redrive.sandbox.steps import step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +30,27 @@ SUPERUSER = "superuser"
 _TOKEN_PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"  # noqa: S105 - a class
 _TOKEN_PROVIDER = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"  # noqa: S105
 _START_SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the admin interface answered: an HTTP status and a body, which is often JSON."""
+
+    status: int
+    body: str
+
+    def check(self, what: str) -> None:
+        """Pass if the broker did it.
+
+        Raises:
+            SandboxError: it refused to *what*.
+        """
+        if self.status >= HTTPStatus.BAD_REQUEST:
+            raise SandboxError(
+                f"the broker refused to {what}",
+                got=f"{self.status} {self.body}",
+                remedy="see logs/pulsar.log of the sandbox",
+            )
 
 
 @dataclass(frozen=True)
@@ -68,13 +92,49 @@ class Broker:
         file.write_text(self.token(role))
         return file
 
+    def request(
+        self, method: str, path: str, body: object = None, *, token: str | None = None
+    ) -> Answer:
+        """What the admin interface answers to *method* on *path*, to the super-user by default.
 
-def start(state: Path, processes: Processes) -> Broker:
-    """Start a broker whose data are under *state*; it is ready when this returns.
+        Args:
+            method: such as ``PUT``.
+            path: such as ``/admin/v2/tenants/shop``.
+            body: sent as JSON.
+            token: of whom to be instead; an empty one sends none.
 
-    Raises:
-        SandboxError: it ended or did not answer in time.
-    """
+        Raises:
+            OSError: the broker can't be reached.
+        """
+        bearer = self.token(SUPERUSER) if token is None else token
+        headers = {"Content-Type": "application/json"}  # without it the broker refuses every PUT
+        if bearer:
+            headers["Authorization"] = f"Bearer {bearer}"
+        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=30)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            return Answer(response.status, response.read().decode())
+        finally:
+            connection.close()
+
+    def create_namespace(self, tenant: str, namespace: str) -> None:
+        """Create the namespace, and its tenant where that is missing.
+
+        Raises:
+            SandboxError: the broker refused; also if the namespace exists.
+        """
+        made = self.request(
+            "PUT", f"/admin/v2/tenants/{tenant}", {"allowedClusters": ["standalone"]}
+        )
+        if made.status != HTTPStatus.CONFLICT:
+            made.check(f"create the tenant {tenant}")
+        name = f"{tenant}/{namespace}"
+        self.request("PUT", f"/admin/v2/namespaces/{name}").check(f"create the namespace {name}")
+
+
+def launch(state: Path, processes: Processes) -> Broker:
+    """Start a broker whose data are under *state*, without waiting until it answers."""
     home, java_home = builds.pulsar(), toolchain.java_home()
     folder = state / NAME
     folder.mkdir(mode=0o700)
@@ -87,18 +147,29 @@ def start(state: Path, processes: Processes) -> Broker:
     configuration.write_text(f"{stock}\n{ours}")  # the last line about a key counts
     command = [str(home / "bin" / "pulsar"), "standalone", "--no-stream-storage",
                "--no-functions-worker", f"--metadata-dir={folder / 'metadata'}",
-               f"--bookkeeper-dir={folder / 'bookkeeper'}",
-               f"--bookkeeper-port={free_port()}"]  # fmt: skip
+               f"--bookkeeper-dir={folder / 'bookkeeper'}"]  # fmt: skip
     env = {
         "JAVA_HOME": str(java_home),
         "PULSAR_STANDALONE_CONF": str(configuration),
         "PULSAR_LOG_DIR": str(folder / "logs"),
         "PULSAR_MEM": "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1g",
     }
-    with step("start Pulsar"):
-        processes.start(NAME, command, env=env, cwd=folder)
-        processes.wait_until(NAME, lambda: _answers(broker), seconds=_START_SECONDS)
+    processes.start(NAME, command, env=env, cwd=folder)
     return broker
+
+
+def wait(broker: Broker, processes: Processes) -> None:
+    """Return once *broker* passes a message to itself and has made its first namespace.
+
+    Raises:
+        SandboxError: it ended or did not answer in time.
+    """
+    paths = ("/admin/v2/brokers/health", "/admin/v2/namespaces/public/default")
+    processes.wait_until(
+        NAME,
+        lambda: all(_status(broker, path) == HTTPStatus.OK for path in paths),
+        seconds=_START_SECONDS,
+    )
 
 
 def _settings(broker: Broker) -> dict[str, object]:
@@ -108,6 +179,7 @@ def _settings(broker: Broker) -> dict[str, object]:
         "webServicePort": broker.admin_port,
         "bindAddress": "127.0.0.1",
         "advertisedAddress": "127.0.0.1",
+        "listeningInterface": _loopback(),  # of the storage node, which picks a port by itself
         "authenticationEnabled": "true",
         "authenticationProviders": _TOKEN_PROVIDER,
         "tokenSecretKey": _key_file(broker.state).as_uri(),
@@ -120,22 +192,20 @@ def _settings(broker: Broker) -> dict[str, object]:
     }
 
 
+def _loopback() -> str:
+    """What this system calls the interface of 127.0.0.1: ``lo``, ``lo0`` ..."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(address.address == "127.0.0.1" for address in addresses):
+            return interface
+    raise SandboxError("no network interface has the address 127.0.0.1", remedy="bring it up")
+
+
 def _key_file(state: Path) -> Path:
     return state / NAME / "token-key"
 
 
-def _answers(broker: Broker) -> bool:
-    """Whether the broker passes a message to itself and has made its first namespace."""
-    return all(_status(broker, f"/admin/v2/{path}") == http.client.OK
-               for path in ("brokers/health", "namespaces/public/default"))  # fmt: skip
-
-
 def _status(broker: Broker, path: str) -> int | None:
-    connection = http.client.HTTPConnection("127.0.0.1", broker.admin_port, timeout=10)
     try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {broker.token(SUPERUSER)}"})
-        return connection.getresponse().status
+        return broker.request("GET", path).status
     except (OSError, http.client.HTTPException):
         return None  # not yet
-    finally:
-        connection.close()

@@ -6,16 +6,17 @@ Called by the command ``python -m redrive.sandbox``, the demo, and the fixtures 
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from redrive.sandbox import kubernetes, pulsar
+from redrive.sandbox import builds, kubernetes, pulsar
 from redrive.sandbox.errors import SandboxError
 from redrive.sandbox.process import Processes
+from redrive.sandbox.steps import step
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import TracebackType
 
     from redrive.sandbox.kubernetes import Cluster
@@ -25,7 +26,7 @@ _DESCRIPTION = "sandbox.json"
 
 
 class Sandbox:
-    """A running sandbox. As a context manager it stops when its block ends; else it is left running.
+    """A running sandbox; as a context manager it is stopped when the block ends, else never.
 
     Args:
         state: its directory: logs, data, keys, kubeconfigs; readable by its owner only.
@@ -50,12 +51,15 @@ class Sandbox:
             SandboxError: *state* is in use, or a part could not be fetched, built or started.
         """
         state = _fresh(state)
+        builds.prepare()
         processes = Processes(state)
         try:
-            with ThreadPoolExecutor() as threads:
-                broker = threads.submit(pulsar.start, state, processes)
-                cluster = threads.submit(kubernetes.start, state, processes)
-            sandbox = cls(state, processes, broker.result(), cluster.result())
+            broker = pulsar.launch(state, processes)  # slow to answer: it starts meanwhile
+            with step("start the Kubernetes control plane"):
+                cluster = kubernetes.start(state, processes)
+            with step("wait for Pulsar"):
+                pulsar.wait(broker, processes)
+            sandbox = cls(state, processes, broker, cluster)
             sandbox._describe()
         except BaseException:
             processes.stop_all()
@@ -69,10 +73,11 @@ class Sandbox:
         Raises:
             SandboxError: there is none.
         """
+        state = state.absolute()
         description = state / _DESCRIPTION
         processes = Processes(state)
         dead = [name for name in processes.names() if not processes.alive(name)]
-        if dead or not description.is_file():
+        if dead or not is_described(state):
             raise SandboxError(
                 f"no sandbox runs with the state directory {state}",
                 got=f"ended: {', '.join(dead)}" if dead else f"no {_DESCRIPTION}",
@@ -105,6 +110,17 @@ class Sandbox:
             "cluster": {"port": self.cluster.port},
         }
         (self.state / _DESCRIPTION).write_text(json.dumps(known))
+
+
+def default_state() -> Path:
+    """Where ``make sandbox`` keeps its sandbox: in the user's state directory."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "redrive" / "sandbox"
+
+
+def is_described(state: Path) -> bool:
+    """Whether a sandbox came up completely with *state* and was not stopped since."""
+    return (state / _DESCRIPTION).is_file()
 
 
 def remove(state: Path) -> None:

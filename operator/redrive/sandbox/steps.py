@@ -1,8 +1,8 @@
 """Shows what a long set-up is busy with, on standard error.
 
-Called by whatever fetches, builds or starts a part, from several threads at once. On a terminal
-each running step is a spinner with its time; elsewhere, as in a CI log, it is a line at the start,
-one every half minute and one at the end, so that silence never lasts longer than that.
+Called by whatever fetches, builds or starts a part, one step at a time. On a terminal the running
+step is a spinner with its time; elsewhere, as in a CI log, it is a line at the start, one every
+half minute and one at the end, so that silence never lasts longer than that.
 """
 
 from __future__ import annotations
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 30.0
 
 _console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-_spinners = Progress(
-    SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
-    console=_console, transient=True,
-)  # fmt: skip
-_lock = threading.Lock()
 
 
 @contextmanager
@@ -43,17 +38,10 @@ def step(what: str) -> Iterator[None]:
 
 @contextmanager
 def _spinner(what: str) -> Iterator[None]:
-    with _lock:
-        if not _spinners.tasks:
-            _spinners.start()
-        task = _spinners.add_task(what, total=None)
-    try:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=_console, transient=True) as progress:
+        progress.add_task(what, total=None)
         yield
-    finally:
-        with _lock:
-            _spinners.remove_task(task)
-            if not _spinners.tasks:
-                _spinners.stop()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Which versions the sandbox runs: the one table of pins, read by whatever fetches or builds a part.
+"""Which versions the sandbox runs: the one table of pins, read by what fetches and builds.
 
 Pins that their own tools keep are read from where those keep them: Go modules from the ``go.mod``
 files beside this module, the JDK and Go of PyPI from ``locks/``. Python's are in

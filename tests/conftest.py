@@ -1,0 +1,79 @@
+"""The parts of the sandbox as fixtures.
+
+A test that asks for `sandbox`, `broker` or `cluster` gets the one sandbox of the session, started
+when the first test asks for it. If it does not start, the tests that need it fail.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from redrive.sandbox.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from redrive.sandbox.kubernetes import Cluster
+    from redrive.sandbox.pulsar import Broker
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sandbox",
+        type=Path,
+        metavar="STATE_DIR",
+        help="use the sandbox that runs with this state directory instead of starting one",
+    )
+
+
+def pytest_configure() -> None:
+    def terminate(_signal: int, _frame: FrameType | None) -> None:
+        pytest.exit("terminated", returncode=128 + signal.SIGTERM)
+
+    # So that a sandbox is stopped when a CI system or `timeout` ends the run.
+    signal.signal(signal.SIGTERM, terminate)
+
+
+@pytest.fixture(scope="session")
+def sandbox(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sandbox]:
+    running: Path | None = request.config.getoption("--sandbox")
+    if running is not None:
+        yield Sandbox.attach(running)
+        return
+    with Sandbox.start(tmp_path_factory.mktemp("sandbox")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def broker(sandbox: Sandbox) -> Broker:
+    return sandbox.pulsar
+
+
+@pytest.fixture(scope="session")
+def cluster(sandbox: Sandbox) -> Cluster:
+    return sandbox.cluster
+
+
+@pytest.fixture
+def kube_namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of this test's own; its deletion is not waited for."""
+    name = f"t-{secrets.token_hex(4)}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def pulsar_namespace(broker: Broker) -> str:
+    """``tenant/namespace`` of this test's own."""
+    tenant = f"t-{secrets.token_hex(4)}"
+    broker.create_namespace(tenant, "test")
+    return f"{tenant}/test"
