@@ -1,0 +1,193 @@
+"""`Admin`: what redrive asks of a broker, one method each.
+
+Called by `provision` to observe and apply, and by `replay` to learn where a topic ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError
+from redrive.admin.gathering import Gathering
+from redrive.admin.http import Call, Http
+from redrive.admin.model import Grant, NamespaceState
+from redrive.policy.naming import TopicName
+
+logger = logging.getLogger(__name__)
+
+Grants = Sequence[Grant]
+Refusals = Mapping[Grant, AdminError]
+
+_EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+
+
+class Admin:
+    """A client of one broker, acting as the role of its token.
+
+    Reads of a namespace and grants in it are gathered: callers that ask at the same time share
+    one call. So share the client too.
+    """
+
+    def __init__(self, http: Http, admin_url: str, token: str) -> None:
+        self._http = http
+        self._admin_url = admin_url
+        self._token = token
+        self._readings: dict[str, Gathering[None, NamespaceState]] = {}
+        self._grantings: dict[str, Gathering[Grants, Refusals]] = {}
+
+    def is_for(self, admin_url: str, token: str) -> bool:
+        """Whether this client talks to that broker with that token."""
+        return (admin_url, token) == (self._admin_url, self._token)
+
+    async def tenant_exists(self, tenant: str) -> bool:
+        """Whether there is such a tenant."""
+        try:
+            await self._get(f"list the namespaces of tenant {tenant}", f"namespaces/{_q(tenant)}")
+        except NotFoundError:
+            return False
+        return True
+
+    async def namespace(self, namespace: str) -> NamespaceState:
+        """Read the topics and permissions of a Pulsar namespace, `tenant/namespace`.
+
+        Raises:
+            NotFoundError: the tenant or the namespace does not exist.
+        """
+        if namespace not in self._readings:
+            self._readings[namespace] = Gathering(lambda _: self._read(namespace))
+        return await self._readings[namespace].ask(None)
+
+    async def partitions(self, topic: TopicName) -> int:
+        """Return how many partitions a topic has; 0 if it is not partitioned.
+
+        Raises:
+            NotFoundError: there is no such topic.
+        """
+        answer = await self._get(f"read the partitions of {topic}", f"{_path(topic)}/partitions")
+        return int(answer["partitions"])
+
+    async def subscriptions(self, topic: TopicName) -> frozenset[str]:
+        """Return the names of a topic's subscriptions.
+
+        Raises:
+            NotFoundError: there is no such topic.
+        """
+        path = f"{_path(topic)}/subscriptions"
+        return frozenset(await self._get(f"read the subscriptions of {topic}", path))
+
+    async def deduplicates(self, topic: TopicName) -> bool:
+        """Whether deduplication was switched on for this very topic."""
+        path = f"{_path(topic)}/deduplicationEnabled"
+        return await self._get(f"read the deduplication of {topic}", path) is True
+
+    async def internal_stats(self, topic: TopicName) -> dict[str, Any]:
+        """Return ledgers and cursors of one topic, or of one partition, as the broker tells them.
+
+        Any right on the topic is enough to ask.
+        """
+        path = f"{_path(topic)}/internalStats"
+        answer: dict[str, Any] = await self._get(f"read the internal state of {topic}", path)
+        return answer
+
+    async def create_topic(self, topic: TopicName, partitions: int) -> None:
+        """Create a topic, without partitions where *partitions* is 0.
+
+        Raises:
+            ConflictError: it exists already, with however many partitions.
+        """
+        if partitions:
+            does = f"create {topic} with {partitions} partitions"
+            await self._send(Call(does, "PUT", f"{_path(topic)}/partitions", partitions))
+        else:
+            await self._send(Call(f"create {topic}", "PUT", _path(topic)))
+
+    async def create_subscription(self, topic: TopicName, name: str) -> None:
+        """Create a subscription that begins with the topic's first message.
+
+        Raises:
+            ConflictError: it exists already.
+        """
+        # The broker decodes this part of the path twice.
+        path = f"{_path(topic)}/subscription/{_q(_q(name))}"
+        await self._send(Call(f"create subscription {name} on {topic}", "PUT", path, _EARLIEST))
+
+    async def deduplicate(self, topic: TopicName) -> None:
+        """Have the broker drop what a producer of this topic sends a second time."""
+        path = f"{_path(topic)}/deduplicationEnabled"
+        await self._send(Call(f"switch on deduplication of {topic}", "POST", path, body=True))
+
+    async def grant(self, namespace: str, grants: Grants) -> None:
+        """Set what roles may do on topics of one namespace.
+
+        Raises:
+            AdminError: one of *grants* was refused; the others may have been made.
+        """
+        if namespace not in self._grantings:
+            self._grantings[namespace] = Gathering(lambda asks: self._grant(namespace, asks))
+        refusals = await self._grantings[namespace].ask(grants)
+        for grant in grants:
+            if grant in refusals:
+                raise refusals[grant]
+
+    async def _read(self, namespace: str) -> NamespaceState:
+        does = f"read namespace {namespace}"
+        unpartitioned, partitioned, policies = await asyncio.gather(
+            self._get(does, f"persistent/{_q(namespace)}"),
+            self._get(does, f"persistent/{_q(namespace)}/partitioned"),
+            self._get(does, f"namespaces/{_q(namespace)}"),
+        )
+        granted = policies["auth_policies"]["destination_auth"]
+        return NamespaceState(
+            unpartitioned=frozenset(unpartitioned),
+            partitioned=frozenset(partitioned),
+            permissions={
+                topic: {role: frozenset(actions) for role, actions in roles.items()}
+                for topic, roles in granted.items()
+            },
+        )
+
+    async def _grant(self, namespace: str, asks: Sequence[Grants]) -> Refusals:
+        grants = [grant for ask in asks for grant in ask]
+        does = f"grant {len(grants)} rights in {namespace}"
+        try:
+            body = [
+                {"topic": str(grant.topic), "role": grant.role, "actions": sorted(grant.actions)}
+                for grant in grants
+            ]
+            await self._send(Call(does, "POST", "namespaces/grantPermissionsOnTopics", body))
+        except (NotFoundError, UnsupportedError) as error:
+            # One missing topic refuses the whole batch, and brokers before 4.1 know no batches.
+            logger.info("%s: one by one, because: %s", does, error)
+            return await self._grant_one_by_one(grants)
+        logger.info("%s: granted in one call, for %d askers", does, len(asks))
+        return {}
+
+    async def _grant_one_by_one(self, grants: Grants) -> Refusals:
+        """Grant in sequence: a broker answers parallel grants in one namespace with 409."""
+        refusals = {}
+        for grant in grants:
+            does = f"grant {', '.join(sorted(grant.actions))} on {grant.topic} to {grant.role}"
+            path = f"{_path(grant.topic)}/permissions/{_q(grant.role)}"
+            try:
+                await self._send(Call(does, "POST", path, sorted(grant.actions)))
+            except AdminError as error:
+                refusals[grant] = error
+        return refusals
+
+    async def _get(self, does: str, path: str) -> Any:  # noqa: ANN401  the broker's JSON
+        return await self._send(Call(does, "GET", path))
+
+    async def _send(self, call: Call) -> Any:  # noqa: ANN401  the broker's JSON
+        return await self._http.send(call, admin_url=self._admin_url, token=self._token)
+
+
+def _path(topic: TopicName) -> str:
+    return f"persistent/{_q(topic.namespace_name)}/{quote(topic.local, safe='')}"
+
+
+def _q(text: str) -> str:
+    return quote(text, safe="/")

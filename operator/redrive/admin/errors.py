@@ -1,0 +1,97 @@
+"""What a broker answers when it does not do what was asked, each with its condition reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import ClassVar
+
+from redrive.errors import RedriveError
+
+
+class AdminError(RedriveError):
+    """The broker failed at, or refused, a call to its admin API."""
+
+    reason: ClassVar[str] = "BrokerRefused"
+
+
+class BrokerUnreachableError(AdminError):
+    """Nothing answers at the admin URL, or not in time."""
+
+    reason = "BrokerUnreachable"
+
+
+class AuthenticationFailedError(AdminError):
+    """The broker does not accept the token (401)."""
+
+    reason = "AuthenticationFailed"
+
+
+class ForbiddenError(AdminError):
+    """The token is good, but its role lacks a right (403)."""
+
+    reason = "Forbidden"
+
+
+class NotFoundError(AdminError):
+    """What the call is about does not exist (404)."""
+
+    reason = "NotFound"
+
+
+class ConflictError(AdminError):
+    """It exists already, or somebody else is changing it (409)."""
+
+    reason = "BrokerConflict"
+
+
+class BrokerFailedError(AdminError):
+    """The broker itself failed (5xx), or asks for patience (429)."""
+
+    reason = "BrokerFailed"
+
+
+class UnsupportedError(AdminError):
+    """This broker does not know the call (405)."""
+
+    reason = "Unsupported"
+
+
+_KINDS: dict[int, type[AdminError]] = {
+    401: AuthenticationFailedError,
+    403: ForbiddenError,
+    404: NotFoundError,
+    405: UnsupportedError,
+    409: ConflictError,
+    429: BrokerFailedError,
+}
+_REMEDIES = {
+    AuthenticationFailedError: "store a valid, unexpired token in the connection's Secret",
+    ForbiddenError: "use the token of a role that administers the tenant",
+    NotFoundError: "create it, or correct the name",
+    BrokerFailedError: "it is tried again; look into the broker's log if it stays",
+}
+
+
+def error_for(call: str, status: int, answer: str) -> AdminError:
+    """Name the failure of *call* by its HTTP *status* and the body of the broker's *answer*."""
+    kind = _KINDS.get(status, BrokerFailedError if status >= 500 else AdminError)  # noqa: PLR2004
+    said = _what_it_says(answer)
+    if said.startswith("Unauthorized to "):
+        # Some calls answer 401 where others answer 403: the token is good, a right is missing.
+        kind = ForbiddenError
+    return kind(
+        f"the broker refused to {call}",
+        got=f"{status} {said}".rstrip(),
+        remedy=_REMEDIES.get(kind, "it is tried again; see the answer for what to mend"),
+    )
+
+
+def _what_it_says(answer: str) -> str:
+    """Return the reason in a broker's JSON, the title of its HTML, or the text; one line of it."""
+    try:
+        said = str(json.loads(answer)["reason"])
+    except (ValueError, KeyError, TypeError):
+        title = re.search("<title>(.*?)</title>", answer, re.DOTALL)
+        said = answer if title is None else title[1]
+    return " ".join(said.split())[:300]

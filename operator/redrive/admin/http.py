@@ -1,0 +1,92 @@
+"""One call to a broker's admin API, and what can become of it: a value, or an `AdminError`.
+
+Called by `client` alone. Neither the token nor a URL that the broker redirects to is ever part
+of an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from redrive.admin.errors import BrokerUnreachableError, error_for
+
+TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
+MAX_REDIRECTS = 5
+_REDIRECTS = {301, 302, 307, 308}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call to be made.
+
+    Attributes:
+        does: what it does, in words: "create the topic …".
+        path: below `/admin/v2/`, its parts already quoted.
+        body: sent as JSON; None sends nothing.
+    """
+
+    does: str
+    method: str
+    path: str
+    body: Any = None
+
+
+class Http:
+    """HTTP connections to brokers, shared by all clients; made by `open`."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls) -> AsyncIterator[Http]:
+        """Open a pool that keeps at most 20 connections to each broker."""
+        connector = aiohttp.TCPConnector(limit=0, limit_per_host=20)
+        async with aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session:
+            yield cls(session)
+
+    async def send(self, call: Call, *, admin_url: str, token: str) -> Any:  # noqa: ANN401  JSON
+        """Make *call* and return the JSON that the broker answers, None for an empty answer.
+
+        Raises:
+            AdminError: the subclass says what became of it.
+        """
+        url = URL(f"{admin_url.rstrip('/')}/admin/v2/{call.path}", encoded=True)
+        try:
+            status, answer = await self._follow(call, url, token)
+        except (aiohttp.ClientError, OSError) as error:
+            raise BrokerUnreachableError(
+                f"the broker's admin API does not answer at {admin_url}",
+                got=str(error) or type(error).__name__,
+                remedy="check adminUrl, and that the broker runs and can be reached from here",
+            ) from error
+        if status not in range(200, 300):
+            raise error_for(call.does, status, answer)
+        return json.loads(answer) if answer else None
+
+    async def _follow(self, call: Call, url: URL, token: str) -> tuple[int, str]:
+        """Make *call*, going on to the broker that serves the namespace when told to.
+
+        The HTTP library would drop the token on the way to another host.
+        """
+        # Without a content type a broker answers 415 to a PUT, even to one without a body.
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        body = None if call.body is None else json.dumps(call.body)
+        for _ in range(MAX_REDIRECTS):
+            async with self._session.request(
+                call.method, url, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                if response.status not in _REDIRECTS or "Location" not in response.headers:
+                    return response.status, await response.text()
+                target = url.join(URL(response.headers["Location"], encoded=True))
+                if url.scheme == "https" != target.scheme:
+                    return response.status, "a redirect from https to http: it would leak the token"
+                url = target
+        return response.status, f"more than {MAX_REDIRECTS} redirects"

@@ -1,0 +1,39 @@
+"""What is read from a broker and written to it, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from redrive.policy.naming import TopicName
+
+Action = Literal["produce", "consume"]
+
+
+@dataclass(frozen=True)
+class Grant:
+    """All that a role may do on a topic from then on: a broker replaces what stood before."""
+
+    topic: TopicName
+    role: str
+    actions: frozenset[Action]
+
+
+@dataclass(frozen=True)
+class NamespaceState:
+    """The topics of a Pulsar namespace, and who may do what on which of them.
+
+    Attributes:
+        unpartitioned: the topics without partitions, and the single partitions of the others.
+        partitioned: the partitioned topics.
+        permissions: topic → role → actions, as granted on topics (not on the namespace).
+    """
+
+    unpartitioned: frozenset[str]
+    partitioned: frozenset[str]
+    permissions: Mapping[str, Mapping[str, frozenset[str]]]
+
+    def exists(self, topic: TopicName) -> bool:
+        """Whether there is such a topic, partitioned or not."""
+        return str(topic) in self.unpartitioned or str(topic) in self.partitioned

@@ -1,0 +1,192 @@
+"""Calls to the Kubernetes API: plain objects in and out, failures as errors with a reason.
+
+Called by `provision` and `replay`, in the operator and in the driver of a replay job. A failed
+connection raises what the operating system or the HTTP library says of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+from kubernetes.aio import client, config
+
+from redrive.cluster import resources
+from redrive.cluster.errors import (
+    NotFoundError,
+    SecretKeyNotFoundError,
+    SecretNotFoundError,
+    error_for,
+)
+from redrive.cluster.resources import Body, Key, Resource
+
+TIMEOUT_SECONDS = 30.0
+COMPONENT = "redrive"
+_MERGE_PATCH = "application/merge-patch+json"
+
+
+class Kubernetes:
+    """A client of one API server; made by `connect`."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls) -> AsyncIterator[Kubernetes]:
+        """Use the cluster of KUBECONFIG where that is set, else the one this pod runs in."""
+        configuration = client.Configuration()
+        if "KUBECONFIG" in os.environ:
+            file = os.environ["KUBECONFIG"]
+            await config.load_kube_config(  # type: ignore[no-untyped-call]
+                file, client_configuration=configuration
+            )
+        else:
+            config.load_incluster_config(  # type: ignore[no-untyped-call]
+                client_configuration=configuration
+            )
+        async with client.ApiClient(configuration) as api:
+            api.user_agent = COMPONENT
+            yield cls(api)
+
+    async def list(self, resource: Resource, namespace: str | None = None) -> list[Body]:
+        """Read all objects of a kind, of one namespace or of all."""
+        answer = await self._call("GET", resource.path(namespace))
+        # The items of a list leave out what the list itself says.
+        typed = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return [typed | item for item in answer["items"]]
+
+    async def get(self, resource: Resource, key: Key) -> Body:
+        """Read one object.
+
+        Raises:
+            NotFoundError: it is not there.
+        """
+        return await self._call("GET", resource.path(*key))
+
+    async def create(self, resource: Resource, body: Body) -> Body:
+        """Create *body*; a field that the schema does not know is refused, never dropped.
+
+        Raises:
+            ConflictError: an object of that name is there already.
+        """
+        path = resource.path(body["metadata"]["namespace"])
+        return await self._call("POST", path, body, query={"fieldValidation": "Strict"})
+
+    async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
+        """Merge *patch* into one object: None removes a field, a list replaces the whole list.
+
+        A `metadata.resourceVersion` in it makes the patch fail when the object has changed since.
+
+        Raises:
+            NotFoundError: it is not there.
+            ConflictError: it has changed.
+        """
+        query = {"fieldValidation": "Strict"}
+        return await self._call("PATCH", resource.path(*key), patch, query=query)
+
+    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
+        """Merge *status* into the status of one object, as `patch` does.
+
+        Raises:
+            NotFoundError: it is not there.
+        """
+        path = f"{resource.path(*key)}/status"
+        return await self._call("PATCH", path, {"status": status})
+
+    async def read_secret_key(self, secret: Key, key: str) -> str:
+        """Read the text under *key* of a Secret, without white space around it.
+
+        Raises:
+            SecretNotFoundError: there is no such Secret.
+            SecretKeyNotFoundError: it has no such key, or no plain text under it.
+            ForbiddenError: the operator may not read it.
+        """
+        try:
+            data = (await self.get(resources.SECRETS, secret)).get("data") or {}
+        except NotFoundError:
+            raise SecretNotFoundError(
+                "the Secret that holds the token does not exist",
+                got=str(secret),
+                remedy="create it, or correct the secretRef",
+            ) from None
+        if key not in data:
+            raise SecretKeyNotFoundError(
+                f"the Secret {secret} has no key {key!r}",
+                got=sorted(data),
+                remedy="add the key to the Secret, or correct the secretRef",
+            )
+        try:
+            text = base64.b64decode(data[key]).decode("ascii").strip()
+        except (binascii.Error, UnicodeDecodeError):
+            text = ""
+        if not text.isprintable() or not text:
+            raise SecretKeyNotFoundError(
+                f"key {key!r} of the Secret {secret} holds no token: it is empty or not plain text",
+                remedy="store the token itself under that key",
+            )
+        return text
+
+    async def emit(
+        self, about: Body, *, kind: str, reason: str, message: str, now: datetime
+    ) -> None:
+        """Record an Event about an object, for `kubectl describe`.
+
+        Args:
+            kind: `Normal` or `Warning`.
+            reason: one word for machines.
+            message: a sentence for people; cut to the 1 024 characters that an Event may have.
+        """
+        metadata = about["metadata"]
+        moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "generateName": f"{metadata['name'][:50]}-",
+                "namespace": metadata["namespace"],
+            },
+            "involvedObject": {
+                "apiVersion": about["apiVersion"],
+                "kind": about["kind"],
+                "namespace": metadata["namespace"],
+                "name": metadata["name"],
+                "uid": metadata["uid"],
+            },
+            "type": kind,
+            "reason": reason,
+            "message": message[:1024],
+            "source": {"component": COMPONENT},
+            "reportingComponent": COMPONENT,
+            "firstTimestamp": moment,
+            "lastTimestamp": moment,
+            "count": 1,
+        }
+        await self.create(resources.EVENTS, event)
+
+    async def _call(
+        self, method: str, path: str, body: Body | None = None, query: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        headers = {"Accept": "application/json"}
+        if method == "PATCH":
+            headers["Content-Type"] = _MERGE_PATCH
+        request = await self._api.param_serialize(
+            method,
+            path,
+            query_params=list((query or {}).items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        response = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
+        answer = (await response.read()).decode()  # type: ignore[no-untyped-call]
+        if not 200 <= response.status < 300:  # noqa: PLR2004  success, as HTTP has it
+            raise error_for(f"{method} {path}", response.status, answer)
+        found: dict[str, Any] = json.loads(answer)
+        return found

@@ -1,0 +1,131 @@
+"""A `connectionRef` → the connection's spec and a client of its broker, or why there is none.
+
+Called by every reconcile, of policies, replays and connections. Clients are kept, one for each
+connection, so that reconciles share their batches; the token is read anew each time, so that a
+changed Secret needs no restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from redrive.admin.client import Admin
+from redrive.admin.http import Http
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.parsing import parse_spec
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.resources import Body, Key
+from redrive.cluster.table import Table
+from redrive.errors import InvalidSpecError, RedriveError
+
+
+class ConnectionNotFoundError(RedriveError):
+    """No PulsarConnection has the name that a spec refers to."""
+
+    reason: ClassVar[str] = "ConnectionNotFound"
+
+
+class ConnectionInvalidError(RedriveError):
+    """The PulsarConnection has a spec that cannot be read."""
+
+    reason = "ConnectionInvalid"
+
+
+class NamespaceNotAllowedError(RedriveError):
+    """The PulsarConnection is not for objects of that Kubernetes namespace."""
+
+    reason = "NamespaceNotAllowed"
+
+
+class ConnectionRef(Protocol):
+    """How a spec refers to a PulsarConnection."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def namespace(self) -> str | None:
+        """Its namespace; None means that of the object which refers to it."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A PulsarConnection that may be used, with a client that holds its token."""
+
+    key: Key
+    spec: PulsarConnectionSpec
+    admin: Admin
+
+
+def key_of(ref: ConnectionRef, namespace: str) -> Key:
+    """Return which connection *ref* means in an object of *namespace*."""
+    return Key(namespace if ref.namespace is None else ref.namespace, ref.name)
+
+
+def find(ref: ConnectionRef, namespace: str, table: Table) -> PulsarConnectionSpec:
+    """Return the spec of the connection that an object of *namespace* refers to.
+
+    Raises:
+        ConnectionNotFoundError: there is none of that name.
+        ConnectionInvalidError: its spec cannot be read.
+        NamespaceNotAllowedError: it is not for that namespace.
+    """
+    key = key_of(ref, namespace)
+    body = table.get(key)
+    if body is None:
+        raise ConnectionNotFoundError(
+            "the PulsarConnection of connectionRef does not exist",
+            got=str(key),
+            remedy="create it, or correct the connectionRef",
+        )
+    spec = _spec_of(key, body)
+    if not spec.allows_namespace(namespace, key.namespace):
+        raise NamespaceNotAllowedError(
+            f"the PulsarConnection {key} may not be used from this namespace",
+            got=namespace,
+            remedy="add the namespace to its allowedNamespaces, or use another connection",
+        )
+    return spec
+
+
+class Connections:
+    """The connections that the watches have shown, and a client for each that was used."""
+
+    def __init__(self, table: Table, kubernetes: Kubernetes, http: Http) -> None:
+        self._table = table
+        self._kubernetes = kubernetes
+        self._http = http
+        self._admins: dict[Key, Admin] = {}
+
+    async def resolve(self, ref: ConnectionRef, namespace: str) -> Connection:
+        """Return the connection that an object of *namespace* refers to, ready to be used.
+
+        Raises:
+            RedriveError: as `find` does; or `SecretNotFoundError`, `SecretKeyNotFoundError`,
+                `ForbiddenError` where its token cannot be read.
+        """
+        spec = find(ref, namespace, self._table)
+        key = key_of(ref, namespace)
+        source = spec.authentication.token.secret_ref
+        secret = Key(key.namespace, source.name)
+        token = await self._kubernetes.read_secret_key(secret, source.key)
+        return Connection(key, spec, self._admin(key, spec.admin_url, token))
+
+    def _admin(self, key: Key, admin_url: str, token: str) -> Admin:
+        """Return the one client that reconciles share: batches form only within one client."""
+        admin = self._admins.get(key)
+        if admin is None or not admin.is_for(admin_url, token):
+            admin = self._admins[key] = Admin(self._http, admin_url, token)
+        return admin
+
+
+def _spec_of(key: Key, body: Body) -> PulsarConnectionSpec:
+    try:
+        return parse_spec(PulsarConnectionSpec, body)
+    except InvalidSpecError as error:
+        raise ConnectionInvalidError(
+            f"the PulsarConnection {key} has an invalid spec: {error}",
+            remedy="correct it; what uses it goes on by itself then",
+        ) from error

@@ -1,0 +1,65 @@
+"""What the Kubernetes API answers when it does not do what was asked, each with its reason."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+from redrive.errors import RedriveError
+
+
+class KubernetesError(RedriveError):
+    """The Kubernetes API refused a call."""
+
+    reason: ClassVar[str] = "KubernetesRefused"
+
+
+class NotFoundError(KubernetesError):
+    """The object is not there (404)."""
+
+    reason = "KubernetesNotFound"
+
+
+class ConflictError(KubernetesError):
+    """The object exists already, or has changed since it was read (409)."""
+
+    reason = "KubernetesConflict"
+
+
+class ForbiddenError(KubernetesError):
+    """The ServiceAccount lacks a right (403)."""
+
+    reason = "KubernetesForbidden"
+
+
+class SecretNotFoundError(RedriveError):
+    """A Secret that a spec refers to is not there."""
+
+    reason = "SecretNotFound"
+
+
+class SecretKeyNotFoundError(RedriveError):
+    """A Secret lacks the key that a spec refers to, or holds nothing usable there."""
+
+    reason = "SecretKeyNotFound"
+
+
+_KINDS = {404: NotFoundError, 409: ConflictError, 403: ForbiddenError}
+_REMEDIES = {
+    403: "grant it to the ServiceAccount, as examples/operator.yaml does",
+    404: "create it, or install its CustomResourceDefinition",
+    409: "it is tried again with what is there now",
+}
+
+
+def error_for(call: str, status: int, answer: str) -> KubernetesError:
+    """Name the failure of *call* by the HTTP *status* and what the API server says about it."""
+    try:
+        said = json.loads(answer)["message"]
+    except (ValueError, KeyError, TypeError):
+        said = answer[:200]
+    return _KINDS.get(status, KubernetesError)(
+        f"the Kubernetes API refused to {call}",
+        got=f"{status} {said}",
+        remedy=_REMEDIES.get(status, "it is tried again; see the message for what to mend"),
+    )

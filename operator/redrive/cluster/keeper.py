@@ -1,0 +1,101 @@
+"""One endless task for each object: woken by changes, it reconciles, and again until it is done.
+
+Watches come through kopf; the loop is ours, because an object that waits for something which
+cannot be watched (a Secret, a broker) must be looked at again within seconds, and a burst of
+changes must cost one reconcile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from redrive.cluster.resources import Key
+
+FIRST_BACK_OFF_SECONDS = 1.0
+LAST_BACK_OFF_SECONDS = 15.0
+
+logger = logging.getLogger(__name__)
+
+
+class Again(enum.Enum):
+    """When an object is to be looked at again."""
+
+    WHEN_WOKEN = "when woken"
+    SOON = "soon"
+    """After a back-off of 1 s that doubles up to 15 s, each shortened at random by up to half."""
+    NEVER = "never"
+    """The object is gone: its task ends."""
+
+
+class Keeper:
+    """Keeps the objects of one kind reconciled, each by one task, never twice at a time.
+
+    An exception from *reconcile* is logged with the object's identity, and counts as `SOON`.
+
+    Args:
+        kind: for logs.
+        reconcile: brings one object to what it should be.
+        at_once: how many objects are reconciled at the same time.
+    """
+
+    def __init__(
+        self, kind: str, reconcile: Callable[[Key], Awaitable[Again]], *, at_once: int = 50
+    ) -> None:
+        self._kind = kind
+        self._reconcile = reconcile
+        self._slots = asyncio.Semaphore(at_once)
+        self._wishes: dict[Key, asyncio.Event] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+
+    def wake(self, key: Key) -> None:
+        """Have an object looked at now; during its reconcile: once more right after it."""
+        if key not in self._tasks:
+            self._wishes[key] = asyncio.Event()
+            self._tasks[key] = asyncio.create_task(self._keep(key), name=f"{self._kind} {key}")
+        self._wishes[key].set()
+
+    async def stop(self) -> None:
+        """End all tasks, in the midst of a reconcile too, and wait for them."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep(self, key: Key) -> None:
+        wish = self._wishes[key]
+        failures = 0
+        while True:
+            if await _comes(wish, within=back_off(failures) if failures else None):
+                failures = 0
+            wish.clear()
+            again = await self._look(key)
+            if again is Again.NEVER and not wish.is_set():
+                del self._wishes[key], self._tasks[key]
+                return
+            failures = failures + 1 if again is Again.SOON else 0
+
+    async def _look(self, key: Key) -> Again:
+        async with self._slots:
+            try:
+                return await self._reconcile(key)
+            except Exception:
+                logger.exception("%s %s: reconciling failed, will be tried again", self._kind, key)
+                return Again.SOON
+
+
+async def _comes(wish: asyncio.Event, *, within: float | None) -> bool:
+    try:
+        async with asyncio.timeout(within):
+            return await wish.wait()
+    except TimeoutError:
+        return False
+
+
+def back_off(failures: int) -> float:
+    """Return the seconds to wait after so many failures in a row, the first being 1."""
+    longest = min(FIRST_BACK_OFF_SECONDS * 2.0 ** min(failures - 1, 10), LAST_BACK_OFF_SECONDS)
+    return longest * random.uniform(0.5, 1.0)  # noqa: S311  spreads load, keeps no secret

@@ -1,0 +1,78 @@
+"""The kinds of Kubernetes objects that redrive reads or writes, and how one object is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from redrive.api import GROUP, VERSION
+
+Body = Mapping[str, Any]
+"""A Kubernetes object as the API server gives it."""
+
+
+class Key(NamedTuple):
+    """An object of a known kind: its namespace and name."""
+
+    namespace: str
+    name: str
+
+    @classmethod
+    def of(cls, body: Body) -> Key:
+        """Identify *body*."""
+        return cls(body["metadata"]["namespace"], body["metadata"]["name"])
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A namespaced kind; the core group is ""."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+
+    @property
+    def api_version(self) -> str:
+        """Return what a manifest writes as `apiVersion`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None) -> str:
+        """Return the URL path of one object, of a namespace's objects, or of all."""
+        root = f"/apis/{self.group}" if self.group else "/api"
+        within = f"/namespaces/{namespace}" if namespace is not None else ""
+        one = f"/{name}" if name is not None else ""
+        return f"{root}/{self.version}{within}/{self.plural}{one}"
+
+
+CONNECTIONS = Resource(GROUP, VERSION, "pulsarconnections", "PulsarConnection")
+POLICIES = Resource(GROUP, VERSION, "retrypolicies", "RetryPolicy")
+REPLAYS = Resource(GROUP, VERSION, "replays", "Replay")
+SPARK_APPLICATIONS = Resource(
+    "sparkoperator.k8s.io", "v1beta2", "sparkapplications", "SparkApplication"
+)
+SECRETS = Resource("", "v1", "secrets", "Secret")
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
+EVENTS = Resource("", "v1", "events", "Event")
+
+
+def owner_reference(resource: Resource, owner: Body) -> dict[str, Any]:
+    """Return the entry that makes *owner* the controller of another object of its namespace."""
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def is_owned_by(body: Body, owner: Body) -> bool:
+    """Whether *owner* is among the owners of *body*: the same object, not one of its name."""
+    owners = body["metadata"].get("ownerReferences", [])
+    return any(reference["uid"] == owner["metadata"]["uid"] for reference in owners)

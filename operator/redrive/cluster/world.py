@@ -1,0 +1,99 @@
+"""All that the operator's journeys share: what is known of the cluster, and the ways to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from redrive.admin.http import Http
+from redrive.cluster import resources
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.connections import Connections
+from redrive.cluster.errors import NotFoundError
+from redrive.cluster.resources import Resource
+from redrive.cluster.table import Table
+
+logger = logging.getLogger(__name__)
+
+
+def wall_clock() -> datetime:
+    """Read the clock: the operator's one place to do so."""
+    return datetime.now(UTC)  # noqa: TID251  all others take the moment, or this function
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How this operator was started.
+
+    Attributes:
+        namespaces: the Kubernetes namespaces it serves; none means all.
+        replay_image: the container image of replay jobs.
+        replay_application: where the replay job lies in that image, as a `local://` URL.
+        replay_service_account: which ServiceAccount of the Replay's namespace its driver uses.
+    """
+
+    namespaces: tuple[str, ...]
+    replay_image: str
+    replay_application: str
+    replay_service_account: str
+
+
+@dataclass(frozen=True)
+class World:
+    """What the watches have shown, and the clients to act with.
+
+    The tables are complete from the start: who owns a topic can't be told from half the policies.
+    """
+
+    settings: Settings
+    kubernetes: Kubernetes
+    connections: Table
+    policies: Table
+    replays: Table
+    applications: Table
+    brokers: Connections
+    clock: Callable[[], datetime]
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: Settings) -> AsyncIterator[World]:
+        """Connect, and read all objects there are.
+
+        Raises:
+            KubernetesError: redrive's own kinds are not installed, or may not be read.
+        """
+        async with Kubernetes.connect() as kubernetes, Http.open() as http:
+            connections = await _load(kubernetes, resources.CONNECTIONS, settings.namespaces)
+            yield cls(
+                settings=settings,
+                kubernetes=kubernetes,
+                connections=connections,
+                policies=await _load(kubernetes, resources.POLICIES, settings.namespaces),
+                replays=await _load(kubernetes, resources.REPLAYS, settings.namespaces),
+                applications=await _load_applications(kubernetes, settings.namespaces),
+                brokers=Connections(connections, kubernetes, http),
+                clock=wall_clock,
+            )
+
+
+async def _load(kubernetes: Kubernetes, resource: Resource, namespaces: Sequence[str]) -> Table:
+    bodies = [
+        body
+        for namespace in namespaces or (None,)
+        for body in await kubernetes.list(resource, namespace)
+    ]
+    return Table(bodies)
+
+
+async def _load_applications(kubernetes: Kubernetes, namespaces: Sequence[str]) -> Table:
+    try:
+        return await _load(kubernetes, resources.SPARK_APPLICATIONS, namespaces)
+    except NotFoundError:
+        logger.warning(
+            "this cluster knows no SparkApplication: policies are provisioned, but no Replay can "
+            "run; install the Spark operator, then restart this one"
+        )
+        return Table()
