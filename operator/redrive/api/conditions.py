@@ -59,10 +59,22 @@ class Condition(StatusModel):
     """Why, for people: what is wrong, what was found, what to do."""
 
     last_transition_time: Timestamp | None = None
-    """When `status` last changed; set by `merge`."""
+    """When `status` last changed."""
 
     observed_generation: int | None = None
     """The `metadata.generation` that this condition is about."""
+
+
+Conditions = Annotated[
+    tuple[Condition, ...],
+    Field(
+        max_length=16,
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+        },
+    ),
+]
 
 
 def merge(

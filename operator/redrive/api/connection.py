@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from redrive.api.conditions import Condition
+from redrive.api.conditions import Conditions
 from redrive.api.fields import MAX_LIST, MAX_TOPIC, ObjectName, Role, TokenSource
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import Form
@@ -122,7 +122,7 @@ class PulsarConnectionStatus(StatusModel):
     observed_generation: int | None = None
     """The `metadata.generation` that this status is about."""
 
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = ()
+    conditions: Conditions = ()
     """Ready: the broker answers and the token has rights. Reconciling and Stalled are there only
     while true."""
 

@@ -68,7 +68,7 @@ Rungs = Annotated[
         "self.size() > 0",
         f"a delay ladder has from 1 to {MAX_RUNGS} rungs",
         "list at least one delay, or name a preset",
-        got="string(self.size())",
+        got='"0"',
     ),
 ]
 
@@ -77,7 +77,7 @@ _ONE_OF = Rule(
     f"{_CHOICES} == 1",
     "a delay ladder is exactly one of preset, delays and fixed",
     "keep one of them, or leave delayLadder out for the default",
-    got=f"string({_CHOICES}) + ' of them'",
+    got=f"({_CHOICES} == 0 ? 'none of them' : 'more than one of them')",
 )
 
 
@@ -115,5 +115,5 @@ class DelayLadder(ApiModel):
                 return Ladder.from_delays(delays)
             case (None, None, str(fixed)):
                 return Ladder.from_fixed(fixed)
-        found = f"{len(self.to_manifest())} of them"
+        found = "more than one of them" if self.to_manifest() else "none of them"
         raise InvalidSpecError(_ONE_OF.problem, got=found, remedy=_ONE_OF.remedy)

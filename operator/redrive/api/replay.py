@@ -7,11 +7,10 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from redrive.api.conditions import Condition, Timestamp
+from redrive.api.conditions import Conditions, Timestamp
 from redrive.api.fields import ObjectName
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import VALIDATIONS, Rule
-
 
 _ONE_RUN = Rule(
     "self == oldSelf",
@@ -110,5 +109,5 @@ class ReplayStatus(StatusModel):
     completion_time: Timestamp | None = None
     """When the run reached its final phase."""
 
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = ()
+    conditions: Conditions = ()
     """Ready: the run has completed. Reconciling and Stalled are there only while true."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
 
-from redrive.api.conditions import Condition
+from redrive.api.conditions import Conditions
 from redrive.api.fields import MAX_LIST, ObjectName, Role, TopicField
 from redrive.api.ladder import DelayLadder
 from redrive.api.model import ApiModel, StatusModel
@@ -27,7 +27,7 @@ Subscription = Annotated[
     str,
     Field(max_length=naming.MAX_NAME),
     Rule(
-        r"self.matches('^[^/\\s\\x00-\\x1f\\x7f]+$')",
+        r"self.matches('^[^/\\s\\p{Z}\\x00-\\x1f\\x7f\\x85]+$')",
         f"a subscription is 1 to {naming.MAX_NAME} characters without slashes or white space, "
         "because topics are named after it",
         "use another subscription name",
@@ -54,15 +54,11 @@ SharedType = Annotated[
     BeforeValidator(refusing(_subscription_type)),
 ]
 
+# Bounds rather than a rule: only so does the API server show the number it refuses.
 MaxRetries = Annotated[
     int,
     Strict(),
-    Rule(
-        f"0 <= self && self <= {MAX_RETRIES_LIMIT}",
-        f"maxRetries must be from 0 to {MAX_RETRIES_LIMIT}",
-        "choose a number within these bounds; 0 dead-letters the first failure",
-        got="string(self)",
-    ),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_RETRIES_LIMIT}),
     AfterValidator(refusing(check_max_retries)),
 ]
 
@@ -155,7 +151,7 @@ class RetryPolicyStatus(StatusModel):
     observed_generation: int | None = None
     """The `metadata.generation` that this status is about."""
 
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = ()
+    conditions: Conditions = ()
     """Ready: topics, subscriptions, grants and the ConfigMap are as the policy asks. Reconciling
     and Stalled are there only while true."""
 

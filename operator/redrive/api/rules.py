@@ -40,10 +40,14 @@ class Rule:
 
     def to_schema(self) -> dict[str, Any]:
         """Write the rule as an entry of `x-kubernetes-validations`."""
-        if not self.got:
-            return {"rule": self.holds, "message": f"{self.problem}; {self.remedy}"}
-        before, after = json.dumps(f"{self.problem}; got "), json.dumps(f"; {self.remedy}")
-        return {"rule": self.holds, "messageExpression": f"{before} + {self.got} + {after}"}
+        written = {"rule": self.holds, "message": f"{self.problem}; {self.remedy}"}
+        if self.got:
+            before, after = json.dumps(f"{self.problem}; got "), json.dumps(f"; {self.remedy}")
+            # Literals side by side become one. Where the message can't be made, because what was
+            # found holds a line break, the API server takes the one above.
+            message = f"{before} + {self.got} + {after}".replace('" + "', "")
+            written["messageExpression"] = message
+        return written
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler

@@ -1,0 +1,59 @@
+"""Model → structural schema, the part of JSON Schema that a CRD may be written in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+_DROPPED = {"title", "additionalProperties", "$defs"}
+
+
+def structural(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the schema of *model*: no references, no titles, no null, every field described.
+
+    Raises:
+        TypeError: a field has no docstring: a mistake in the model.
+    """
+    schema = model.model_json_schema(by_alias=True)
+    return _flat(schema, schema.get("$defs", {}))
+
+
+def _flat(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    node = _resolved(node, definitions)
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        match key:
+            case "properties":
+                flat[key] = {n: _field(n, field, definitions) for n, field in value.items()}
+            case "items":
+                flat[key] = _flat(value, definitions)
+            case "description":
+                flat[key] = " ".join(value.split())
+            case "default" if value is None:
+                continue
+            case _ if key not in _DROPPED:
+                flat[key] = value
+    return flat
+
+
+def _field(name: str, node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    field = _flat(node, definitions)
+    if "description" not in field:
+        msg = f"the field {name} has no docstring: give it one"
+        raise TypeError(msg)
+    return field
+
+
+def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """Put what *node* refers to in its place; what it says beside the reference wins."""
+    own = {k: v for k, v in node.items() if k not in {"$ref", "anyOf"}}
+    if "$ref" in node:
+        target = definitions[node["$ref"].removeprefix("#/$defs/")]
+        return _resolved(target, definitions) | own
+    if "anyOf" in node:
+        # `X | None`: in a manifest, None is a field left out.
+        (target,) = (choice for choice in node["anyOf"] if choice != {"type": "null"})
+        return _resolved(target, definitions) | own
+    return own
