@@ -60,7 +60,9 @@ class Rest:
 Decision = Submit | Move | Delete | Rest
 
 
-def decide(app: Application, status: Status, driver: Observation | None, now: datetime) -> Decision:
+def decide(  # noqa: PLR0911 - one state, one answer
+    app: Application, status: Status, driver: Observation | None, now: datetime
+) -> Decision:
     """Return the next step of *app*, whose status is *status* and whose pod is *driver*.
 
     No pod where one should be means that it is lost with whoever ran it: the run has failed, and
@@ -147,15 +149,15 @@ def _runs_again(app: Application, status: Status) -> bool:
         case "Always", _:
             return True
         case "OnFailure", State.FAILING:
-            return status.execution_attempts <= policy.get("onFailureRetries", -1)
+            return status.execution_attempts <= int(policy.get("onFailureRetries", -1))
         case "OnFailure", State.SUBMISSION_FAILED:
-            return status.submission_attempts <= policy.get("onSubmissionFailureRetries", -1)
+            return status.submission_attempts <= int(policy.get("onSubmissionFailureRetries", -1))
         case _:
             return False
 
 
 def _retry_due(app: Application, status: Status) -> datetime:
-    """Attempts × interval after the last submission; at once after a success."""
+    """Interval times attempts after the last submission; at once after a success."""
     last = status.last_submission_attempt
     if last is None:
         msg = f"an application in state {status.state} was never submitted"
@@ -191,4 +193,4 @@ def _expire(app: Application, status: Status, now: datetime) -> Decision:
     if seconds is None or status.termination is None:
         return Rest()
     due = status.termination + timedelta(seconds=seconds)
-    return Delete() if now > due else Rest(due)
+    return Delete() if now >= due else Rest(due)

@@ -63,7 +63,7 @@ class Status:
         )
 
     def merge_patch(self) -> Object:
-        """Return the merge patch that makes `.status` say exactly this: what is empty is removed."""
+        """Return the merge patch that makes `.status` say just this: what is empty is removed."""
         return {
             "applicationState": {
                 "state": self.state.value,

@@ -1,0 +1,231 @@
+"""Everything the stand-in asks of the API server or writes to it.
+
+The only module that imports the Kubernetes client. What may pass (no connection, a server that is
+busy) is raised as UnavailableError, an object that is gone as GoneError.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from .environment import Data, Source
+from .errors import GoneError, RefusedError, UnavailableError
+from .objects import Application, Object, Status
+
+GROUP, VERSION, PLURAL = "sparkoperator.k8s.io", "v1beta2", "sparkapplications"
+
+# The API server ends a watch after this time; it is opened anew, from a fresh list.
+WATCH_SECONDS = 240
+
+# There is no kubelet to renew a driver's token, so it has to last.
+TOKEN_SECONDS = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All applications there are, and the moment from which a watch continues."""
+
+    applications: tuple[Application, ...]
+    resource_version: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """An application that was added, modified or deleted."""
+
+    application: Application
+    deleted: bool
+
+
+class Cluster:
+    """The API server, as the holder of one kubeconfig sees it; made by `connected`."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._core = client.CoreV1Api(api)
+        self._custom = client.CustomObjectsApi(api)
+        self._configuration = api.configuration
+
+    async def listing(self, namespace: str | None) -> Listing:
+        """List the applications of *namespace*, None meaning all namespaces."""
+        with _translated():
+            if namespace is None:
+                raw = await self._custom.list_cluster_custom_object(GROUP, VERSION, PLURAL)
+            else:
+                raw = await self._custom.list_namespaced_custom_object(
+                    GROUP, VERSION, namespace, PLURAL
+                )
+        listed = cast("Object", raw)
+        return Listing(
+            applications=tuple(Application.read(item) for item in listed["items"]),
+            resource_version=listed["metadata"]["resourceVersion"],
+        )
+
+    async def changes(self, namespace: str | None, since: str) -> AsyncIterator[Change]:
+        """Yield what changes after the resource version *since*, until the watch ends."""
+        options: dict[str, Any] = {
+            "watch": True,
+            "resource_version": since,
+            "timeout_seconds": WATCH_SECONDS,
+        }
+        with _translated():
+            if namespace is None:
+                response = await self._custom.list_cluster_custom_object_without_preload_content(
+                    GROUP, VERSION, PLURAL, **options
+                )
+            else:
+                response = await self._custom.list_namespaced_custom_object_without_preload_content(
+                    GROUP, VERSION, namespace, PLURAL, **options
+                )
+            async with response:
+                async for line in response.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise UnavailableError(event["object"].get("message", "the watch ended"))
+                    yield Change(Application.read(event["object"]), event["type"] == "DELETED")
+
+    async def write_status(self, app: Application, status: Status) -> None:
+        """Make `.status` of *app* say exactly *status*."""
+        with _translated():
+            await self._custom.patch_namespaced_custom_object_status(
+                GROUP,
+                VERSION,
+                app.namespace,
+                PLURAL,
+                app.name,
+                # The uid keeps a namesake, created since, from being written to.
+                {"metadata": {"uid": app.uid}, "status": status.merge_patch()},
+                _content_type="application/merge-patch+json",
+            )
+
+    async def delete(self, app: Application) -> None:
+        """Delete the object."""
+        with _translated():
+            await self._custom.delete_namespaced_custom_object(
+                GROUP,
+                VERSION,
+                app.namespace,
+                PLURAL,
+                app.name,
+                body=client.V1DeleteOptions(preconditions=client.V1Preconditions(uid=app.uid)),
+            )
+
+    async def data(self, namespace: str, sources: Iterable[Source]) -> Data:
+        """Read *sources*; those that do not exist are left out."""
+        found: dict[Source, dict[str, str]] = {}
+        for source in sources:
+            try:
+                found[source] = await self._entries(namespace, source)
+            except GoneError:
+                continue
+        return Data(found)
+
+    async def warn(self, app: Application, message: str, now: datetime) -> None:
+        """Record an Event about the driver's pod, as the kubelet does when it cannot start it."""
+        pod = client.V1ObjectReference(
+            kind="Pod", api_version="v1", namespace=app.namespace, name=app.driver_pod
+        )
+        event = client.CoreV1Event(
+            metadata=client.V1ObjectMeta(name=f"{app.driver_pod}.{uuid.uuid4().hex[:16]}"),
+            involved_object=pod,
+            type="Warning",
+            reason="Failed",
+            message=f"Error: {message}",
+            first_timestamp=now,
+            last_timestamp=now,
+            count=1,
+        )
+        with _translated():
+            await self._core.create_namespaced_event(app.namespace, event)
+
+    async def driver_kubeconfig(self, app: Application) -> str:
+        """Return a kubeconfig with a token of the driver's ServiceAccount and no other right.
+
+        Raises:
+            RefusedError: there is no such ServiceAccount.
+        """
+        request = client.AuthenticationV1TokenRequest(
+            spec=client.V1TokenRequestSpec(audiences=[], expiration_seconds=TOKEN_SECONDS)
+        )
+        try:
+            with _translated():
+                answer = await self._core.create_namespaced_service_account_token(
+                    app.service_account, app.namespace, request
+                )
+        except GoneError as error:
+            msg = (
+                "error looking up service account "
+                f'{app.namespace}/{app.service_account}: serviceaccount "{app.service_account}" '
+                "not found"
+            )
+            raise RefusedError(msg) from error
+        if answer.status is None or answer.status.token is None:
+            msg = f"no token came for service account {app.namespace}/{app.service_account}"
+            raise UnavailableError(msg)
+        return self._kubeconfig(app.namespace, answer.status.token)
+
+    def _kubeconfig(self, namespace: str, token: str) -> str:
+        authority = Path(self._configuration.ssl_ca_cert).read_bytes()
+        cluster = {
+            "server": self._configuration.host,
+            "certificate-authority-data": base64.b64encode(authority).decode(),
+        }
+        context = {"cluster": "cluster", "user": "driver", "namespace": namespace}
+        return json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "cluster", "cluster": cluster}],
+                "users": [{"name": "driver", "user": {"token": token}}],
+                "contexts": [{"name": "driver", "context": context}],
+                "current-context": "driver",
+            }
+        )
+
+    async def _entries(self, namespace: str, source: Source) -> dict[str, str]:
+        with _translated():
+            if source.kind == "configmap":
+                found = await self._core.read_namespaced_config_map(source.name, namespace)
+                return dict(found.data or {})
+            secret = await self._core.read_namespaced_secret(source.name, namespace)
+        return {
+            # Whatever bytes a Secret holds reach the driver unchanged.
+            key: base64.b64decode(value).decode(errors="surrogateescape")
+            for key, value in (secret.data or {}).items()
+        }
+
+
+@asynccontextmanager
+async def connected(kubeconfig: Path) -> AsyncIterator[Cluster]:
+    """Connect as *kubeconfig* says, for as long as the context lasts."""
+    configuration = client.Configuration()
+    await config.load_kube_config(  # type: ignore[no-untyped-call]
+        str(kubeconfig), client_configuration=configuration, persist_config=False
+    )
+    async with client.ApiClient(configuration) as api:
+        yield Cluster(api)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except client.ApiException as error:
+        if error.status == HTTPStatus.NOT_FOUND:
+            raise GoneError(error.reason) from error
+        msg = f"the API server answered {error.status} {error.reason}: {error.body}"
+        raise UnavailableError(msg) from error
+    except (aiohttp.ClientError, OSError) as error:  # a time-out is an OSError too
+        msg = f"the API server does not answer: {error}"
+        raise UnavailableError(msg) from error

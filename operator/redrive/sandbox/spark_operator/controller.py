@@ -1,0 +1,74 @@
+"""The watch: hands every SparkApplication and each of its changes to a keeper of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from .cluster import Cluster
+from .errors import GoneError, UnavailableError
+from .keeper import Keeper
+from .objects import Application
+from .pod import Machine
+
+RECONNECT_SECONDS = 1
+
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """Runs the applications of some namespaces, or of all; `run` does not return.
+
+    When `run` is cancelled, every driver is stopped before it ends.
+    """
+
+    def __init__(self, cluster: Cluster, machine: Machine, namespaces: Iterable[str]) -> None:
+        self._cluster = cluster
+        self._machine = machine
+        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
+        self._keepers: dict[tuple[str, str], Keeper] = {}
+
+    async def run(self) -> None:
+        """Watch for ever. What cannot be explained ends everything rather than be passed over."""
+        async with asyncio.TaskGroup() as group:
+            for namespace in self._namespaces:
+                group.create_task(self._watch(namespace, group))
+
+    async def _watch(self, namespace: str | None, group: asyncio.TaskGroup) -> None:
+        while True:
+            try:
+                await self._follow(namespace, group)
+            except (GoneError, UnavailableError) as error:
+                log.warning("the watch of %s broke: %s", namespace or "all namespaces", error)
+                await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _follow(self, namespace: str | None, group: asyncio.TaskGroup) -> None:
+        listing = await self._cluster.listing(namespace)
+        log.info("watching the SparkApplications of %s", namespace or "all namespaces")
+        listed = {app.uid for app in listing.applications}
+        for (of, _), keeper in self._keepers.items():
+            if namespace in (None, of) and keeper.uid not in listed:
+                keeper.forget()
+        for app in listing.applications:
+            self._see(app, group, deleted=False)
+        async for change in self._cluster.changes(namespace, listing.resource_version):
+            self._see(change.application, group, deleted=change.deleted)
+
+    def _see(self, app: Application, group: asyncio.TaskGroup, *, deleted: bool) -> None:
+        known = self._keepers.get(app.key)
+        if known is not None and known.uid == app.uid:
+            known.see(app, deleted=deleted)
+        elif not deleted:
+            keeper = Keeper(app, self._cluster, self._machine)
+            self._keepers[app.key] = keeper
+            group.create_task(self._keep(app.key, keeper, known))
+
+    async def _keep(self, key: tuple[str, str], keeper: Keeper, namesake: Keeper | None) -> None:
+        """Run *keeper*, after the *namesake* that was deleted before it has stopped its driver."""
+        if namesake is not None:
+            namesake.forget()
+            await namesake.ended.wait()
+        await keeper.run()
+        if self._keepers.get(key) is keeper:
+            del self._keepers[key]

@@ -1,0 +1,125 @@
+"""The life of one SparkApplication: decide, act, write the status, wait for a change.
+
+Made by the controller, one for each object. Between two steps all truth about the run is here: the
+status it wrote last and the pod it started, so that nothing is started twice while it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from datetime import datetime
+
+from . import command, lifecycle
+from .clock import now
+from .cluster import Cluster
+from .errors import GoneError, RefusedError, UnavailableError
+from .lifecycle import Delete, Move, Rest, Submit
+from .objects import Application, Object, State, Status
+from .pod import KUBECONFIG, PROPERTIES, Machine, Pod
+
+RETRY_SECONDS = 1
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Keeps one object, known by its uid, until it is deleted or the keeper is cancelled."""
+
+    def __init__(self, app: Application, cluster: Cluster, machine: Machine) -> None:
+        self.uid = app.uid
+        self.ended = asyncio.Event()
+        self._app = app
+        self._status = app.status
+        self._cluster = cluster
+        self._machine = machine
+        self._changed = asyncio.Event()
+        self._deleted = False
+        self._pod: Pod | None = None
+        # What the present run was made from; a later change of it makes another run.
+        self._basis: Object | None = None if app.status.state is State.NEW else app.run_spec
+
+    def see(self, app: Application, *, deleted: bool) -> None:
+        """Take the object as it is now."""
+        self._app = app
+        self._deleted = deleted or app.deleting
+        self._changed.set()
+
+    def forget(self) -> None:
+        """Take note that the object is gone."""
+        self._deleted = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Keep the object; however this ends, its driver has stopped."""
+        try:
+            while not self._deleted:
+                self._changed.clear()
+                try:
+                    await self._step()
+                except UnavailableError as error:
+                    log.warning("%s/%s: %s; trying again", *self._app.key, error)
+                    await self._rest(RETRY_SECONDS)
+        except GoneError:
+            log.info("%s/%s is gone", *self._app.key)
+        finally:
+            await self._stop_driver()
+            self.ended.set()
+
+    async def _step(self) -> None:
+        if self._basis not in (None, self._app.run_spec):
+            self._basis = None
+            await self._move(Status(state=State.INVALIDATING))
+            return
+        observation = None if self._pod is None else self._pod.observation
+        match lifecycle.decide(self._app, self._status, observation, now()):
+            case Submit():
+                await self._submit()
+            case Move(status, stop_driver):
+                if stop_driver:
+                    await self._stop_driver()
+                await self._move(status)
+            case Delete():
+                log.info("%s/%s outlived its time", *self._app.key)
+                await self._cluster.delete(self._app)
+                await self._rest(None)
+            case Rest(until):
+                await self._rest(None if until is None else _seconds_until(until))
+
+    async def _submit(self) -> None:
+        app = self._app
+        self._basis = app.run_spec
+        attempt = lifecycle.attempted(app, self._status, str(uuid.uuid4()), now())
+        application_id = f"spark-{uuid.uuid4().hex}"
+        try:
+            command.check(app)
+            kubeconfig = await self._cluster.driver_kubeconfig(app)
+        except RefusedError as error:
+            await self._move(lifecycle.refused(attempt, str(error)))
+            return
+        conf = command.properties(app, application_id)
+        files = {PROPERTIES: command.properties_file(conf), KUBECONFIG: kubeconfig}
+        # Written before the driver starts: whoever restarts us finds a lost driver and not a new
+        # application, and never runs it twice.
+        await self._move(lifecycle.submitted(attempt, application_id))
+        self._pod = Pod(app, files, self._cluster, self._machine, self._changed.set)
+
+    async def _move(self, status: Status) -> None:
+        await self._cluster.write_status(self._app, status)
+        self._status = status
+        log.info("%s/%s is %s %s", *self._app.key, status.state, status.error_message)
+
+    async def _stop_driver(self) -> None:
+        if self._pod is not None:
+            await self._pod.stop()
+            self._pod = None
+
+    async def _rest(self, seconds: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
+
+def _seconds_until(moment: datetime) -> float:
+    return max(0.0, (moment - now()).total_seconds())

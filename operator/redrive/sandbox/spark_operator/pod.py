@@ -1,0 +1,157 @@
+"""The driver of one submission, in the place of its pod and the kubelet.
+
+Started by the keeper. Its environment is made from the object alone, plus what the image would
+hold; its output goes to `<work-dir>/<namespace>/<pod>.log`, and its other files live as long as it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import command, environment
+from .clock import now
+from .cluster import Cluster
+from .errors import GoneError, MissingConfigError, RefusedError, UnavailableError
+from .lifecycle import Observation, Phase
+from .objects import Application
+from .output import Output
+from .process import Process
+
+PROPERTIES = "spark.properties"
+KUBECONFIG = "kubeconfig"
+
+# How long a pod that lacks a Secret or a ConfigMap waits before it looks again.
+CONFIG_RETRY_SECONDS = 2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where drivers run.
+
+    Args:
+        image: environment variables in the place of a container image; PATH leads to spark-submit.
+        work_dir: folder for the logs and files of drivers.
+    """
+
+    image: Mapping[str, str]
+    work_dir: Path
+
+
+class Pod:
+    """The driver of *app*, started when made; *on_change* is called when `observation` changes."""
+
+    def __init__(
+        self,
+        app: Application,
+        files: Mapping[str, str],
+        cluster: Cluster,
+        machine: Machine,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.observation = Observation(Phase.PENDING)
+        self._app = app
+        self._files = files
+        self._cluster = cluster
+        self._machine = machine
+        self._on_change = on_change
+        namespace = machine.work_dir / app.namespace
+        self._folder = namespace / app.driver_pod
+        self._log = namespace / f"{app.driver_pod}.log"
+        self._record = namespace / f"{app.driver_pod}.pid"
+        self._process: Process | None = None
+        self._life = asyncio.create_task(self._live())
+
+    async def stop(self) -> None:
+        """End the driver and all it started, and remove its files; its log stays."""
+        if self._process is None:
+            self._life.cancel()
+        else:
+            await self._process.stop()
+        await asyncio.wait([self._life])
+
+    async def _live(self) -> None:
+        try:
+            variables = await self._variables()
+            self._become(await self._run(variables))
+        except Exception as error:
+            # Whatever it is, it is this driver's failure and no reason to stop the others.
+            log.exception("%s/%s does not start", self._app.namespace, self._app.name)
+            self._become(Observation(Phase.FAILED, f"driver container did not start: {error}"))
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _variables(self) -> dict[str, str]:
+        """Wait, like a pod in CreateContainerConfigError, until nothing is missing."""
+        shown = ""
+        while True:
+            try:
+                sources = environment.references(self._app)
+                data = await self._cluster.data(self._app.namespace, sources)
+                return environment.resolve(self._app, data)
+            except (MissingConfigError, UnavailableError) as error:
+                if shown != str(error):
+                    shown = str(error)
+                    await self._complain(shown)
+            await asyncio.sleep(CONFIG_RETRY_SECONDS)
+
+    async def _complain(self, message: str) -> None:
+        log.warning("%s/%s waits: %s", self._app.namespace, self._app.name, message)
+        try:
+            await self._cluster.warn(self._app, message, now())
+        except (GoneError, UnavailableError) as error:
+            log.warning("no Event was recorded: %s", error)
+
+    async def _run(self, variables: Mapping[str, str]) -> Observation:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        for name, content in self._files.items():
+            (self._folder / name).write_text(content)
+        output = Output()
+        with self._log.open("wb") as written:
+
+            def on_line(line: bytes) -> None:
+                written.write(line + b"\n")
+                written.flush()
+                output.add(line)
+                if output.running and self.observation.phase is Phase.PENDING:
+                    self._become(Observation(Phase.RUNNING))
+
+            self._process = await Process.start(
+                [self._spark_submit(), *command.arguments(self._app, self._folder / PROPERTIES)],
+                env={**self._image(), **variables},
+                folder=self._folder,
+                record=self._record,
+            )
+            code = await self._process.run(on_line)
+        if code == 0:
+            return Observation(Phase.SUCCEEDED)
+        reason = f"driver container failed with ExitCode: {code}, Reason: Error"
+        return Observation(Phase.FAILED, f"{reason}: {output.cause}" if output.cause else reason)
+
+    def _spark_submit(self) -> str:
+        path = self._machine.image.get("PATH", "")
+        found = shutil.which("spark-submit", path=path)
+        if found is None:
+            msg = f"no spark-submit on the image's PATH; got {path!r}"
+            raise RefusedError(msg)
+        return found
+
+    def _image(self) -> dict[str, str]:
+        return {
+            **self._machine.image,
+            # In a pod these are the pod's own address, its scratch volume and its mounted token.
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(self._folder / "scratch"),
+            "KUBECONFIG": str(self._folder / KUBECONFIG),
+        }
+
+    def _become(self, observation: Observation) -> None:
+        self.observation = observation
+        self._on_change()
