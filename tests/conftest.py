@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import secrets
 import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
 
 import pytest
 
+from redrive.sandbox.kubernetes import Cluster
+from redrive.sandbox.pulsar import Broker
 from redrive.sandbox.sandbox import Sandbox
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
-    from redrive.sandbox.kubernetes import Cluster
-    from redrive.sandbox.pulsar import Broker
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

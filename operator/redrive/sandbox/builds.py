@@ -10,17 +10,14 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from jgo.maven import MavenContext
 
 from redrive.sandbox import cache, toolchain, versions
 from redrive.sandbox.errors import SandboxError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def prepare() -> None:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
 from redrive.sandbox import steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def root() -> Path:

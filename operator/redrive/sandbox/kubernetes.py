@@ -13,18 +13,13 @@ import json
 import secrets
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import trustme
 
 from redrive.sandbox import builds
 from redrive.sandbox.errors import SandboxError
-from redrive.sandbox.process import free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from redrive.sandbox.process import Processes
+from redrive.sandbox.process import Processes, free_port
 
 _SERVICE_RANGE = "10.0.0.0/24"
 _CONTROLLERS = (

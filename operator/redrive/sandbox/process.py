@@ -13,15 +13,12 @@ import random
 import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import psutil
 
 from redrive.sandbox.errors import SandboxError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 # Below the ports that systems hand out by themselves, so that no connection takes one in between.
 _PORTS = range(20_000, 32_000)

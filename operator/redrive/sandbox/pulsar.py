@@ -11,19 +11,14 @@ import json
 import secrets
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import jwt
 import psutil
 
 from redrive.sandbox import builds, toolchain
 from redrive.sandbox.errors import SandboxError
-from redrive.sandbox.process import free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from redrive.sandbox.process import Processes
+from redrive.sandbox.process import Processes, free_port
 
 NAME = "pulsar"
 SUPERUSER = "superuser"

@@ -9,18 +9,15 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 from redrive.sandbox import builds, kubernetes, pulsar
 from redrive.sandbox.errors import SandboxError
+from redrive.sandbox.kubernetes import Cluster
 from redrive.sandbox.process import Processes
+from redrive.sandbox.pulsar import Broker
 from redrive.sandbox.steps import step
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from redrive.sandbox.kubernetes import Cluster
-    from redrive.sandbox.pulsar import Broker
 
 _DESCRIPTION = "sandbox.json"
 

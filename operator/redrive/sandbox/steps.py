@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HEARTBEAT_SECONDS = 30.0
 

@@ -1,0 +1,38 @@
+# What can be done here. Needs make and a Python of 3.11 or newer; the rest is fetched and cached
+# outside of the checkout ($REDRIVE_CACHE, else redrive in the user's cache directory).
+
+PYTHON ?= python3
+# Arguments for pytest, as in: make test TESTS="tests/unit -k ladder"
+TESTS ?= tests
+
+python := $(PYTHON) .ci/python
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint demo sandbox sandbox-down lock
+
+help: ## Say what can be made
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
+
+test: lint ## Prove it: lint, then all tests against real parts
+	$(python) -m redrive.sandbox prepare
+	$(python) -m pytest $(TESTS)
+
+lint: ## Check style, types and which layer imports which
+	$(python) -m ruff check
+	$(python) -m ruff format --check
+	$(python) -m mypy
+	$(python) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
+
+demo: ## See it: from kubectl apply to a replayed message
+	$(python) -m redrive.sandbox.demo
+
+sandbox: ## Start real parts, leave them running, say how to use them
+	@$(python) -m redrive.sandbox up
+
+sandbox-down: ## Stop what `make sandbox` started
+	@$(python) -m redrive.sandbox down
+
+lock: ## Pin the newest dependencies that pyproject.toml allows
+	$(python) -m uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-annotate --upgrade --quiet \
+	  --custom-compile-command "make lock" --output-file requirements.lock
