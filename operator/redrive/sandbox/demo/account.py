@@ -1,8 +1,8 @@
 """The account that closes the demo: where every order is, from three lists of ids.
 
-    producer's log ──┐
-    handler's log  ──┼─▶ Account ─▶ balanced, or every id that is out of place
-    dead letters   ──┘
+producer's log ──┐
+handler's log  ──┼─▶ Account ─▶ balanced, or every id that is out of place
+dead letters   ──┘
 """
 
 from __future__ import annotations
