@@ -1,1 +1,32 @@
-"""Retry and dead-letter topology for Apache Pulsar; see `redrive.delivery` for consumers."""
+"""Retry and dead-letter topics for Apache Pulsar: what a consumer in Python needs.
+
+Importing this costs next to nothing until a name is used: the operator and the replay job import
+the same package and have no need of what consumers need.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from redrive.delivery import RetryConsumer, load_policy
+    from redrive.errors import RedriveError
+    from redrive.policy.model import Policy
+
+__all__ = ["Policy", "RedriveError", "RetryConsumer", "load_policy"]
+
+_HOMES = {
+    "Policy": "redrive.policy.model",
+    "RedriveError": "redrive.errors",
+    "RetryConsumer": "redrive.delivery",
+    "load_policy": "redrive.delivery",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used."""
+    if name not in _HOMES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(importlib.import_module(_HOMES[name]), name)

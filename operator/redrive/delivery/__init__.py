@@ -1,0 +1,12 @@
+"""The second journey: a message fails → retry topic, later → again → dead-letter topic.
+
+For consumers in Python; `from redrive import RetryConsumer, load_policy` is the way in. Reading
+order: `consumer` (receive → verdict → settle), then `policy_file`, `inbox`, `settle`, `producers`.
+"""
+
+from __future__ import annotations
+
+from redrive.delivery.consumer import RetryConsumer
+from redrive.delivery.policy_file import load_policy
+
+__all__ = ["RetryConsumer", "load_policy"]

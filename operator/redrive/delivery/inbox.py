@@ -1,0 +1,136 @@
+"""Several subscriptions as one stream of messages; called by `consumer`.
+
+A thread per subscription blocks in the client's `receive` and hands over what comes. The taker
+serves the subscriptions in turn, so that neither a busy source topic nor a flood of retries keeps
+the other waiting for longer than one message.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+
+import pulsar
+
+from redrive.errors import RedriveError
+
+_WINDOW = 100
+"""Messages of one subscription between its thread and the taker: enough to seldom switch threads.
+
+None of them is acknowledged, so none is lost when the process ends.
+"""
+
+
+class ConsumerStoppedError(RedriveError):
+    """The consumer was stopped or closed: it hands out no further message."""
+
+    reason = "ConsumerStopped"
+
+
+class SubscriptionLostError(RedriveError):
+    """The client ended a subscription by itself, for example because the client was closed."""
+
+    reason = "SubscriptionLost"
+
+
+class Inbox:
+    """The messages of all *consumers*, each in the order in which its subscription delivers them.
+
+    The inbox owns the consumers: `close` closes them.
+    """
+
+    def __init__(self, consumers: Sequence[pulsar.Consumer]) -> None:
+        # One entry for each waiting message, and one to wake the taker at the end. A signal
+        # handler may put one in at any moment, even into this queue's own methods.
+        self._arrivals: SimpleQueue[None] = SimpleQueue()
+        self._lines = deque(_Line(consumer, self._arrivals) for consumer in consumers)
+        self._turn = threading.Lock()
+        self._stopped = False
+        # A thread that is inside the client when the interpreter goes away aborts the process.
+        atexit.register(self.close)
+
+    def take(self, timeout: float | None = None) -> pulsar.Message | None:
+        """Return the next message, or None if none came within *timeout* seconds.
+
+        Raises:
+            ConsumerStoppedError: `stop` was called.
+            SubscriptionLostError: the client ended a subscription.
+        """
+        self._check_running()
+        try:
+            self._arrivals.get(timeout=timeout)
+        except Empty:
+            return None
+        with self._turn:
+            self._check_running()
+            self._lines.rotate()
+            line = next(line for line in self._lines if line.waiting)
+            message = line.waiting.popleft()
+        line.room.release()
+        return message
+
+    def stop(self) -> None:
+        """Hand out nothing more; may be called from a signal handler."""
+        self._stopped = True
+        self._arrivals.put(None)
+
+    def close(self) -> None:
+        """Stop, and give back to the broker whatever was not acknowledged; once is enough."""
+        self.stop()
+        atexit.unregister(self.close)
+        with self._turn:
+            lines, self._lines = self._lines, deque()
+        with contextlib.ExitStack() as closing:
+            for line in lines:
+                closing.callback(line.close)
+
+    def _check_running(self) -> None:
+        if self._stopped:
+            self._arrivals.put(None)  # wakes the next of several takers
+            raise ConsumerStoppedError(
+                "this consumer was stopped", remedy="make a new one to go on consuming"
+            )
+        lost = next((line.lost for line in self._lines if line.lost), None)
+        if lost is not None:
+            self._arrivals.put(None)
+            raise SubscriptionLostError(
+                "the client ended a subscription of this consumer",
+                got=str(lost),
+                remedy="keep the client open for as long as its consumers; make a new consumer",
+            ) from lost
+
+
+class _Line:
+    """The messages of one subscription that wait to be taken, and the thread that brings them."""
+
+    def __init__(self, consumer: pulsar.Consumer, arrivals: SimpleQueue[None]) -> None:
+        self.waiting: deque[pulsar.Message] = deque()
+        self.room = threading.Semaphore(_WINDOW)
+        self.lost: Exception | None = None
+        self._consumer = consumer
+        self._arrivals = arrivals
+        self._thread = threading.Thread(target=self._feed, name="redrive-inbox", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        # A client that was closed first has closed its consumers: the end that was wanted.
+        with contextlib.suppress(pulsar.AlreadyClosed):
+            self._consumer.close()  # wakes the thread if it is in receive()
+        self.room.release()  # … or if it waits for room
+        self._thread.join()
+
+    def _feed(self) -> None:
+        while True:
+            self.room.acquire()
+            try:
+                message = self._consumer.receive()
+            except pulsar.exceptions.PulsarException as error:
+                self.lost = error
+                self._arrivals.put(None)
+                return
+            self.waiting.append(message)
+            self._arrivals.put(None)

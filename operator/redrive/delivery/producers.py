@@ -1,0 +1,114 @@
+"""Sends messages to the retry and the dead-letter topic; called by `settle`.
+
+Unbatched, so that the broker's deduplication sees each message, and consumers can acknowledge it,
+by itself; never in chunks, which deduplication can't follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from concurrent.futures import Future
+from datetime import timedelta
+
+import pulsar
+
+from redrive.errors import RedriveError
+from redrive.policy.naming import TopicName
+
+_SEND_TIMEOUT_SECONDS = 10
+# The client's own time-out never fires while it reconnects for ever, as it does when the broker
+# refuses a delay for being too long.
+_PATIENCE_SECONDS = _SEND_TIMEOUT_SECONDS + 2
+
+
+class NotSentError(RedriveError):
+    """There is no receipt for a message: whether it was stored is not known."""
+
+    reason = "NotSent"
+
+
+class Producers:
+    """A producer for each topic, made when it is first needed, and anew after a failure.
+
+    May be used by several threads.
+    """
+
+    def __init__(self, client: pulsar.Client, *, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._producers: dict[TopicName, pulsar.Producer] = {}
+        self._changing = threading.Lock()
+
+    def send(
+        self,
+        topic: TopicName,
+        message: pulsar.Message,
+        properties: dict[str, str],
+        deliver_after: timedelta | None,
+    ) -> pulsar.MessageId:
+        """Send a copy of *message*, but for its properties, and return the copy's id.
+
+        Key, ordering key, event time and a null payload survive. The broker has stored the copy
+        when this returns.
+
+        Raises:
+            NotSentError: no producer could be made, or no receipt came within 12 s.
+        """
+        receipt: Future[tuple[pulsar.Result, pulsar.MessageId]] = Future()
+        try:
+            self._producer(topic).send_async(  # send() returns early when a signal arrives
+                None if message.has_null_value() else message.data(),
+                lambda *result: receipt.set_result(result),
+                properties=properties,
+                partition_key=message.partition_key(),
+                ordering_key=message.ordering_key(),
+                event_timestamp=message.event_timestamp(),
+                deliver_after=deliver_after,
+            )
+            result, message_id = receipt.result(timeout=_PATIENCE_SECONDS)
+        except pulsar.Interrupted:
+            raise  # the client's word for KeyboardInterrupt; nothing was sent yet
+        except (pulsar.exceptions.PulsarException, TimeoutError) as error:
+            self._drop(topic)
+            raise _not_sent(topic, str(error) or "no answer") from error
+        if result != pulsar.Result.Ok:
+            self._drop(topic)
+            raise _not_sent(topic, result.name)
+        return message_id
+
+    def close(self) -> None:
+        """Close all producers."""
+        for topic in list(self._producers):
+            self._drop(topic)
+
+    def _producer(self, topic: TopicName) -> pulsar.Producer:
+        with self._changing:
+            if topic not in self._producers:
+                self._producers[topic] = self._client.create_producer(
+                    str(topic),
+                    # Unique: the broker may still know the one before it by its name.
+                    producer_name=f"{self._name}-{uuid.uuid4().hex[:12]}",
+                    send_timeout_millis=_SEND_TIMEOUT_SECONDS * 1_000,
+                    batching_enabled=False,
+                    chunking_enabled=False,
+                )
+            return self._producers[topic]
+
+    def _drop(self, topic: TopicName) -> None:
+        with self._changing:
+            producer = self._producers.pop(topic, None)
+        if producer is not None:
+            # Without a connection there is nothing left to close.
+            with contextlib.suppress(pulsar.AlreadyClosed):
+                producer.close()
+
+
+def _not_sent(topic: TopicName, got: str) -> NotSentError:
+    return NotSentError(
+        f"no receipt came for a message sent to {topic}",
+        got=got,
+        remedy="check that the RetryPolicy is Ready and lists this consumer's role, "
+        "and that the broker answers",
+    )

@@ -1,0 +1,91 @@
+"""Obeys the verdict about a failed message; called by `consumer`.
+
+send → receipt → acknowledge, in this order: a crash in between duplicates the message, under the
+same origin and count, and never loses it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pulsar
+
+from redrive.delivery.producers import NotSentError, Producers
+from redrive.policy import envelope
+from redrive.policy.envelope import Cause
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.policy.verdict import Dead, Retry
+
+HANDLE_AGAIN_AFTER = timedelta(seconds=5)
+"""When a message is handled again that could be sent neither to the retry nor the dead-letter
+topic; the consumer's negative-acknowledgement delay."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settler:
+    """Moves failed messages to where *policy* wants them."""
+
+    policy: Policy
+    producers: Producers
+
+    def settle(
+        self,
+        message: pulsar.Message,
+        verdict: Retry | Dead,
+        cause: Cause | None,
+        *,
+        subscription: pulsar.Consumer,
+    ) -> None:
+        """Send *message* on its next hop, and acknowledge it once the broker has stored it there.
+
+        Without a receipt nothing is acknowledged: the message will be handled again after
+        `HANDLE_AGAIN_AFTER`, and if it was stored all the same, it will have been duplicated.
+
+        Args:
+            subscription: where the message came from.
+        """
+        previous = id_text(message.message_id())
+        properties = envelope.for_hop(
+            message.properties(),
+            policy=self.policy,
+            message_id=previous,
+            verdict=verdict,
+            cause=cause,
+        )
+        origin = properties[envelope.ORIGIN_MESSAGE_ID]
+        topic, delay = self._destination(verdict)
+        try:
+            sent = self.producers.send(topic, message, properties, delay)
+        except NotSentError as error:
+            subscription.negative_acknowledge(message)
+            again = HANDLE_AGAIN_AFTER.total_seconds()
+            _log.error(
+                "%s; origin %s, id %s, to be handled again in %d s", error, origin, previous, again
+            )
+            return
+        subscription.acknowledge(message)
+        _log.info(
+            "moved to %s: origin %s, previous id %s, new id %s, failed attempts %d",
+            topic, origin, previous, id_text(sent), verdict.reconsume_times,
+        )  # fmt: skip
+
+    def _destination(self, verdict: Retry | Dead) -> tuple[TopicName, timedelta | None]:
+        """Say where a message goes: the policy does, and never a property of the message."""
+        match verdict:
+            case Retry(delay=delay):
+                return self.policy.retry_topic, delay
+            case Dead():
+                return self.policy.dead_letter_topic, None
+
+
+def id_text(message_id: pulsar.MessageId) -> str:
+    """Write an id as the Java client does: ledger, entry, partition, and the index in a batch."""
+    parts = [message_id.ledger_id(), message_id.entry_id(), message_id.partition()]
+    if message_id.batch_index() >= 0:
+        parts.append(message_id.batch_index())
+    return ":".join(map(str, parts))

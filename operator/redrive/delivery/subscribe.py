@@ -1,0 +1,72 @@
+"""Subscribes a consumer to the two topics it consumes; called by `consumer` once, at its start."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+
+import pulsar
+
+from redrive.delivery.settle import HANDLE_AGAIN_AFTER
+from redrive.errors import RedriveError
+from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.naming import TopicName
+
+_CONSUMER_TYPES = {
+    SubscriptionType.SHARED: pulsar.ConsumerType.Shared,
+    SubscriptionType.KEY_SHARED: pulsar.ConsumerType.KeyShared,
+}
+
+
+class SubscribeError(RedriveError):
+    """The broker refused a subscription that the policy asks for."""
+
+    reason = "SubscribeFailed"
+
+
+def subscribe(
+    client: pulsar.Client, policy: Policy, *, name: str
+) -> dict[TopicName, pulsar.Consumer]:
+    """Subscribe the source and the retry topic of *policy*, both or neither.
+
+    Raises:
+        SubscribeError: the broker refused one of them.
+    """
+    kinds = {
+        policy.topic: _CONSUMER_TYPES[policy.subscription_type],
+        # Whatever the source's is: Java consumers do the same, and types can't be mixed.
+        policy.retry_topic: pulsar.ConsumerType.Shared,
+    }
+    consumers = {}
+    with contextlib.ExitStack() as undo:
+        for topic, kind in kinds.items():
+            consumers[topic] = _subscribe(client, topic, policy.subscription, kind, name)
+            undo.callback(consumers[topic].close)
+        undo.pop_all()
+    return consumers
+
+
+def _subscribe(
+    client: pulsar.Client,
+    topic: TopicName,
+    subscription: str,
+    kind: pulsar.ConsumerType,
+    name: str,
+) -> pulsar.Consumer:
+    try:
+        return client.subscribe(
+            str(topic),
+            subscription,
+            consumer_type=kind,
+            consumer_name=name,
+            negative_ack_redelivery_delay_ms=HANDLE_AGAIN_AFTER // timedelta(milliseconds=1),
+        )
+    except pulsar.Interrupted:
+        raise  # the client's word for KeyboardInterrupt
+    except pulsar.exceptions.PulsarException as error:
+        raise SubscribeError(
+            f"could not subscribe to {topic} as {subscription}",
+            got=str(error),
+            remedy="check that the RetryPolicy is Ready and lists this consumer's role, "
+            "that the role may consume the source topic, and that the broker answers",
+        ) from error
