@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from redrive.api import API_VERSION
+from redrive.api.kinds import KINDS, Kind
+from redrive.api.parsing import InvalidFieldsError, parse_spec
+from redrive.api.schema import structural
+from redrive.sandbox.errors import SandboxError
+from redrive.sandbox.kubernetes import Cluster
+
+ROOT = Path(__file__).parents[3]
+TABLE = yaml.safe_load((ROOT / "tests/unit/api/refusals.yaml").read_text(encoding="utf-8"))
+KIND = {kind.kind: kind for kind in KINDS}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _crds(cluster: Cluster) -> None:
+    cluster.kubectl("apply", "-f", str(ROOT / "crds"))
+    cluster.kubectl("wait", "--for=condition=Established", "-f", str(ROOT / "crds"))
+
+
+def manifest(kind: str, **fields: object) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "metadata": {"name": "one"},
+        "spec": TABLE["valid"][kind] | fields,
+    }
+
+
+def apply(cluster: Cluster, namespace: str, body: dict[str, Any], *flags: str) -> dict[str, Any]:
+    """What the API server made of *body*."""
+    answer = cluster.kubectl(
+        "apply", f"--namespace={namespace}", "--output=json", *flags, "-f", "-",
+        input=json.dumps(body),
+    )  # fmt: skip
+    applied: dict[str, Any] = json.loads(answer)
+    return applied
+
+
+def refusal(cluster: Cluster, body: dict[str, Any], namespace: str = "default") -> str:
+    """Why the API server refuses *body*."""
+    with pytest.raises(SandboxError) as refused:
+        apply(cluster, namespace, body, "--dry-run=server")
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("refused", TABLE["refused"], ids=lambda refused: refused["case"])
+def test_a_bad_value_is_refused_with_path_found_value_and_remedy(
+    cluster: Cluster, refused: dict[str, Any]
+) -> None:
+    message = refusal(cluster, manifest(refused["kind"], **refused["spec"]))
+    for words in [refused["path"], *refused.get("admission", refused["says"])]:
+        assert words in message
+
+
+@pytest.mark.parametrize("kind", TABLE["valid"])
+def test_the_smallest_manifest_is_accepted_and_read_back(cluster: Cluster, kind: str) -> None:
+    applied = apply(cluster, "default", manifest(kind), "--dry-run=server")
+    assert parse_spec(KIND[kind].spec, applied) == parse_spec(KIND[kind].spec, manifest(kind))
+
+
+def test_a_thousand_rungs_are_accepted_and_one_more_is_refused(cluster: Cluster) -> None:
+    most = {"delays": ["9d23h59m59s"] * 1_000}
+    apply(cluster, "default", manifest("RetryPolicy", delayLadder=most), "--dry-run=server")
+    message = refusal(
+        cluster, manifest("RetryPolicy", delayLadder={"delays": [*most["delays"], "1s"]})
+    )
+    assert "spec.delayLadder.delays: Too many: 1001: must have at most 1000 items" in message
+
+
+def test_admission_and_the_models_agree_on_every_duration(cluster: Cluster) -> None:
+    counts = ("", "0", "1", "59", "10", "11", "864000", "864001", "999999999", "1000000000", "٣")
+    delays = [f"{count}{unit}" for count, unit in itertools.product(counts, "dhms")]
+    delays += ["", " 1s", "1s ", "1S", "+1s", "-1s", "1.5s", "1s1m", "1m1m", "1d1h1m1s", "9d24h"]
+    delays += ["10d0s", "10d1s", "9d23h59m60s", "240h1s", "14400m", "14401m", "0d0h0m1s", "1w"]
+    body = manifest("RetryPolicy", delayLadder={"delays": delays})
+
+    with pytest.raises(InvalidFieldsError) as refused:
+        parse_spec(KIND["RetryPolicy"].spec, body)
+    by_models = set(re.findall(r"delays\[(\d+)\]", str(refused.value)))
+    by_admission = set(re.findall(r"delays\[(\d+)\]", refusal(cluster, body)))
+
+    def words(indexes: set[str]) -> list[str]:
+        return sorted(delays[int(index)] for index in indexes)
+
+    assert words(by_models) == words(by_admission)
+    assert 0 < len(by_models) < len(delays)
+
+
+@pytest.mark.parametrize(("field", "word"), [("topic", "orders-v2"), ("subscription", "billing")])
+def test_the_identity_of_a_policy_can_not_change(
+    cluster: Cluster, kube_namespace: str, field: str, word: str
+) -> None:
+    apply(cluster, kube_namespace, manifest("RetryPolicy"))
+    old = TABLE["valid"]["RetryPolicy"][field]
+    new = f"persistent://shop/prod/{word}" if field == "topic" else word
+    message = refusal(cluster, manifest("RetryPolicy", **{field: new}), kube_namespace)
+    assert f"the {field} of a policy can't change; got '{new}' where it was '{old}'" in message
+    assert "make another RetryPolicy" in message
+
+
+def test_everything_else_of_a_policy_can_change(cluster: Cluster, kube_namespace: str) -> None:
+    apply(cluster, kube_namespace, manifest("RetryPolicy", delayLadder={"preset": "tdmq"}))
+    changed = apply(
+        cluster,
+        kube_namespace,
+        manifest(
+            "RetryPolicy",
+            delayLadder={"delays": ["1s", "2s", "4s"]},
+            maxRetries=3,
+            subscriptionType="Key_Shared",
+            consumerRoles=["fulfilment"],
+            connectionRef={"name": "other", "namespace": "elsewhere"},
+        ),
+    )
+    assert changed["metadata"]["generation"] == 2
+    assert changed["spec"]["delayLadder"] == {"delays": ["1s", "2s", "4s"]}
+
+
+@pytest.mark.parametrize("select", [{"select": {"where": "cause_type = 'X'"}}, {}])
+def test_the_spec_of_a_replay_can_not_change(
+    cluster: Cluster, kube_namespace: str, select: dict[str, Any]
+) -> None:
+    apply(cluster, kube_namespace, manifest("Replay", select={"where": "true"}))
+    message = refusal(cluster, manifest("Replay", **select), kube_namespace)
+    assert "the spec of a Replay can't change: it is one run, like a Job" in message
+    assert "make another Replay" in message
+
+
+def fields(schema: dict[str, Any]) -> Iterator[str]:
+    """The names of all fields below *schema*."""
+    for name, field in schema.get("properties", {}).items():
+        yield name
+        yield from fields(field.get("items", field))
+
+
+@pytest.mark.parametrize("part", ["spec", "status"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_kubectl_explains_every_field(cluster: Cluster, kind: Kind, part: str) -> None:
+    schema = structural(getattr(kind, part))
+    explained = cluster.kubectl("explain", f"{kind.kind.lower()}.{part}", "--recursive")
+    listed = re.findall(r"^ +(\w+)\t", explained, re.MULTILINE)
+    assert sorted(listed) == sorted(fields(schema))
+    assert schema["description"][:40] in explained
+
+
+def test_kubectl_shows_policies_and_replays_in_readable_columns(
+    cluster: Cluster, kube_namespace: str
+) -> None:
+    apply(cluster, kube_namespace, manifest("RetryPolicy", maxRetries=3))
+    apply(cluster, kube_namespace, manifest("Replay"))
+    patch_status(cluster, kube_namespace, "rp", {"conditions": [condition("True", "Provisioned")]})
+    patch_status(
+        cluster, kube_namespace, "replay", {"phase": "Running", "matched": 8, "replayed": 5}
+    )
+    shown = cluster.kubectl("get", "rp,replay", f"--namespace={kube_namespace}")
+    table = [re.split(r"\s{2,}|\t", line.strip()) for line in shown.splitlines() if line]
+    policy_header, policy, replay_header, replay = table
+    assert policy_header == "NAME READY REASON TOPIC SUBSCRIPTION RETRIES AGE".split()
+    assert policy[1:-1] == [
+        "True", "Provisioned", "persistent://shop/prod/orders", "fulfilment", "3",
+    ]  # fmt: skip
+    assert replay_header == "NAME POLICY PHASE MATCHED REPLAYED AGE".split()
+    assert replay[1:-1] == ["orders-fulfilment", "Running", "8", "5"]
+
+
+def test_short_names_and_the_category_lead_to_the_kinds(
+    cluster: Cluster, kube_namespace: str
+) -> None:
+    for kind in KINDS:
+        apply(cluster, kube_namespace, manifest(kind.kind))
+    listed = cluster.kubectl("get", "redrive", "-o", "name", f"--namespace={kube_namespace}")
+    for kind in KINDS:
+        assert f"{kind.kind.lower()}.redrive.io/one" in listed.split()
+    for name in ("pconn", "rp"):
+        cluster.kubectl("get", name, "one", f"--namespace={kube_namespace}")
+
+
+def test_a_spec_is_not_changed_through_the_status(cluster: Cluster, kube_namespace: str) -> None:
+    apply(cluster, kube_namespace, manifest("RetryPolicy"))
+    body = {"spec": {"maxRetries": 5}, "status": {"configMap": "one-redrive"}}
+    cluster.kubectl(
+        "patch", "rp", "one", f"--namespace={kube_namespace}", "--subresource=status",
+        "--type=merge", f"--patch={json.dumps(body)}",
+    )  # fmt: skip
+    stored = json.loads(
+        cluster.kubectl("get", "rp", "one", "-o", "json", f"--namespace={kube_namespace}")
+    )
+    assert stored["status"]["configMap"] == "one-redrive"
+    assert "maxRetries" not in stored["spec"]
+
+
+def condition(status: str, reason: str) -> dict[str, Any]:
+    return {
+        "type": "Ready",
+        "status": status,
+        "reason": reason,
+        "message": "",
+        "lastTransitionTime": "2026-11-21T09:00:00Z",
+    }
+
+
+def patch_status(cluster: Cluster, namespace: str, kind: str, status: dict[str, Any]) -> None:
+    cluster.kubectl(
+        "patch", kind, "one", f"--namespace={namespace}", "--subresource=status",
+        "--type=merge", f"--patch={json.dumps({'status': status})}",
+    )  # fmt: skip

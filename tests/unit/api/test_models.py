@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.parsing import InvalidFieldsError, parse_spec
+from redrive.api.replay import ReplaySpec, ReplayStatus
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.policy import durations
+from redrive.policy.ladder import LEVELS, PRESETS
+from redrive.policy.model import SubscriptionType
+from redrive.policy.naming import TopicName
+
+names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
+words = st.from_regex(r"[-_.a-zA-Z0-9]{1,20}", fullmatch=True).filter(
+    lambda word: "-partition-" not in word
+)
+topics = st.builds("persistent://{}/{}/{}".format, words, words, words)
+delays = st.timedeltas(timedelta(seconds=1), timedelta(seconds=864_000)).map(durations.text_of)
+ladders = st.one_of(
+    st.fixed_dictionaries({"preset": st.sampled_from(sorted(PRESETS))}),
+    st.fixed_dictionaries({"delays": st.lists(delays, min_size=1, max_size=5)}),
+    st.fixed_dictionaries({"fixed": delays}),
+)
+tokens = st.fixed_dictionaries(
+    {"secretRef": st.fixed_dictionaries({"name": names, "key": words})},
+)
+policies = st.fixed_dictionaries(
+    {
+        "connectionRef": st.fixed_dictionaries({"name": names}, optional={"namespace": names}),
+        "topic": topics,
+        "subscription": words,
+        "subscriptionType": st.sampled_from(["Shared", "Key_Shared"]),
+        "consumerRoles": st.lists(words, max_size=3),
+    },
+    optional={"maxRetries": st.integers(0, 1_000), "delayLadder": ladders},
+)
+connections = st.fixed_dictionaries(
+    {
+        "serviceUrl": st.builds("pulsar://{}:{}".format, names, st.integers(1, 65_535)),
+        "adminUrl": st.builds("https://{}:{}".format, names, st.integers(1, 65_535)),
+        "authentication": st.fixed_dictionaries({"token": tokens}),
+        "allowedTopics": st.lists(topics, max_size=3),
+        "allowedRoles": st.lists(words, max_size=3),
+    },
+    optional={
+        "allowedNamespaces": st.lists(names, max_size=3),
+        "replay": st.fixed_dictionaries({"role": words, "token": tokens}),
+    },
+)
+replays = st.fixed_dictionaries(
+    {"policyRef": st.fixed_dictionaries({"name": names})},
+    optional={"select": st.fixed_dictionaries({"where": st.text(min_size=1, max_size=50)})},
+)
+
+MINIMAL = {
+    "connectionRef": {"name": "main"},
+    "topic": "persistent://shop/prod/orders",
+    "subscription": "fulfilment",
+}
+
+
+def policy_spec(**fields: object) -> RetryPolicySpec:
+    return parse_spec(RetryPolicySpec, {"spec": MINIMAL | fields})
+
+
+def connection_spec(**fields: object) -> PulsarConnectionSpec:
+    spec = {
+        "serviceUrl": "pulsar://pulsar:6650",
+        "adminUrl": "http://pulsar:8080",
+        "authentication": {"token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}},
+        "allowedTopics": [],
+        "allowedRoles": [],
+    }
+    return parse_spec(PulsarConnectionSpec, {"spec": spec | fields})
+
+
+@given(policies)
+def test_a_retry_policy_is_written_as_it_was_read(spec: dict[str, Any]) -> None:
+    assert parse_spec(RetryPolicySpec, {"spec": spec}).to_manifest() == spec
+
+
+@given(connections)
+def test_a_pulsar_connection_is_written_as_it_was_read(spec: dict[str, Any]) -> None:
+    assert parse_spec(PulsarConnectionSpec, {"spec": spec}).to_manifest() == spec
+
+
+@given(replays)
+def test_a_replay_is_written_as_it_was_read(spec: dict[str, Any]) -> None:
+    assert parse_spec(ReplaySpec, {"spec": spec}).to_manifest() == spec
+
+
+def test_three_fields_make_a_policy_with_the_defaults() -> None:
+    policy = policy_spec().to_policy("shop/orders", 7)
+    assert (policy.name, policy.generation) == ("shop/orders", 7)
+    assert policy.subscription_type is SubscriptionType.SHARED
+    assert policy.max_retries == 16
+    assert policy.ladder.rungs == LEVELS
+
+
+def test_what_a_policy_says_is_what_consumers_get() -> None:
+    policy = policy_spec(
+        subscriptionType="Key_Shared", maxRetries=0, delayLadder={"delays": ["1m30s", "10d"]}
+    ).to_policy("shop/orders", 1)
+    assert policy.subscription_type is SubscriptionType.KEY_SHARED
+    assert policy.max_retries == 0
+    assert policy.ladder.rungs == (timedelta(seconds=90), timedelta(days=10))
+
+
+def test_a_fixed_delay_repeats() -> None:
+    ladder = policy_spec(delayLadder={"fixed": "5s"}).to_policy("shop/orders", 1).ladder
+    assert [ladder.delay(retry) for retry in (1, 2, 99)] == [timedelta(seconds=5)] * 3
+
+
+def test_a_thousand_rungs_are_the_most() -> None:
+    assert len(policy_spec(delayLadder={"delays": ["1s"] * 1_000}).to_policy("", 1).ladder.rungs)
+    with pytest.raises(InvalidFieldsError, match=r"delayLadder\.delays: .* at most 1000 .* 1001"):
+        policy_spec(delayLadder={"delays": ["1s"] * 1_001})
+
+
+def test_a_spec_can_not_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        policy_spec().subscription = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topic", "allowed"),
+    [
+        ("persistent://shop/*/*", "persistent://shop/prod/orders", True),
+        ("persistent://shop/*/*", "persistent://shopping/prod/orders", False),
+        ("persistent://shop/prod/orders", "persistent://shop/prod/orders", True),
+        ("persistent://shop/prod/orders", "persistent://shop/prod/orders-eu", False),
+        ("persistent://shop/prod/orders*", "persistent://shop/prod/orders-eu", True),
+        ("persistent://shop/*/orders", "persistent://shop/a/b", False),
+        ("persistent://sh.p/prod/orders", "persistent://shop/prod/orders", False),
+        ("persistent://shop/prod/[a-z]*", "persistent://shop/prod/orders", False),
+    ],
+)
+def test_a_topic_pattern_matches_the_whole_name_and_no_slash(
+    pattern: str, topic: str, *, allowed: bool
+) -> None:
+    spec = connection_spec(allowedTopics=[pattern])
+    assert spec.allows_topic(TopicName.parse(topic)) is allowed
+
+
+def test_a_star_in_a_topic_pattern_never_crosses_a_slash() -> None:
+    spec = connection_spec(allowedTopics=["persistent://*/prod/orders"])
+    assert spec.allows_topic(TopicName.parse("persistent://shop/prod/orders"))
+    assert not spec.allows_topic(TopicName("shop/evil", "prod", "orders"))
+
+
+def test_any_pattern_of_a_list_is_enough_and_an_empty_list_allows_nothing() -> None:
+    spec = connection_spec(allowedRoles=["fulfilment", "shop-*"])
+    assert spec.allows_role("fulfilment")
+    assert spec.allows_role("shop-a")
+    assert not spec.allows_role("fulfilment-2")
+    assert not spec.allows_role("my-shop-a")
+    assert not connection_spec().allows_role("fulfilment")
+
+
+def test_only_its_own_namespace_may_use_a_connection_that_says_nothing() -> None:
+    assert connection_spec().allows_namespace("shop", own="shop")
+    assert not connection_spec().allows_namespace("other", own="shop")
+
+
+def test_a_list_of_namespaces_is_complete() -> None:
+    spec = connection_spec(allowedNamespaces=["other"])
+    assert spec.allows_namespace("other", own="shop")
+    assert not spec.allows_namespace("shop", own="shop")
+    assert not spec.allows_namespace("other-2", own="shop")
+
+
+def test_a_status_of_a_newer_operator_can_be_read() -> None:
+    status = ReplayStatus.model_validate({"phase": "Running", "matched": 3, "fromTheFuture": 1})
+    assert status.to_manifest() == {"phase": "Running", "matched": 3, "conditions": []}

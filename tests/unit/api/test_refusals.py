@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from redrive.api.kinds import KINDS
+from redrive.api.parsing import InvalidFieldsError, parse_spec
+from redrive.api.retrypolicy import RetryPolicySpec
+
+TABLE = yaml.safe_load((Path(__file__).parent / "refusals.yaml").read_text(encoding="utf-8"))
+SPECS = {kind.kind: kind.spec for kind in KINDS}
+
+
+@pytest.mark.parametrize("refused", TABLE["refused"], ids=lambda refused: refused["case"])
+def test_a_bad_value_is_refused_with_path_found_value_and_remedy(refused: dict[str, Any]) -> None:
+    spec = TABLE["valid"][refused["kind"]] | refused["spec"]
+    with pytest.raises(InvalidFieldsError) as refusal:
+        parse_spec(SPECS[refused["kind"]], {"spec": spec})
+    for words in [refused["path"] + ":", *refused["says"]]:
+        assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", TABLE["valid"])
+def test_the_smallest_spec_is_valid(kind: str) -> None:
+    assert parse_spec(SPECS[kind], {"spec": TABLE["valid"][kind]}).to_manifest().items() >= (
+        TABLE["valid"][kind].items()
+    )
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(InvalidFieldsError) as refusal:
+        parse_spec(RetryPolicySpec, {"spec": {"topic": "x", "maxRetries": -1}})
+    for path in ("spec.connectionRef", "spec.topic", "spec.subscription", "spec.maxRetries"):
+        assert f"{path}: " in str(refusal.value)
+
+
+def test_an_object_without_spec_is_refused_by_its_missing_fields() -> None:
+    with pytest.raises(InvalidFieldsError, match=r"spec\.topic: is missing"):
+        parse_spec(RetryPolicySpec, {})
+
+
+def test_a_token_in_the_wrong_place_is_not_repeated() -> None:
+    spec = TABLE["valid"]["PulsarConnection"] | {"authentication": {"token": "eyJ.secret.token"}}
+    with pytest.raises(InvalidFieldsError) as refusal:
+        parse_spec(SPECS["PulsarConnection"], {"spec": spec})
+    assert "spec.authentication.token" in str(refusal.value)
+    assert "secret.token" not in str(refusal.value)
+
+
+def test_an_unknown_field_is_named_but_its_value_is_not_repeated() -> None:
+    spec = TABLE["valid"]["PulsarConnection"] | {"password": "hunter2"}
+    with pytest.raises(
+        InvalidFieldsError, match=r"spec\.password: is not a known field"
+    ) as refusal:
+        parse_spec(SPECS["PulsarConnection"], {"spec": spec})
+    assert "hunter2" not in str(refusal.value)
