@@ -27,7 +27,7 @@ def prepare() -> None:
         SandboxError: something could not be had.
     """
     pulsar()
-    toolchain.java_home()
+    toolchain.java_home(for_spark=True)
     etcd()
     kubernetes()
 

@@ -21,6 +21,11 @@ from redrive.sandbox import builds
 from redrive.sandbox.errors import SandboxError
 from redrive.sandbox.process import Processes, free_port
 
+ETCD, API_SERVER, CONTROLLER_MANAGER = NAMES = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+)
 _SERVICE_RANGE = "10.0.0.0/24"
 _CONTROLLERS = (
     "clusterrole-aggregation-controller,garbage-collector-controller,namespace-controller,"
@@ -98,25 +103,25 @@ def start(state: Path, processes: Processes) -> Cluster:
     folder.mkdir(mode=0o700)
     cluster = Cluster(state, free_port())
     _write_identities(folder, cluster.port)
-    etcd_url = _start_etcd(folder, processes, str(etcd / "etcd"))
+    etcd_url = _start_etcd(folder, processes, str(etcd / ETCD))
     processes.start(
-        "kube-apiserver",
-        [str(kubernetes / "kube-apiserver"), *_api_server_flags(folder, cluster.port, etcd_url)],
+        API_SERVER,
+        [str(kubernetes / API_SERVER), *_api_server_flags(folder, cluster.port, etcd_url)],
     )
-    processes.wait_until("kube-apiserver", lambda: _ready(cluster), seconds=_START_SECONDS)
+    processes.wait_until(API_SERVER, lambda: _ready(cluster), seconds=_START_SECONDS)
     processes.start(
-        "kube-controller-manager",
-        [str(kubernetes / "kube-controller-manager"), *_controller_manager_flags(folder)],
+        CONTROLLER_MANAGER,
+        [str(kubernetes / CONTROLLER_MANAGER), *_controller_manager_flags(folder)],
     )
     processes.wait_until(
-        "kube-controller-manager", lambda: _controllers_work(cluster), seconds=_START_SECONDS
+        CONTROLLER_MANAGER, lambda: _controllers_work(cluster), seconds=_START_SECONDS
     )
     return cluster
 
 
 def _start_etcd(folder: Path, processes: Processes, binary: str) -> str:
     clients, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-    processes.start("etcd", [
+    processes.start(ETCD, [
         binary, "--name=sandbox", f"--data-dir={folder / 'etcd'}", "--unsafe-no-fsync",
         "--log-level=warn", f"--listen-client-urls={clients}", f"--advertise-client-urls={clients}",
         f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}",

@@ -22,18 +22,23 @@ from redrive.sandbox.errors import SandboxError
 
 # Below the ports that systems hand out by themselves, so that no connection takes one in between.
 _PORTS = range(20_000, 32_000)
+_handed_out: set[int] = set()
 _LOG_LINES_SHOWN = 30
 # Systems derive the moment a process started from a clock that may be set meanwhile.
 _START_TOLERANCE_SECONDS = 2.0
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that nothing listens on; chosen at random, as other runs choose too.
+    """A port on 127.0.0.1 that nothing listens on, and that was not returned before.
+
+    It is chosen at random, so that sandboxes that start at the same time don't choose the same.
 
     Raises:
-        SandboxError: fifty candidates in a row were taken.
+        SandboxError: all of them are taken.
     """
-    for port in random.sample(_PORTS, 50):
+    candidates = [port for port in _PORTS if port not in _handed_out]
+    random.shuffle(candidates)
+    for port in candidates:
         with socket.socket() as probe:
             # As servers do: a port whose last connections are still fading away is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -41,10 +46,11 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _handed_out.add(port)
             return port
     raise SandboxError(
         "no free port was found on 127.0.0.1",
-        got=f"{_PORTS.start} to {_PORTS.stop - 1}, 50 of them taken",
+        got=f"{_PORTS.start} to {_PORTS.stop - 1} taken",
         remedy="end what listens there",
     )
 
@@ -131,6 +137,9 @@ class Processes:
         """Stop every process of this sandbox, the youngest first."""
         for name in reversed(self.names()):
             self.stop(name)
+        for child in self._children.values():  # stopped by another run: only reaped here
+            child.wait()
+        self._children.clear()
 
     def _find(self, name: str) -> psutil.Process | None:
         record = self._record(name)

@@ -20,6 +20,7 @@ from redrive.sandbox.pulsar import Broker
 from redrive.sandbox.steps import step
 
 _DESCRIPTION = "sandbox.json"
+_PARTS = (pulsar.NAME, *kubernetes.NAMES)
 
 
 class Sandbox:
@@ -73,7 +74,7 @@ class Sandbox:
         state = state.absolute()
         description = state / _DESCRIPTION
         processes = Processes(state)
-        dead = [name for name in processes.names() if not processes.alive(name)]
+        dead = [name for name in _PARTS if not processes.alive(name)]
         if dead or not is_described(state):
             raise SandboxError(
                 f"no sandbox runs with the state directory {state}",

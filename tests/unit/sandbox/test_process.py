@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from redrive.sandbox.errors import SandboxError
+from redrive.sandbox.process import Processes, free_port
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal as s, time; s.signal(s.SIGTERM, s.SIG_IGN); print('deaf', flush=True); time.sleep(9)",
+]
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    started = Processes(tmp_path)
+    yield started
+    started.stop_all()
+
+
+def pid(state: Path, name: str) -> int:
+    known = json.loads((state / "processes" / f"{name}.json").read_text())
+    assert isinstance(known["pid"], int)
+    return known["pid"]
+
+
+def test_what_was_started_is_found_and_stopped_by_a_later_run(
+    processes: Processes, tmp_path: Path
+) -> None:
+    processes.start("first", SLEEP)
+    processes.start("second", SLEEP)
+    pids = [pid(tmp_path, name) for name in ("first", "second")]
+
+    later = Processes(tmp_path)
+    assert later.names() == ["first", "second"]
+    assert later.alive("first")
+    assert later.alive("second")
+
+    later.stop_all()
+
+    assert later.names() == []
+    assert not any(
+        psutil.pid_exists(known) and psutil.Process(known).status() != psutil.STATUS_ZOMBIE
+        for known in pids
+    )
+
+
+def test_a_process_that_ignores_the_request_to_end_is_ended(
+    processes: Processes, tmp_path: Path
+) -> None:
+    processes.start("deaf", STUBBORN)
+    processes.wait_until("deaf", lambda: "deaf" in processes.log("deaf").read_text(), seconds=20)
+    known = pid(tmp_path, "deaf")
+    processes.stop("deaf", patience=0.2)
+    assert not psutil.pid_exists(known)
+
+
+def test_a_stranger_that_was_given_the_id_of_an_ended_process_is_left_alone(
+    processes: Processes, tmp_path: Path
+) -> None:
+    processes.start("ours", SLEEP)
+    processes.stop("ours")
+    with subprocess.Popen(SLEEP) as stranger:
+        record = {"pid": stranger.pid, "started": time.time() - 3600}
+        (tmp_path / "processes" / "ours.json").write_text(json.dumps(record))
+        assert not processes.alive("ours")
+        processes.stop_all()
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_a_process_that_ends_while_it_is_waited_for_is_told_with_its_last_words(
+    processes: Processes,
+) -> None:
+    processes.start("broken", [sys.executable, "-c", "raise SystemExit('the port is taken')"])
+    with pytest.raises(SandboxError, match=r"broken ended while it started(.|\n)*port is taken"):
+        processes.wait_until("broken", lambda: False, seconds=20)
+
+
+def test_a_process_that_is_not_ready_in_time_is_told(processes: Processes) -> None:
+    processes.start("slow", SLEEP)
+    with pytest.raises(SandboxError, match="slow was not ready after 0 s"):
+        processes.wait_until("slow", lambda: False, seconds=0.3)
+
+
+def test_ports_are_free_and_none_is_given_twice() -> None:
+    ports = [free_port() for _ in range(20)]
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", port))
+
+
+def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        monkeypatch.setattr("redrive.sandbox.process._PORTS", range(taken, taken + 1))
+        with pytest.raises(SandboxError, match=f"no free port .* {taken}"):
+            free_port()
