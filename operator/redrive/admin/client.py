@@ -43,6 +43,14 @@ class Admin:
         """Whether this client talks to that broker with that token."""
         return (admin_url, token) == (self._admin_url, self._token)
 
+    async def clusters(self) -> frozenset[str]:
+        """Return the names of the broker's clusters, which any role may read.
+
+        Raises:
+            AuthenticationFailedError: the broker does not take the token.
+        """
+        return frozenset(await self._get("list the clusters", "clusters"))
+
     async def tenant_exists(self, tenant: str) -> bool:
         """Whether there is such a tenant."""
         try:

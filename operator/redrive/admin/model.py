@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from redrive.policy.naming import TopicName
-
-Action = Literal["produce", "consume"]
 
 
 @dataclass(frozen=True)
 class Grant:
-    """All that a role may do on a topic from then on: a broker replaces what stood before."""
+    """All that a role may do on a topic from then on: a broker replaces what stood before.
+
+    Attributes:
+        actions: of `produce` and `consume`, the two that redrive grants, and whatever else the
+            role had.
+    """
 
     topic: TopicName
     role: str
-    actions: frozenset[Action]
+    actions: frozenset[str]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Calls to the Kubernetes API: plain objects in and out, failures as errors with a reason.
 
-Called by `provision` and `replay`, in the operator and in the driver of a replay job. A failed
-connection raises what the operating system or the HTTP library says of it.
+Called by `provision` and `replay`, in the operator and in the driver of a replay job.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,9 +19,11 @@ from kubernetes.aio import client, config
 
 from redrive.cluster import resources
 from redrive.cluster.errors import (
+    KubernetesError,
     NotFoundError,
     SecretKeyNotFoundError,
     SecretNotFoundError,
+    UnreachableError,
     error_for,
 )
 from redrive.cluster.resources import Body, Key, Resource
@@ -29,6 +31,13 @@ from redrive.cluster.resources import Body, Key, Resource
 TIMEOUT_SECONDS = 30.0
 COMPONENT = "redrive"
 _MERGE_PATCH = "application/merge-patch+json"
+
+logger = logging.getLogger(__name__)
+
+
+def is_in_cluster() -> bool:
+    """Whether to use the account of the pod this runs in: KUBECONFIG, where set, comes first."""
+    return "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 class Kubernetes:
@@ -40,17 +49,27 @@ class Kubernetes:
     @classmethod
     @asynccontextmanager
     async def connect(cls) -> AsyncIterator[Kubernetes]:
-        """Use the cluster of KUBECONFIG where that is set, else the one this pod runs in."""
+        """Connect to the cluster this runs in, or to that of a kubeconfig; see `is_in_cluster`.
+
+        Raises:
+            UnreachableError: there is neither.
+        """
         configuration = client.Configuration()
-        if "KUBECONFIG" in os.environ:
-            file = os.environ["KUBECONFIG"]
-            await config.load_kube_config(  # type: ignore[no-untyped-call]
-                file, client_configuration=configuration
-            )
-        else:
-            config.load_incluster_config(  # type: ignore[no-untyped-call]
-                client_configuration=configuration
-            )
+        try:
+            if is_in_cluster():
+                config.load_incluster_config(  # type: ignore[no-untyped-call]
+                    client_configuration=configuration
+                )
+            else:
+                await config.load_kube_config(  # type: ignore[no-untyped-call]
+                    client_configuration=configuration
+                )
+        except config.ConfigException as error:
+            raise UnreachableError(
+                "no Kubernetes cluster to talk to",
+                got=str(error),
+                remedy="set KUBECONFIG, or run this in a cluster",
+            ) from error
         async with client.ApiClient(configuration) as api:
             api.user_agent = COMPONENT
             yield cls(api)
@@ -136,7 +155,9 @@ class Kubernetes:
     async def emit(
         self, about: Body, *, kind: str, reason: str, message: str, now: datetime
     ) -> None:
-        """Record an Event about an object, for `kubectl describe`.
+        """Record an Event about an object, for `kubectl describe`; a failure is only logged.
+
+        In a namespace that is being deleted no Event can be made, and work has to go on.
 
         Args:
             kind: `Normal` or `Warning`.
@@ -168,7 +189,10 @@ class Kubernetes:
             "lastTimestamp": moment,
             "count": 1,
         }
-        await self.create(resources.EVENTS, event)
+        try:
+            await self.create(resources.EVENTS, event)
+        except KubernetesError as error:
+            logger.warning("no Event %s about %s: %s", reason, Key.of(about), error)
 
     async def _call(
         self, method: str, path: str, body: Body | None = None, query: dict[str, str] | None = None
@@ -184,8 +208,15 @@ class Kubernetes:
             body=body,
             auth_settings=["BearerToken"],
         )
-        response = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
-        answer = (await response.read()).decode()  # type: ignore[no-untyped-call]
+        try:
+            response = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
+            answer = (await response.read()).decode()  # type: ignore[no-untyped-call]
+        except OSError as error:
+            raise UnreachableError(
+                "the Kubernetes API does not answer",
+                got=str(error) or type(error).__name__,
+                remedy="it is tried again; check the API server and the way to it",
+            ) from error
         if not 200 <= response.status < 300:  # noqa: PLR2004  success, as HTTP has it
             raise error_for(f"{method} {path}", response.status, answer)
         found: dict[str, Any] = json.loads(answer)

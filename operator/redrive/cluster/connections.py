@@ -8,34 +8,21 @@ changed Secret needs no restart.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
 from redrive.cluster.client import Kubernetes
-from redrive.cluster.resources import Body, Key
+from redrive.cluster.errors import (
+    ConnectionInvalidError,
+    ConnectionNotFoundError,
+    NamespaceNotAllowedError,
+)
+from redrive.cluster.resources import Key
 from redrive.cluster.table import Table
-from redrive.errors import InvalidSpecError, RedriveError
-
-
-class ConnectionNotFoundError(RedriveError):
-    """No PulsarConnection has the name that a spec refers to."""
-
-    reason: ClassVar[str] = "ConnectionNotFound"
-
-
-class ConnectionInvalidError(RedriveError):
-    """The PulsarConnection has a spec that cannot be read."""
-
-    reason = "ConnectionInvalid"
-
-
-class NamespaceNotAllowedError(RedriveError):
-    """The PulsarConnection is not for objects of that Kubernetes namespace."""
-
-    reason = "NamespaceNotAllowed"
+from redrive.errors import InvalidSpecError
 
 
 class ConnectionRef(Protocol):
@@ -73,14 +60,7 @@ def find(ref: ConnectionRef, namespace: str, table: Table) -> PulsarConnectionSp
         NamespaceNotAllowedError: it is not for that namespace.
     """
     key = key_of(ref, namespace)
-    body = table.get(key)
-    if body is None:
-        raise ConnectionNotFoundError(
-            "the PulsarConnection of connectionRef does not exist",
-            got=str(key),
-            remedy="create it, or correct the connectionRef",
-        )
-    spec = _spec_of(key, body)
+    spec = _spec_at(key, table)
     if not spec.allows_namespace(namespace, key.namespace):
         raise NamespaceNotAllowedError(
             f"the PulsarConnection {key} may not be used from this namespace",
@@ -106,8 +86,17 @@ class Connections:
             RedriveError: as `find` does; or `SecretNotFoundError`, `SecretKeyNotFoundError`,
                 `ForbiddenError` where its token cannot be read.
         """
-        spec = find(ref, namespace, self._table)
-        key = key_of(ref, namespace)
+        return await self._open(key_of(ref, namespace), find(ref, namespace, self._table))
+
+    async def open(self, key: Key) -> Connection:
+        """Return the connection *key*, ready to be used, for a look at itself.
+
+        Raises:
+            RedriveError: as `resolve` does.
+        """
+        return await self._open(key, _spec_at(key, self._table))
+
+    async def _open(self, key: Key, spec: PulsarConnectionSpec) -> Connection:
         source = spec.authentication.token.secret_ref
         secret = Key(key.namespace, source.name)
         token = await self._kubernetes.read_secret_key(secret, source.key)
@@ -121,7 +110,14 @@ class Connections:
         return admin
 
 
-def _spec_of(key: Key, body: Body) -> PulsarConnectionSpec:
+def _spec_at(key: Key, table: Table) -> PulsarConnectionSpec:
+    body = table.get(key)
+    if body is None:
+        raise ConnectionNotFoundError(
+            "the PulsarConnection of connectionRef does not exist",
+            got=str(key),
+            remedy="create it, or correct the connectionRef",
+        )
     try:
         return parse_spec(PulsarConnectionSpec, body)
     except InvalidSpecError as error:

@@ -1,4 +1,4 @@
-"""What the Kubernetes API answers when it does not do what was asked, each with its reason."""
+"""What stands in the way on the side of Kubernetes, each with the reason that conditions show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redrive.errors import RedriveError
 
 
 class KubernetesError(RedriveError):
-    """The Kubernetes API refused a call."""
+    """The Kubernetes API refused a call, or failed at it."""
 
     reason: ClassVar[str] = "KubernetesRefused"
 
@@ -32,6 +32,12 @@ class ForbiddenError(KubernetesError):
     reason = "KubernetesForbidden"
 
 
+class UnreachableError(KubernetesError):
+    """The Kubernetes API does not answer, or not in time."""
+
+    reason = "KubernetesUnreachable"
+
+
 class SecretNotFoundError(RedriveError):
     """A Secret that a spec refers to is not there."""
 
@@ -42,6 +48,24 @@ class SecretKeyNotFoundError(RedriveError):
     """A Secret lacks the key that a spec refers to, or holds nothing usable there."""
 
     reason = "SecretKeyNotFound"
+
+
+class ConnectionNotFoundError(RedriveError):
+    """No PulsarConnection has the name that a spec refers to."""
+
+    reason = "ConnectionNotFound"
+
+
+class ConnectionInvalidError(RedriveError):
+    """The PulsarConnection has a spec that cannot be read."""
+
+    reason = "ConnectionInvalid"
+
+
+class NamespaceNotAllowedError(RedriveError):
+    """The PulsarConnection is not for objects of that Kubernetes namespace."""
+
+    reason = "NamespaceNotAllowed"
 
 
 _KINDS = {404: NotFoundError, 409: ConflictError, 403: ForbiddenError}

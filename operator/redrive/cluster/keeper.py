@@ -14,6 +14,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from redrive.cluster.resources import Key
+from redrive.errors import RedriveError
 
 FIRST_BACK_OFF_SECONDS = 1.0
 LAST_BACK_OFF_SECONDS = 15.0
@@ -82,6 +83,9 @@ class Keeper:
         async with self._slots:
             try:
                 return await self._reconcile(key)
+            except RedriveError as error:
+                logger.warning("%s %s: %s", self._kind, key, error)
+                return Again.SOON
             except Exception:
                 logger.exception("%s %s: reconciling failed, will be tried again", self._kind, key)
                 return Again.SOON

@@ -68,7 +68,6 @@ def owner_reference(resource: Resource, owner: Body) -> dict[str, Any]:
         "name": owner["metadata"]["name"],
         "uid": owner["metadata"]["uid"],
         "controller": True,
-        "blockOwnerDeletion": True,
     }
 
 

@@ -1,0 +1,5 @@
+"""The command `redrive`. Reading order: `main`, then one module for each subcommand."""
+
+from redrive.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,121 @@
+"""`redrive operator`: provisions policies and runs replays until it is told to stop.
+
+One process for a cluster, or for a list of namespaces. SIGTERM and SIGINT end it within seconds
+with code 0; whatever it was doing is taken up by the next start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+
+import kopf
+
+from redrive.cluster.client import is_in_cluster
+from redrive.cluster.world import Settings, World
+from redrive.provision import handlers as provision
+
+logger = logging.getLogger(__name__)
+
+
+def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the subcommand's arguments."""
+    parser = subcommands.add_parser(
+        "operator",
+        help="provision policies and run replays, until told to stop",
+        description="Provisions RetryPolicies and runs Replays until it is told to stop. Uses the "
+        "cluster it runs in, unless KUBECONFIG names another.",
+    )
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="NS",
+        help="serve this Kubernetes namespace; may be repeated (default: all namespaces)",
+    )
+    parser.add_argument(
+        "--replay-image",
+        default="redrive-replay",
+        metavar="IMAGE",
+        help="container image of replay jobs: Spark, and redrive[replay] (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--replay-application",
+        default="local:///opt/redrive/replay.py",
+        metavar="URL",
+        help="where the replay job lies in that image (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--replay-service-account",
+        default="redrive-replay",
+        metavar="NAME",
+        help="ServiceAccount of the drivers of replay jobs, in the namespace of each Replay "
+        "(default: %(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the operator until it is told to stop.
+
+    Raises:
+        KubernetesError: the CRDs are not installed, or a right is missing.
+    """
+    _log_to_stderr()
+    settings = Settings(
+        namespaces=tuple(options.namespace),
+        replay_image=options.replay_image,
+        replay_application=options.replay_application,
+        replay_service_account=options.replay_service_account,
+    )
+    asyncio.run(serve(settings))
+
+
+async def serve(settings: Settings) -> None:
+    """Watch and reconcile until a signal ends it, then let go of everything."""
+    async with World.open(settings) as world:
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(_login)
+        keepers = provision.register(registry, world)
+        where = ", ".join(settings.namespaces) or "all namespaces"
+        logger.info("redrive serves %s", where)
+        try:
+            await kopf.operator(
+                registry=registry,
+                settings=_kopf_settings(),
+                namespaces=settings.namespaces,
+                clusterwide=not settings.namespaces,
+                standalone=True,
+            )
+        finally:
+            for keeper in keepers:
+                await keeper.stop()
+            logger.info("redrive has stopped")
+
+
+def _kopf_settings() -> kopf.OperatorSettings:
+    """Have kopf watch and nothing else: no Events of its own, no discovery while running."""
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    return settings
+
+
+async def _login(settings: kopf.OperatorSettings, **_: object) -> kopf.ConnectionInfo | None:
+    """Log kopf in as our own client does."""
+    if is_in_cluster():
+        return kopf.login_with_service_account(settings=settings)
+    return kopf.login_with_kubeconfig(settings=settings)
+
+
+def _log_to_stderr() -> None:
+    """Log what redrive does, one line each, and of kopf what is wrong."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S%z",
+    )
+    logging.getLogger("kopf").setLevel(logging.WARNING)

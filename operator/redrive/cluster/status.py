@@ -1,0 +1,142 @@
+"""Conditions → the status of an object, written when they changed; what changed is an Event too.
+
+Called at the end of every reconcile, so it has to be silent where nothing is new: a status patch
+or an Event for each look at an object would drown those that matter.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+from redrive.api.conditions import (
+    READY,
+    RECONCILING,
+    STALLED,
+    Condition,
+    ConditionStatus,
+    merge,
+)
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.resources import Body, Key, Resource
+from redrive.errors import RedriveError
+
+PROGRESSING = "Progressing"
+"""The reason of conditions while the first look at a new spec is under way."""
+
+logger = logging.getLogger(__name__)
+
+
+def progressing(message: str) -> tuple[Condition, ...]:
+    """Say that the object is being worked on, and nothing is known about it yet."""
+    return (
+        _condition(READY, ConditionStatus.UNKNOWN, PROGRESSING, message),
+        _condition(RECONCILING, ConditionStatus.TRUE, PROGRESSING, message),
+    )
+
+
+def ready(reason: str, message: str) -> tuple[Condition, ...]:
+    """Say that the object is as it should be."""
+    return (_condition(READY, ConditionStatus.TRUE, reason, message),)
+
+
+def waiting(error: RedriveError) -> tuple[Condition, ...]:
+    """Say that *error* keeps the object from being ready, and that it may pass by itself."""
+    return _not_ready(RECONCILING, error)
+
+
+def stalled(error: RedriveError) -> tuple[Condition, ...]:
+    """Say that *error* keeps the object from being ready until somebody mends it."""
+    return _not_ready(STALLED, error)
+
+
+def is_new(body: Body) -> bool:
+    """Whether the status says nothing yet about the spec as it is."""
+    status = body.get("status") or {}
+    return bool(status.get("observedGeneration") != body["metadata"]["generation"])
+
+
+def find(body: Body, kind: str) -> Condition | None:
+    """Return one condition from the status of *body*."""
+    return next((c for c in _conditions(body) if c.type == kind), None)
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """Writes the status of objects of one kind, and Events about them."""
+
+    kubernetes: Kubernetes
+    resource: Resource
+    clock: Callable[[], datetime]
+
+    async def publish(
+        self,
+        body: Body,
+        conditions: Sequence[Condition],
+        fields: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Body:
+        """Write *conditions*, and *fields* of the status beside them, if they differ from *body*.
+
+        A changed Ready condition is an Event and a line in the log, unless it says `Progressing`.
+
+        Returns:
+            The object as it is then: *body* itself if there was nothing to write.
+
+        Raises:
+            KubernetesError: the status could not be written.
+        """
+        generation = body["metadata"]["generation"]
+        observed = [c.model_copy(update={"observed_generation": generation}) for c in conditions]
+        merged = [c.to_manifest() for c in merge(_conditions(body), observed, self.clock())]
+        status = {"observedGeneration": generation, "conditions": merged, **fields}
+        have = body.get("status") or {}
+        if all(have.get(name) == value for name, value in status.items()):
+            return body
+        after = await self.kubernetes.patch_status(self.resource, Key.of(body), status)
+        await self._announce(find(body, READY), find(after, READY), after)
+        return after
+
+    async def warn(self, body: Body, reason: str, message: str) -> None:
+        """Make a Warning event about *body*; `KubernetesError`s are logged only."""
+        logger.warning("%s %s: %s: %s", self.resource.kind, Key.of(body), reason, message)
+        await self._emit(body, "Warning", reason, message)
+
+    async def tell(self, body: Body, reason: str, message: str) -> None:
+        """Make a Normal event about *body*; `KubernetesError`s are logged only."""
+        logger.info("%s %s: %s: %s", self.resource.kind, Key.of(body), reason, message)
+        await self._emit(body, "Normal", reason, message)
+
+    async def _announce(self, old: Condition | None, new: Condition | None, body: Body) -> None:
+        if new is None or new.reason == PROGRESSING or _says(old) == _says(new):
+            return
+        say = self.tell if new.status is ConditionStatus.TRUE else self.warn
+        await say(body, new.reason, new.message)
+
+    async def _emit(self, body: Body, kind: str, reason: str, message: str) -> None:
+        await self.kubernetes.emit(
+            body, kind=kind, reason=reason, message=message, now=self.clock()
+        )
+
+
+def _not_ready(kind: str, error: RedriveError) -> tuple[Condition, ...]:
+    return (
+        _condition(READY, ConditionStatus.FALSE, error.reason, str(error)),
+        _condition(kind, ConditionStatus.TRUE, error.reason, str(error)),
+    )
+
+
+def _condition(kind: str, status: ConditionStatus, reason: str, message: str) -> Condition:
+    return Condition(type=kind, status=status, reason=reason, message=message)
+
+
+def _conditions(body: Body) -> list[Condition]:
+    written = (body.get("status") or {}).get("conditions") or []
+    return [Condition.model_validate(condition) for condition in written]
+
+
+def _says(condition: Condition | None) -> tuple[str, str] | None:
+    return None if condition is None else (condition.reason, condition.message)

@@ -1,0 +1,14 @@
+"""Journey 1: a RetryPolicy is applied → topics, subscriptions, grants, a ConfigMap → its status.
+
+```
+handlers ─wake─▶ reconcile:  gather ─▶ desired ─▶ observe ─▶ plan ─▶ apply ─▶ status
+                               │                     │
+                               └── conditions: is it admissible? ── can it be built there?
+```
+
+All checks come before the first write: a policy that is refused leaves the broker untouched.
+
+Reading order: `reconcile` (the spine), then in the order it calls them `gather`, `claims`,
+`conditions`, `desired`, `observe`, `plan`, `apply`, `status`; `retire` for deletions;
+`connection` for PulsarConnections; `handlers` for what wakes it all.
+"""

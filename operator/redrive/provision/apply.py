@@ -1,0 +1,61 @@
+"""The steps of a plan, done one after the other.
+
+A crash in between leaves fewer steps for the next plan: each step is planned from what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from redrive.admin.client import Admin
+from redrive.cluster import resources
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.resources import Key
+from redrive.provision import plan
+
+
+async def apply(steps: Iterable[plan.Step], admin: Admin, kubernetes: Kubernetes) -> None:
+    """Do *steps* in order.
+
+    Raises:
+        AdminError, KubernetesError: a step failed; those before it are done.
+    """
+    for step in steps:
+        match step:
+            case plan.CreateTopic(topic, partitions):
+                await admin.create_topic(topic, partitions)
+            case plan.SwitchOnDeduplication(topic):
+                await admin.deduplicate(topic)
+            case plan.SetGrants(namespace, grants):
+                await admin.grant(namespace, grants)
+            case plan.CreateSubscription(topic, subscription):
+                await admin.create_subscription(topic, subscription)
+            case plan.CreateConfigMap(body):
+                await kubernetes.create(resources.CONFIG_MAPS, body)
+            case plan.PatchConfigMap(body):
+                data = {"data": body["data"]}
+                await kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), data)
+
+
+def in_words(steps: Iterable[plan.Step]) -> str:
+    """Describe *steps*, done, in one line for people."""
+    return "; ".join(map(_in_words, steps))
+
+
+def _in_words(step: plan.Step) -> str:
+    match step:
+        case plan.CreateTopic(topic, partitions):
+            return f"created {topic} with {partitions or 'no'} partitions"
+        case plan.SwitchOnDeduplication(topic):
+            return f"switched on deduplication of {topic}"
+        case plan.SetGrants(_, grants):
+            return ", ".join(
+                f"granted {'+'.join(sorted(grant.actions))} on {grant.topic.local} to {grant.role}"
+                for grant in grants
+            )
+        case plan.CreateSubscription(topic, subscription):
+            return f"created subscription {subscription} on {topic.local}"
+        case plan.CreateConfigMap(body):
+            return f"created ConfigMap {body['metadata']['name']}"
+        case plan.PatchConfigMap(body):
+            return f"updated ConfigMap {body['metadata']['name']}"

@@ -1,0 +1,74 @@
+"""Which policies want the same topic: an index over all of them, kept up to date by changes.
+
+One (topic, subscription) has one policy, the oldest; and two policies must not share a retry or
+dead-letter topic, which derived names make possible: topic `orders-eu` with subscription `billing`
+and topic `orders` with `eu-billing` meet in one name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from redrive.api.parsing import parse_spec
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.cluster.resources import Body, Key
+from redrive.cluster.table import Table
+from redrive.errors import InvalidSpecError
+from redrive.policy import naming
+
+
+class Claims:
+    """Every name that a policy claims → the policies that claim it, on whatever broker.
+
+    Args:
+        policies: all that there are.
+        wake: called with each policy that lost or gained a rival.
+    """
+
+    def __init__(self, policies: Table, wake: Callable[[Key], None]) -> None:
+        self._wake = wake
+        self._claimants: dict[str, set[Key]] = defaultdict(set)
+        self._names: dict[Key, frozenset[str]] = {}
+        for body in policies:
+            self._claim(Key.of(body), _names(body))
+        policies.listen(self._note)
+
+    def rivals(self, key: Key) -> frozenset[Key]:
+        """Return the policies that claim a name which *key* claims too."""
+        names = self._names.get(key, frozenset())
+        return frozenset(other for name in names for other in self._claimants[name]) - {key}
+
+    def _note(self, key: Key, _before: Body | None, after: Body | None) -> None:
+        names = frozenset() if after is None else _names(after)
+        if names == self._names.get(key, frozenset()):
+            return
+        rivals = self.rivals(key)
+        self._claim(key, names)
+        for rival in rivals | self.rivals(key):
+            self._wake(rival)
+
+    def _claim(self, key: Key, names: frozenset[str]) -> None:
+        for name in self._names.pop(key, frozenset()):
+            self._claimants[name].discard(key)
+            if not self._claimants[name]:
+                del self._claimants[name]
+        if names:
+            self._names[key] = names
+        for name in names:
+            self._claimants[name].add(key)
+
+
+def _names(body: Body) -> frozenset[str]:
+    """Return what a policy claims; one that is going or can't be obeyed claims nothing."""
+    if "deletionTimestamp" in body["metadata"]:
+        return frozenset()
+    try:
+        spec = parse_spec(RetryPolicySpec, body)
+    except InvalidSpecError:
+        return frozenset()  # its own reconcile says so in its status
+    topics = (
+        naming.retry_topic(spec.topic, spec.subscription),
+        naming.dead_letter_topic(spec.topic, spec.subscription),
+    )
+    return frozenset(map(str, topics))

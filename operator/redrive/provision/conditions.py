@@ -1,0 +1,162 @@
+"""What keeps a policy from being provisioned: named checks, in order, on gathered facts; pure.
+
+Each check is named for the violation it finds, and returns it as the error whose reason and
+message the policy's conditions show, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from redrive.cluster.resources import Body, is_owned_by
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy.naming import MAX_NAME
+from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired
+from redrive.provision.errors import (
+    ConfigMapNotOursError,
+    NameCollisionError,
+    PartitionsDifferError,
+    ResourceConflictError,
+    RoleNotAllowedError,
+    TopicNotAllowedError,
+)
+from redrive.provision.facts import Asked, Observed
+
+MAX_OBJECT_NAME = 253
+F = TypeVar("F")
+
+
+@dataclass(frozen=True)
+class Buildable:
+    """What the checks at the broker look at."""
+
+    body: Body
+    desired: Desired
+    observed: Observed
+
+
+def name_is_too_long(asked: Asked) -> RedriveError | None:
+    """Find a name from which no ConfigMap's or topic's name can be made."""
+    room = MAX_OBJECT_NAME - len(CONFIG_MAP_SUFFIX)
+    if len(asked.key.name) > room:
+        return InvalidSpecError(
+            f"metadata.name has at most {room} characters, because a ConfigMap is named after it",
+            got=len(asked.key.name),
+            remedy="make a policy with a shorter name",
+        )
+    longest = max(asked.policy.retry_topic.local, asked.policy.dead_letter_topic.local, key=len)
+    if len(longest) > MAX_NAME:
+        return InvalidSpecError(
+            f"topic and subscription give a topic's name of more than {MAX_NAME} characters",
+            got=len(longest),
+            remedy="use a shorter subscription",
+        )
+    return None
+
+
+def topic_is_not_allowed(asked: Asked) -> RedriveError | None:
+    """Find a source topic outside of what the connection is for."""
+    if asked.connection.allows_topic(asked.policy.topic):
+        return None
+    return TopicNotAllowedError(
+        "spec.topic is outside of the connection's allowedTopics "
+        f"({_listed(asked.connection.allowed_topics)})",
+        got=str(asked.policy.topic),
+        remedy="add it there, or use another connection",
+    )
+
+
+def role_is_not_allowed(asked: Asked) -> RedriveError | None:
+    """Find a consumer role that the connection does not let policies grant rights to."""
+    for role in asked.spec.consumer_roles:
+        if not asked.connection.allows_role(role):
+            return RoleNotAllowedError(
+                "a role of spec.consumerRoles is outside of the connection's allowedRoles "
+                f"({_listed(asked.connection.allowed_roles)})",
+                got=role,
+                remedy="add it there, or use another role",
+            )
+    return None
+
+
+def retry_topic_has_other_partitions(facts: Buildable) -> RedriveError | None:
+    """Find a retry topic that cannot follow its source topic."""
+    retry, source = facts.observed.retry, facts.observed.source_partitions
+    if retry is None or retry.partitions == source:
+        return None
+    return PartitionsDifferError(
+        f"the retry topic {facts.desired.retry.name} exists already and should have "
+        f"{_partitions(source)}, as the source topic has",
+        got=_partitions(retry.partitions),
+        remedy="delete it once it is drained, then it is made anew",
+    )
+
+
+def config_map_is_not_ours(facts: Buildable) -> RedriveError | None:
+    """Find a ConfigMap in the place of ours that somebody else made."""
+    found = facts.observed.config_map
+    if found is None or is_owned_by(found, facts.body):
+        return None
+    return ConfigMapNotOursError(
+        "a ConfigMap that this policy does not own has the name that its own needs",
+        got=found["metadata"]["name"],
+        remedy="delete or rename that ConfigMap, or give the policy another name",
+    )
+
+
+ADMISSIBLE: tuple[Callable[[Asked], RedriveError | None], ...] = (
+    name_is_too_long,
+    topic_is_not_allowed,
+    role_is_not_allowed,
+)
+"""May this policy be obeyed at all? Needs no broker."""
+
+BUILDABLE: tuple[Callable[[Buildable], RedriveError | None], ...] = (
+    retry_topic_has_other_partitions,
+    config_map_is_not_ours,
+)
+"""Does what is there already leave room for what the policy needs?"""
+
+
+def first_violation(
+    checks: Iterable[Callable[[F], RedriveError | None]], facts: F
+) -> RedriveError | None:
+    """Return what the first check that fails has found, or None."""
+    return next((error for check in checks if (error := check(facts)) is not None), None)
+
+
+def older_rival(asked: Asked, rivals: Iterable[Asked]) -> RedriveError | None:
+    """Find an older policy that has a claim on this one's topics at the same broker.
+
+    Args:
+        rivals: admissible policies that claim one of its names: one that may not be obeyed
+            itself must not keep others from their topics.
+    """
+    older = [other for other in rivals if other.broker == asked.broker and other.age < asked.age]
+    if not older:
+        return None
+    winner = min(older, key=lambda other: other.age)
+    policy = asked.policy
+    if (winner.policy.topic, winner.policy.subscription) == (policy.topic, policy.subscription):
+        return ResourceConflictError(
+            f"subscription {policy.subscription} of {policy.topic} has a RetryPolicy already, "
+            "and the oldest keeps it",
+            got=f"RetryPolicy {winner.key}",
+            remedy="delete one of the two",
+        )
+    return NameCollisionError(
+        f"an older RetryPolicy, for subscription {winner.policy.subscription} of "
+        f"{winner.policy.topic}, has a retry or dead-letter topic of the same name as this one",
+        got=f"RetryPolicy {winner.key}",
+        remedy="use another subscription for one of the two",
+    )
+
+
+def _listed(patterns: Iterable[str]) -> str:
+    return ", ".join(patterns) or "which is empty"
+
+
+def _partitions(count: int) -> str:
+    return f"{count} partitions" if count else "no partitions"

@@ -1,0 +1,54 @@
+"""A PulsarConnection → whether its Secret, its broker and its rights are as policies need them.
+
+Called by the `Keeper` of connections. Policies do not wait for it: each finds out for itself.
+"""
+
+from __future__ import annotations
+
+from redrive.cluster import resources, status
+from redrive.cluster.connections import Connection
+from redrive.cluster.keeper import Again
+from redrive.cluster.resources import Key
+from redrive.cluster.status import Publisher
+from redrive.cluster.world import World
+from redrive.errors import RedriveError
+from redrive.provision import errors
+
+CONNECTED = "Connected"
+"""Reason: the broker accepts the token, and its role administers the tenants concerned."""
+
+
+async def reconcile(key: Key, world: World) -> Again:
+    """Look at one PulsarConnection, and publish how it stands."""
+    body = world.connections.get(key)
+    if body is None:
+        return Again.NEVER
+    out = Publisher(world.kubernetes, resources.CONNECTIONS, world.clock)
+    if status.is_new(body):
+        body = await out.publish(body, status.progressing("asking the broker"))
+    try:
+        await check(await world.brokers.open(key))
+    except RedriveError as error:
+        stalls = isinstance(error, errors.STALLS)
+        await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
+        return Again.WHEN_WOKEN if isinstance(error, errors.WATCHED) else Again.SOON
+    await out.publish(body, status.ready(CONNECTED, "the broker answers; the token has rights"))
+    return Again.WHEN_WOKEN
+
+
+async def check(connection: Connection) -> None:
+    """Ask the broker whether it takes the token, and the rights in each tenant that is named.
+
+    Raises:
+        AdminError: it does not answer, or refuses.
+        TenantNotFoundError: a tenant of allowedTopics does not exist.
+    """
+    await connection.admin.clusters()
+    tenants = {pattern.split("/")[2] for pattern in connection.spec.allowed_topics}
+    for tenant in sorted(tenant for tenant in tenants if "*" not in tenant):
+        if not await connection.admin.tenant_exists(tenant):
+            raise errors.TenantNotFoundError(
+                "a tenant of spec.allowedTopics does not exist",
+                got=tenant,
+                remedy="create it, or remove the pattern",
+            )

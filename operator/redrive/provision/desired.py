@@ -1,0 +1,109 @@
+"""A policy → all that has to exist for it, at the broker and beside it; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from redrive.admin.model import Grant
+from redrive.cluster import resources
+from redrive.cluster.resources import Body
+from redrive.policy import codec, naming
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.provision.facts import Asked
+
+CONFIG_MAP_SUFFIX = "-redrive"
+CONFIG_MAP_KEY = "policy.json"
+"""Consumers mount the ConfigMap at `/etc/redrive` and find this file there."""
+
+_CONSUME: frozenset[str] = frozenset({"consume"})
+_PRODUCE: frozenset[str] = frozenset({"produce"})
+
+
+@dataclass(frozen=True)
+class DesiredTopic:
+    """A topic that has to exist.
+
+    Attributes:
+        subscription: which must be on it before the first message: a topic without one keeps
+            nothing.
+        deduplicates: whether the broker has to drop what a producer sends twice, from the
+            topic's first day: what it does not remember it cannot recognise.
+    """
+
+    name: TopicName
+    subscription: str
+    deduplicates: bool
+
+
+@dataclass(frozen=True)
+class Desired:
+    """All that a policy needs.
+
+    The retry topic has the partitions of the source topic; the dead-letter topic, which no
+    consumer has to keep up with, has none.
+
+    Attributes:
+        grants: the rights that these roles need; others that they or others have are kept.
+        config_map: the ConfigMap for consumers.
+    """
+
+    policy: Policy
+    retry: DesiredTopic
+    dead_letter: DesiredTopic
+    grants: tuple[Grant, ...]
+    config_map: Body
+
+
+def desired(asked: Asked, owner: Body) -> Desired:
+    """Return what has to exist for the policy that *owner*, a RetryPolicy, asks for."""
+    policy = asked.policy
+    return Desired(
+        policy=policy,
+        retry=DesiredTopic(policy.retry_topic, policy.subscription, deduplicates=True),
+        dead_letter=DesiredTopic(
+            policy.dead_letter_topic, naming.DEAD_LETTER_SUBSCRIPTION, deduplicates=False
+        ),
+        grants=_united(_grants(asked)),
+        config_map=_config_map(policy, owner),
+    )
+
+
+def config_map_name(policy_name: str) -> str:
+    """Name the ConfigMap for the consumers of a RetryPolicy."""
+    return f"{policy_name}{CONFIG_MAP_SUFFIX}"
+
+
+def _grants(asked: Asked) -> Iterator[Grant]:
+    """Yield what each role needs: consumers only ever write dead letters, replays read them."""
+    retry, dead_letter = asked.policy.retry_topic, asked.policy.dead_letter_topic
+    for role in asked.spec.consumer_roles:
+        yield Grant(retry, role, _PRODUCE | _CONSUME)
+        yield Grant(dead_letter, role, _PRODUCE)
+    if asked.connection.replay is not None:
+        yield Grant(retry, asked.connection.replay.role, _PRODUCE)
+        yield Grant(dead_letter, asked.connection.replay.role, _CONSUME)
+
+
+def _united(grants: Iterator[Grant]) -> tuple[Grant, ...]:
+    """Unite the grants of one role on one topic: of two, a broker would keep the later alone."""
+    united: dict[tuple[TopicName, str], frozenset[str]] = {}
+    for grant in grants:
+        before = united.get((grant.topic, grant.role), frozenset())
+        united[grant.topic, grant.role] = before | grant.actions
+    return tuple(Grant(topic, role, actions) for (topic, role), actions in united.items())
+
+
+def _config_map(policy: Policy, owner: Body) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": config_map_name(owner["metadata"]["name"]),
+            "namespace": owner["metadata"]["namespace"],
+            "ownerReferences": [resources.owner_reference(resources.POLICIES, owner)],
+        },
+        "data": {CONFIG_MAP_KEY: codec.encode(policy)},
+    }

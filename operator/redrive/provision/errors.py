@@ -1,0 +1,91 @@
+"""Why a policy can't be provisioned as it stands, each with the reason that its conditions show.
+
+Further reasons come from below: `InvalidSpec`; those of `redrive.cluster.errors` (connection,
+namespace, Secrets, the Kubernetes API) and of `redrive.admin.errors` (the broker).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from redrive.admin import errors as admin_errors
+from redrive.cluster import errors as cluster_errors
+from redrive.errors import InvalidSpecError, RedriveError
+
+
+class TopicNotAllowedError(RedriveError):
+    """The connection is not for this topic."""
+
+    reason: ClassVar[str] = "TopicNotAllowed"
+
+
+class RoleNotAllowedError(RedriveError):
+    """The connection does not let policies grant rights to this role."""
+
+    reason = "RoleNotAllowed"
+
+
+class ResourceConflictError(RedriveError):
+    """An older policy is for the same topic and subscription of the same broker."""
+
+    reason = "ResourceConflict"
+
+
+class NameCollisionError(RedriveError):
+    """An older policy, for another subscription, derives the name of the same topic."""
+
+    reason = "NameCollision"
+
+
+class TenantNotFoundError(RedriveError):
+    """A tenant, of the source topic or of a connection's topics, does not exist (yet)."""
+
+    reason = "TenantNotFound"
+
+
+class NamespaceNotFoundError(RedriveError):
+    """The source topic's Pulsar namespace does not exist (yet)."""
+
+    reason = "NamespaceNotFound"
+
+
+class TopicNotFoundError(RedriveError):
+    """The source topic does not exist (yet)."""
+
+    reason = "TopicNotFound"
+
+
+class PartitionsDifferError(RedriveError):
+    """The retry topic exists, with other partitions than its source topic."""
+
+    reason = "PartitionsDiffer"
+
+
+class ConfigMapNotOursError(RedriveError):
+    """A ConfigMap of the name that the policy's needs belongs to somebody else."""
+
+    reason = "ConfigMapNotOurs"
+
+
+_REFUSED = (
+    InvalidSpecError,
+    cluster_errors.ConnectionInvalidError,
+    cluster_errors.NamespaceNotAllowedError,
+    TopicNotAllowedError,
+    RoleNotAllowedError,
+    ResourceConflictError,
+    NameCollisionError,
+)
+
+WATCHED = (*_REFUSED, cluster_errors.ConnectionNotFoundError)
+"""What ends with a change that a watch tells of; all else has to be looked at again."""
+
+STALLS = (
+    *_REFUSED,
+    PartitionsDifferError,
+    ConfigMapNotOursError,
+    admin_errors.AuthenticationFailedError,
+    admin_errors.ForbiddenError,
+    cluster_errors.ForbiddenError,
+)
+"""What somebody has to decide about; all else is waited for."""

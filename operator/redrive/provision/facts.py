@@ -1,0 +1,56 @@
+"""What a reconcile knows before it decides anything, as values: what is asked, what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.cluster.resources import Body, Key
+from redrive.policy.model import Policy
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a RetryPolicy asks for, and of which connection.
+
+    Attributes:
+        age: sorts policies, the oldest first: when it was made, then its uid.
+    """
+
+    key: Key
+    age: tuple[str, str]
+    spec: RetryPolicySpec
+    policy: Policy
+    connection: PulsarConnectionSpec
+
+    @property
+    def broker(self) -> str:
+        """Tell brokers apart: by their admin URL, for lack of anything a tenant admin may read."""
+        return self.connection.admin_url.rstrip("/").lower()
+
+
+@dataclass(frozen=True)
+class TopicState:
+    """A topic as it is; 0 partitions means that it is not partitioned."""
+
+    partitions: int
+    subscriptions: frozenset[str]
+    deduplicates: bool
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What is there of what a policy needs; None stands for what is not.
+
+    Attributes:
+        permissions: topic → role → actions, for all topics of the Pulsar namespace.
+        config_map: whatever has the name of the policy's ConfigMap.
+    """
+
+    source_partitions: int
+    retry: TopicState | None
+    dead_letter: TopicState | None
+    permissions: Mapping[str, Mapping[str, frozenset[str]]]
+    config_map: Body | None

@@ -1,0 +1,71 @@
+"""Watches of policies and connections → who has to be looked at; decides nothing itself.
+
+The one door to kopf in this journey: kopf brings the watches, the `Keeper`s do the rest. Called
+once, by the operator's command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import kopf
+
+from redrive.cluster import resources
+from redrive.cluster.keeper import Keeper
+from redrive.cluster.resources import Body, Key, Resource
+from redrive.cluster.table import Table, is_asked_anew
+from redrive.cluster.world import World
+from redrive.provision import connection, reconcile
+from redrive.provision.claims import Claims
+
+
+def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Keeper, ...]:
+    """Watch policies and connections from then on, and look at all that there are now.
+
+    Returns:
+        The keepers, which the caller has to stop in the end.
+    """
+    policies = Keeper("RetryPolicy", lambda key: reconcile.reconcile(key, world, claims))
+    connections = Keeper("PulsarConnection", lambda key: connection.reconcile(key, world))
+    claims = Claims(world.policies, policies.wake)
+
+    def policy_changed(key: Key, before: Body | None, after: Body | None) -> None:
+        if is_asked_anew(before, after):
+            policies.wake(key)
+
+    def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
+        if is_asked_anew(before, after):
+            connections.wake(key)
+            for user in _users(key, world.policies):
+                policies.wake(user)
+                for rival in claims.rivals(user):
+                    policies.wake(rival)
+
+    world.policies.listen(policy_changed)
+    world.connections.listen(connection_changed)
+    _watch(registry, resources.POLICIES, world.policies)
+    _watch(registry, resources.CONNECTIONS, world.connections)
+    for body in world.policies:
+        policies.wake(Key.of(body))
+    for body in world.connections:
+        connections.wake(Key.of(body))
+    return policies, connections
+
+
+def _watch(registry: kopf.OperatorRegistry, resource: Resource, table: Table) -> None:
+    @kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)
+    async def seen(event: Any, **_: Any) -> None:  # noqa: ANN401  as kopf calls it
+        if event["type"] == "DELETED":
+            table.drop(Key.of(event["object"]))
+        else:
+            table.put(event["object"])
+
+
+def _users(key: Key, policies: Table) -> Iterator[Key]:
+    """Yield the policies that refer to connection *key*."""
+    for body in policies:
+        ref = body["spec"]["connectionRef"]
+        own = Key.of(body)
+        if key == (ref.get("namespace", own.namespace), ref["name"]):
+            yield own

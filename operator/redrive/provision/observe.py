@@ -1,0 +1,85 @@
+"""What is there of what a policy needs: reads only, so it may run as often as it likes.
+
+Topics and grants are read for a whole Pulsar namespace at once, in one call for all policies that
+are reconciled at the time; subscriptions and the rest have no such call.
+"""
+
+from __future__ import annotations
+
+from redrive.admin.client import Admin
+from redrive.admin.errors import NotFoundError
+from redrive.admin.model import NamespaceState
+from redrive.cluster import resources
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.errors import NotFoundError as ObjectNotFoundError
+from redrive.cluster.resources import Body, Key
+from redrive.policy.naming import TopicName
+from redrive.provision.desired import Desired
+from redrive.provision.errors import (
+    NamespaceNotFoundError,
+    TenantNotFoundError,
+    TopicNotFoundError,
+)
+from redrive.provision.facts import Observed, TopicState
+
+
+async def observe(desired: Desired, admin: Admin, kubernetes: Kubernetes) -> Observed:
+    """Read what is there of *desired*.
+
+    Raises:
+        TenantNotFoundError, NamespaceNotFoundError, TopicNotFoundError: the source topic, or what
+            it lies in, does not exist.
+        AdminError, KubernetesError: a read failed.
+    """
+    namespace = await _namespace(desired.policy.topic, admin)
+    if not namespace.exists(desired.policy.topic):
+        raise TopicNotFoundError(
+            "the source topic does not exist",
+            got=str(desired.policy.topic),
+            remedy="create it; the policy goes on by itself then",
+        )
+    return Observed(
+        source_partitions=await _partitions(desired.policy.topic, namespace, admin),
+        retry=await _topic(desired.retry.name, namespace, admin),
+        dead_letter=await _topic(desired.dead_letter.name, namespace, admin),
+        permissions=namespace.permissions,
+        config_map=await _config_map(Key.of(desired.config_map), kubernetes),
+    )
+
+
+async def _namespace(source: TopicName, admin: Admin) -> NamespaceState:
+    try:
+        return await admin.namespace(source.namespace_name)
+    except NotFoundError as error:
+        if not await admin.tenant_exists(source.tenant):
+            raise TenantNotFoundError(
+                "the source topic's tenant does not exist",
+                got=source.tenant,
+                remedy="create it; the policy goes on by itself then",
+            ) from error
+        raise NamespaceNotFoundError(
+            "the source topic's Pulsar namespace does not exist",
+            got=source.namespace_name,
+            remedy="create it; the policy goes on by itself then",
+        ) from error
+
+
+async def _topic(name: TopicName, namespace: NamespaceState, admin: Admin) -> TopicState | None:
+    if not namespace.exists(name):
+        return None
+    return TopicState(
+        partitions=await _partitions(name, namespace, admin),
+        subscriptions=await admin.subscriptions(name),
+        deduplicates=await admin.deduplicates(name),
+    )
+
+
+async def _partitions(name: TopicName, namespace: NamespaceState, admin: Admin) -> int:
+    return await admin.partitions(name) if str(name) in namespace.partitioned else 0
+
+
+async def _config_map(key: Key, kubernetes: Kubernetes) -> Body | None:
+    try:
+        return await kubernetes.get(resources.CONFIG_MAPS, key)
+    except ObjectNotFoundError:
+        return None
