@@ -77,22 +77,24 @@ async def serve(settings: Settings) -> None:
     """Watch and reconcile until a signal ends it, then let go of everything."""
     async with World.open(settings) as world:
         registry = kopf.OperatorRegistry()
-        kopf.on.login(registry=registry)(_login)
         keepers = provision.register(registry, world)
-        where = ", ".join(settings.namespaces) or "all namespaces"
-        logger.info("redrive serves %s", where)
-        try:
-            await kopf.operator(
-                registry=registry,
-                settings=_kopf_settings(),
-                namespaces=settings.namespaces,
-                clusterwide=not settings.namespaces,
-                standalone=True,
-            )
-        finally:
+
+        async def stop(**_: object) -> None:
             for keeper in keepers:
                 await keeper.stop()
-            logger.info("redrive has stopped")
+
+        kopf.on.login(registry=registry)(_login)
+        # Here and not after kopf has ended: it waits for tasks that began under it.
+        kopf.on.cleanup(registry=registry)(stop)
+        logger.info("redrive serves %s", ", ".join(settings.namespaces) or "all namespaces")
+        await kopf.operator(
+            registry=registry,
+            settings=_kopf_settings(),
+            namespaces=settings.namespaces,
+            clusterwide=not settings.namespaces,
+            standalone=True,
+        )
+    logger.info("redrive has stopped")
 
 
 def _kopf_settings() -> kopf.OperatorSettings:

@@ -20,10 +20,11 @@ from kubernetes.aio import client, config
 from redrive.cluster import resources
 from redrive.cluster.errors import (
     KubernetesError,
+    NoClusterError,
     NotFoundError,
     SecretKeyNotFoundError,
     SecretNotFoundError,
-    UnreachableError,
+    UnavailableError,
     error_for,
 )
 from redrive.cluster.resources import Body, Key, Resource
@@ -52,7 +53,7 @@ class Kubernetes:
         """Connect to the cluster this runs in, or to that of a kubeconfig; see `is_in_cluster`.
 
         Raises:
-            UnreachableError: there is neither.
+            NoClusterError: there is neither.
         """
         configuration = client.Configuration()
         try:
@@ -65,7 +66,7 @@ class Kubernetes:
                     client_configuration=configuration
                 )
         except config.ConfigException as error:
-            raise UnreachableError(
+            raise NoClusterError(
                 "no Kubernetes cluster to talk to",
                 got=str(error),
                 remedy="set KUBECONFIG, or run this in a cluster",
@@ -212,7 +213,7 @@ class Kubernetes:
             response = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
             answer = (await response.read()).decode()  # type: ignore[no-untyped-call]
         except OSError as error:
-            raise UnreachableError(
+            raise UnavailableError(
                 "the Kubernetes API does not answer",
                 got=str(error) or type(error).__name__,
                 remedy="it is tried again; check the API server and the way to it",

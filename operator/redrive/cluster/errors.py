@@ -32,10 +32,16 @@ class ForbiddenError(KubernetesError):
     reason = "KubernetesForbidden"
 
 
-class UnreachableError(KubernetesError):
-    """The Kubernetes API does not answer, or not in time."""
+class NoClusterError(KubernetesError):
+    """Nothing says which cluster to talk to, or as whom."""
 
-    reason = "KubernetesUnreachable"
+    reason = "NoCluster"
+
+
+class UnavailableError(KubernetesError):
+    """The Kubernetes API does not answer, or asks for patience (429, 5xx)."""
+
+    reason = "KubernetesUnavailable"
 
 
 class SecretNotFoundError(RedriveError):
@@ -68,7 +74,12 @@ class NamespaceNotAllowedError(RedriveError):
     reason = "NamespaceNotAllowed"
 
 
-_KINDS = {404: NotFoundError, 409: ConflictError, 403: ForbiddenError}
+_KINDS: dict[int, type[KubernetesError]] = {
+    403: ForbiddenError,
+    404: NotFoundError,
+    409: ConflictError,
+    429: UnavailableError,
+}
 _REMEDIES = {
     403: "grant it to the ServiceAccount, as examples/operator.yaml does",
     404: "create it, or install its CustomResourceDefinition",
@@ -82,7 +93,8 @@ def error_for(call: str, status: int, answer: str) -> KubernetesError:
         said = json.loads(answer)["message"]
     except (ValueError, KeyError, TypeError):
         said = answer[:200]
-    return _KINDS.get(status, KubernetesError)(
+    kind = UnavailableError if status >= 500 else KubernetesError  # noqa: PLR2004
+    return _KINDS.get(status, kind)(
         f"the Kubernetes API refused to {call}",
         got=f"{status} {said}",
         remedy=_REMEDIES.get(status, "it is tried again; see the message for what to mend"),

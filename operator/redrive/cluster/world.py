@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,9 +14,11 @@ from redrive.admin.http import Http
 from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.connections import Connections
-from redrive.cluster.errors import NotFoundError
+from redrive.cluster.errors import NotFoundError, UnavailableError
 from redrive.cluster.resources import Resource
 from redrive.cluster.table import Table
+
+RETRY_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -80,12 +84,15 @@ class World:
 
 
 async def _load(kubernetes: Kubernetes, resource: Resource, namespaces: Sequence[str]) -> Table:
-    bodies = [
-        body
-        for namespace in namespaces or (None,)
-        for body in await kubernetes.list(resource, namespace)
-    ]
-    return Table(bodies)
+    """Read all objects of a kind, waiting for an API server that is just starting too."""
+    while True:
+        try:
+            lists = [await kubernetes.list(resource, name) for name in namespaces or (None,)]
+        except UnavailableError as error:
+            logger.warning("%s", error)
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            return Table(itertools.chain.from_iterable(lists))
 
 
 async def _load_applications(kubernetes: Kubernetes, namespaces: Sequence[str]) -> Table:
