@@ -51,7 +51,7 @@ TopicField = Annotated[
         got=QUOTED,
     ),
     Rule(
-        "!self.matches('-partition-[0-9]+$')",
+        r"!self.matches('-partition-\\p{Nd}+$')",
         "a policy is for a whole topic, not for one partition of it",
         "name the topic without the -partition-N at its end",
         got=QUOTED,

@@ -51,8 +51,9 @@ def decode(text: str) -> Policy:
         raise InvalidSpecError(
             "a policy file holds JSON", got=str(error), remedy=_REMEDY
         ) from error
-    if not isinstance(document, dict) or document.get("version") != VERSION:
-        found = document.get("version") if isinstance(document, dict) else type(document).__name__
+    found = document.get("version") if isinstance(document, dict) else type(document).__name__
+    # Neither JSON's true nor 1.0 is a version, though Python calls them equal to 1.
+    if type(found) is not int or found != VERSION:
         raise InvalidSpecError(
             f"a policy file is an object with version {VERSION}",
             got=found,

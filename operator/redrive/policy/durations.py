@@ -8,7 +8,8 @@ from datetime import timedelta
 from redrive.errors import InvalidSpecError
 
 _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-PATTERN = r"^([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?$"
+# Eight digits: more days than that are beyond what a timedelta can hold.
+PATTERN = r"^([0-9]{1,8}d)?([0-9]{1,8}h)?([0-9]{1,8}m)?([0-9]{1,8}s)?$"
 _WRITTEN = re.compile(PATTERN)
 
 

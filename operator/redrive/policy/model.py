@@ -71,7 +71,8 @@ class Policy:
         ladder: what "the next delay" means.
 
     Raises:
-        InvalidSpecError: `max_retries`, `subscription` or `topic` is out of bounds.
+        InvalidSpecError: `max_retries`, `subscription` or `topic` is out of bounds, or the names
+            derived from the last two are.
     """
 
     topic: naming.TopicName
@@ -87,6 +88,12 @@ class Policy:
         naming.TopicName.parse_whole(str(self.topic))
         naming.check_subscription(self.subscription)
         check_max_retries(self.max_retries)
+        if len(self.retry_topic.local) > naming.MAX_NAME:
+            raise InvalidSpecError(
+                f"topics named after topic and subscription exceed {naming.MAX_NAME} characters",
+                got=self.retry_topic.local[:128] + "…",
+                remedy="use a shorter subscription name",
+            )
 
     @property
     def retry_topic(self) -> naming.TopicName:

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from string import ascii_letters, digits
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+
+from redrive.policy.ladder import Ladder
+from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.naming import TopicName
+
+# For test_mutants.py: the same examples in every run, and no time spent on making them small.
+settings.register_profile(
+    "mutants", derandomize=True, database=None, phases=[Phase.explicit, Phase.generate]
+)
+
+entities = st.text(ascii_letters + digits + "-=:._", min_size=1, max_size=12)
+# Anything but slashes, control characters and white space.
+locals_ = st.text(
+    st.characters(
+        codec="utf-8", exclude_categories=["Cc", "Zs", "Zl", "Zp"], exclude_characters="/"
+    ),
+    min_size=1,
+    max_size=40,
+)
+st.register_type_strategy(
+    TopicName,
+    st.builds(TopicName, entities, entities, locals_).filter(
+        lambda topic: topic.without_partition() == topic
+    ),
+)
+st.register_type_strategy(
+    Ladder,
+    st.lists(st.integers(1, 864_000).map(lambda n: timedelta(seconds=n)), min_size=1, max_size=8)
+    .map(tuple)
+    .map(Ladder),
+)
+st.register_type_strategy(
+    Policy,
+    st.builds(
+        Policy,
+        topic=st.from_type(TopicName),
+        subscription=locals_,
+        subscription_type=st.sampled_from(SubscriptionType),
+        max_retries=st.integers(0, 30) | st.integers(0, 1_000),
+        ladder=st.from_type(Ladder),
+        name=st.text(st.characters(codec="utf-8"), max_size=20),
+        generation=st.integers(0, 2**63 - 1),
+    ),
+)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.errors import InvalidSpecError
+from redrive.policy import codec
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "billing", name="shop/orders", generation=2)
+READ = [
+    "version", "name", "generation", "topic", "subscription", "subscriptionType", "maxRetries",
+    "delays",
+]  # fmt: skip
+
+policies = st.from_type(Policy)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def document(policy: Policy = POLICY) -> dict[str, Any]:
+    written: dict[str, Any] = json.loads(codec.encode(policy))
+    return written
+
+
+@given(policies)
+def test_a_policy_is_read_as_it_was_written(policy: Policy) -> None:
+    assert codec.decode(codec.encode(policy)) == policy
+
+
+@given(policies)
+def test_equal_policies_give_equal_text(policy: Policy) -> None:
+    assert codec.encode(codec.decode(codec.encode(policy))) == codec.encode(policy)
+
+
+def test_the_written_form_is_the_documented_one() -> None:
+    written = document(codec.decode(codec.encode(POLICY)))
+    assert written | {"delays": None} == {
+        "version": 1,
+        "name": "shop/orders",
+        "generation": 2,
+        "topic": "persistent://shop/prod/orders",
+        "subscription": "billing",
+        "subscriptionType": "Shared",
+        "maxRetries": 16,
+        "delays": None,
+        "retryTopic": "persistent://shop/prod/orders-billing-RETRY",
+        "deadLetterTopic": "persistent://shop/prod/orders-billing-DLQ",
+    }
+    assert written["delays"][:5] == ["1s", "5s", "10s", "30s", "1m"]
+
+
+@given(st.sampled_from(READ), json_values)
+def test_a_value_of_another_type_is_refused(key: str, value: Any) -> None:  # noqa: ANN401
+    changed = document()
+    if type(value) is type(changed[key]):
+        value = None
+    changed[key] = value
+    with pytest.raises(InvalidSpecError):
+        codec.decode(json.dumps(changed))
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", None, 2, 0])
+def test_a_file_of_another_version_is_refused_with_the_one_found(value: object) -> None:
+    with pytest.raises(InvalidSpecError, match=f"version 1; got {value!r}; upgrade"):
+        codec.decode(json.dumps(document() | {"version": value}))
+
+
+@pytest.mark.parametrize("key", READ)
+def test_a_missing_value_is_refused(key: str) -> None:
+    changed = document()
+    del changed[key]
+    with pytest.raises(InvalidSpecError, match="got None"):
+        codec.decode(json.dumps(changed))
+
+
+@pytest.mark.parametrize("key", ["maxRetries", "generation"])
+def test_true_is_no_number(key: str) -> None:
+    with pytest.raises(InvalidSpecError, match=f"{key} in a policy file is of type int; got True"):
+        codec.decode(json.dumps(document() | {key: True}))
+
+
+def test_a_delay_that_is_no_string_is_refused() -> None:
+    with pytest.raises(InvalidSpecError, match="delays in a policy file holds strings; got 5"):
+        codec.decode(json.dumps(document() | {"delays": ["1s", 5]}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("maxRetries", 1_001),
+        ("delays", []),
+        ("delays", ["0s"]),
+        ("topic", "persistent://shop/prod/orders-partition-1"),
+        ("subscription", "a/b"),
+        ("subscriptionType", "Exclusive"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_as_it_is_in_a_manifest(key: str, value: object) -> None:
+    with pytest.raises(InvalidSpecError):
+        codec.decode(json.dumps(document() | {key: value}))
+
+
+@given(st.dictionaries(st.text().filter(lambda key: key not in READ), json_values))
+def test_keys_of_a_later_writer_are_ignored(added: dict[str, Any]) -> None:
+    assert codec.decode(json.dumps(document() | added)) == POLICY
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "1", '"x"', "{} {}"])
+def test_what_is_no_json_object_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSpecError, match="a policy file"):
+        codec.decode(text)
+
+
+@given(st.text(max_size=100))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with pytest.raises(InvalidSpecError):
+        codec.decode(text)

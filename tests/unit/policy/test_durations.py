@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.errors import InvalidSpecError
+from redrive.policy import durations
+
+counts = st.integers(0, 99_999_999)
+
+
+@given(st.integers(0, 10**9))
+def test_what_is_written_is_read_back(seconds: int) -> None:
+    duration = timedelta(seconds=seconds)
+    assert durations.parse(durations.text_of(duration)) == duration
+
+
+@given(counts, counts, counts, counts)
+def test_units_add_up(days: int, hours: int, minutes: int, seconds: int) -> None:
+    written = f"{days}d{hours}h{minutes}m{seconds}s"
+    assert durations.parse(written) == timedelta(
+        days=days, hours=hours, minutes=minutes, seconds=seconds
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1s", 1), ("90s", 90), ("1m30s", 90), ("5m", 300), ("2h", 7_200), ("10d", 864_000)],
+)
+def test_durations_are_read_as_manifests_write_them(text: str, seconds: int) -> None:
+    assert durations.parse(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59, "59s"), (60, "1m"), (90, "1m30s"), (3_600, "1h"), (90_061, "1d1h1m1s")],
+)
+def test_durations_are_written_in_their_shortest_form(seconds: int, text: str) -> None:
+    assert durations.text_of(timedelta(seconds=seconds)) == text
+
+
+def test_parts_of_a_second_are_cut() -> None:
+    assert durations.text_of(timedelta(seconds=1, milliseconds=999)) == "1s"
+
+
+@pytest.mark.parametrize(
+    "text",
+    "|5|s|1.5s|-1s|+1s|1 s|1s |1S|1w|1s1m|1m1m|1ms|٣s|1s\n|100000000s".split("|"),
+)
+def test_anything_else_is_refused_with_what_was_found_and_what_to_write(text: str) -> None:
+    with pytest.raises(InvalidSpecError) as refusal:
+        durations.parse(text)
+    assert f"got {text!r}" in str(refusal.value)
+    assert "write it like 90s, 1m30s, 2h or 10d" in str(refusal.value)
+
+
+@given(st.text(max_size=50))
+def test_no_text_gets_past_without_being_a_duration_or_refused(text: str) -> None:
+    try:
+        duration = durations.parse(text)
+    except InvalidSpecError:
+        return
+    assert duration >= timedelta(0)
+
+
+def test_a_refusal_shows_no_more_of_a_text_than_is_needed() -> None:
+    with pytest.raises(InvalidSpecError) as refusal:
+        durations.parse("x" * 10_000)
+    assert len(str(refusal.value)) < 300

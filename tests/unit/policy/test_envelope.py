@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.policy import envelope
+from redrive.policy.envelope import Cause
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.policy.verdict import Dead, DeadReason, Retry
+
+NOW = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
+POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
+OURS = {
+    "RECONSUMETIMES", "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID", "RETRY_TOPIC",
+    "DELAY_TIME", "REDRIVE_CAUSE_TYPE", "REDRIVE_CAUSE_MESSAGE", "REDRIVE_FAILED_AT",
+    "REDRIVE_CONSUMER", "REDRIVE_DEAD_REASON", "REDRIVE_REPLAYS", "REDRIVE_REPLAY",
+}  # fmt: skip
+
+texts = st.text(max_size=30)
+users = st.dictionaries(texts.filter(lambda key: key not in OURS), texts, max_size=5)
+forged = st.dictionaries(st.sampled_from(sorted(OURS)), texts, max_size=5)
+causes = st.builds(Cause, st.text(), st.text(), st.just(NOW), st.text())
+retries = st.builds(
+    Retry, st.timedeltas(timedelta(seconds=1), timedelta(days=10)), st.integers(1, 1_000)
+)
+verdicts = retries | st.builds(Dead, st.sampled_from(DeadReason), st.integers(1, 1_001))
+
+
+def hop(
+    properties: dict[str, str],
+    verdict: Retry | Dead = Retry(timedelta(seconds=5), 1),  # noqa: B008 - a frozen value
+    cause: Cause | None = None,
+    message_id: str = "7:8:-1",
+) -> dict[str, str]:
+    return envelope.for_hop(
+        properties, policy=POLICY, message_id=message_id, verdict=verdict, cause=cause
+    )
+
+
+@given(users, forged, verdicts, causes | st.none())
+def test_every_user_property_survives_each_hop(
+    user: dict[str, str], ours: dict[str, str], verdict: Retry | Dead, cause: Cause | None
+) -> None:
+    sent = hop(user | ours, verdict, cause)
+    assert {key: value for key, value in sent.items() if key not in OURS} == user
+
+
+@given(users, forged, verdicts)
+def test_a_hop_does_not_touch_the_properties_it_was_given(
+    user: dict[str, str], ours: dict[str, str], verdict: Retry | Dead
+) -> None:
+    given_properties = user | ours
+    before = dict(given_properties)
+    hop(given_properties, verdict)
+    envelope.for_replay(given_properties, replay="shop/fix")
+    assert given_properties == before
+
+
+@given(forged, verdicts)
+def test_where_a_message_comes_from_is_written_by_the_policy_whatever_it_claims(
+    ours: dict[str, str], verdict: Retry | Dead
+) -> None:
+    sent = hop(ours, verdict)
+    assert sent["REAL_TOPIC"] == "persistent://shop/prod/orders"
+    assert sent["REAL_SUBSCRIPTION"] == "billing"
+    assert sent["RETRY_TOPIC"] == "persistent://shop/prod/orders-billing-RETRY"
+    assert sent["RECONSUMETIMES"] == str(verdict.reconsume_times)
+
+
+def test_the_origin_is_the_first_id_and_stays_through_every_hop() -> None:
+    first = hop({}, message_id="1:2:3")
+    second = hop(first, message_id="4:5:6")
+    assert first["ORIGIN_MESSAGE_ID"] == second["ORIGIN_MESSAGE_ID"] == "1:2:3"
+    assert envelope.for_replay(second, replay="shop/fix")["ORIGIN_MESSAGE_ID"] == "1:2:3"
+
+
+@given(retries)
+def test_the_delay_asked_for_travels_in_milliseconds(retry: Retry) -> None:
+    sent = hop({}, retry)
+    assert sent["DELAY_TIME"] == str(int(retry.delay / timedelta(milliseconds=1)))
+    assert "REDRIVE_DEAD_REASON" not in sent
+
+
+def test_a_dead_letter_tells_its_reason_and_no_delay() -> None:
+    sent = hop(hop({}), Dead(DeadReason.REQUESTED, 2))
+    assert sent["REDRIVE_DEAD_REASON"] == "Requested"
+    assert "DELAY_TIME" not in sent
+
+
+@given(causes, causes)
+def test_the_cause_is_replaced_and_never_added_to(first: Cause, second: Cause) -> None:
+    assert hop(hop({}, cause=first), cause=second) == hop({}, cause=second)
+
+
+@given(causes)
+def test_an_attempt_without_known_cause_does_not_keep_an_older_one(cause: Cause) -> None:
+    assert hop(hop({}, cause=cause)) == hop({})
+
+
+@given(causes)
+def test_no_part_of_a_cause_takes_more_than_a_kibibyte_of_text(cause: Cause) -> None:
+    for value in cause.to_properties().values():
+        assert len(value.encode("utf-8")) <= 1_024
+
+
+@pytest.mark.parametrize("character", ["x", "é", "語", "🚀", "\ud800"])
+def test_a_long_cause_keeps_as_much_as_fits(character: str) -> None:
+    written = Cause("E", character * 2_000, NOW, "c").to_properties()["REDRIVE_CAUSE_MESSAGE"]
+    assert 1_024 - 4 < len(written.encode("utf-8")) <= 1_024
+    assert (character * 2_000).startswith(written) or character == "\ud800"
+
+
+def test_a_short_cause_is_kept_word_for_word() -> None:
+    cause = Cause.from_error(ValueError("größer als 0"), failed_at=NOW, consumer="c-1")
+    assert cause.to_properties() == {
+        "REDRIVE_CAUSE_TYPE": "ValueError",
+        "REDRIVE_CAUSE_MESSAGE": "größer als 0",
+        "REDRIVE_FAILED_AT": "2026-11-21T09:00:00+00:00",
+        "REDRIVE_CONSUMER": "c-1",
+    }
+
+
+@given(st.integers(0, 999_999_999))
+def test_a_count_is_read_as_it_was_written(count: int) -> None:
+    assert envelope.reconsume_times({"RECONSUMETIMES": str(count)}) == count
+    assert envelope.replays({"REDRIVE_REPLAYS": str(count)}) == count
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+1", " 1", "1 ", "1.0", "1e3", "٣", "x", "9" * 5_000])
+def test_a_count_that_no_client_writes_is_none(text: str) -> None:
+    assert envelope.reconsume_times({"RECONSUMETIMES": text}) == 0
+    assert envelope.replays({"REDRIVE_REPLAYS": text}) == 0
+
+
+@given(texts)
+def test_no_forged_count_is_negative_or_an_error(text: str) -> None:
+    assert envelope.reconsume_times({"RECONSUMETIMES": text}) >= 0
+
+
+def test_a_message_without_properties_has_had_no_retry_and_no_replay() -> None:
+    assert envelope.reconsume_times({}) == envelope.replays({}) == 0
+
+
+@given(users, forged, causes)
+def test_a_replay_begins_anew_and_keeps_origin_cause_and_user_properties(
+    user: dict[str, str], ours: dict[str, str], cause: Cause
+) -> None:
+    dead = hop(user | ours, Dead(DeadReason.RETRIES_EXHAUSTED, 4), cause)
+    sent = envelope.for_replay(dead, replay="shop/after-fix")
+    assert envelope.reconsume_times(sent) == 0
+    assert envelope.replays(sent) == envelope.replays(dead) + 1
+    assert sent["REDRIVE_REPLAY"] == "shop/after-fix"
+    assert sent.items() >= cause.to_properties().items()
+    assert sent["ORIGIN_MESSAGE_ID"] == dead["ORIGIN_MESSAGE_ID"]
+    assert sent.items() >= user.items()
+    assert not {"DELAY_TIME", "REDRIVE_DEAD_REASON"} & sent.keys()
+
+
+def test_the_number_of_replays_survives_another_death() -> None:
+    properties: dict[str, str] = {}
+    for count in range(1, 4):
+        dead = hop(properties, Dead(DeadReason.RETRIES_EXHAUSTED, 4))
+        properties = envelope.for_replay(dead, replay=f"shop/run-{count}")
+        assert envelope.replays(properties) == count

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from redrive.errors import InvalidSpecError
+from redrive.policy.ladder import LEVELS
+from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.naming import TopicName
+
+ORDERS = TopicName("shop", "prod", "orders")
+
+
+def test_topic_and_subscription_make_a_policy_with_the_documented_defaults() -> None:
+    policy = Policy(topic=ORDERS, subscription="billing")
+    assert policy.max_retries == 16
+    assert policy.ladder.rungs == LEVELS
+    assert policy.subscription_type is SubscriptionType.SHARED
+
+
+@pytest.mark.parametrize("count", [0, 1, 1_000])
+def test_retries_are_from_none_to_a_thousand(count: int) -> None:
+    assert Policy(ORDERS, "billing", max_retries=count).max_retries == count
+
+
+@pytest.mark.parametrize("count", [-1, 1_001])
+def test_another_number_of_retries_is_refused_with_what_was_found(count: int) -> None:
+    with pytest.raises(InvalidSpecError, match=f"from 0 to 1000; got {count}; choose"):
+        Policy(ORDERS, "billing", max_retries=count)
+
+
+@pytest.mark.parametrize("text", ["Exclusive", "Failover", "shared", ""])
+def test_a_subscription_type_that_ignores_delays_is_refused_with_the_reason(text: str) -> None:
+    with pytest.raises(InvalidSpecError, match=f"at once; got '{text}'; use Shared"):
+        SubscriptionType.parse(text)
+
+
+def test_a_policy_is_never_for_one_partition() -> None:
+    with pytest.raises(InvalidSpecError, match="not for one partition"):
+        Policy(ORDERS.partition(0), "billing")
+
+
+def test_a_topic_that_was_not_read_from_text_is_checked_all_the_same() -> None:
+    with pytest.raises(InvalidSpecError, match="a topic is written"):
+        Policy(TopicName("shop", "prod/orders", "x"), "billing")
+
+
+def test_a_policy_refuses_a_subscription_that_topics_can_not_be_named_after() -> None:
+    with pytest.raises(InvalidSpecError, match="a subscription is"):
+        Policy(ORDERS, "a/b")
+
+
+def test_topic_and_subscription_whose_derived_names_are_too_long_are_refused() -> None:
+    fits = 255 - len("orders--RETRY")
+    assert len(Policy(ORDERS, "s" * fits).retry_topic.local) == 255
+    with pytest.raises(InvalidSpecError, match=r"exceed 255 characters; .* a shorter subscription"):
+        Policy(ORDERS, "s" * (fits + 1))

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.errors import InvalidSpecError
+from redrive.policy import naming
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+
+topics = st.from_type(TopicName)
+ORDERS = TopicName("shop", "prod", "orders")
+
+
+@given(topics)
+def test_a_topic_name_is_read_as_it_is_written(topic: TopicName) -> None:
+    assert TopicName.parse(str(topic)) == topic
+    assert TopicName.parse_whole(str(topic)) == topic
+
+
+def test_derived_names_are_those_of_pulsars_own_clients() -> None:
+    assert str(naming.retry_topic(ORDERS, "billing")) == (
+        "persistent://shop/prod/orders-billing-RETRY"
+    )
+    assert str(naming.dead_letter_topic(ORDERS, "billing")) == (
+        "persistent://shop/prod/orders-billing-DLQ"
+    )
+
+
+@given(topics, st.integers(0, 1_000))
+def test_a_partition_suffix_never_becomes_part_of_a_derived_name(
+    topic: TopicName, index: int
+) -> None:
+    for derive in (naming.retry_topic, naming.dead_letter_topic):
+        assert derive(topic.partition(index), "s") == derive(topic, "s")
+
+
+@given(topics, st.integers(0, 1_000))
+def test_a_partition_belongs_to_its_topic_and_is_no_whole_topic(
+    topic: TopicName, index: int
+) -> None:
+    partition = topic.partition(index)
+    assert partition.without_partition() == topic
+    assert TopicName.parse(str(partition)) == partition
+    with pytest.raises(InvalidSpecError, match="not for one partition"):
+        TopicName.parse_whole(str(partition))
+
+
+@given(st.from_type(Policy))
+def test_derived_topics_are_distinct_readable_and_beside_their_source(policy: Policy) -> None:
+    names = {policy.topic, policy.retry_topic, policy.dead_letter_topic}
+    assert len(names) == 3
+    assert {name.namespace_name for name in names} == {policy.topic.namespace_name}
+    assert {TopicName.parse_whole(str(name)) for name in names} == names
+
+
+@given(topics, st.permutations(["a", "b", "a-b", "b-a", "a.b"]))
+def test_subscriptions_of_a_topic_do_not_share_their_topics(
+    topic: TopicName, subscriptions: list[str]
+) -> None:
+    one, other = subscriptions[:2]
+    assert naming.retry_topic(topic, one) != naming.retry_topic(topic, other)
+    assert naming.dead_letter_topic(topic, one) != naming.dead_letter_topic(topic, other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "orders",
+        "shop/prod/orders",
+        "persistent://shop/prod",
+        "persistent://shop/prod/",
+        "persistent://shop//orders",
+        "persistent://shop/prod/cluster/orders",
+        "non-persistent://shop/prod/orders",
+        "PERSISTENT://shop/prod/orders",
+        " persistent://shop/prod/orders",
+        "persistent://shop/prod/orders\n",
+        "persistent://shop/prod/or ders",
+        "persistent://shop/prod/or\x00ders",
+        "persistent://sh op/prod/orders",
+        "persistent://shöp/prod/orders",
+        "persistent://shop/prod/" + "o" * 256,
+    ],
+)
+def test_what_is_no_topic_is_refused_with_what_was_found(text: str) -> None:
+    with pytest.raises(InvalidSpecError) as refusal:
+        TopicName.parse(text)
+    assert f"got {text[:128]!r}" in str(refusal.value)
+    assert "give the full name of a persistent topic" in str(refusal.value)
+
+
+def test_a_refused_partition_is_told_the_name_of_its_topic() -> None:
+    with pytest.raises(InvalidSpecError, match=r"name the topic itself: persistent://a/b/c$"):
+        TopicName.parse_whole("persistent://a/b/c-partition-12")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "a\tb", "a\u00a0b", "a\x7fb", "a\n", "s" * 256])
+def test_a_subscription_that_can_not_be_part_of_a_topic_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSpecError, match="a subscription is 1 to 255 characters"):
+        naming.check_subscription(name)
+
+
+@pytest.mark.parametrize("name", ["s", "s" * 255, "a.b-c_d", "größe", "%RETRY%"])
+def test_any_other_subscription_is_taken_as_it_is(name: str) -> None:
+    assert naming.check_subscription(name) == name
