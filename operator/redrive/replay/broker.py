@@ -1,0 +1,115 @@
+"""Connections to Pulsar with the replay role's token, which comes from the environment alone.
+
+Used in the driver and in Spark's Python workers. Those are forked, and a client that is inherited
+by a fork hangs: so each task opens its own, and closes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import pulsar
+
+from redrive.errors import RedriveError
+from redrive.policy.naming import TopicName
+from redrive.replay.spec import TOKEN_VARIABLE
+
+UNPARTITIONED = -1
+"""Stands for the index of a partition where a topic has none."""
+
+MAX_PENDING_MESSAGES = 1_000
+
+
+class TokenMissingError(RedriveError):
+    """The environment of the job holds no token."""
+
+    reason: ClassVar[str] = "TokenMissing"
+
+
+class AlreadyRunningError(RedriveError):
+    """Another process is doing the same work."""
+
+    reason: ClassVar[str] = "AlreadyRunning"
+
+
+class BrokerRefusedError(RedriveError):
+    """The broker does not let the replay role do its work."""
+
+    reason: ClassVar[str] = "BrokerRefused"
+
+
+def token() -> str:
+    """Return the token to show to the broker.
+
+    Raises:
+        TokenMissingError: the environment holds none.
+    """
+    found = os.environ.get(TOKEN_VARIABLE, "")
+    if not found:
+        raise TokenMissingError(
+            f"the environment variable {TOKEN_VARIABLE} is not set",
+            remedy="give driver and executors the replay role's token in it",
+        )
+    return found
+
+
+@contextmanager
+def connect(service_url: str) -> Iterator[pulsar.Client]:
+    """Open a client, and close it with all it has opened."""
+    quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn)
+    client = pulsar.Client(
+        service_url, authentication=pulsar.AuthenticationToken(token()), logger=quiet
+    )
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def refusals(doing: str, right: str) -> Iterator[None]:
+    """Name what the broker refused to do: *doing*, for which it asks for *right*."""
+    try:
+        yield
+    except pulsar.PulsarException as error:
+        raise BrokerRefusedError(
+            f"the broker refused to {doing}",
+            got=str(error),
+            remedy=f"check that it can be reached, and that the replay role may {right} there",
+        ) from error
+
+
+def open_producer(client: pulsar.Client, topic: TopicName, name: str) -> pulsar.Producer:
+    """Open the one producer called *name*, good for sends that a repetition may repeat.
+
+    Raises:
+        AlreadyRunningError: there is one already.
+        BrokerRefusedError: the role may not produce there.
+    """
+    try:
+        with refusals(f"open a producer on {topic}", "produce"):
+            return client.create_producer(
+                str(topic),
+                producer_name=name,
+                # A broker tells repetitions only of messages that are sent one by one …
+                batching_enabled=False,
+                # … and that the client gives up never: it could not take them back.
+                send_timeout_millis=0,
+                max_pending_messages=MAX_PENDING_MESSAGES,
+                block_if_queue_full=True,
+            )
+    except BrokerRefusedError as error:
+        if not isinstance(error.__cause__, pulsar.ProducerBusy):
+            raise
+        raise AlreadyRunningError(
+            f"another process holds the producer {name} of {topic}",
+            remedy="it has to end first; the job is started again by itself",
+        ) from error
+
+
+def partition_of(topic: TopicName, index: int) -> TopicName:
+    """Return the name to open: of one partition, or of the topic where it has none."""
+    return topic if index == UNPARTITIONED else topic.partition(index)

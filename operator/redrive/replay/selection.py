@@ -1,0 +1,193 @@
+"""`where`, written by a person → the SQL condition that Spark evaluates for each dead letter. Pure.
+
+Called by the operator, which refuses a bad one before anything is launched, and by the job.
+
+SQL as Spark runs it can call any Java method and so read the driver's environment, where the
+token is; and it can ask for the time, whereupon a restarted run would select differently. So
+nothing passes but what is listed here, and Spark is given the text generated from what passed,
+never the text that was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from redrive.errors import InvalidSpecError
+from redrive.policy import envelope
+
+_DIALECT = "spark"
+
+
+def _property(name: str, kind: str = "STRING") -> str:
+    read = f"properties['{name}']"
+    return read if kind == "STRING" else f"TRY_CAST({read} AS {kind})"
+
+
+COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "cause_type": _property(envelope.CAUSE_TYPE),
+        "cause_message": _property(envelope.CAUSE_MESSAGE),
+        "failed_at": _property(envelope.FAILED_AT, "TIMESTAMP"),
+        "consumer": _property(envelope.CONSUMER),
+        "dead_reason": _property(envelope.DEAD_REASON),
+        "reconsume_times": f"COALESCE({_property(envelope.RECONSUMETIMES, 'INT')}, 0)",
+        "replays": f"COALESCE({_property(envelope.REPLAYS, 'INT')}, 0)",
+        "key": "key",
+        "value": "value",
+        "size": "COALESCE(LENGTH(value), 0)",
+        "event_time": "event_time",
+        "publish_time": "publish_time",
+    }
+)
+"""What a condition may speak of, and how it is read from a row of the source. Besides these:
+`properties['name']`. Moments are compared in UTC."""
+
+FUNCTIONS: Mapping[str, type[exp.Expr]] = MappingProxyType(
+    {
+        "coalesce": exp.Coalesce,
+        "contains": exp.Contains,
+        "endswith": exp.EndsWith,
+        "get_json_object": exp.JSONExtractScalar,
+        "length": exp.Length,
+        "lower": exp.Lower,
+        "startswith": exp.StartsWith,
+        "substring": exp.Substring,
+        "trim": exp.Trim,
+        "upper": exp.Upper,
+    }
+)
+"""What a condition may call; all of them depend on their arguments alone."""
+
+TYPES: Mapping[str, exp.DType] = MappingProxyType(
+    {
+        "bigint": exp.DType.BIGINT,
+        "boolean": exp.DType.BOOLEAN,
+        "date": exp.DType.DATE,
+        "double": exp.DType.DOUBLE,
+        "int": exp.DType.INT,
+        "string": exp.DType.TEXT,
+        "timestamp": exp.DType.TIMESTAMPTZ,
+    }
+)
+"""What a condition may cast to."""
+
+_CONNECTIVES = (exp.And, exp.Or, exp.Not, exp.Paren)
+_COMPARISONS = (
+    exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ, exp.Is,
+    exp.In, exp.Between, exp.Like, exp.ILike, exp.RegexpLike, exp.Escape, exp.Boolean,
+    exp.Contains, exp.EndsWith, exp.StartsWith,
+)  # fmt: skip
+_OTHERS = (
+    exp.Column, exp.Identifier, exp.Literal, exp.Null, exp.Bracket, exp.Cast, exp.TryCast,
+    exp.DataType, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Neg,
+    exp.JSONPath, exp.JSONPathRoot, exp.JSONPathKey, exp.JSONPathSubscript,
+)  # fmt: skip
+_ALLOWED = frozenset((*_CONNECTIVES, *_COMPARISONS, *_OTHERS, *FUNCTIONS.values()))
+
+
+def to_sql(where: str) -> str:
+    """Return the condition to give to Spark for *where*, over the columns of the source.
+
+    Raises:
+        InvalidSpecError: it is no condition, or uses what is not allowed.
+    """
+    try:
+        tree = _parse(where)
+        for node in tree.walk():
+            _check(node)
+        _check_condition(tree)
+        return tree.transform(_spell_out).sql(dialect=_DIALECT, comments=False)
+    except RecursionError:
+        raise InvalidSpecError(
+            "the condition of a selection is nested too deeply", remedy="write it more flatly"
+        ) from None
+
+
+def _parse(where: str) -> exp.Expr:
+    try:
+        parsed = [tree for tree in sqlglot.parse(where, dialect=_DIALECT) if tree is not None]
+    except SqlglotError as error:
+        said = str(error).splitlines()[0]
+        raise InvalidSpecError(
+            f"the condition of a selection is not SQL that can be read: {said}",
+            got=where[:256],
+            remedy="write one condition, like cause_type = 'TimeoutError'",
+        ) from error
+    if len(parsed) != 1:
+        raise InvalidSpecError(
+            "a selection is exactly one condition",
+            got=where[:256],
+            remedy="write one condition, without semicolons",
+        )
+    return parsed[0]
+
+
+def _check(node: exp.Expr) -> None:
+    """Refuse *node* unless it is listed; its children are checked in their own turn."""
+    if type(node) not in _ALLOWED:
+        raise _refusal(
+            "a selection can't use this",
+            node,
+            f"compare columns with literals; functions are {', '.join(FUNCTIONS)}",
+        )
+    if isinstance(node, exp.Column):
+        _check_column(node)
+    elif isinstance(node, exp.Bracket) and not _reads_property(node):
+        raise _refusal("only a property can be looked up", node, "write properties['name']")
+    elif isinstance(node, exp.DataType) and not _is_type(node):
+        raise _refusal("a selection can't cast to this", node, f"cast to {', '.join(TYPES)}")
+
+
+def _check_column(column: exp.Column) -> None:
+    known = len(column.parts) == 1 and column.name.lower() in COLUMNS
+    if not known and not (isinstance(column.parent, exp.Bracket) and _is_properties(column)):
+        raise _refusal(
+            "a selection names an unknown column",
+            column,
+            f"use one of {', '.join(COLUMNS)}, or properties['name']",
+        )
+
+
+def _check_condition(node: exp.Expr) -> None:
+    if isinstance(node, _CONNECTIVES):
+        for child in node.iter_expressions():
+            _check_condition(child)
+    elif not isinstance(node, _COMPARISONS):
+        raise _refusal(
+            "a selection is a condition, true or false for each dead letter",
+            node,
+            "compare it with something",
+        )
+
+
+def _is_type(node: exp.DataType) -> bool:
+    return node.this in TYPES.values() and not node.expressions
+
+
+def _is_properties(node: object) -> bool:
+    return (
+        isinstance(node, exp.Column) and len(node.parts) == 1 and node.name.lower() == "properties"
+    )
+
+
+def _reads_property(node: exp.Bracket) -> bool:
+    keys = node.expressions
+    return _is_properties(node.this) and len(keys) == 1 and keys[0].is_string
+
+
+def _spell_out(node: exp.Expr) -> exp.Expr:
+    if isinstance(node, exp.Column) and not _is_properties(node):
+        return sqlglot.parse_one(COLUMNS[node.name.lower()], dialect=_DIALECT)
+    return node
+
+
+def _refusal(problem: str, node: exp.Expr, remedy: str) -> InvalidSpecError:
+    # A part of a JSON path can't be written on its own.
+    part = isinstance(node, exp.JSONPathPart)
+    got = type(node).__name__ if part else node.sql(dialect=_DIALECT, comments=False)[:256]
+    return InvalidSpecError(problem, got=got, remedy=remedy)
