@@ -9,24 +9,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+__all__ = ["Policy", "RedriveError", "RetryConsumer", "load_policy"]
+
 if TYPE_CHECKING:
     from redrive.delivery import RetryConsumer, load_policy
     from redrive.errors import RedriveError
     from redrive.policy.model import Policy
+else:
+    _HOMES = {
+        "Policy": "redrive.policy.model",
+        "RedriveError": "redrive.errors",
+        "RetryConsumer": "redrive.delivery",
+        "load_policy": "redrive.delivery",
+    }
 
-__all__ = ["Policy", "RedriveError", "RetryConsumer", "load_policy"]
-
-_HOMES = {
-    "Policy": "redrive.policy.model",
-    "RedriveError": "redrive.errors",
-    "RetryConsumer": "redrive.delivery",
-    "load_policy": "redrive.delivery",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name when it is first used."""
-    if name not in _HOMES:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is first used."""
+        if name not in _HOMES:
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,266 @@
+"""Whatever breaks on the way of a message, it comes again; it is never lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive.delivery.inbox import SubscriptionLostError
+from redrive.delivery.subscribe import SubscribeError
+from redrive.policy import codec
+
+SetStage = Callable[..., Any]
+SOON = timedelta(seconds=15)
+SOURCES = Path(__file__).parents[3] / "operator"
+PROGRAM = """
+import os, signal, pulsar
+from redrive import RetryConsumer, load_policy
+
+client = pulsar.Client(
+    os.environ["URL"],
+    authentication=pulsar.AuthenticationToken(os.environ["TOKEN"]),
+    logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[[Any, str], subprocess.Popen[str]]:
+    """Start a Python process that consumes as the stage's role; `PROGRAM` is its beginning."""
+
+    def start(stage: Any, program: str) -> subprocess.Popen[str]:  # noqa: ANN401 - see conftest
+        file = tmp_path / "policy.json"
+        file.write_text(codec.encode(stage.policy), encoding="utf-8")
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM + program],
+            env=os.environ
+            | {
+                "PYTHONPATH": str(SOURCES),
+                "PYTHONUNBUFFERED": "1",
+                "URL": stage.broker.service_url,
+                "TOKEN": stage.broker.token(stage.role),
+                "REDRIVE_POLICY": str(file),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start
+
+
+Start = Callable[[Any, str], subprocess.Popen[str]]
+
+
+@pytest.mark.parametrize(
+    ("boundary", "copies"), [("Producer.send_async", 0), ("Consumer.acknowledge", 1)]
+)
+@pytest.mark.parametrize("level", [0, -1])
+def test_a_process_killed_during_a_hop_duplicates_at_most_and_loses_nothing(
+    set_stage: SetStage, start: Start, boundary: str, copies: int, level: int
+) -> None:
+    stage = set_stage()
+    stage.send(b"precious")
+    process = start(
+        stage,
+        f"""
+pulsar.{boundary} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+consumer = RetryConsumer(client, load_policy())
+consumer.reconsume_later(consumer.receive(), level={level})
+""",
+    )
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, output
+
+    consumer = stage.consumer()
+    again = consumer.receive(SOON)
+    assert (again.data(), again.topic_name()) == (b"precious", str(stage.policy.topic))
+    consumer.reconsume_later(again, level=-1)
+    if level == 0 and copies:
+        consumer.reconsume_later(consumer.receive(SOON), level=-1)
+    dead = stage.dead_letters(1 + copies)
+    assert len({message.properties()["ORIGIN_MESSAGE_ID"] for message in dead}) == 1
+
+
+def test_a_hop_that_is_refused_leaves_the_message_to_be_handled_again(
+    set_stage: SetStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = set_stage(retry_rights=["consume"])
+    stage.send(b"x")
+    consumer = stage.consumer()
+    for _ in range(2):
+        message = consumer.receive(SOON)
+        refused = time.monotonic()
+        consumer.reconsume_later(message)
+        assert stage.backlog(stage.policy.topic) == 1
+    assert "check that the RetryPolicy is Ready" in caplog.text
+    assert "AuthorizationError" in caplog.text
+    assert stage.broker.token(stage.role) not in caplog.text
+
+    stage.grant(stage.policy.retry_topic, "consume", "produce")
+    message = consumer.receive(SOON)
+    assert time.monotonic() - refused >= 5
+    consumer.reconsume_later(message)
+
+    again = consumer.receive(SOON)
+    assert (again.data(), again.topic_name()) == (b"x", str(stage.policy.retry_topic))
+    assert again.properties()["RECONSUMETIMES"] == "1"
+    consumer.acknowledge(again)
+    consumer.close()
+    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+
+
+def test_a_delay_that_the_broker_refuses_ends_in_bounded_time_and_blocks_no_other_message(
+    set_stage: SetStage,
+) -> None:
+    stage = set_stage()
+    retry = stage.policy.retry_topic
+    stage.broker.request(
+        "POST",
+        f"/admin/v2/persistent/{retry.namespace_name}/{retry.local}/delayedDelivery",
+        {"active": True, "tickTime": 1_000, "maxDeliveryDelayInMillis": 5_000},
+    ).check("bound the delay")
+    stage.send(b"1")
+    consumer = stage.consumer()
+    message = consumer.receive(SOON)
+    asked = time.monotonic()
+
+    consumer.reconsume_later(message, delay=timedelta(minutes=1))
+    assert time.monotonic() - asked < 20
+    stage.send(b"2")
+
+    # The broker has cut the connection, so what was in flight comes again, some of it twice.
+    seen = set()
+    while (b"2", str(retry)) not in seen or (b"1", str(stage.policy.topic)) not in seen:
+        message = consumer.receive(SOON)
+        seen.add((message.data(), message.topic_name()))
+        if message.data() == b"2":
+            consumer.reconsume_later(message, delay=timedelta(seconds=1))
+
+
+def test_messages_in_flight_when_a_consumer_closes_are_delivered_again(
+    set_stage: SetStage,
+) -> None:
+    stage = set_stage()
+    stage.send(b"in flight", b"handled", b"not yet received")
+    consumer = stage.consumer()
+    consumer.receive(SOON)
+    consumer.acknowledge(consumer.receive(SOON))
+    consumer.close()
+
+    next_consumer = stage.consumer()
+    again = [next_consumer.receive(SOON).data() for _ in range(2)]
+    assert sorted(again) == [b"in flight", b"not yet received"]
+    assert next_consumer.receive(timedelta(seconds=1)) is None
+
+
+def test_a_client_closed_too_early_is_said_so_to_whoever_receives(set_stage: SetStage) -> None:
+    stage = set_stage()
+    client = stage.client(stage.role)
+    consumer = type(stage.consumer())(client, stage.policy)
+
+    client.close()
+
+    for _ in range(2):
+        with pytest.raises(SubscriptionLostError, match="keep the client open"):
+            consumer.receive(SOON)
+    consumer.close()
+
+
+def test_a_refused_subscription_says_which_and_what_to_do(set_stage: SetStage) -> None:
+    stage = set_stage(retry_rights=["produce"])
+
+    with pytest.raises(SubscribeError) as refused:
+        stage.consumer()
+
+    for words in (
+        str(stage.policy.retry_topic),
+        "AuthorizationError",
+        "lists this consumer's role",
+    ):
+        assert words in str(refused.value)
+
+
+def test_a_program_that_forgets_to_close_ends_all_the_same(
+    set_stage: SetStage, start: Start
+) -> None:
+    stage = set_stage()
+    stage.send(b"x")
+    process = start(
+        stage,
+        """
+consumer = RetryConsumer(client, load_policy())
+consumer.reconsume_later(consumer.receive(), level=-1)
+""",
+    )
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "")
+
+
+def test_sigterm_lets_run_finish_the_message_in_hand(set_stage: SetStage, start: Start) -> None:
+    stage = set_stage()
+    stage.send(b"in hand", b"next")
+    process = start(
+        stage,
+        """
+import time
+def handle(message):
+    print("handling", flush=True)
+    time.sleep(1)
+with RetryConsumer(client, load_policy()) as consumer:
+    signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+    consumer.run(handle)
+client.close()
+print("ended")
+""",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "handling\n"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "ended\n")
+    assert stage.backlog(stage.policy.topic) == 1
+    assert stage.consumer().receive(SOON).data() == b"next"
+
+
+@pytest.mark.parametrize("where", ["time.sleep(30)", "quiet.receive()"])
+def test_a_keyboard_interrupt_ends_run_and_leaves_the_message(
+    set_stage: SetStage, start: Start, where: str
+) -> None:
+    stage = set_stage()
+    stage.send(b"in hand")
+    process = start(
+        stage,
+        f"""
+import time
+policy = load_policy()
+quiet = client.subscribe(
+    str(policy.retry_topic), policy.subscription, consumer_type=pulsar.ConsumerType.Shared
+)
+def handle(message):
+    print("handling", flush=True)
+    {where}
+try:
+    with RetryConsumer(client, policy) as consumer:
+        consumer.run(handle)
+finally:
+    client.close()
+""",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "handling\n"
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode in {1, -signal.SIGINT}, output
+    assert "Interrupt" in output
+    assert stage.backlog(stage.policy.topic) == 1
+    assert stage.consumer().receive(SOON).data() == b"in hand"

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from redrive.delivery.settle import id_text
+from redrive.errors import InvalidSpecError
+from redrive.policy.model import SubscriptionType
+
+SetStage = Callable[..., Any]
+TICK = timedelta(seconds=1)  # a broker may be early by this much
+SOON = timedelta(seconds=10)
+
+
+def elapsed(since: float) -> timedelta:
+    return timedelta(seconds=time.monotonic() - since)
+
+
+def test_a_failing_message_climbs_the_ladder_and_dies_after_max_retries(
+    set_stage: SetStage,
+) -> None:
+    stage = set_stage(delays=["1s", "2s"], max_retries=2)
+    (origin,) = stage.send(b"bad", partition_key="k1")
+    consumer = stage.consumer()
+
+    delays, counts = [], []
+    failed = time.monotonic()
+    for attempt in range(3):
+        message = consumer.receive(SOON)
+        delays.append(elapsed(failed))
+        counts.append(message.properties().get("RECONSUMETIMES"))
+        failed = time.monotonic()
+        consumer.reconsume_later(message, cause=ValueError(f"attempt {attempt + 1}"))
+
+    assert counts == [None, "1", "2"]
+    assert timedelta(seconds=2) - TICK <= delays[2] < SOON
+    (dead,) = stage.dead_letters(1)
+    properties = dead.properties()
+    failed_at = datetime.fromisoformat(properties.pop("REDRIVE_FAILED_AT"))
+    assert abs(failed_at - datetime.now(UTC)) < timedelta(minutes=1)  # noqa: TID251 - a test
+    assert properties == {
+        "RECONSUMETIMES": "3",
+        "ORIGIN_MESSAGE_ID": id_text(origin),
+        "REAL_TOPIC": str(stage.policy.topic),
+        "REAL_SUBSCRIPTION": "fulfilment",
+        "RETRY_TOPIC": str(stage.policy.retry_topic),
+        "REDRIVE_CAUSE_TYPE": "ValueError",
+        "REDRIVE_CAUSE_MESSAGE": "attempt 3",
+        "REDRIVE_CONSUMER": consumer.name,
+        "REDRIVE_DEAD_REASON": "RetriesExhausted",
+    }
+    consumer.close()
+    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds"), [({"delay": timedelta(seconds=3)}, 3), ({"level": 2}, 5)]
+)
+def test_a_retry_waits_as_long_as_was_asked_for(
+    set_stage: SetStage, asked: dict[str, Any], seconds: int
+) -> None:
+    stage = set_stage(delays=["1h"])
+    stage.send(b"later")
+    consumer = stage.consumer()
+    message = consumer.receive(SOON)
+    failed = time.monotonic()
+    consumer.reconsume_later(message, **asked)
+
+    again = consumer.receive(timedelta(seconds=30))
+
+    waited = elapsed(failed)
+    assert again.data() == b"later"
+    assert again.properties()["DELAY_TIME"] == str(seconds * 1_000)
+    assert timedelta(seconds=seconds) - TICK <= waited < timedelta(seconds=seconds) + 3 * TICK
+
+
+def test_a_level_below_zero_lays_the_message_aside_at_once(set_stage: SetStage) -> None:
+    stage = set_stage()
+    stage.send(b"hopeless")
+    consumer = stage.consumer()
+
+    consumer.reconsume_later(consumer.receive(SOON), level=-1)
+
+    (dead,) = stage.dead_letters(1)
+    assert dead.data() == b"hopeless"
+    assert dead.properties()["REDRIVE_DEAD_REASON"] == "Requested"
+    assert "REDRIVE_CAUSE_TYPE" not in dead.properties()
+
+
+def test_without_retries_the_first_failure_is_a_dead_letter(set_stage: SetStage) -> None:
+    stage = set_stage(max_retries=0)
+    stage.send(b"once")
+    consumer = stage.consumer()
+
+    consumer.reconsume_later(consumer.receive(SOON), delay=timedelta(seconds=1))
+
+    (dead,) = stage.dead_letters(1)
+    assert dead.properties()["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
+    assert dead.properties()["RECONSUMETIMES"] == "1"
+
+
+def test_a_wrong_way_to_ask_settles_nothing(set_stage: SetStage) -> None:
+    stage = set_stage()
+    stage.send(b"x")
+    consumer = stage.consumer()
+    message = consumer.receive(SOON)
+
+    with pytest.raises(InvalidSpecError, match="864000 s"):
+        consumer.reconsume_later(message, delay=timedelta(days=11))
+    with pytest.raises(InvalidSpecError, match="not by both"):
+        consumer.reconsume_later(message, delay=timedelta(seconds=1), level=1)
+
+    assert stage.backlog(stage.policy.topic) == 1
+    consumer.acknowledge(message)
+    consumer.close()
+    assert stage.backlog(stage.policy.topic) == 0
+
+
+def test_a_message_of_another_consumer_is_refused(set_stage: SetStage) -> None:
+    stage = set_stage()
+    stage.send(b"x", topic=stage.policy.dead_letter_topic)
+    (foreign,) = stage.dead_letters(1)
+    consumer = stage.consumer()
+
+    for settle in (consumer.acknowledge, consumer.reconsume_later):
+        with pytest.raises(InvalidSpecError, match="by the consumer it came from"):
+            settle(foreign)
+
+
+@pytest.mark.parametrize("level", [None, -1])
+@pytest.mark.parametrize("content", [b"payload", b"", None])
+def test_everything_of_the_user_survives_the_hop(
+    set_stage: SetStage, content: bytes | None, level: int | None
+) -> None:
+    stage = set_stage()
+    stage.send(
+        content,
+        partition_key="schlüssel",
+        ordering_key="order",
+        event_timestamp=1_700_000_000_123,
+        properties={"tenant": "größe", "empty": ""},
+    )
+    consumer = stage.consumer()
+
+    consumer.reconsume_later(consumer.receive(SOON), level=level)
+
+    moved = consumer.receive(SOON) if level is None else stage.dead_letters(1)[0]
+    assert moved.has_null_value() == (content is None)
+    assert moved.data() == (content or b"")
+    assert moved.partition_key() == "schlüssel"
+    assert moved.ordering_key() == "order"
+    assert moved.event_timestamp() == 1_700_000_000_123
+    assert {"tenant": "größe", "empty": ""}.items() <= moved.properties().items()
+
+
+def test_a_count_forged_on_the_source_topic_takes_no_retry_away(set_stage: SetStage) -> None:
+    stage = set_stage(max_retries=3)
+    stage.send(b"x", properties={"RECONSUMETIMES": "999", "REAL_TOPIC": "persistent://a/b/c"})
+    consumer = stage.consumer()
+
+    consumer.reconsume_later(consumer.receive(SOON))
+
+    again = consumer.receive(SOON)
+    assert again.topic_name() == str(stage.policy.retry_topic)
+    assert again.properties()["RECONSUMETIMES"] == "1"
+    assert again.properties()["REAL_TOPIC"] == str(stage.policy.topic)
+
+
+def test_key_shared_sources_keep_the_order_of_a_key_and_retry_too(set_stage: SetStage) -> None:
+    stage = set_stage(kind=SubscriptionType.KEY_SHARED)
+    sent = [f"{n}".encode() for n in range(20)]
+    stage.send(*sent, partition_key="one")
+    consumer = stage.consumer()
+    first = [consumer.receive(SOON) for _ in sent]
+    assert [message.data() for message in first] == sent
+
+    other = stage.consumer()  # the retry topic is shared, so it goes to either
+    consumer.reconsume_later(first[0])
+    again = consumer.receive(timedelta(seconds=4)) or other.receive(timedelta(seconds=4))
+    assert (again.data(), again.partition_key()) == (b"0", "one")
+    assert again.topic_name() == str(stage.policy.retry_topic)
+
+
+def test_every_partition_of_source_and_retry_topic_is_consumed(set_stage: SetStage) -> None:
+    stage = set_stage(partitions=3, max_retries=1)
+    sent = [f"{n}".encode() for n in range(30)]
+    stage.send(*sent)
+    consumer = stage.consumer()
+
+    handled: dict[str, list[bytes]] = defaultdict(list)
+    for _ in range(2 * len(sent)):
+        message = consumer.receive(SOON)
+        handled[message.topic_name()].append(message.data())
+        consumer.reconsume_later(message)
+
+    for topic in (stage.policy.topic, stage.policy.retry_topic):
+        parts = [handled.pop(str(topic.partition(index))) for index in range(3)]
+        assert sorted(chain(*parts)) == sorted(sent)
+    assert not handled
+    dead = stage.dead_letters(len(sent))
+    assert sorted(message.data() for message in dead) == sorted(sent)
+    assert {message.properties()["RETRY_TOPIC"] for message in dead} == {
+        str(stage.policy.retry_topic)
+    }
+
+
+def test_each_message_of_a_batch_has_an_origin_of_its_own(set_stage: SetStage) -> None:
+    stage = set_stage()
+    producer = stage.client("superuser").create_producer(
+        str(stage.policy.topic), batching_enabled=True, batching_max_publish_delay_ms=1_000
+    )
+    for n in range(5):
+        producer.send_async(f"{n}".encode(), lambda *_: None)
+    producer.flush()
+    consumer = stage.consumer()
+
+    for _ in range(5):
+        consumer.reconsume_later(consumer.receive(SOON), level=-1)
+
+    origins = [message.properties()["ORIGIN_MESSAGE_ID"] for message in stage.dead_letters(5)]
+    assert [origin.rpartition(":")[2] for origin in origins] == ["0", "1", "2", "3", "4"]
+    assert len({origin.rpartition(":")[0] for origin in origins}) == 1
+
+
+def test_the_log_follows_a_message_through_its_hops(
+    set_stage: SetStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = set_stage(max_retries=2)
+    (origin,) = stage.send(b"x")
+    consumer = stage.consumer()
+
+    ids = []
+    with caplog.at_level(logging.INFO, "redrive"):
+        for _ in range(3):
+            message = consumer.receive(SOON)
+            ids.append(id_text(message.message_id()))
+            consumer.reconsume_later(message)
+    ids.append(id_text(stage.dead_letters(1)[0].message_id()))
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"moved to {topic}: origin {id_text(origin)}, previous id {ids[n]}, "
+        f"new id {ids[n + 1]}, failed attempts {n + 1}"
+        for n, topic in enumerate([stage.policy.retry_topic] * 2 + [stage.policy.dead_letter_topic])
+    ]

@@ -1,0 +1,62 @@
+"""Never run: mypy, strict, checks that the public API can be used, and can't be misused."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import assert_type
+
+import pulsar
+
+import redrive
+from redrive import Policy, RedriveError, RetryConsumer, load_policy
+
+client = pulsar.Client("pulsar://localhost:6650")
+
+redrive.Nothing()  # type: ignore[attr-defined]
+
+assert_type(load_policy(), Policy)
+assert_type(load_policy("policy.json"), Policy)
+assert_type(load_policy(Path("policy.json")), Policy)
+load_policy(b"policy.json")  # type: ignore[arg-type]
+
+
+def handle(message: pulsar.Message) -> None:
+    """Handle it."""
+
+
+def handle_and_answer(message: pulsar.Message) -> int:
+    """Handle it, and return what `run` does not care about."""
+    return len(message.data())
+
+
+def handle_two(first: pulsar.Message, second: pulsar.Message) -> None:
+    """Not what `run` calls."""
+
+
+with RetryConsumer(client, load_policy(), name="till-1") as consumer:
+    assert_type(consumer, RetryConsumer)
+    assert_type(consumer.name, str)
+    consumer.receive().data()
+    consumer.receive(timedelta(seconds=1)).data()  # type: ignore[union-attr]
+    if message := consumer.receive(timedelta(seconds=1)):
+        consumer.acknowledge(message)
+        consumer.reconsume_later(message)
+        consumer.reconsume_later(message, delay=timedelta(seconds=1), cause=ValueError())
+        consumer.reconsume_later(message, level=-1, cause=KeyboardInterrupt())
+        consumer.reconsume_later(message, delay=5)  # type: ignore[arg-type]
+        consumer.reconsume_later(message, cause="broken")  # type: ignore[arg-type]
+        consumer.reconsume_later(message, timedelta(seconds=1))  # type: ignore[call-arg]
+    consumer.run(handle)
+    consumer.run(handle_and_answer)
+    consumer.run(handle_two)  # type: ignore[arg-type]
+    consumer.stop()
+    consumer.close()
+
+RetryConsumer(client, "policy.json")  # type: ignore[arg-type]
+RetryConsumer(client, load_policy(), "till-1")  # type: ignore[call-arg]
+
+try:
+    load_policy()
+except RedriveError as error:
+    assert_type(error.reason, str)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import resources
+
+import pulsar
+import pytest
+
+import redrive
+from redrive.delivery.settle import id_text
+
+
+def test_every_public_name_can_be_had_and_no_other() -> None:
+    for name in redrive.__all__:
+        assert getattr(redrive, name).__name__ == name
+    unknown = "Consumer"
+    with pytest.raises(AttributeError, match="no attribute 'Consumer'"):
+        getattr(redrive, unknown)
+
+
+def test_the_operator_does_not_pay_for_what_consumers_need() -> None:
+    program = "import redrive, redrive.policy.codec, sys; print('pulsar' in sys.modules)"
+    output = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert output == "False\n"
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert resources.files(redrive).joinpath("py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    ("message_id", "text"),
+    [
+        (pulsar.MessageId(-1, 5, 0), "5:0:-1"),
+        (pulsar.MessageId(3, 5, 7), "5:7:3"),
+        (pulsar.MessageId(3, 5, 7, 0), "5:7:3:0"),
+    ],
+)
+def test_ids_are_written_as_java_writes_them(message_id: pulsar.MessageId, text: str) -> None:
+    assert id_text(message_id) == text
