@@ -18,7 +18,7 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STUBBORN = [
     sys.executable,
     "-c",
-    "import signal as s, time; s.signal(s.SIGTERM, s.SIG_IGN); print('deaf', flush=True); time.sleep(9)",
+    "import signal as s, time; s.signal(s.SIGTERM, s.SIG_IGN); print(1, flush=True); time.sleep(9)",
 ]
 
 
@@ -60,7 +60,7 @@ def test_a_process_that_ignores_the_request_to_end_is_ended(
     processes: Processes, tmp_path: Path
 ) -> None:
     processes.start("deaf", STUBBORN)
-    processes.wait_until("deaf", lambda: "deaf" in processes.log("deaf").read_text(), seconds=20)
+    processes.wait_until("deaf", lambda: processes.log("deaf").read_text() == "1\n", seconds=20)
     known = pid(tmp_path, "deaf")
     processes.stop("deaf", patience=0.2)
     assert not psutil.pid_exists(known)

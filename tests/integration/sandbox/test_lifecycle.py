@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from redrive.sandbox import kubernetes, pulsar
+from redrive.sandbox.errors import SandboxError
+from redrive.sandbox.sandbox import Sandbox
+
+
+def command(state: Path, name: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "redrive.sandbox", f"--state={state}", name],
+        env={**os.environ, "PYTHONPATH": str(Path(pulsar.__file__).parents[2])},
+        check=False, text=True, capture_output=True,
+    )  # fmt: skip
+
+
+def pids(state: Path) -> dict[str, int]:
+    records = (state / "processes").glob("*.json")
+    return {record.stem: json.loads(record.read_text())["pid"] for record in records}
+
+
+@pytest.mark.timeout(600)
+def test_what_up_starts_keeps_running_until_down_stops_it(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    up = command(state, "up")
+    try:
+        assert up.returncode == 0, up.stderr
+        assert state.stat().st_mode & 0o777 == 0o700
+        attached = Sandbox.attach(state)
+        started = pids(state)
+        assert {pulsar.NAME, *kubernetes.NAMES} <= set(started)
+        assert all(psutil.pid_exists(pid) for pid in started.values())
+        assert f"export KUBECONFIG={attached.cluster.kubeconfig}" in up.stdout
+        assert f"export PULSAR_SERVICE_URL={attached.pulsar.service_url}" in up.stdout
+        assert attached.pulsar.token("superuser") not in up.stdout + up.stderr
+        assert attached.pulsar.request("GET", "/admin/v2/tenants").status == 200
+
+        assert command(state, "up").stdout == up.stdout
+        assert pids(state) == started
+    finally:
+        down = command(state, "down")
+    assert down.returncode == 0, down.stderr
+    assert not any(psutil.pid_exists(pid) for pid in started.values())
+    assert not state.exists()
+
+
+def test_down_where_nothing_runs_is_no_error(tmp_path: Path) -> None:
+    assert command(tmp_path / "state", "down").returncode == 0
+
+
+def test_every_part_listens_on_the_loopback_only(sandbox: Sandbox) -> None:
+    connections = {
+        name: psutil.Process(pids(sandbox.state)[name]).net_connections()
+        for name in (pulsar.NAME, *kubernetes.NAMES)
+    }
+    listening = {
+        name: {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
+        for name, found in connections.items()
+    }
+    assert listening == {part: {"127.0.0.1"} for part in (pulsar.NAME, *kubernetes.NAMES)}
+
+
+def test_a_directory_that_is_in_use_is_not_used_again(sandbox: Sandbox) -> None:
+    with pytest.raises(SandboxError, match=r"is not empty; attach .* or stop it"):
+        Sandbox.start(sandbox.state)
+
+
+def test_a_directory_that_pulsar_cannot_read_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match=r"no path with white space"):
+        Sandbox.start(tmp_path / "my sandbox")
+
+
+def test_there_is_nothing_to_attach_to_where_nothing_was_started(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match=r"no sandbox runs with the state directory"):
+        Sandbox.attach(tmp_path)
