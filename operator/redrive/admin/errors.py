@@ -12,6 +12,10 @@ from redrive.errors import RedriveError
 class AdminError(RedriveError):
     """The broker failed at, or refused, a call to its admin API."""
 
+
+class BrokerRefusedError(AdminError):
+    """The broker does not do what was asked, for a reason that only its answer tells."""
+
     reason: ClassVar[str] = "BrokerRefused"
 
 
@@ -75,7 +79,7 @@ _REMEDIES = {
 
 def error_for(call: str, status: int, answer: str) -> AdminError:
     """Name the failure of *call* by its HTTP *status* and the body of the broker's *answer*."""
-    kind = _KINDS.get(status, BrokerFailedError if status >= 500 else AdminError)  # noqa: PLR2004
+    kind = _KINDS.get(status, BrokerFailedError if status >= 500 else BrokerRefusedError)  # noqa: PLR2004
     said = _what_it_says(answer)
     if said.startswith("Unauthorized to "):
         # Some calls answer 401 where others answer 403: the token is good, a right is missing.

@@ -86,7 +86,12 @@ class Http:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
                     return response.status, await response.text()
                 target = url.join(URL(response.headers["Location"], encoded=True))
-                if url.scheme == "https" != target.scheme:
-                    return response.status, "a redirect from https to http: it would leak the token"
+                if not may_follow(url, target):
+                    return response.status, "a redirect from https to http, which is not followed"
                 url = target
         return response.status, f"more than {MAX_REDIRECTS} redirects"
+
+
+def may_follow(origin: URL, target: URL) -> bool:
+    """Whether a token that was sent to *origin* may go on to *target*: never from TLS to none."""
+    return target.scheme == "https" or origin.scheme == "http"

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from redrive.cluster.resources import Body, is_owned_by
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.policy.naming import MAX_NAME
 from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired
 from redrive.provision.errors import (
     ConfigMapNotOursError,
@@ -38,20 +37,13 @@ class Buildable:
 
 
 def name_is_too_long(asked: Asked) -> RedriveError | None:
-    """Find a name from which no ConfigMap's or topic's name can be made."""
+    """Find a name from which no ConfigMap's name can be made."""
     room = MAX_OBJECT_NAME - len(CONFIG_MAP_SUFFIX)
     if len(asked.key.name) > room:
         return InvalidSpecError(
             f"metadata.name has at most {room} characters, because a ConfigMap is named after it",
             got=len(asked.key.name),
             remedy="make a policy with a shorter name",
-        )
-    longest = max(asked.policy.retry_topic.local, asked.policy.dead_letter_topic.local, key=len)
-    if len(longest) > MAX_NAME:
-        return InvalidSpecError(
-            f"topic and subscription give a topic's name of more than {MAX_NAME} characters",
-            got=len(longest),
-            remedy="use a shorter subscription",
         )
     return None
 

@@ -1,0 +1,106 @@
+"""What no broker of the sandbox does: redirects, and refusing batches. Over real HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from redrive.admin.client import Admin
+from redrive.admin.errors import BrokerRefusedError, NotFoundError
+from redrive.admin.http import Http, may_follow
+from redrive.admin.model import Grant
+from redrive.policy.naming import TopicName
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+TOPIC = TopicName("t", "n", "a")
+PRODUCE = frozenset({"produce"})
+
+
+@asynccontextmanager
+async def broker(answer: Answer) -> AsyncIterator[str]:
+    """Serve *answer* on a free port; yield the admin URL."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_redirect_to_another_broker_is_followed_with_token_and_body() -> None:
+    seen: list[tuple[str, str | None, str]] = []
+
+    async def owner(request: web.Request) -> web.Response:
+        seen.append((request.method, request.headers.get("Authorization"), await request.text()))
+        return web.Response(status=204)
+
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(broker(owner))
+
+        async def redirect(request: web.Request) -> web.Response:
+            return web.Response(status=307, headers={"Location": f"{target}{request.raw_path}"})
+
+        url = await stack.enter_async_context(broker(redirect))
+        http = await stack.enter_async_context(Http.open())
+        await Admin(http, url, "the-token").create_topic(TOPIC, 3)
+    assert seen == [("PUT", "Bearer the-token", "3")]
+
+
+async def test_redirects_without_end_are_an_error_that_keeps_the_token() -> None:
+    async def redirect(request: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"Location": request.raw_path})
+
+    async with broker(redirect) as url, Http.open() as http:
+        with pytest.raises(BrokerRefusedError, match="more than 5 redirects") as caught:
+            await Admin(http, url, "the-token").subscriptions(TOPIC)
+    assert "the-token" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("origin", "target", "allowed"),
+    [
+        ("http://a", "http://b", True),
+        ("https://a", "https://b", True),
+        ("http://a", "https://b", True),
+        ("https://a", "http://b", False),
+    ],
+)
+def test_a_token_sent_over_tls_never_goes_on_without(
+    origin: str, target: str, *, allowed: bool
+) -> None:
+    assert may_follow(URL(origin), URL(target)) is allowed
+
+
+@pytest.mark.parametrize("batches", [404, 405])
+async def test_rights_are_granted_one_by_one_where_a_batch_is_refused(batches: int) -> None:
+    granted: list[tuple[str, list[str]]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path.endswith("grantPermissionsOnTopics"):
+            return web.Response(status=batches)
+        if "/missing/" in request.path:
+            return web.json_response({"reason": "Topic missing not found"}, status=404)
+        granted.append((request.path, json.loads(await request.text())))
+        return web.Response(status=204)
+
+    async with broker(answer) as url, Http.open() as http:
+        admin = Admin(http, url, "x")
+        with pytest.raises(NotFoundError, match="Topic missing not found"):
+            await admin.grant(
+                "t/n",
+                [
+                    Grant(TOPIC.sibling("missing"), "r", PRODUCE),
+                    Grant(TOPIC, "r", PRODUCE | {"consume"}),
+                ],
+            )
+    assert granted == [("/admin/v2/persistent/t/n/a/permissions/r", ["consume", "produce"])]

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from redrive.admin import errors
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "kind"),
+    [
+        (401, "<html><title>Error 401 Authentication required</title>", "AuthenticationFailed"),
+        (401, '{"reason":"Unauthorized to validateTopicOperation for …"}', "Forbidden"),
+        (403, '{"reason":"Unauthorized to validateNamespaceOperation for …"}', "Forbidden"),
+        (404, '{"reason":"Namespace does not exist"}', "NotFound"),
+        (405, "", "Unsupported"),
+        (409, '{"reason":"This topic already exists"}', "BrokerConflict"),
+        (429, "", "BrokerFailed"),
+        (500, "…", "BrokerFailed"),
+        (422, "", "BrokerRefused"),
+    ],
+)
+def test_an_answer_has_the_reason_that_a_condition_shows(
+    status: int, answer: str, kind: str
+) -> None:
+    assert errors.error_for("read x", status, answer).reason == kind
+
+
+def test_the_message_has_the_call_the_answer_in_one_line_and_the_remedy() -> None:
+    error = errors.error_for("read namespace a/b", 500, '{"reason":"\\n --- broken\\n\\n  here"}')
+    assert str(error) == (
+        "the broker refused to read namespace a/b; got '500 --- broken here'; "
+        "it is tried again; look into the broker's log if it stays"
+    )

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from redrive.admin.gathering import Gathering
+
+
+class Calls:
+    """Answers asks with the number of the call, once the test lets it."""
+
+    def __init__(self) -> None:
+        self.asks: list[list[int]] = []
+        self.open = asyncio.Event()
+        self.begun = asyncio.Event()
+
+    async def __call__(self, asks: Sequence[int]) -> int:
+        """Note the asks, then wait."""
+        self.asks.append(list(asks))
+        self.begun.set()
+        await self.open.wait()
+        return len(self.asks)
+
+
+async def test_what_is_asked_during_a_call_goes_out_together_after_it() -> None:
+    calls = Calls()
+    gathering: Gathering[int, int] = Gathering(calls)
+    first = asyncio.create_task(gathering.ask(0))
+    await calls.begun.wait()
+    others = [asyncio.create_task(gathering.ask(number)) for number in (1, 2, 3)]
+    await asyncio.sleep(0)
+    assert calls.asks == [[0]]
+
+    calls.open.set()
+    assert await first == 1
+    assert await asyncio.gather(*others) == [2, 2, 2]
+    assert calls.asks == [[0], [1, 2, 3]]
+
+
+async def test_a_failed_call_fails_those_who_wait_for_it_and_no_later_one() -> None:
+    outcomes = iter([ValueError("no"), None])
+
+    async def call(_: Sequence[int]) -> str:
+        outcome = next(outcomes)
+        if outcome is not None:
+            raise outcome
+        return "yes"
+
+    gathering: Gathering[int, str] = Gathering(call)
+    failed = await asyncio.gather(gathering.ask(1), gathering.ask(2), return_exceptions=True)
+    assert [str(error) for error in failed] == ["no", "no"]
+    assert await gathering.ask(3) == "yes"
+
+
+async def test_an_asker_that_is_cancelled_does_not_disturb_the_others() -> None:
+    calls = Calls()
+    gathering: Gathering[int, int] = Gathering(calls)
+    hasty, patient = asyncio.create_task(gathering.ask(1)), asyncio.create_task(gathering.ask(2))
+    await calls.begun.wait()
+    hasty.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hasty
+    calls.open.set()
+    assert await patient == 1
+    assert calls.asks == [[1, 2]]

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from redrive.cluster import keeper
+from redrive.cluster.keeper import Again, Keeper
+from redrive.cluster.resources import Key
+from redrive.errors import InvalidSpecError
+
+ORDERS = Key("shop", "orders")
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "FIRST_BACK_OFF_SECONDS", 0.001)
+
+
+class Looks:
+    """Counts looks, and answers each as told; the last answer repeats."""
+
+    def __init__(self, *answers: Again | Exception) -> None:
+        self._answers = list(answers)
+        self.count = 0
+        self.changed = asyncio.Condition()
+
+    async def __call__(self, _: Key) -> Again:
+        """Look at an object."""
+        async with self.changed:
+            self.count += 1
+            self.changed.notify_all()
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def reach(self, count: int) -> None:
+        """Return after that many looks."""
+        async with asyncio.timeout(5), self.changed:
+            await self.changed.wait_for(lambda: self.count >= count)
+
+
+async def test_a_settled_object_is_looked_at_once_for_each_wake() -> None:
+    looks = Looks(Again.WHEN_WOKEN)
+    kept = Keeper("Kind", looks)
+    kept.wake(ORDERS)
+    await looks.reach(1)
+    await asyncio.sleep(0.02)
+    assert looks.count == 1
+    kept.wake(ORDERS)
+    await looks.reach(2)
+    await kept.stop()
+
+
+async def test_an_object_that_is_not_done_is_looked_at_again_until_it_is() -> None:
+    looks = Looks(Again.SOON, Again.SOON, Again.WHEN_WOKEN)
+    kept = Keeper("Kind", looks)
+    kept.wake(ORDERS)
+    await looks.reach(3)
+    await asyncio.sleep(0.02)
+    assert looks.count == 3
+    await kept.stop()
+
+
+async def test_an_exception_is_logged_with_the_object_and_never_ends_the_loop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours = InvalidSpecError("a thing is wrong", remedy="mend it")
+    looks = Looks(KeyError("surprise"), ours, Again.WHEN_WOKEN)
+    kept = Keeper("Kind", looks)
+    with caplog.at_level(logging.WARNING):
+        kept.wake(ORDERS)
+        await looks.reach(3)
+    await kept.stop()
+    surprise, known = caplog.records
+    assert "Kind shop/orders" in surprise.getMessage()
+    assert surprise.exc_info is not None
+    assert known.getMessage() == "Kind shop/orders: a thing is wrong; mend it"
+    assert known.exc_info is None
+
+
+async def test_a_change_during_a_look_leads_to_one_more_look() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    count = 0
+
+    async def look(_: Key) -> Again:
+        nonlocal count
+        count += 1
+        begun.set()
+        await go_on.wait()
+        return Again.WHEN_WOKEN
+
+    kept = Keeper("Kind", look)
+    kept.wake(ORDERS)
+    await begun.wait()
+    for _ in range(5):
+        kept.wake(ORDERS)
+    go_on.set()
+    await asyncio.sleep(0.02)
+    assert count == 2
+    await kept.stop()
+
+
+async def test_the_task_of_an_object_that_is_gone_ends_and_a_new_one_may_come() -> None:
+    looks = Looks(Again.NEVER)
+    kept = Keeper("Kind", looks)
+    kept.wake(ORDERS)
+    await looks.reach(1)
+    await asyncio.sleep(0)
+    assert not [task for task in asyncio.all_tasks() if "shop/orders" in task.get_name()]
+    kept.wake(ORDERS)
+    await looks.reach(2)
+    await kept.stop()
+
+
+async def test_no_more_objects_are_looked_at_at_once_than_allowed() -> None:
+    now = most = 0
+
+    async def look(_: Key) -> Again:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.001)
+        now -= 1
+        return Again.WHEN_WOKEN
+
+    kept = Keeper("Kind", look, at_once=3)
+    for number in range(20):
+        kept.wake(Key("shop", f"policy-{number}"))
+    await asyncio.sleep(0.1)
+    assert most == 3
+    await kept.stop()
+
+
+def test_the_back_off_doubles_from_1_s_to_15_s_and_is_shortened_by_at_most_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "FIRST_BACK_OFF_SECONDS", 1.0)
+    for failures, longest in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 15), (6, 15), (10_000, 15)]:
+        for _ in range(20):
+            assert longest / 2 <= keeper.back_off(failures) <= longest

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from redrive.cluster import resources, status
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.resources import Body, Key, Resource
+from redrive.cluster.status import Publisher
+from redrive.errors import InvalidSpecError
+
+ERROR = InvalidSpecError("a field is wrong", got=3, remedy="mend it")
+
+
+class Recorder(Kubernetes):
+    """An API server's part in it: it merges a status and keeps Events."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = dict(body)
+        self.patches = 0
+        self.events: list[tuple[str, str, str]] = []
+
+    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
+        """Merge *status*, key by key."""
+        assert (resource, key) == (resources.POLICIES, Key.of(self.body))
+        self.patches += 1
+        self.body = {**self.body, "status": {**self.body.get("status", {}), **status}}
+        return self.body
+
+    async def emit(
+        self, about: Body, *, kind: str, reason: str, message: str, now: datetime
+    ) -> None:
+        """Keep the Event."""
+        del about, now
+        self.events.append((kind, reason, message))
+
+
+@pytest.fixture
+def api() -> Recorder:
+    return Recorder({"metadata": {"namespace": "n", "name": "a", "uid": "1", "generation": 4}})
+
+
+@pytest.fixture
+def out(api: Recorder) -> Publisher:
+    ticks = iter(range(60))
+    clock = lambda: datetime(2026, 1, 1, 0, 0, next(ticks), tzinfo=UTC)  # noqa: E731
+    return Publisher(api, resources.POLICIES, clock)
+
+
+def conditions(body: Body) -> dict[str, dict[str, Any]]:
+    return {condition["type"]: condition for condition in body["status"]["conditions"]}
+
+
+async def test_a_first_look_is_progress_and_no_event(api: Recorder, out: Publisher) -> None:
+    assert status.is_new(api.body)
+    after = await out.publish(api.body, status.progressing("looking"))
+    assert not status.is_new(after)
+    assert conditions(after)["Ready"]["status"] == "Unknown"
+    assert conditions(after)["Reconciling"]["status"] == "True"
+    assert {c["observedGeneration"] for c in after["status"]["conditions"]} == {4}
+    assert api.events == []
+
+
+async def test_what_has_been_said_is_neither_written_nor_an_event_again(
+    api: Recorder, out: Publisher
+) -> None:
+    for _ in range(3):
+        await out.publish(api.body, status.stalled(ERROR))
+    assert api.patches == 1
+    assert api.events == [
+        ("Warning", "InvalidSpec", "a field is wrong; got 3; mend it"),
+    ]
+
+
+async def test_stalled_and_reconciling_are_there_only_while_true(
+    api: Recorder, out: Publisher
+) -> None:
+    await out.publish(api.body, status.stalled(ERROR))
+    assert conditions(api.body).keys() == {"Ready", "Stalled"}
+    await out.publish(api.body, status.waiting(ERROR))
+    assert conditions(api.body).keys() == {"Ready", "Reconciling"}
+    await out.publish(api.body, status.ready("Provisioned", "all is there"))
+    assert conditions(api.body).keys() == {"Ready"}
+    assert api.events[-1] == ("Normal", "Provisioned", "all is there")
+
+
+async def test_the_time_of_a_condition_is_that_of_its_last_change(
+    api: Recorder, out: Publisher
+) -> None:
+    await out.publish(api.body, status.stalled(ERROR))
+    since = conditions(api.body)["Ready"]["lastTransitionTime"]
+    await out.publish(
+        api.body, status.stalled(InvalidSpecError("another field is wrong", remedy="mend it"))
+    )
+    assert conditions(api.body)["Ready"]["lastTransitionTime"] == since
+    await out.publish(api.body, status.ready("Provisioned", "all is there"))
+    assert conditions(api.body)["Ready"]["lastTransitionTime"] > since
+
+
+async def test_fields_beside_the_conditions_are_written_when_they_differ(
+    api: Recorder, out: Publisher
+) -> None:
+    ready = status.ready("Provisioned", "all is there")
+    await out.publish(api.body, ready, {"retryTopic": "a"})
+    await out.publish(api.body, ready, {"retryTopic": "a"})
+    await out.publish(api.body, ready, {"retryTopic": "b"})
+    assert api.patches == 2
+    assert api.body["status"]["retryTopic"] == "b"

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from redrive.cluster.resources import Body, Key
+from redrive.cluster.table import Table, is_asked_anew
+
+
+def body(**metadata: object) -> Body:
+    return {"metadata": {"namespace": "n", "name": "a", "uid": "1", "generation": 1, **metadata}}
+
+
+def test_listeners_hear_of_what_comes_changes_and_goes() -> None:
+    table = Table()
+    heard: list[tuple[Key, Body | None, Body | None]] = []
+    table.listen(lambda *change: heard.append(change))
+    first, second, key = body(), body(generation=2), Key("n", "a")
+    table.put(first)
+    table.put(second)
+    table.drop(key)
+    table.drop(key)
+    assert heard == [(key, None, first), (key, first, second), (key, second, None)]
+
+
+def test_a_table_may_change_while_it_is_gone_through() -> None:
+    table = Table([body(), body(name="b")])
+    for found in table:
+        table.drop(Key.of(found))
+    assert list(table) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, body()),
+        (body(), None),
+        (body(), body(generation=2)),
+        (body(), body(uid="2")),
+        (body(), body(deletionTimestamp="2026-01-01T00:00:00Z")),
+    ],
+)
+def test_a_new_spec_a_new_object_and_a_deletion_are_new_wishes(
+    before: Body | None, after: Body | None
+) -> None:
+    assert is_asked_anew(before, after)
+
+
+def test_a_changed_status_or_label_is_no_new_wish() -> None:
+    assert not is_asked_anew(body(), {**body(labels={"a": "b"}), "status": {"x": 1}})

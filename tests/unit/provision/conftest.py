@@ -1,0 +1,76 @@
+"""RetryPolicy and PulsarConnection objects as the API server gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.cluster.resources import Body, Key
+from redrive.provision.facts import Asked
+
+MakeBody = Callable[..., dict[str, Any]]
+MakeAsked = Callable[..., Asked]
+
+TOKEN = {"token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}}
+
+
+@pytest.fixture
+def connection() -> dict[str, Any]:
+    """Spec of a connection."""
+    return {
+        "serviceUrl": "pulsar://pulsar:6650",
+        "adminUrl": "http://pulsar:8080",
+        "authentication": TOKEN,
+        "allowedTopics": ["persistent://shop/*/*"],
+        "allowedRoles": ["fulfilment", "shop-*"],
+        "replay": {"role": "replayer", **TOKEN},
+    }
+
+
+@pytest.fixture
+def policy() -> MakeBody:
+    """Makes a RetryPolicy object."""
+
+    def make(name: str = "orders", *, age: int = 0, **spec: object) -> dict[str, Any]:
+        return {
+            "apiVersion": "redrive.io/v1alpha1",
+            "kind": "RetryPolicy",
+            "metadata": {
+                "namespace": "shop",
+                "name": name,
+                "uid": f"uid-{name}",
+                "generation": 7,
+                "creationTimestamp": f"2026-01-01T00:00:{age:02}Z",
+            },
+            "spec": {
+                "connectionRef": {"name": "main"},
+                "topic": "persistent://shop/prod/orders",
+                "subscription": "fulfilment",
+                "consumerRoles": ["fulfilment"],
+                **spec,
+            },
+        }
+
+    return make
+
+
+@pytest.fixture
+def asked(connection: dict[str, Any]) -> MakeAsked:
+    """Reads what a RetryPolicy object asks for; keywords change its connection."""
+
+    def read(body: Body, **changes: object) -> Asked:
+        key = Key.of(body)
+        spec = RetryPolicySpec.model_validate(body["spec"])
+        return Asked(
+            key=key,
+            age=(body["metadata"]["creationTimestamp"], body["metadata"]["uid"]),
+            spec=spec,
+            policy=spec.to_policy(str(key), body["metadata"]["generation"]),
+            connection=PulsarConnectionSpec.model_validate(connection | changes),
+        )
+
+    return read

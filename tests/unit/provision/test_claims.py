@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from redrive.cluster.resources import Key
+from redrive.cluster.table import Table
+from redrive.provision.claims import Claims
+
+MakeBody = Callable[..., dict[str, Any]]
+TOPICS = {
+    "a": ("persistent://shop/prod/orders-eu", "billing"),
+    "b": ("persistent://shop/prod/orders", "eu-billing"),  # meets "a" in one name
+    "c": ("persistent://shop/prod/orders", "fulfilment"),
+    "d": ("persistent://shop/test/orders", "fulfilment"),
+    "broken": ("persistent://shop/prod/orders-partition-3", "fulfilment"),
+}
+MEET = [{"a", "b"}, {"c"}, {"d"}]
+
+
+def make(policy: MakeBody, name: str, pair: str) -> dict[str, Any]:
+    topic, subscription = TOPICS[pair]
+    return policy(name, topic=topic, subscription=subscription)
+
+
+def rivals(pairs: dict[str, str], name: str) -> set[Key]:
+    """What the index must say, found by comparing all with all."""
+    together: set[str] = next((group for group in MEET if pairs.get(name) in group), set())
+    return {Key("shop", n) for n, pair in pairs.items() if pair in together and n != name}
+
+
+changes = st.lists(
+    st.tuples(st.sampled_from("uvwxyz"), st.sampled_from([*TOPICS, "going", "gone"])), max_size=20
+)
+
+
+@given(changes, changes)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_index_finds_the_rivals_and_wakes_all_whose_rivals_change(
+    policy: MakeBody, at_first: list[tuple[str, str]], later: list[tuple[str, str]]
+) -> None:
+    pairs = {name: pair for name, pair in at_first if pair in TOPICS}
+    table = Table(make(policy, name, pair) for name, pair in pairs.items())
+    woken: set[Key] = set()
+    claims = Claims(table, woken.add)
+    for name, pair in later:
+        before = {other: rivals(pairs, other) for other in pairs}
+        woken.clear()
+        pairs.pop(name, None)
+        if pair == "gone":
+            table.drop(Key("shop", name))
+        elif pair == "going":
+            body = make(policy, name, "a")
+            body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            table.put(body)
+        else:
+            pairs[name] = pair
+            table.put(make(policy, name, pair))
+        for other in pairs:
+            assert claims.rivals(Key("shop", other)) == rivals(pairs, other)
+            if other != name and before[other] != rivals(pairs, other):
+                assert Key("shop", other) in woken
+
+
+def test_a_changed_status_wakes_nobody(policy: MakeBody) -> None:
+    table = Table([policy("a"), policy("b")])
+    woken: list[Key] = []
+    Claims(table, woken.append)
+    table.put(policy("a") | {"status": {"retryTopic": "x"}})
+    assert woken == []

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from redrive.cluster.resources import Body
+from redrive.provision import conditions
+from redrive.provision.conditions import ADMISSIBLE, BUILDABLE, Buildable
+from redrive.provision.desired import desired
+from redrive.provision.facts import Asked, Observed, TopicState
+
+MakeBody = Callable[..., dict[str, Any]]
+MakeAsked = Callable[..., Asked]
+
+
+def test_a_policy_within_what_its_connection_allows_is_admissible(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    assert conditions.first_violation(ADMISSIBLE, asked(policy())) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "found"),
+    [
+        ({"name": "a" * 246}, "InvalidSpec", "246"),
+        (
+            {"topic": "persistent://other/prod/orders"},
+            "TopicNotAllowed",
+            "'persistent://other/prod/orders'",
+        ),
+        ({"consumerRoles": ["fulfilment", "root"]}, "RoleNotAllowed", "'root'"),
+    ],
+)
+def test_a_policy_that_may_not_be_obeyed_is_refused(
+    policy: MakeBody, asked: MakeAsked, changes: dict[str, Any], reason: str, found: str
+) -> None:
+    violation = conditions.first_violation(ADMISSIBLE, asked(policy(**changes)))
+    assert violation is not None
+    assert violation.reason == reason
+    assert f"got {found};" in str(violation)
+
+
+def test_the_oldest_policy_of_a_subscription_keeps_it(policy: MakeBody, asked: MakeAsked) -> None:
+    oldest, middle, youngest = (
+        asked(policy(name, age=age)) for age, name in enumerate(["first", "second", "third"])
+    )
+    assert conditions.older_rival(oldest, [middle, youngest]) is None
+    for loser, others in ((middle, [oldest, youngest]), (youngest, [middle, oldest])):
+        violation = conditions.older_rival(loser, others)
+        assert violation is not None
+        assert violation.reason == "ResourceConflict"
+        assert "got 'RetryPolicy shop/first'" in str(violation)
+
+
+def test_of_two_policies_made_in_one_second_the_uid_decides(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    one, other = asked(policy("a")), asked(policy("b"))
+    assert conditions.older_rival(one, [other]) is None
+    assert conditions.older_rival(other, [one]) is not None
+
+
+def test_names_that_meet_for_different_subscriptions_are_a_collision(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    first = asked(policy("a", topic="persistent://shop/prod/orders-eu", subscription="billing"))
+    second = asked(policy("b", topic="persistent://shop/prod/orders", subscription="eu-billing"))
+    violation = conditions.older_rival(second, [first])
+    assert violation is not None
+    assert violation.reason == "NameCollision"
+    assert "shop/a" in str(violation)
+
+
+def test_policies_at_different_brokers_are_no_rivals(policy: MakeBody, asked: MakeAsked) -> None:
+    here = asked(policy("b"), adminUrl="http://here:8080")
+    same = asked(policy("a"), adminUrl="http://HERE:8080/")
+    there = asked(policy("a"), adminUrl="http://there:8080")
+    assert conditions.older_rival(here, [there]) is None
+    assert conditions.older_rival(here, [same]) is not None
+
+
+def buildable(
+    body: Body, asked: Asked, *, source: int, retry: int | None, config_map: Body | None = None
+) -> Buildable:
+    state = None if retry is None else TopicState(retry, frozenset(), deduplicates=False)
+    return Buildable(body, desired(asked, body), Observed(source, state, None, {}, config_map))
+
+
+@pytest.mark.parametrize(("source", "retry"), [(0, None), (4, None), (0, 0), (4, 4)])
+def test_a_retry_topic_with_the_partitions_of_its_source_is_adopted(
+    policy: MakeBody, asked: MakeAsked, source: int, retry: int | None
+) -> None:
+    body = policy()
+    facts = buildable(body, asked(body), source=source, retry=retry)
+    assert conditions.first_violation(BUILDABLE, facts) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "retry", "says"),
+    [
+        (4, 2, "4 partitions, as the source topic has; got '2 partitions'"),
+        (4, 0, "got 'no partitions'"),
+        (0, 4, "no partitions, as the source topic has; got '4 partitions'"),
+    ],
+)
+def test_a_retry_topic_with_other_partitions_is_refused(
+    policy: MakeBody, asked: MakeAsked, source: int, retry: int, says: str
+) -> None:
+    body = policy()
+    facts = buildable(body, asked(body), source=source, retry=retry)
+    violation = conditions.first_violation(BUILDABLE, facts)
+    assert violation is not None
+    assert violation.reason == "PartitionsDiffer"
+    assert says in str(violation)
+
+
+def test_a_config_map_that_somebody_else_made_is_left_alone(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    body = policy()
+    ours = desired(asked(body), body).config_map
+    theirs = {**ours, "metadata": {"name": "orders-redrive", "namespace": "shop"}}
+    reborn = policy() | {"metadata": body["metadata"] | {"uid": "another"}}
+    read = asked(body)
+    for owner, found, allowed in ((body, ours, True), (body, theirs, False), (reborn, ours, False)):
+        facts = buildable(owner, read, source=0, retry=None, config_map=found)
+        violation = conditions.first_violation(BUILDABLE, facts)
+        assert (violation is None) is allowed
+        assert violation is None or violation.reason == "ConfigMapNotOurs"

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from redrive.policy import codec
+from redrive.provision.desired import desired
+from redrive.provision.facts import Asked
+
+MakeBody = Callable[..., dict[str, Any]]
+MakeAsked = Callable[..., Asked]
+RETRY = "persistent://shop/prod/orders-fulfilment-RETRY"
+DEAD_LETTER = "persistent://shop/prod/orders-fulfilment-DLQ"
+
+
+def granted(asked: Asked, body: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
+    return {(str(g.topic), g.role): set(g.actions) for g in desired(asked, body).grants}
+
+
+def test_a_policy_needs_two_topics_with_a_subscription_each(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    body = policy()
+    wanted = desired(asked(body), body)
+    assert (str(wanted.retry.name), wanted.retry.subscription) == (RETRY, "fulfilment")
+    assert wanted.retry.deduplicates
+    assert (str(wanted.dead_letter.name), wanted.dead_letter.subscription) == (
+        DEAD_LETTER,
+        "redrive",
+    )
+
+
+def test_consumers_read_and_write_retries_and_only_write_dead_letters(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    body = policy(consumerRoles=["shop-a", "shop-b"])
+    assert granted(asked(body, replay=None), body) == {
+        (RETRY, "shop-a"): {"produce", "consume"},
+        (DEAD_LETTER, "shop-a"): {"produce"},
+        (RETRY, "shop-b"): {"produce", "consume"},
+        (DEAD_LETTER, "shop-b"): {"produce"},
+    }
+
+
+def test_replays_read_dead_letters_and_only_write_retries(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    body = policy(consumerRoles=[])
+    assert granted(asked(body), body) == {
+        (RETRY, "replayer"): {"produce"},
+        (DEAD_LETTER, "replayer"): {"consume"},
+    }
+
+
+def test_a_role_that_consumes_and_replays_gets_both_rights_in_one_grant(
+    policy: MakeBody, asked: MakeAsked, connection: dict[str, Any]
+) -> None:
+    body = policy(consumerRoles=["fulfilment", "fulfilment"])
+    both = connection["replay"] | {"role": "fulfilment"}
+    assert granted(asked(body, replay=both), body) == {
+        (RETRY, "fulfilment"): {"produce", "consume"},
+        (DEAD_LETTER, "fulfilment"): {"produce", "consume"},
+    }
+
+
+def test_the_config_map_holds_the_policy_and_belongs_to_it(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    body = policy(maxRetries=3)
+    config_map = desired(asked(body), body).config_map
+    assert config_map["metadata"]["name"] == "orders-redrive"
+    assert config_map["metadata"]["namespace"] == "shop"
+    assert config_map["metadata"]["ownerReferences"] == [
+        {
+            "apiVersion": "redrive.io/v1alpha1",
+            "kind": "RetryPolicy",
+            "name": "orders",
+            "uid": "uid-orders",
+            "controller": True,
+        }
+    ]
+    written = codec.decode(config_map["data"]["policy.json"])
+    assert written == asked(body).policy
+    assert (written.name, written.generation, written.max_retries) == ("shop/orders", 7, 3)

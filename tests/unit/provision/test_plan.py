@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.admin.model import Grant
+from redrive.cluster.resources import Body
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.provision import plan as steps
+from redrive.provision.desired import Desired, DesiredTopic
+from redrive.provision.facts import Observed, TopicState
+from redrive.provision.plan import plan
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
+RETRY, DEAD_LETTER = POLICY.retry_topic, POLICY.dead_letter_topic
+CONFIG_MAP: Body = {"metadata": {"name": "orders-redrive"}, "data": {"policy.json": "{}"}}
+
+roles = st.sampled_from(["a", "b", "c"])
+actions = st.frozensets(st.sampled_from(["produce", "consume", "functions"]), min_size=1)
+subscriptions = st.frozensets(st.sampled_from(["fulfilment", "redrive", "other"]))
+states = st.none() | st.builds(TopicState, st.integers(0, 4), subscriptions, st.booleans())
+wanted = st.dictionaries(
+    st.tuples(st.sampled_from([RETRY, DEAD_LETTER]), roles), actions, max_size=4
+).map(
+    lambda grants: Desired(
+        policy=POLICY,
+        retry=DesiredTopic(RETRY, "fulfilment", deduplicates=True),
+        dead_letter=DesiredTopic(DEAD_LETTER, "redrive", deduplicates=False),
+        grants=tuple(Grant(topic, role, may) for (topic, role), may in grants.items()),
+        config_map=CONFIG_MAP,
+    )
+)
+permissions = st.dictionaries(
+    st.sampled_from([str(RETRY), str(DEAD_LETTER), "persistent://shop/prod/foreign"]),
+    st.dictionaries(roles, actions),
+)
+config_maps = st.sampled_from([None, CONFIG_MAP, {**CONFIG_MAP, "data": {"policy.json": "old"}}])
+observed = st.builds(Observed, st.integers(0, 4), states, states, permissions, config_maps)
+
+
+def done(planned: Iterable[steps.Step], before: Observed) -> Observed:
+    """What a broker and an API server make of *planned*."""
+    topics = {RETRY: before.retry, DEAD_LETTER: before.dead_letter}
+    granted: dict[str, dict[str, frozenset[str]]] = {
+        topic: dict(by_role) for topic, by_role in before.permissions.items()
+    }
+    config_map = before.config_map
+    for step in planned:
+        match step:
+            case steps.CreateTopic(topic, partitions):
+                assert topics[topic] is None
+                topics[topic] = TopicState(partitions, frozenset(), deduplicates=False)
+            case steps.SwitchOnDeduplication(topic):
+                topics[topic] = change(topics[topic], deduplicates=True)
+            case steps.CreateSubscription(topic, name):
+                state = topics[topic]
+                assert state is not None
+                assert name not in state.subscriptions
+                topics[topic] = change(state, subscriptions=state.subscriptions | {name})
+            case steps.SetGrants(_, grants):
+                for grant in grants:
+                    assert topics[grant.topic] is not None
+                    granted.setdefault(str(grant.topic), {})[grant.role] = grant.actions
+            case steps.CreateConfigMap(body) | steps.PatchConfigMap(body):
+                config_map = body
+    return Observed(
+        before.source_partitions, topics[RETRY], topics[DEAD_LETTER], granted, config_map
+    )
+
+
+def change(state: TopicState | None, **fields: Any) -> TopicState:  # noqa: ANN401 - any of its fields
+    assert state is not None
+    return dataclasses.replace(state, **fields)
+
+
+@given(wanted, observed)
+def test_after_the_steps_nothing_is_left_to_do(desired: Desired, before: Observed) -> None:
+    assert plan(desired, done(plan(desired, before), before)) == ()
+
+
+@given(wanted, observed)
+def test_no_role_ever_loses_a_right(desired: Desired, before: Observed) -> None:
+    after = done(plan(desired, before), before)
+    assert flat(before.permissions) <= flat(after.permissions)
+
+
+@given(wanted, observed)
+def test_only_the_rights_that_are_needed_are_added(desired: Desired, before: Observed) -> None:
+    after = done(plan(desired, before), before)
+    needed = {
+        (str(grant.topic), grant.role, action)
+        for grant in desired.grants
+        for action in grant.actions
+    }
+    assert flat(after.permissions) - flat(before.permissions) <= needed
+
+
+@given(wanted, observed)
+def test_topics_come_before_all_rights_and_rights_before_subscriptions(
+    desired: Desired, before: Observed
+) -> None:
+    order = [
+        steps.CreateTopic,
+        steps.SwitchOnDeduplication,
+        steps.SetGrants,
+        steps.CreateSubscription,
+        steps.CreateConfigMap,
+        steps.PatchConfigMap,
+    ]
+    places = [order.index(type(step)) for step in plan(desired, before)]
+    assert places == sorted(places)
+
+
+@given(wanted, observed)
+def test_rights_of_one_namespace_are_one_step(desired: Desired, before: Observed) -> None:
+    planned = plan(desired, before)
+    assert sum(isinstance(step, steps.SetGrants) for step in planned) <= 1
+
+
+@given(wanted, observed.filter(lambda before: before.retry is None))
+def test_a_new_retry_topic_has_the_partitions_of_its_source(
+    desired: Desired, before: Observed
+) -> None:
+    assert steps.CreateTopic(RETRY, before.source_partitions) in plan(desired, before)
+
+
+def flat(
+    granted: Mapping[str, Mapping[str, frozenset[str]]],
+) -> set[tuple[str, str, str]]:
+    return {
+        (topic, role, action)
+        for topic, by_role in granted.items()
+        for role, may in by_role.items()
+        for action in may
+    }
