@@ -21,6 +21,7 @@ lint: ## Check style, types and which layer imports which
 	$(python) -m ruff check
 	$(python) -m ruff format --check
 	$(python) -m mypy
+	$(python) -m mypy tests/typing
 	$(python) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
 demo: ## See it: from kubectl apply to a replayed message
