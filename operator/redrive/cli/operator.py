@@ -16,6 +16,7 @@ import kopf
 from redrive.cluster.client import is_in_cluster
 from redrive.cluster.world import Settings, World
 from redrive.provision import handlers as provision
+from redrive.replay import handlers as replay
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ async def serve(settings: Settings) -> None:
     """Watch and reconcile until a signal ends it, then let go of everything."""
     async with World.open(settings) as world:
         registry = kopf.OperatorRegistry()
-        keepers = provision.register(registry, world)
+        keepers = (*provision.register(registry, world), *replay.register(registry, world))
 
         async def stop(**_: object) -> None:
             for keeper in keepers:

@@ -1,0 +1,133 @@
+"""May a Replay run, and as what job? Pure: asks the tables that the watches fill, and nobody else.
+
+Called by `reconcile`, again and again until the Replay is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from redrive.api.conditions import READY
+from redrive.api.fields import SecretKeyRef
+from redrive.api.parsing import parse_spec
+from redrive.api.replay import Phase, ReplaySpec
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.cluster import connections, status
+from redrive.cluster.connections import ConnectionRef
+from redrive.cluster.resources import Body, Key
+from redrive.cluster.world import World
+from redrive.policy.model import Policy
+from redrive.replay import launch, selection
+from redrive.replay.errors import (
+    PolicyNotFoundError,
+    PolicyNotReadyError,
+    ReplayIdentityMissingError,
+    ReplayInProgressError,
+)
+from redrive.replay.spec import ReplayJob
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A Replay that may be launched.
+
+    Attributes:
+        token: where the replay role's token lies, in the Replay's namespace.
+    """
+
+    job: ReplayJob
+    token: SecretKeyRef
+
+
+def admit(replay: Body, world: World) -> Admitted:
+    """Check everything that speaks against launching *replay* now.
+
+    Raises:
+        InvalidSpecError: it can never run.
+        RedriveError: it can't run now; the reason says why.
+    """
+    spec = parse_spec(ReplaySpec, replay)
+    where = None if spec.select is None else spec.select.where
+    if where is not None:
+        selection.to_sql(where)
+    key = Key.of(replay)
+    policy_key = Key(key.namespace, spec.policy_ref.name)
+    policy, reference = _ready_policy(policy_key, world)
+    connection = connections.find(reference, key.namespace, world.connections)
+    if connection.replay is None:
+        raise ReplayIdentityMissingError(
+            f"the PulsarConnection {connections.key_of(reference, key.namespace)} does not say "
+            "as whom replays are to run",
+            remedy="give it spec.replay, with a role and the Secret of its token",
+        )
+    _check_turn(replay, world)
+    job = ReplayJob(
+        namespace=key.namespace,
+        name=key.name,
+        uid=replay["metadata"]["uid"],
+        policy=policy,
+        service_url=connection.service_url,
+        admin_url=connection.admin_url,
+        where=where,
+    )
+    return Admitted(job, connection.replay.token.secret_ref)
+
+
+def is_final(replay: Body) -> bool:
+    """Whether the Replay's run has ended, one way or the other."""
+    phase = (replay.get("status") or {}).get("phase")
+    return phase in {Phase.COMPLETED, Phase.FAILED}
+
+
+def policy_of(replay: Body) -> Key:
+    """Return the RetryPolicy that *replay* refers to."""
+    return Key(Key.of(replay).namespace, replay["spec"]["policyRef"]["name"])
+
+
+def _ready_policy(key: Key, world: World) -> tuple[Policy, ConnectionRef]:
+    """Return a policy whose topics and grants are in place, and where its broker is found."""
+    body = world.policies.get(key)
+    if body is None or "deletionTimestamp" in body["metadata"]:
+        raise PolicyNotFoundError(
+            "the RetryPolicy of policyRef does not exist, or is being deleted",
+            got=str(key),
+            remedy="create it; this Replay starts by itself then",
+        )
+    generation = body["metadata"]["generation"]
+    ready = status.find(body, READY)
+    if ready is None or (ready.status, ready.observed_generation) != ("True", generation):
+        raise PolicyNotReadyError(
+            f"the RetryPolicy {key} is not Ready",
+            got="nothing known yet" if ready is None else f"{ready.reason}: {ready.message}",
+            remedy="mend what its conditions say; this Replay starts by itself then",
+        )
+    spec = parse_spec(RetryPolicySpec, body)
+    return spec.to_policy(str(key), generation), spec.connection_ref
+
+
+def _check_turn(replay: Body, world: World) -> None:
+    """Let the Replays of one policy run one after the other, in the order they were made."""
+    for other in _rivals(replay, world):
+        if _is_launched(other, world) or _age(other) < _age(replay):
+            raise ReplayInProgressError(
+                "another Replay of the same policy comes first",
+                got=str(Key.of(other)),
+                remedy="wait for it to end, or delete it; this one starts by itself then",
+            )
+
+
+def _rivals(replay: Body, world: World) -> Iterator[Body]:
+    for other in world.replays:
+        same = policy_of(other) == policy_of(replay)
+        if same and Key.of(other) != Key.of(replay) and not is_final(other):
+            yield other
+
+
+def _is_launched(replay: Body, world: World) -> bool:
+    own = Key(Key.of(replay).namespace, launch.name_of(replay))
+    return world.applications.get(own) is not None or "sparkApplication" in replay.get("status", {})
+
+
+def _age(replay: Body) -> tuple[str, str]:
+    return replay["metadata"]["creationTimestamp"], replay["metadata"]["uid"]

@@ -1,0 +1,74 @@
+"""Watches of Replays and SparkApplications → who has to be looked at; decides nothing itself.
+
+The one door to kopf in this journey: kopf brings the watches, the `Keeper` does the rest. Called
+once, by the operator's command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import kopf
+
+from redrive.cluster import resources
+from redrive.cluster.keeper import Keeper
+from redrive.cluster.resources import Body, Key, Resource
+from redrive.cluster.table import Table, is_asked_anew
+from redrive.cluster.world import World
+from redrive.replay.admission import is_final, policy_of
+from redrive.replay.reconcile import reconcile
+
+
+def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Keeper, ...]:
+    """Watch Replays and their applications from then on, and look at all Replays there are now.
+
+    Returns:
+        The keepers, which the caller has to stop in the end.
+    """
+    launching = asyncio.Lock()
+    keeper = Keeper("Replay", lambda key: reconcile(key, world, launching))
+
+    def replay_changed(key: Key, before: Body | None, after: Body | None) -> None:
+        if is_asked_anew(before, after):
+            keeper.wake(key)
+        if after is None or is_final(after):
+            wake_open(policy_of(after or before or {}))
+
+    def application_changed(_key: Key, before: Body | None, after: Body | None) -> None:
+        for owner in _owners(after or before or {}):
+            keeper.wake(owner)
+
+    def wake_open(policy: Key | None = None) -> None:
+        """Look again at the Replays that are not at their end: of one policy, or all."""
+        for body in world.replays:
+            if not is_final(body) and policy in {None, policy_of(body)}:
+                keeper.wake(Key.of(body))
+
+    world.replays.listen(replay_changed)
+    world.applications.listen(application_changed)
+    world.policies.listen(lambda key, _before, _after: wake_open(key))
+    world.connections.listen(lambda *_: wake_open())
+    _watch(registry, resources.REPLAYS, world.replays)
+    _watch(registry, resources.SPARK_APPLICATIONS, world.applications)
+    wake_open()
+    return (keeper,)
+
+
+def _watch(registry: kopf.OperatorRegistry, resource: Resource, table: Table) -> None:
+    @kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)
+    async def seen(event: Any, **_: Any) -> None:  # noqa: ANN401  as kopf calls it
+        if event["type"] == "DELETED":
+            table.drop(Key.of(event["object"]))
+        else:
+            table.put(event["object"])
+
+
+def _owners(application: Body) -> list[Key]:
+    """Return the Replays that own *application*."""
+    metadata = application["metadata"]
+    return [
+        Key(metadata["namespace"], owner["name"])
+        for owner in metadata.get("ownerReferences", [])
+        if owner["kind"] == resources.REPLAYS.kind
+    ]

@@ -1,0 +1,85 @@
+"""A Replay that may run → the SparkApplication that runs it. Pure.
+
+Called by `reconcile`, which creates it once and never changes it: a Spark operator answers a
+changed spec by killing the run and starting another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from redrive.api.fields import SecretKeyRef
+from redrive.cluster import resources
+from redrive.cluster.resources import Body, Key
+from redrive.cluster.world import Settings
+from redrive.replay.spec import TOKEN_VARIABLE, ReplayJob
+
+SPARK_VERSION = "4.3.0"
+
+_RETRIES = 3
+_RETRY_SECONDS = 10
+_NAME_ROOM = 26
+"""What is left of a Replay's name: Spark makes longer names from ours, of 63 characters at most."""
+
+
+def name_of(replay: Body) -> str:
+    """Return the name of the SparkApplication of *replay*: its own, whoever asks and how often.
+
+    A Replay that is made anew under the same name gets another one.
+    """
+    metadata = replay["metadata"]
+    digest = hashlib.sha256(metadata["uid"].encode()).hexdigest()[:10]
+    readable = metadata["name"][:_NAME_ROOM].replace(".", "-").strip("-")
+    return f"replay-{readable}-{digest}"
+
+
+def application(replay: Body, job: ReplayJob, token: SecretKeyRef, settings: Settings) -> Body:
+    """Return the SparkApplication to create for *replay*.
+
+    A failed run is started again a few times: it goes on where it was.
+
+    Args:
+        token: where the replay role's token lies, in the namespace of the Replay. Only a
+            reference to it is written; driver and executors find it in their environment.
+    """
+    pod = {"cores": 1, "memory": "1g", "env": [_variable(token)]}
+    return {
+        "apiVersion": resources.SPARK_APPLICATIONS.api_version,
+        "kind": resources.SPARK_APPLICATIONS.kind,
+        "metadata": {
+            "name": name_of(replay),
+            "namespace": Key.of(replay).namespace,
+            "labels": {
+                "app.kubernetes.io/name": "redrive",
+                "app.kubernetes.io/component": "replay",
+                "app.kubernetes.io/managed-by": "redrive",
+            },
+            "ownerReferences": [resources.owner_reference(resources.REPLAYS, replay)],
+        },
+        "spec": {
+            "type": "Python",
+            "pythonVersion": "3",
+            "mode": "cluster",
+            "sparkVersion": SPARK_VERSION,
+            "image": settings.replay_image,
+            "mainApplicationFile": settings.replay_application,
+            "arguments": [job.encode()],
+            # A second copy of a task would find its producers taken, and fail the stage.
+            "sparkConf": {"spark.speculation": "false"},
+            "restartPolicy": {
+                "type": "OnFailure",
+                "onFailureRetries": _RETRIES,
+                "onFailureRetryInterval": _RETRY_SECONDS,
+                "onSubmissionFailureRetries": _RETRIES,
+                "onSubmissionFailureRetryInterval": _RETRY_SECONDS,
+            },
+            "driver": {**pod, "serviceAccount": settings.replay_service_account},
+            "executor": {**pod, "instances": 1},
+        },
+    }
+
+
+def _variable(token: SecretKeyRef) -> dict[str, Any]:
+    reference = {"name": token.name, "key": token.key}
+    return {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": reference}}

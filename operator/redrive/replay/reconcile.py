@@ -1,0 +1,131 @@
+"""One Replay: launch its SparkApplication when its turn has come, then mirror how that stands.
+
+Called by the `Keeper` of Replays, for each change of the Replay, its policy, its connection, its
+application or another Replay of the same policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from redrive.api.replay import Phase, ReplayStatus
+from redrive.cluster import resources, status
+from redrive.cluster.keeper import Again
+from redrive.cluster.resources import Body, Key
+from redrive.cluster.status import Publisher
+from redrive.cluster.world import World
+from redrive.errors import RedriveError
+from redrive.replay import errors, launch
+from redrive.replay.admission import admit, is_final
+
+LAUNCHED = "Launched"
+"""Reason of an Event: the SparkApplication was created."""
+COMPLETED = "Completed"
+"""Reason: the selected dead letters are back in the retry topic."""
+
+_PHASES = {
+    "RUNNING": Phase.RUNNING,
+    "SUCCEEDING": Phase.RUNNING,
+    "FAILING": Phase.RUNNING,
+    "COMPLETED": Phase.COMPLETED,
+    "FAILED": Phase.FAILED,
+}
+"""What the states of a SparkApplication mean; every other one is on the way to RUNNING."""
+
+
+async def reconcile(key: Key, world: World, launching: asyncio.Lock) -> Again:
+    """Look at one Replay, and publish how it stands. Its final phase is never left again.
+
+    Args:
+        launching: held while one is launched: whose turn it is must not change meanwhile.
+    """
+    replay = world.replays.get(key)
+    if replay is None:
+        return Again.NEVER
+    if is_final(replay) or "deletionTimestamp" in replay["metadata"]:
+        return Again.WHEN_WOKEN
+    out = Publisher(world.kubernetes, resources.REPLAYS, world.clock)
+    try:
+        async with launching:
+            application = _application(replay, world) or await _launch(replay, world, out)
+        await _mirror(replay, application, out)
+    except RedriveError as error:
+        await _explain(replay, error, out)
+        return Again.WHEN_WOKEN if isinstance(error, errors.WATCHED) else Again.SOON
+    return Again.WHEN_WOKEN
+
+
+async def _launch(replay: Body, world: World, out: Publisher) -> Body:
+    """Create the SparkApplication of *replay*, also after somebody has deleted it.
+
+    A second run is no harm: it goes on where the first one was.
+
+    Raises:
+        RedriveError: it may not run now, or the API server refuses.
+    """
+    admitted = admit(replay, world)
+    wanted = launch.application(replay, admitted.job, admitted.token, world.settings)
+    created = await world.kubernetes.create(resources.SPARK_APPLICATIONS, wanted)
+    world.applications.put(created)
+    name = created["metadata"]["name"]
+    await out.tell(replay, LAUNCHED, f"the SparkApplication {name} runs this Replay")
+    return created
+
+
+def _application(replay: Body, world: World) -> Body | None:
+    found = world.applications.get(Key(Key.of(replay).namespace, launch.name_of(replay)))
+    if found is not None and not resources.is_owned_by(found, replay):
+        raise errors.ApplicationNotOursError(
+            "a SparkApplication that this Replay does not own has the name that its own needs",
+            got=found["metadata"]["name"],
+            remedy="delete that SparkApplication",
+        )
+    return found
+
+
+async def _mirror(replay: Body, application: Body, out: Publisher) -> None:
+    """Publish what the state of the application says about the Replay.
+
+    Raises:
+        ReplayFailedError: the application has failed for good.
+    """
+    name = application["metadata"]["name"]
+    said = (application.get("status") or {}).get("applicationState") or {}
+    state = said.get("state", "")
+    phase = _PHASES.get(state, Phase.SUBMITTED)
+    if phase is Phase.FAILED:
+        raise errors.ReplayFailedError(
+            f"the SparkApplication {name} has failed",
+            got=said.get("errorMessage", ""),
+            remedy="mend that and make another Replay: what was moved is moved, the rest rests "
+            "where it was",
+        )
+    fields: dict[str, Any] = {"phase": phase.value, "sparkApplication": name}
+    if "startTime" not in (replay.get("status") or {}):
+        fields["startTime"] = _now(out)
+    if phase is Phase.COMPLETED:
+        conditions = status.ready(COMPLETED, "the selected dead letters are in the retry topic")
+        await out.publish(replay, conditions, {**fields, "completionTime": _now(out)})
+    else:
+        message = f"the SparkApplication {name} is {state or 'NEW'}"
+        if "errorMessage" in said:
+            message = f"{message}: {said['errorMessage']}"
+        await out.publish(replay, status.progressing(message), fields)
+
+
+async def _explain(replay: Body, error: RedriveError, out: Publisher) -> None:
+    """Publish why the Replay does not run: for good, until somebody acts, or for now."""
+    stalls = isinstance(error, errors.STALLS)
+    conditions = status.stalled(error) if stalls else status.waiting(error)
+    fields: dict[str, Any] = {}
+    if isinstance(error, errors.FINAL):
+        fields = {"phase": Phase.FAILED.value, "completionTime": _now(out)}
+    elif "sparkApplication" not in (replay.get("status") or {}):
+        fields = {"phase": Phase.PENDING.value}
+    await out.publish(replay, conditions, fields)
+
+
+def _now(out: Publisher) -> str:
+    moment: str = ReplayStatus(completion_time=out.clock()).to_manifest()["completionTime"]
+    return moment
