@@ -1,0 +1,175 @@
+"""A Replay is launched when everything it needs is there and its turn has come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from redrive.cluster.errors import ConnectionNotFoundError, NamespaceNotAllowedError
+from redrive.cluster.table import Table
+from redrive.cluster.world import Settings, World, wall_clock
+from redrive.errors import InvalidSpecError
+from redrive.replay import launch
+from redrive.replay.admission import admit
+from redrive.replay.errors import (
+    PolicyNotFoundError,
+    PolicyNotReadyError,
+    ReplayIdentityMissingError,
+    ReplayInProgressError,
+)
+
+SETTINGS = Settings((), "image", "local:///replay.py", "redrive-replay")
+
+
+def named(
+    kind: str, name: str, spec: dict[str, Any], *, age: int = 0, **more: object
+) -> dict[str, Any]:
+    metadata = {
+        "name": name,
+        "namespace": "shop",
+        "uid": f"uid-{name}",
+        "generation": 1,
+        "creationTimestamp": f"2026-01-01T00:00:{age:02}Z",
+    }
+    return {
+        "apiVersion": "redrive.io/v1alpha1",
+        "kind": kind,
+        "metadata": metadata,
+        "spec": spec,
+        **more,
+    }
+
+
+def replay(name: str = "now", where: str | None = None, **more: object) -> dict[str, Any]:
+    select = {} if where is None else {"select": {"where": where}}
+    return named("Replay", name, {"policyRef": {"name": "orders"}, **select}, **more)
+
+
+def policy(ready: str = "True", observed: int = 1) -> dict[str, Any]:
+    condition = {
+        "type": "Ready",
+        "status": ready,
+        "reason": "Provisioned",
+        "message": "all there",
+        "observedGeneration": observed,
+    }
+    spec = {
+        "connectionRef": {"name": "main"},
+        "topic": "persistent://shop/prod/orders",
+        "subscription": "fulfilment",
+    }
+    return named("RetryPolicy", "orders", spec, status={"conditions": [condition]})
+
+
+def connection(**spec: object) -> dict[str, Any]:
+    token = {"token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}}
+    replayer = {"token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}}}
+    defaults = {
+        "serviceUrl": "pulsar://pulsar:6650",
+        "adminUrl": "http://pulsar:8080",
+        "authentication": token,
+        "allowedTopics": ["persistent://shop/*/*"],
+        "allowedRoles": ["*"],
+        "replay": {"role": "replayer", **replayer},
+    }
+    filled = {key: value for key, value in (defaults | spec).items() if value is not None}
+    return named("PulsarConnection", "main", filled)
+
+
+def world(**tables: object) -> World:
+    """What the watches have shown. Nothing here may be asked over the network."""
+    known = {
+        "policies": [policy()],
+        "connections": [connection()],
+        "replays": [],
+        "applications": [],
+    }
+    return World(
+        settings=SETTINGS,
+        kubernetes=None,
+        brokers=None,
+        clock=wall_clock,
+        **{name: Table(bodies) for name, bodies in (known | tables).items()},
+    )
+
+
+def test_the_job_knows_the_policy_the_broker_and_the_selection() -> None:
+    admitted = admit(replay(where="cause_type = 'TimeoutError'"), world())
+    assert str(admitted.job.policy.retry_topic) == "persistent://shop/prod/orders-fulfilment-RETRY"
+    assert (admitted.job.namespace, admitted.job.name, admitted.job.uid) == (
+        "shop",
+        "now",
+        "uid-now",
+    )
+    assert admitted.job.service_url == "pulsar://pulsar:6650"
+    assert admitted.job.where == "cause_type = 'TimeoutError'"
+
+
+def test_the_token_is_that_of_the_replay_role() -> None:
+    assert admit(replay(), world()).token.name == "pulsar-replayer"
+
+
+def test_a_selection_that_cannot_be_is_refused_before_anything_else_is_asked() -> None:
+    with pytest.raises(InvalidSpecError, match="unknown column; got 'cause'"):
+        admit(replay(where="cause = 'x'"), world(policies=[], connections=[]))
+
+
+def test_a_missing_policy_is_waited_for() -> None:
+    with pytest.raises(PolicyNotFoundError, match="does not exist"):
+        admit(replay(), world(policies=[]))
+
+
+def test_a_policy_that_is_being_deleted_counts_as_missing() -> None:
+    going = policy()
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    with pytest.raises(PolicyNotFoundError):
+        admit(replay(), world(policies=[going]))
+
+
+@pytest.mark.parametrize("state", [{"ready": "False"}, {"ready": "Unknown"}, {"observed": 0}])
+def test_a_policy_that_is_not_ready_as_it_stands_is_waited_for(state: dict[str, Any]) -> None:
+    with pytest.raises(PolicyNotReadyError, match="got 'Provisioned: all there'"):
+        admit(replay(), world(policies=[policy(**state)]))
+
+
+def test_a_connection_without_a_replay_role_is_refused() -> None:
+    with pytest.raises(ReplayIdentityMissingError, match=r"give it spec\.replay"):
+        admit(replay(), world(connections=[connection(replay=None)]))
+
+
+def test_a_connection_that_is_gone_or_closed_to_the_namespace_is_refused() -> None:
+    with pytest.raises(ConnectionNotFoundError):
+        admit(replay(), world(connections=[]))
+    with pytest.raises(NamespaceNotAllowedError):
+        admit(replay(), world(connections=[connection(allowedNamespaces=["other"])]))
+
+
+def test_the_older_replay_of_a_policy_goes_first() -> None:
+    older, younger = replay("older", age=1), replay("younger", age=2)
+    both = world(replays=[younger, older])
+    assert admit(older, both).job.name == "older"
+    with pytest.raises(ReplayInProgressError, match="got 'shop/older'"):
+        admit(younger, both)
+
+
+def test_a_replay_that_runs_already_goes_before_an_older_one() -> None:
+    older, younger = replay("older", age=1), replay("younger", age=2)
+    running = named("SparkApplication", launch.name_of(younger), {})
+    with pytest.raises(ReplayInProgressError, match="got 'shop/younger'"):
+        admit(older, world(replays=[younger, older], applications=[running]))
+    younger["status"] = {"sparkApplication": launch.name_of(younger)}
+    with pytest.raises(ReplayInProgressError, match="got 'shop/younger'"):
+        admit(older, world(replays=[younger, older]))
+
+
+@pytest.mark.parametrize("phase", ["Completed", "Failed"])
+def test_a_replay_that_has_ended_is_in_nobodys_way(phase: str) -> None:
+    ended = replay("ended", age=1, status={"phase": phase, "sparkApplication": "it"})
+    assert admit(replay(age=2), world(replays=[ended])).job.name == "now"
+
+
+def test_replays_of_other_policies_are_in_nobodys_way() -> None:
+    other = replay("other", age=1)
+    other["spec"]["policyRef"]["name"] = "payments"
+    assert admit(replay(age=2), world(replays=[other])).job.name == "now"

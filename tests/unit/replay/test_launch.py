@@ -1,0 +1,75 @@
+"""A Replay becomes one SparkApplication that holds no secret."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.api.fields import SecretKeyRef
+from redrive.cluster.world import Settings
+from redrive.errors import InvalidSpecError
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.replay import launch
+from redrive.replay.spec import ReplayJob
+
+SETTINGS = Settings((), "registry/redrive:1", "local:///opt/redrive/replay.py", "redrive-replay")
+TOKEN = SecretKeyRef(name="pulsar-replayer", key="token")
+POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders", generation=3)
+JOB = ReplayJob(
+    "shop", "after-fix", "uid-1", POLICY, "pulsar://pulsar:6650", "http://pulsar:8080", "key = 'ü'"
+)
+
+
+def replay(name: str = "after-fix", uid: str = "uid-1") -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": "shop", "uid": uid}}
+
+
+@given(st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", fullmatch=True), st.uuids())
+def test_every_replay_has_a_name_that_spark_can_build_on(name: str, uid: object) -> None:
+    made = launch.name_of(replay(name, str(uid)))
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", made)
+    assert len(made) <= 45
+    assert made == launch.name_of(replay(name, str(uid)))
+
+
+def test_a_replay_made_anew_gets_another_application() -> None:
+    assert launch.name_of(replay(uid="uid-1")) != launch.name_of(replay(uid="uid-2"))
+
+
+def test_the_application_is_owned_by_the_replay() -> None:
+    (owner,) = launch.application(replay(), JOB, TOKEN, SETTINGS)["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("Replay", "after-fix", "uid-1")
+    assert owner["controller"] is True
+
+
+def test_driver_and_executors_get_the_token_of_the_replay_role_by_reference() -> None:
+    spec = launch.application(replay(), JOB, TOKEN, SETTINGS)["spec"]
+    reference = {"secretKeyRef": {"name": "pulsar-replayer", "key": "token"}}
+    expected = [{"name": "REDRIVE_PULSAR_TOKEN", "valueFrom": reference}]
+    assert spec["driver"]["env"] == spec["executor"]["env"] == expected
+    assert "oken" not in json.dumps(spec["arguments"] + list(spec["sparkConf"]))
+
+
+def test_the_job_runs_as_the_operator_was_told() -> None:
+    spec = launch.application(replay(), JOB, TOKEN, SETTINGS)["spec"]
+    assert spec["image"] == "registry/redrive:1"
+    assert spec["mainApplicationFile"] == "local:///opt/redrive/replay.py"
+    assert spec["driver"]["serviceAccount"] == "redrive-replay"
+    assert spec["sparkConf"]["spark.speculation"] == "false"
+
+
+def test_the_argument_tells_the_whole_job() -> None:
+    (argument,) = launch.application(replay(), JOB, TOKEN, SETTINGS)["spec"]["arguments"]
+    assert ReplayJob.decode(argument) == JOB
+
+
+@pytest.mark.parametrize("wrong", ["", "{}", "[]", "null", '{"namespace": 1}'])
+def test_any_other_argument_is_refused(wrong: str) -> None:
+    with pytest.raises(InvalidSpecError, match="the JSON document that the operator writes"):
+        ReplayJob.decode(wrong)

@@ -1,0 +1,56 @@
+"""A dead letter survives the way through Spark, whatever it is made of."""
+
+from __future__ import annotations
+
+import pulsar
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redrive.replay import messageid, rows
+from redrive.replay.messageid import Entry
+from redrive.replay.position import Position
+from redrive.replay.rows import DeadLetter
+
+text = st.text(max_size=20)
+moments = st.integers(1, 4_000_000_000_000)
+letters = st.builds(
+    DeadLetter,
+    partition=st.integers(-1, 100),
+    position=st.builds(
+        Position, st.integers(0, 2**62), st.integers(0, 2**31), st.integers(0, 2**20)
+    ),
+    batch_size=st.integers(1, 1_000),
+    chunked=st.booleans(),
+    key=st.none() | text.filter(bool),
+    ordering_key=st.none() | text.filter(bool),
+    value=st.none() | st.binary(max_size=50),
+    properties=st.dictionaries(text, text, max_size=5),
+    publish_time=moments,
+    event_time=st.none() | moments,
+)
+
+
+@settings(deadline=None)  # the first example loads Arrow
+@given(st.lists(letters, max_size=5))
+def test_rows_give_back_the_letters_they_were_made_of(some: list[DeadLetter]) -> None:
+    assert list(rows.from_batch(rows.to_batch(some))) == some
+
+
+def test_an_unbatched_message_is_alone_in_its_entry() -> None:
+    assert messageid.entry_of(pulsar.MessageId(1, 2, 3, -1).serialize()) == Entry(1, chunked=False)
+
+
+def test_the_size_of_a_batch_and_the_first_chunk_are_read_from_the_protocol() -> None:
+    # ledgerId 300, entryId 7, batch_index 2, ack_set [-1], batch_size 5: as protobuf writes them.
+    batched = bytes.fromhex("08ac021007200228ffffffffffffffffff013005")
+    assert messageid.entry_of(batched) == Entry(5, chunked=False)
+    # ledgerId 3, entryId 4, first_chunk_message_id {ledgerId 3, entryId 2}.
+    chunked = bytes.fromhex("080310043a0408031002")
+    assert messageid.entry_of(chunked) == Entry(1, chunked=True)
+
+
+@pytest.mark.parametrize("broken", ["08", "08ff", "0d00000000"])
+def test_what_is_no_message_id_is_refused(broken: str) -> None:
+    with pytest.raises(ValueError, match="a message id"):
+        messageid.entry_of(bytes.fromhex(broken))

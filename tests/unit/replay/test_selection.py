@@ -1,0 +1,147 @@
+"""What a `where` may say, and that nothing else reaches Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from redrive.errors import InvalidSpecError
+from redrive.replay.selection import COLUMNS, FUNCTIONS, TYPES, to_sql
+
+TYPE = "properties['REDRIVE_CAUSE_TYPE']"
+
+
+@pytest.mark.parametrize(
+    ("where", "sql"),
+    [
+        ("cause_type = 'TimeoutError'", f"{TYPE} = 'TimeoutError'"),
+        ("Cause_Type = 'a' AND `key` IN ('b', 'c')", f"{TYPE} = 'a' AND key IN ('b', 'c')"),
+        ("event_time > '2026-11-20'", "event_time > '2026-11-20'"),
+        ("properties['shop'] <=> NULL", "properties['shop'] IS NOT DISTINCT FROM NULL"),
+        (
+            "not (key is null or size >= 10)",
+            "NOT (key IS NULL OR COALESCE(LENGTH(value), 0) >= 10)",
+        ),
+        (
+            "replays between 1 and 3",
+            "COALESCE(TRY_CAST(properties['REDRIVE_REPLAYS'] AS INT), 0) BETWEEN 1 AND 3",
+        ),
+        (
+            "failed_at < timestamp '2026-11-20 10:00:00'",
+            (
+                "TRY_CAST(properties['REDRIVE_FAILED_AT'] AS TIMESTAMP) "
+                "< CAST('2026-11-20 10:00:00' AS TIMESTAMP)"
+            ),
+        ),
+        ("startswith(lower(key), 'eu-')", "STARTSWITH(LOWER(key), 'eu-')"),
+        (
+            "get_json_object(cast(value as string), '$.needs') = 'warehouse'",
+            "GET_JSON_OBJECT(CAST(value AS STRING), '$.needs') = 'warehouse'",
+        ),
+        ("key like 'a!%%' escape '!'", "key LIKE 'a!%%' ESCAPE '!'"),
+        ("key rlike '^[0-9]+$'", "key RLIKE '^[0-9]+$'"),
+        ("true -- and nothing else", "TRUE"),
+    ],
+)
+def test_a_condition_is_spelled_out_over_the_columns_of_the_source(where: str, sql: str) -> None:
+    assert to_sql(where) == sql
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_every_listed_column_can_be_used(column: str) -> None:
+    assert to_sql(f"{column} is not null").startswith("NOT ")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_listed_type_can_be_cast_to(kind: str) -> None:
+    assert to_sql(f"try_cast(key as {kind}) is null") == f"TRY_CAST(key AS {kind.upper()}) IS NULL"
+
+
+_ARGUMENTS = {
+    "contains": "key, 'a'",
+    "endswith": "key, 'a'",
+    "startswith": "key, 'a'",
+    "coalesce": "key, 'a'",
+    "get_json_object": "key, '$.a'",
+    "substring": "key, 1, 2",
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_every_listed_function_can_be_called(function: str) -> None:
+    call = f"{function}({_ARGUMENTS.get(function, 'key')})"
+    assert to_sql(f"{call} is null") == f"{call} IS NULL".replace(function, function.upper())
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "java_method('java.lang.System', 'getenv', 'REDRIVE_PULSAR_TOKEN') = 'x'",
+        "reflect('java.lang.System', 'getenv', 'REDRIVE_PULSAR_TOKEN') = 'x'",
+        "try_reflect('java.lang.System', 'getenv', 'X') is null",
+        "key in (select key from secrets)",
+        "exists (select 1)",
+        "(select count(*) from range(9)) > 1",
+        "event_time < current_timestamp",
+        "event_time < current_timestamp()",
+        "event_time < now()",
+        "event_time < current_date()",
+        "rand() < 0.5",
+        "uuid() = key",
+        "monotonically_increasing_id() = 1",
+        "input_file_name() = ''",
+        "current_user() = 'root'",
+        "version() = ''",
+        "spark_partition_id() = 1",
+        "raise_error(key) is null",
+        "transform(array(key), x -> x) is null",
+        "case when key = 'a' then true else false end",
+        "key = :parameter",
+        "key = ?",
+        "try_cast(key as array<int>) is null",
+        "cast(key as decimal(10, 2)) > 1",
+        "get_json_object(key, '$..a') = 'x'",
+        "properties[key] = 'x'",
+        "properties[0] = 'x'",
+        "properties['a']['b'] = 'x'",
+        "properties is null",
+        "other.key = 'a'",
+        "spark_catalog.default.key = 'a'",
+        "count(*) > 1",
+        "row_number() over (order by key) = 1",
+        "key = X'00'",
+        "{fn current_timestamp()} > event_time",
+        "identifier('key') = 'a'",
+        "key like any ('a', 'b')",
+        "event_time > timestamp '2026-01-01' - interval 1 day",
+    ],
+)
+def test_everything_else_is_refused(hostile: str) -> None:
+    with pytest.raises(InvalidSpecError):
+        to_sql(hostile)
+
+
+@pytest.mark.parametrize("nothing", ["", " ", ";", "key = 'a'; key = 'b'", "((("])
+def test_what_is_not_one_condition_is_refused(nothing: str) -> None:
+    with pytest.raises(InvalidSpecError, match=r"selection is (exactly one condition|not SQL)|con"):
+        to_sql(nothing)
+
+
+@pytest.mark.parametrize("value", ["key", "1", "not key", "key = 'a' or size", "lower(key)"])
+def test_what_is_neither_true_nor_false_is_refused(value: str) -> None:
+    with pytest.raises(InvalidSpecError, match="true or false for each dead letter"):
+        to_sql(value)
+
+
+def test_a_condition_that_is_nested_without_end_is_refused() -> None:
+    with pytest.raises(InvalidSpecError, match="nested too deeply"):
+        to_sql("(" * 2_000 + "true" + ")" * 2_000)
+
+
+def test_a_refusal_says_what_is_wrong_what_was_found_and_what_to_do() -> None:
+    with pytest.raises(InvalidSpecError) as refused:
+        to_sql("cause = 'TimeoutError'")
+    assert str(refused.value) == (
+        "a selection names an unknown column; got 'cause'; use one of cause_type, cause_message, "
+        "failed_at, consumer, dead_reason, reconsume_times, replays, key, value, size, event_time, "
+        "publish_time, or properties['name']"
+    )
