@@ -62,6 +62,7 @@ def image() -> dict[str, str]:
     """What an image for jobs would hold, as environment: Java, Spark, the libraries, this code."""
     return {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "LANG": "C.UTF-8",  # else Java 17 cannot pass on an argument that is not ASCII
         "JAVA_HOME": str(toolchain.java_home(for_spark=True)),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(_SOURCE_ROOT),

@@ -96,17 +96,15 @@ class Cluster:
                     yield Change(Application.read(event["object"]), event["type"] == "DELETED")
 
     async def write_status(self, app: Application, status: Status) -> None:
-        """Make `.status` of *app* say exactly *status*."""
+        """Make `.status` of *app*, and never of a namesake that came after it, say *status*."""
+        patch: list[Object] = [
+            {"op": "test", "path": "/metadata/uid", "value": app.uid},
+            {"op": "add", "path": "/status", "value": status.written()},
+        ]
         with _translated():
             await self._custom.patch_namespaced_custom_object_status(
-                GROUP,
-                VERSION,
-                app.namespace,
-                PLURAL,
-                app.name,
-                # The uid keeps a namesake, created since, from being written to.
-                {"metadata": {"uid": app.uid}, "status": status.merge_patch()},
-                _content_type="application/merge-patch+json",
+                *(GROUP, VERSION, app.namespace, PLURAL, app.name, patch),
+                _content_type="application/json-patch+json",
             )
 
     async def delete(self, app: Application) -> None:

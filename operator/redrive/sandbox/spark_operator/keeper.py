@@ -36,7 +36,7 @@ class Keeper:
         self._cluster = cluster
         self._machine = machine
         self._changed = asyncio.Event()
-        self._deleted = False
+        self._deleted = app.deleting
         self._pod: Pod | None = None
         # What the present run was made from; a later change of it makes another run.
         self._basis: Object | None = None if app.status.state is State.NEW else app.run_spec

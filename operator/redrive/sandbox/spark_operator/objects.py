@@ -62,20 +62,23 @@ class Status:
             execution_attempts=raw.get("executionAttempts", 0),
         )
 
-    def merge_patch(self) -> Object:
-        """Return the merge patch that makes `.status` say just this: what is empty is removed."""
-        return {
-            "applicationState": {
-                "state": self.state.value,
-                "errorMessage": self.error_message or None,
-            },
-            "submissionID": self.submission_id or None,
-            "sparkApplicationId": self.spark_application_id or None,
-            "driverInfo": {"podName": self.driver_pod or None},
+    def written(self) -> Object:
+        """Return `.status` as the API writes it: what is empty is left out."""
+        fields = {
+            "submissionID": self.submission_id,
+            "sparkApplicationId": self.spark_application_id,
             "lastSubmissionAttemptTime": _written(self.last_submission_attempt),
             "terminationTime": _written(self.termination),
-            "submissionAttempts": self.submission_attempts or None,
-            "executionAttempts": self.execution_attempts or None,
+            "submissionAttempts": self.submission_attempts,
+            "executionAttempts": self.execution_attempts,
+        }
+        state = {"state": self.state.value}
+        if self.error_message:
+            state["errorMessage"] = self.error_message
+        return {
+            "applicationState": state,
+            "driverInfo": {"podName": self.driver_pod} if self.driver_pod else {},
+            **{name: value for name, value in fields.items() if value},
         }
 
 

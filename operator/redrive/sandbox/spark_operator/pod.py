@@ -80,10 +80,12 @@ class Pod:
         try:
             variables = await self._variables()
             self._become(await self._run(variables))
+        except RefusedError as error:
+            self._become(_not_started(error))
         except Exception as error:
             # Whatever it is, it is this driver's failure and no reason to stop the others.
             log.exception("%s/%s does not start", self._app.namespace, self._app.name)
-            self._become(Observation(Phase.FAILED, f"driver container did not start: {error}"))
+            self._become(_not_started(error))
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -155,3 +157,7 @@ class Pod:
     def _become(self, observation: Observation) -> None:
         self.observation = observation
         self._on_change()
+
+
+def _not_started(error: Exception) -> Observation:
+    return Observation(Phase.FAILED, f"driver container did not start: {error}")

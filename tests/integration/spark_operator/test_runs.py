@@ -1,0 +1,189 @@
+"""Applications that run to their end, with Spark's own spark-submit."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import psutil
+import pytest
+from tests.integration.spark_operator.conftest import StandIn, eventually, session
+
+from redrive.sandbox.errors import SandboxError
+
+# Says as JSON what it was given, what its Python workers see, and what its ServiceAccount may do.
+TELLING = """
+import json, os, sys
+from kubernetes import client, config
+from pyspark.sql import SparkSession
+
+config.load_kube_config()
+who = client.AuthenticationV1Api().create_self_subject_review(client.V1SelfSubjectReview())
+_, context = config.list_kube_config_contexts()
+namespace = context["context"]["namespace"]
+core = client.CoreV1Api()
+try:
+    core.list_namespaced_secret(namespace)
+    secrets = "listed"
+except client.ApiException as error:
+    secrets = error.status
+
+spark = SparkSession.builder.getOrCreate()
+seen = spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ["TOKEN"]).collect()
+told = {
+    "arguments": sys.argv[1:], "environment": dict(os.environ), "worker": seen,
+    "id": spark.sparkContext.applicationId, "master": spark.sparkContext.master,
+    "conf": spark.conf.get("spark.of.test"), "user": who.status.user_info.username,
+    "may read": core.read_namespaced_config_map("settings", namespace).data["LEVEL"],
+    "secrets": secrets,
+}
+print("TOLD " + json.dumps(told), flush=True)
+"""
+
+ENVIRONMENT_OF_SPARK = {
+    *("MASTER", "PWD", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYTHONHASHSEED"),
+    *("PYTHONUNBUFFERED", "SHLVL", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BEELINE_OPTS"),
+    *("SPARK_BUFFER_SIZE", "SPARK_CONF_DIR", "SPARK_ENV_LOADED", "SPARK_HOME"),
+    *("SPARK_SCALA_VERSION", "LC_CTYPE", "_"),
+}
+
+
+def test_an_application_runs_from_its_object_alone(stand_in: StandIn) -> None:
+    stand_in.kubectl("create", "secret", "generic", "pulsar", "--from-literal=token=s3cret")
+    stand_in.kubectl("create", "configmap", "settings", "--from-literal=LEVEL=info")
+    stand_in.kubectl("create", "serviceaccount", "runner")
+    rights = ["--verb=get", "--resource=configmaps"]
+    stand_in.kubectl("create", "role", "reader", *rights)
+    account = f"--serviceaccount={stand_in.namespace}:runner"
+    stand_in.kubectl("create", "rolebinding", "reader", "--role=reader", account)
+    token = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "pulsar", "key": "token"}}}
+    stand_in.create(
+        "whole",
+        TELLING,
+        arguments=["--run", "größer als"],
+        sparkConf={"spark.of.test": "as = given # here"},
+        driver={
+            "memory": "512m",
+            "serviceAccount": "runner",
+            "env": [token],
+            "envFrom": [{"configMapRef": {"name": "settings"}}],
+        },
+        executor={"instances": 2, "env": [{"name": "OF_EXECUTORS", "value": "yes"}]},
+    )
+
+    running = stand_in.wait("whole", "RUNNING")
+    assert running["driverInfo"] == {"podName": "whole-driver"}
+    assert running["sparkApplicationId"].startswith("spark-")
+    members = session(stand_in.leader("whole"))
+    command_lines = [" ".join(psutil.Process(pid).cmdline()) for pid in members]
+    assert any("SparkSubmit" in line for line in command_lines)
+    assert not any("s3cret" in line for line in command_lines)
+    for file in (stand_in.files("whole"), *stand_in.files("whole").iterdir()):
+        assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
+
+    completed = stand_in.wait("whole", "COMPLETED")
+    assert completed["applicationState"] == {"state": "COMPLETED"}
+    assert completed["terminationTime"] >= completed["lastSubmissionAttemptTime"]
+    assert (completed["submissionAttempts"], completed["executionAttempts"]) == (1, 1)
+    assert not stand_in.files("whole").exists()
+
+    lines = stand_in.log("whole").splitlines()
+    told = json.loads(next(line for line in lines if line.startswith("TOLD "))[5:])
+    environment = told.pop("environment")
+    assert told == {
+        "arguments": ["--run", "größer als"],
+        "worker": ["s3cret"],
+        "id": completed["sparkApplicationId"],
+        "master": "local[2,4]",
+        "conf": "as = given # here",
+        "user": f"system:serviceaccount:{stand_in.namespace}:runner",
+        "may read": "info",
+        "secrets": 403,
+    }
+    given = {"TOKEN": "s3cret", "LEVEL": "info", "OF_EXECUTORS": "yes"}
+    assert given.items() <= environment.items()
+    image = {"PATH", "LANG", "JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH"}
+    pod = {"SPARK_LOCAL_IP", "SPARK_LOCAL_DIRS", "KUBECONFIG"}
+    assert set(environment) - ENVIRONMENT_OF_SPARK == {*given, *image, *pod}
+
+
+def test_a_failing_driver_is_restarted_as_the_policy_says_and_its_message_is_shown(
+    stand_in: StandIn,
+) -> None:
+    policy = {"type": "OnFailure", "onFailureRetries": 1, "onFailureRetryInterval": 1}
+    stand_in.create("fails", "raise ConnectionError('broker is down')", restartPolicy=policy)
+    failed = stand_in.wait("fails", "FAILED")
+    assert failed["applicationState"]["errorMessage"] == (
+        "driver container failed with ExitCode: 1, Reason: Error: ConnectionError: broker is down"
+    )
+    assert failed["executionAttempts"] == 2
+    stand_in.patch("fails", timeToLiveSeconds=1)
+    stand_in.kubectl("wait", "--for=delete", "sparkapp/fails", "--timeout=30s")
+
+
+def test_a_driver_whose_secret_is_missing_waits_for_it_and_says_so(stand_in: StandIn) -> None:
+    stand_in.create(
+        "waits",
+        "import os; print('GOT', os.environ['K'])",
+        driver={"envSecretKeyRefs": {"K": {"name": "later", "key": "k"}}},
+    )
+
+    def complaints() -> str:
+        chosen = "--field-selector=involvedObject.name=waits-driver"
+        return stand_in.kubectl("get", "events", chosen, "-o", "jsonpath={.items[*].message}")
+
+    eventually(complaints)
+    assert complaints() == 'Error: secret "later" not found'
+    assert stand_in.status("waits")["applicationState"] == {"state": "SUBMITTED"}
+    stand_in.kubectl("create", "secret", "generic", "later", "--from-literal=k=there")
+    stand_in.wait("waits", "COMPLETED")
+    assert "GOT there" in stand_in.log("waits")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        (
+            "mounts",
+            {"driver": {"configMaps": [{"name": "policy", "path": "/etc/policy"}]}},
+            "not possible without containers: spec.driver.configMaps mounts policy;",
+        ),
+        (
+            "nobody",
+            {"driver": {"serviceAccount": "nobody"}},
+            'serviceaccount "nobody" not found',
+        ),
+        (
+            "two-minds",
+            {
+                "driver": {"env": [{"name": "A", "value": "1"}]},
+                "executor": {"env": [{"name": "A", "value": "2"}]},
+            },
+            "driver container did not start: driver and executors want different values of A,",
+        ),
+    ],
+)
+def test_what_cannot_be_run_as_asked_fails_and_says_why(
+    stand_in: StandIn, name: str, fields: dict[str, object], message: str
+) -> None:
+    stand_in.create(name, "raise SystemExit('must not run')", **fields)
+    failed = stand_in.wait(name, "FAILED")
+    assert message in failed["applicationState"]["errorMessage"]
+    assert stand_in.log(name) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"driver": {"corez": 1}}, 'unknown field "spec.driver.corez"'),
+        ({"mode": "local"}, "spec.mode: Unsupported value"),
+        ({"driver": {"cores": "1"}}, "spec.driver.cores: Invalid value"),
+        ({"sparkConf": {"spark.master": "local"}}, "cannot be set in sparkConf"),
+    ],
+)
+def test_what_the_real_api_does_not_have_is_refused_at_admission(
+    stand_in: StandIn, fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SandboxError) as raised:
+        stand_in.apply("never", mainApplicationFile="local:///job.py", **fields)
+    assert message in str(raised.value)

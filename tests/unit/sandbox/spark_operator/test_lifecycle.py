@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from redrive.sandbox.spark_operator import lifecycle
+from redrive.sandbox.spark_operator.lifecycle import (
+    Delete,
+    Move,
+    Observation,
+    Phase,
+    Rest,
+    Submit,
+    decide,
+)
+from redrive.sandbox.spark_operator.objects import Application, State, Status
+
+NOW = datetime(2026, 11, 21, 9, tzinfo=UTC)
+PENDING = Observation(Phase.PENDING)
+RUNNING = Observation(Phase.RUNNING)
+SUCCEEDED = Observation(Phase.SUCCEEDED)
+FAILED = Observation(Phase.FAILED, "it broke")
+
+MakeApplication = Callable[..., Application]
+
+
+def at(state: State, **fields: Any) -> Status:  # noqa: ANN401 - fields of a status
+    """Return the status of an application that was submitted once, a second ago."""
+    once = Status(
+        last_submission_attempt=NOW - timedelta(seconds=1),
+        submission_attempts=1,
+        execution_attempts=1,
+        driver_pod="job-driver",
+        spark_application_id="spark-1",
+    )
+    return replace(once, state=state, **fields)
+
+
+@pytest.mark.parametrize("state", [State.NEW, State.PENDING_RERUN, State.RESUMING])
+def test_what_is_new_or_due_again_is_submitted(application: MakeApplication, state: State) -> None:
+    assert decide(application(), Status(state=state), None, NOW) == Submit()
+
+
+@pytest.mark.parametrize(
+    ("state", "driver", "step"),
+    [
+        (State.SUBMITTED, PENDING, Rest()),
+        (State.SUBMITTED, RUNNING, Move(at(State.RUNNING))),
+        (State.RUNNING, RUNNING, Rest()),
+        (State.RUNNING, SUCCEEDED, Move(at(State.SUCCEEDING, termination=NOW))),
+        (
+            State.RUNNING,
+            FAILED,
+            Move(at(State.FAILING, termination=NOW, error_message="it broke")),
+        ),
+        (
+            State.SUBMITTED,
+            FAILED,
+            Move(at(State.FAILING, termination=NOW, error_message="it broke")),
+        ),
+    ],
+)
+def test_the_state_follows_the_driver(
+    application: MakeApplication,
+    state: State,
+    driver: Observation,
+    step: lifecycle.Decision,
+) -> None:
+    assert decide(application(), at(state), driver, NOW) == step
+
+
+@pytest.mark.parametrize("state", [State.SUBMITTED, State.RUNNING])
+def test_a_lost_driver_is_a_failed_run_and_never_a_second_one(
+    application: MakeApplication, state: State
+) -> None:
+    assert decide(application(), at(state), None, NOW) == Move(
+        at(State.FAILING, termination=NOW, error_message="driver pod not found")
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [(State.SUCCEEDING, State.COMPLETED), (State.FAILING, State.FAILED)],
+)
+def test_without_a_restart_policy_a_run_is_the_last_one(
+    application: MakeApplication, state: State, end: State
+) -> None:
+    status = at(state, termination=NOW)
+    assert decide(application(), status, SUCCEEDED, NOW) == Move(replace(status, state=end))
+
+
+def test_a_refused_submission_ends_as_a_failure_with_a_time(application: MakeApplication) -> None:
+    status = at(State.SUBMISSION_FAILED, error_message="no")
+    assert decide(application(), status, None, NOW) == Move(
+        replace(status, state=State.FAILED, termination=NOW)
+    )
+
+
+def test_always_runs_again_at_once_after_a_success(application: MakeApplication) -> None:
+    app = application(restartPolicy={"type": "Always"})
+    step = decide(app, at(State.SUCCEEDING, termination=NOW), SUCCEEDED, NOW)
+    assert isinstance(step, Move)
+    assert step.stop_driver
+    assert step.status == at(State.PENDING_RERUN, driver_pod="", spark_application_id="")
+
+
+def test_a_failed_run_is_repeated_after_the_interval_times_the_attempts(
+    application: MakeApplication,
+) -> None:
+    policy = {"type": "OnFailure", "onFailureRetries": 2, "onFailureRetryInterval": 10}
+    app = application(restartPolicy=policy)
+    status = at(State.FAILING, submission_attempts=2, execution_attempts=2)
+    due = NOW + timedelta(seconds=19)
+    assert decide(app, status, FAILED, NOW) == Rest(due)
+    step = decide(app, status, FAILED, due)
+    assert isinstance(step, Move)
+    assert (step.status.state, step.stop_driver) == (State.PENDING_RERUN, True)
+
+
+def test_a_run_is_repeated_as_often_as_the_policy_says(application: MakeApplication) -> None:
+    app = application(restartPolicy={"type": "OnFailure", "onFailureRetries": 2})
+    later = NOW + timedelta(hours=1)
+    ends = []
+    for attempts in (1, 2, 3):
+        step = decide(app, at(State.FAILING, execution_attempts=attempts), FAILED, later)
+        assert isinstance(step, Move)
+        ends.append(step.status.state)
+    assert ends == [State.PENDING_RERUN, State.PENDING_RERUN, State.FAILED]
+
+
+def test_without_a_count_on_failure_repeats_nothing(application: MakeApplication) -> None:
+    app = application(restartPolicy={"type": "OnFailure"})
+    step = decide(app, at(State.FAILING), FAILED, NOW + timedelta(hours=1))
+    assert isinstance(step, Move)
+    assert step.status.state is State.FAILED
+
+
+def test_a_refused_submission_is_repeated_too(application: MakeApplication) -> None:
+    policy = {"type": "OnFailure", "onSubmissionFailureRetries": 1}
+    app = application(restartPolicy=policy)
+    status = at(State.SUBMISSION_FAILED)
+    assert decide(app, status, None, NOW) == Rest(NOW + timedelta(seconds=4))
+    assert decide(app, status, None, NOW + timedelta(seconds=4)) == Submit()
+
+
+def test_a_changed_application_forgets_its_run_and_is_submitted_again(
+    application: MakeApplication,
+) -> None:
+    step = decide(application(), at(State.INVALIDATING), RUNNING, NOW)
+    assert step == Move(Status(state=State.PENDING_RERUN), stop_driver=True)
+
+
+def test_suspending_stops_the_driver_and_resuming_submits_again(
+    application: MakeApplication,
+) -> None:
+    suspended, resumed = application(suspend=True), application(suspend=False)
+    first = decide(suspended, at(State.RUNNING), RUNNING, NOW)
+    assert first == Move(at(State.SUSPENDING))
+    second = decide(suspended, at(State.SUSPENDING), RUNNING, NOW)
+    assert second == Move(
+        at(State.SUSPENDED, driver_pod="", spark_application_id=""), stop_driver=True
+    )
+    assert decide(suspended, at(State.SUSPENDED), None, NOW) == Rest()
+    assert decide(resumed, at(State.SUSPENDED), None, NOW) == Move(at(State.RESUMING))
+
+
+def test_an_application_suspended_from_the_start_does_not_start(
+    application: MakeApplication,
+) -> None:
+    step = decide(application(suspend=True), Status(), None, NOW)
+    assert step == Move(Status(state=State.SUSPENDING))
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED])
+def test_what_has_ended_is_not_suspended_and_is_deleted_when_its_time_is_over(
+    application: MakeApplication, state: State
+) -> None:
+    app = application(timeToLiveSeconds=60, suspend=True)
+    status = at(state, termination=NOW)
+    due = NOW + timedelta(seconds=60)
+    assert decide(app, status, None, NOW) == Rest(due)
+    assert decide(app, status, None, due) == Delete()
+    assert decide(application(), status, None, due) == Rest()
+
+
+def test_a_submission_counts_from_the_moment_it_is_tried(application: MakeApplication) -> None:
+    attempt = lifecycle.attempted(application(), Status(), "id", NOW)
+    assert attempt == Status(
+        submission_id="id",
+        driver_pod="job-driver",
+        last_submission_attempt=NOW,
+        submission_attempts=1,
+    )
+    accepted = lifecycle.submitted(attempt, "spark-1")
+    assert (accepted.state, accepted.execution_attempts) == (State.SUBMITTED, 1)
+    refused = lifecycle.refused(attempt, "no")
+    assert (refused.state, refused.error_message) == (State.SUBMISSION_FAILED, "no")
+    assert refused.execution_attempts == 0
+
+
+def test_a_status_is_read_as_it_was_written(application: MakeApplication) -> None:
+    status = at(State.FAILED, termination=NOW, error_message="it broke", submission_id="s")
+    assert application(status=status.written()).status == status
+    assert Status().written() == {"applicationState": {"state": ""}, "driverInfo": {}}
+
+
+def test_only_suspend_and_ttl_change_without_another_run(application: MakeApplication) -> None:
+    app = application()
+    assert application(suspend=True, timeToLiveSeconds=1).run_spec == app.run_spec
+    assert application(arguments=["x"]).run_spec != app.run_spec
