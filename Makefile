@@ -20,8 +20,7 @@ test: lint ## Prove it: lint, then all tests against real parts
 lint: ## Check style, types and which layer imports which
 	$(python) -m ruff check
 	$(python) -m ruff format --check
-	$(python) -m mypy
-	$(python) -m mypy tests/typing
+	$(python) -m mypy operator/redrive tests
 	$(python) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
 demo: ## See it: from kubectl apply to a replayed message

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from redrive.sandbox import versions
 
@@ -33,6 +36,16 @@ def test_a_missing_pin_is_told_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "go.mod").write_text("module empty\n\ngo 1.24.0\n")
     with pytest.raises(LookupError, match=r"go\.mod pins nothing"):
         versions.go_module(tmp_path, "k8s.io/kubernetes")
+
+
+def test_the_lock_has_what_every_extra_asks_for() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    lock = (CHECKOUT / "requirements.lock").read_text()
+    locked = dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", lock, re.MULTILINE))
+    requirements = [Requirement(each) for each in asked]
+    others = [each for each in requirements if each.name != "redrive"]
+    assert [str(each) for each in others if locked.get(each.name, "0") not in each.specifier] == []
 
 
 def test_every_locked_python_package_has_one_version_and_hashes() -> None:
