@@ -16,6 +16,7 @@ import pytest
 
 from redrive.sandbox.kubernetes import Cluster
 from redrive.sandbox.pulsar import Broker
+from redrive.sandbox import installation
 from redrive.sandbox.sandbox import Sandbox
 
 
@@ -46,6 +47,14 @@ def sandbox(
         return
     with Sandbox.start(tmp_path_factory.mktemp("sandbox")) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def installed(sandbox: Sandbox) -> Sandbox:
+    """The sandbox with redrive and the stand-in for the Spark operator running in it."""
+    if not sandbox.processes.alive(installation.OPERATOR):
+        installation.install(sandbox)
+    return sandbox
 
 
 @pytest.fixture(scope="session")

@@ -5,69 +5,53 @@ Called by the command ``python -m redrive.sandbox up``, the demo, and the fixtur
 
 from __future__ import annotations
 
-import os
 import sys
-from importlib import resources
 from pathlib import Path
 
 import yaml
 
 from redrive.api.crds import crds
-from redrive.sandbox import toolchain
+from redrive.sandbox import spark
 from redrive.sandbox.sandbox import Sandbox
 from redrive.sandbox.steps import step
 
-OPERATOR, SPARK_OPERATOR = "redrive-operator", "spark-operator"
+OPERATOR = "redrive-operator"
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 _EXAMPLES = _SOURCE_ROOT.parent / "examples"
+_START_SECONDS = 60.0
 
 
 def install(sandbox: Sandbox) -> None:
     """Install the CRDs and start the operator, as its ServiceAccount, and the stand-in for Spark's.
 
     Raises:
-        SandboxError: the API server refused a manifest.
+        SandboxError: the API server refused a manifest, or one of the two did not start.
     """
     with step("install redrive"):
-        _apply_manifests(sandbox)
+        spark.start(sandbox.processes, sandbox.cluster, sandbox.state / "spark")
+        kubectl = sandbox.cluster.kubectl
+        kubectl("apply", "-f", "-", input=yaml.safe_dump_all(crds()))
+        kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        kubectl("apply", "-f", str(_EXAMPLES / "operator.yaml"))
         start_operator(sandbox)
-        start_spark_operator(sandbox)
 
 
 def start_operator(sandbox: Sandbox) -> None:
-    """Start the operator under the ServiceAccount that `examples/operator.yaml` describes."""
+    """Start the operator under the ServiceAccount that `examples/operator.yaml` describes.
+
+    Raises:
+        SandboxError: it ended, or did not serve in time.
+    """
     account = sandbox.cluster.service_account_kubeconfig("redrive-system", OPERATOR)
     application = _SOURCE_ROOT / "redrive" / "replay" / "__main__.py"
+    log = sandbox.processes.log(OPERATOR)
+    before = log.stat().st_size if log.exists() else 0
     sandbox.processes.start(
         OPERATOR,
         [sys.executable, "-m", "redrive", "operator",
          "--replay-image=sandbox", f"--replay-application=local://{application}"],
         env={"KUBECONFIG": str(account), "PYTHONPATH": str(_SOURCE_ROOT)},
     )  # fmt: skip
-
-
-def start_spark_operator(sandbox: Sandbox) -> None:
-    """Start the stand-in that runs SparkApplications on this machine."""
-    image = {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}",
-        "PYTHONPATH": str(_SOURCE_ROOT),
-        "PYSPARK_PYTHON": sys.executable,
-        "JAVA_HOME": str(toolchain.java_home(for_spark=True)),
-    }
-    sandbox.processes.start(
-        SPARK_OPERATOR,
-        [sys.executable, "-m", "redrive.sandbox.spark_operator",
-         f"--kubeconfig={sandbox.cluster.kubeconfig}",
-         f"--work-dir={sandbox.state / 'spark'}",
-         *(f"--image-env={name}={value}" for name, value in image.items())],
-        env={"PYTHONPATH": str(_SOURCE_ROOT)},
-    )  # fmt: skip
-
-
-def _apply_manifests(sandbox: Sandbox) -> None:
-    kubectl = sandbox.cluster.kubectl
-    spark = resources.files("redrive.sandbox.spark_operator").joinpath("crd.yaml")
-    definitions = f"{yaml.safe_dump_all(crds())}---\n{spark.read_text(encoding='utf-8')}"
-    kubectl("apply", "-f", "-", input=definitions)
-    kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-    kubectl("apply", "-f", str(_EXAMPLES / "operator.yaml"))
+    sandbox.processes.wait_until(
+        OPERATOR, lambda: b"redrive serves" in log.read_bytes()[before:], seconds=_START_SECONDS
+    )

@@ -48,6 +48,11 @@ def heading(text: str) -> None:
     console.print(f"\n[bold cyan]{text}[/]")
 
 
+def output(text: str) -> None:
+    """Show what a command printed, as it is."""
+    console.print(text.rstrip(), markup=False, soft_wrap=True)
+
+
 def watch(look: Callable[[], Counts], until: Wish, *, seconds: float) -> bool:
     """Show the counts until they are as wished; return whether they came to be so in time."""
     deadline = monotonic() + seconds
@@ -78,7 +83,7 @@ def show_account(account: Account) -> None:
 
 
 def _table(counts: Counts) -> Table:
-    table = Table("produced", "processed", "waiting for a retry", "dead letters", "failures so far")
+    table = Table("produced", "processed", "waiting", "dead", "failed handlings so far")
     failures = ", ".join(
         f"{outcome} {count}"
         for outcome, count in sorted(counts.outcomes.items())

@@ -63,7 +63,7 @@ class Story:
         for name in ("1-connection.yaml", "2-policy.yaml"):
             self._apply(name)
         self._kubectl("wait", "--for=condition=Ready", "rp/orders-fulfilment", "--timeout=60s")
-        screen.console.print(self._kubectl("get", "pconn,rp", "-o", "wide"))
+        screen.output(self._kubectl("get", "pconn,rp"))
         self._show_topology()
 
     def fail(self) -> None:
@@ -92,7 +92,7 @@ class Story:
             lambda counts: counts.settled and self._replayed() == "Completed",
             seconds=_REPLAY_SECONDS,
         )
-        screen.console.print(self._kubectl("get", "rp,replay"))
+        screen.output(self._kubectl("get", "rp,replay"))
 
     def settle(self) -> Account:
         """End the consumer and make the account."""
@@ -106,7 +106,7 @@ class Story:
     def _show_topology(self) -> None:
         shown = self.sandbox.pulsar.request("GET", "/admin/v2/namespaces/shop/prod")
         shown.check("show the namespace")
-        granted = json.loads(shown.body)["auth_policies"]["topicAuthentication"]
+        granted = json.loads(shown.body)["auth_policies"]["destination_auth"]
         for topic, subscription in (
             (shop.TOPIC, shop.SUBSCRIPTION),
             (RETRY_TOPIC, shop.SUBSCRIPTION),

@@ -1,0 +1,53 @@
+"""The demo, with fewer orders: the main journey end to end on real parts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from redrive.sandbox.demo import __main__ as demo
+from redrive.sandbox.demo.account import Account
+from redrive.sandbox.demo.orders import Logs
+from redrive.sandbox.demo.story import Story
+from redrive.sandbox.sandbox import Sandbox
+
+ORDERS = 300
+
+
+@pytest.fixture(scope="module")
+def story(installed: Sandbox) -> Story:
+    return Story(installed, ORDERS)
+
+
+@pytest.fixture(scope="module")
+def account(story: Story) -> Account:
+    return story.play()
+
+
+def test_every_order_is_accounted_for(account: Account) -> None:
+    """None lost, none processed twice; what is malformed, and only that, rests."""
+    assert account.faults == {}
+    assert len(account.produced) == ORDERS
+    malformed = {f"order-{n:06}" for n in range(ORDERS) if n % 100 < 2}
+    assert account.resting == malformed
+    assert account.done == account.produced - malformed
+
+
+@pytest.mark.usefixtures("account")
+@pytest.mark.parametrize(
+    ("log", "fault"), [("handled.jsonl", "lost"), ("produced.log", "never produced")]
+)
+def test_an_id_missing_from_a_log_fails_the_demo(
+    story: Story, tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str, fault: str
+) -> None:
+    """The account of the same logs less one line: the exit status is 1, and the id is named."""
+    for file in (story.logs.produced, story.logs.handled, story.logs.resting):
+        shutil.copy(file, tmp_path)
+    assert demo.main(["--account", str(tmp_path)]) == 0
+    lines = (tmp_path / log).read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / log).write_text("".join(lines[:-1]), encoding="utf-8")
+    assert demo.main(["--account", str(tmp_path)]) == 1
+    (missing,) = Logs(tmp_path).account().faults[fault]
+    assert missing in capsys.readouterr().out
