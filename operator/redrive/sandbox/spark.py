@@ -15,7 +15,7 @@ from redrive.sandbox.kubernetes import Cluster
 from redrive.sandbox.process import Processes
 
 _SOURCE_ROOT = Path(spark_operator.__file__).parents[3]
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
 
 
 def start(
