@@ -22,6 +22,10 @@ logger = logging.getLogger(__name__)
 Grants = Sequence[Grant]
 Refusals = Mapping[Grant, AdminError]
 
+GRANT_LULL_SECONDS = 0.1
+GRANT_PATIENCE_SECONDS = 1.0
+"""A grant waits until no more are asked for, so that a burst of policies costs one or two calls."""
+
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 
 
@@ -135,7 +139,11 @@ class Admin:
             AdminError: one of *grants* was refused; the others may have been made.
         """
         if namespace not in self._grantings:
-            self._grantings[namespace] = Gathering(lambda asks: self._grant(namespace, asks))
+            self._grantings[namespace] = Gathering(
+                lambda asks: self._grant(namespace, asks),
+                lull=GRANT_LULL_SECONDS,
+                patience=GRANT_PATIENCE_SECONDS,
+            )
         refusals = await self._grantings[namespace].ask(grants)
         for grant in grants:
             if grant in refusals:
@@ -171,7 +179,7 @@ class Admin:
             # One missing topic refuses the whole batch, and brokers before 4.1 know no batches.
             logger.info("%s: one by one, because: %s", does, error)
             return await self._grant_one_by_one(grants)
-        logger.info("%s: granted in one call, for %d askers", does, len(asks))
+        logger.info("%s: granted in one call, for %d policies", does, len(asks))
         return {}
 
     async def _grant_one_by_one(self, grants: Grants) -> Refusals:

@@ -24,10 +24,21 @@ class Gathering(Generic[Ask, Answer]):
 
     Args:
         call: answers a list of asks.
+        lull: for how many seconds nothing more has to be asked before a call goes out; 0 sends
+            it at once.
+        patience: how many seconds to wait for such a lull at most.
     """
 
-    def __init__(self, call: Callable[[Sequence[Ask]], Awaitable[Answer]]) -> None:
+    def __init__(
+        self,
+        call: Callable[[Sequence[Ask]], Awaitable[Answer]],
+        *,
+        lull: float = 0.0,
+        patience: float = 0.0,
+    ) -> None:
         self._call = call
+        self._lull = lull
+        self._patience = patience
         self._asks: list[Ask] = []
         self._next: asyncio.Task[Answer] | None = None
         self._turn = asyncio.Lock()
@@ -41,5 +52,15 @@ class Gathering(Generic[Ask, Answer]):
 
     async def _go_out(self) -> Answer:
         async with self._turn:
+            await self._settle()
             asks, self._asks, self._next = self._asks, [], None
             return await self._call(asks)
+
+    async def _settle(self) -> None:
+        waited = 0.0
+        while waited < self._patience:
+            before = len(self._asks)
+            await asyncio.sleep(self._lull)
+            waited += self._lull
+            if len(self._asks) == before:
+                return

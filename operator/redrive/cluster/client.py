@@ -62,8 +62,9 @@ class Kubernetes:
                     client_configuration=configuration
                 )
             else:
+                # The library itself looks at the variable only once, when it is imported.
                 await config.load_kube_config(  # type: ignore[no-untyped-call]
-                    client_configuration=configuration
+                    config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration
                 )
         except config.ConfigException as error:
             raise NoClusterError(

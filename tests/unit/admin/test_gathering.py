@@ -54,6 +54,21 @@ async def test_a_failed_call_fails_those_who_wait_for_it_and_no_later_one() -> N
     assert await gathering.ask(3) == "yes"
 
 
+async def test_a_call_waits_for_a_lull_but_not_for_ever() -> None:
+    calls = Calls()
+    calls.open.set()
+    gathering: Gathering[int, int] = Gathering(calls, lull=0.05, patience=0.2)
+
+    async def ask(number: int, *, after: float) -> int:
+        await asyncio.sleep(after)
+        return await gathering.ask(number)
+
+    assert await asyncio.gather(*(ask(n, after=n * 0.001) for n in range(10))) == [1] * 10
+    assert calls.asks == [list(range(10))]
+    steady = await asyncio.gather(*(ask(n, after=n * 0.02) for n in range(30)))
+    assert len(set(steady)) > 1
+
+
 async def test_an_asker_that_is_cancelled_does_not_disturb_the_others() -> None:
     calls = Calls()
     gathering: Gathering[int, int] = Gathering(calls)

@@ -1,0 +1,209 @@
+"""A tenant with a role that administers it, and a Kubernetes namespace whose policies use it."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from redrive.sandbox.kubernetes import Cluster
+from redrive.sandbox.pulsar import Broker
+
+SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Shop:
+    """A tenant of the broker, and a Kubernetes namespace, of one test or module.
+
+    Args:
+        tenant: its role `<tenant>-admin` administers it; the operator is given that token only.
+        namespace: in Kubernetes.
+    """
+
+    broker: Broker
+    cluster: Cluster
+    tenant: str
+    namespace: str
+    tokens: list[str] = field(default_factory=list)
+
+    @property
+    def role(self) -> str:
+        """The role of the operator at the broker."""
+        return f"{self.tenant}-admin"
+
+    def topic(self, name: str, namespace: str = "prod") -> str:
+        """The full name of a topic of the tenant."""
+        return f"persistent://{self.tenant}/{namespace}/{name}"
+
+    def create_topic(self, topic: str, partitions: int = 0) -> None:
+        """Create a topic as its owner would."""
+        path = f"{rest_path(topic)}/partitions" if partitions else rest_path(topic)
+        self.request("PUT", path, partitions or None)
+
+    def request(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
+        """What the broker answers the super-user; fails if it refuses."""
+        answer = self.broker.request(method, f"/admin/v2/{path}", body)
+        answer.check(f"{method} {path}")
+        return json.loads(answer.body) if answer.body else None
+
+    def token(self, role: str) -> str:
+        """A token of *role*, remembered so that a test can look where it went."""
+        token = self.broker.token(role)
+        self.tokens.append(token)
+        return token
+
+    def secret(self, name: str, **data: str) -> None:
+        """Make or change a Secret."""
+        self.tokens.extend(data.values())
+        self.apply({name: {"apiVersion": "v1", "kind": "Secret", "stringData": data}})
+
+    def connection(self, name: str = "main", **spec: object) -> None:
+        """Make or change a PulsarConnection that allows all topics of the tenant."""
+        token = {"secretRef": {"name": "pulsar-admin", "key": "token"}}
+        defaults: dict[str, object] = {
+            "serviceUrl": self.broker.service_url,
+            "adminUrl": self.broker.admin_url,
+            "authentication": {"token": token},
+            "allowedTopics": [f"persistent://{self.tenant}/*/*"],
+            "allowedRoles": ["fulfilment"],
+        }
+        self.apply({name: redrive("PulsarConnection", defaults | spec)})
+
+    def policy(self, name: str = "orders", **spec: object) -> None:
+        """Make or change a RetryPolicy, for subscription `fulfilment` of topic `orders`."""
+        self.policies({name: spec})
+
+    def policies(self, specs: Mapping[str, Mapping[str, object]]) -> None:
+        """Make or change many RetryPolicies at once: name → what differs from the defaults."""
+        defaults = {
+            "connectionRef": {"name": "main"},
+            "topic": self.topic("orders"),
+            "subscription": "fulfilment",
+            "consumerRoles": ["fulfilment"],
+        }
+        self.apply({name: redrive("RetryPolicy", defaults | spec) for name, spec in specs.items()})
+
+    def apply(self, bodies: Mapping[str, dict[str, Any]]) -> None:
+        """Make or change objects of the namespace, by name."""
+        items = [
+            body | {"metadata": {"name": name, "namespace": self.namespace}}
+            for name, body in bodies.items()
+        ]
+        manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+        self.cluster.kubectl("apply", "--server-side", "-f", "-", input=manifest)
+
+    def kubectl(self, *arguments: str) -> str:
+        """Run kubectl in the namespace."""
+        return self.cluster.kubectl(f"--namespace={self.namespace}", *arguments)
+
+    def ready(self, name: str = "orders", kind: str = "retrypolicy") -> dict[str, Any]:
+        """The object, once its Ready condition is True for the spec as it is."""
+        return self.reaches(name, "Provisioned" if kind == "retrypolicy" else "Connected", kind)
+
+    def reaches(self, name: str, reason: str, kind: str = "retrypolicy") -> dict[str, Any]:
+        """The object, once its Ready condition has *reason* for the spec as it is."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            body = self.get(kind, name)
+            status = body.get("status", {})
+            reasons = [c["reason"] for c in status.get("conditions", []) if c["type"] == "Ready"]
+            current = status.get("observedGeneration") == body["metadata"]["generation"]
+            if current and reasons == [reason]:
+                return body
+            assert time.monotonic() < deadline, f"{kind} {name} is not {reason}: {status}"
+            time.sleep(0.1)
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        """An object as it is."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, "--output=json"))
+        return found
+
+    def events(self, name: str) -> list[tuple[str, str, str]]:
+        """Type, reason and message of the Events about an object, the oldest first."""
+        written = self.kubectl(
+            "get", "events", f"--field-selector=involvedObject.name={name}",
+            "--sort-by=.metadata.creationTimestamp", "--output=json",
+        )  # fmt: skip
+        return [(e["type"], e["reason"], e["message"]) for e in json.loads(written)["items"]]
+
+    def dump(self) -> dict[str, Any]:
+        """All that the broker holds of the tenant: topics, subscriptions, policies, permissions."""
+        return {
+            "tenant": self.request("GET", f"tenants/{self.tenant}"),
+            "namespaces": {
+                name: self._dump_namespace(name)
+                for name in self.request("GET", f"namespaces/{self.tenant}")
+            },
+        }
+
+    def _dump_namespace(self, name: str) -> dict[str, Any]:
+        partitioned = self.request("GET", f"persistent/{name}/partitioned")
+        topics = self.request("GET", f"persistent/{name}?includeSystemTopic=true")
+        return {
+            "policies": self.request("GET", f"namespaces/{name}"),
+            "topics": {topic: self._dump_topic(topic) for topic in [*topics, *partitioned]},
+        }
+
+    def _dump_topic(self, topic: str) -> dict[str, Any]:
+        path = rest_path(topic)
+        state = {"subscriptions": sorted(self.request("GET", f"{path}/subscriptions"))}
+        if re.search(r"-partition-\d+$", topic):
+            return state  # the rest is that of the whole topic
+        return state | {
+            "partitions": self.request("GET", f"{path}/partitions")["partitions"],
+            "deduplication": self.request("GET", f"{path}/deduplicationEnabled"),
+        }
+
+
+def redrive(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """An object of redrive's API without its name."""
+    return {"apiVersion": "redrive.io/v1alpha1", "kind": kind, "spec": spec}
+
+
+def rest_path(topic: str) -> str:
+    """Where the admin API has a topic."""
+    return f"persistent/{quote(topic.removeprefix('persistent://'))}"
+
+
+MakeShop = Callable[[], Shop]
+
+
+@pytest.fixture(scope="module")
+def make_shop(broker: Broker, cluster: Cluster, operator_process: Path) -> Iterator[MakeShop]:
+    """Makes shops; their Kubernetes namespaces go with the module, and that is not waited for."""
+    assert operator_process.is_file()
+    namespaces = []
+
+    def make() -> Shop:
+        name = f"t-{secrets.token_hex(4)}"
+        shop = Shop(broker, cluster, tenant=name, namespace=name)
+        clusters = ["standalone"]
+        shop.request(
+            "PUT", f"tenants/{name}", {"adminRoles": [shop.role], "allowedClusters": clusters}
+        )
+        shop.request("PUT", f"namespaces/{name}/prod")
+        cluster.kubectl("create", "namespace", name)
+        namespaces.append(name)
+        shop.secret("pulsar-admin", token=shop.token(shop.role))
+        return shop
+
+    yield make
+    for name in namespaces:
+        cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def shop(make_shop: MakeShop) -> Shop:
+    """A shop of this test's own, with a connection."""
+    shop = make_shop()
+    shop.connection()
+    return shop

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive.policy import codec
+from redrive.sandbox import installation
+from redrive.sandbox.sandbox import Sandbox
+
+Shop = Any  # of the conftest
+
+CONSUMER = {"orders-fulfilment-RETRY": {"consume", "produce"}, "orders-fulfilment-DLQ": {"produce"}}
+REPLAYER = {"orders-fulfilment-RETRY": {"produce"}, "orders-fulfilment-DLQ": {"consume"}}
+REPLAY = {"role": "replayer", "token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}}}
+
+
+def permissions(shop: Shop) -> dict[str, dict[str, set[str]]]:
+    """Role → topic → actions."""
+    policies = shop.request("GET", f"namespaces/{shop.tenant}/prod")
+    found: dict[str, dict[str, set[str]]] = {}
+    for topic, roles in policies["auth_policies"]["destination_auth"].items():
+        for role, actions in roles.items():
+            found.setdefault(role, {})[topic.rsplit("/", 1)[1]] = set(actions)
+    return found
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+def test_a_policy_becomes_ready_with_topics_subscriptions_rights_and_a_config_map(
+    shop: Shop, partitions: int
+) -> None:
+    shop.connection(replay=REPLAY)
+    shop.create_topic(shop.topic("orders"), partitions)
+    shop.policy(maxRetries=3)
+    status = shop.ready()["status"]
+
+    retry, dead_letter = status["retryTopic"], status["deadLetterTopic"]
+    assert retry == shop.topic("orders-fulfilment-RETRY")
+    assert dead_letter == shop.topic("orders-fulfilment-DLQ")
+    topics = shop.dump()["namespaces"][f"{shop.tenant}/prod"]["topics"]
+    assert topics[retry]["partitions"] == partitions
+    assert topics[retry]["subscriptions"] == ["fulfilment"]
+    assert topics[retry]["deduplication"] is True
+    assert topics[dead_letter]["partitions"] == 0
+    assert topics[dead_letter]["subscriptions"] == ["redrive"]
+    assert topics[shop.topic("orders")]["subscriptions"] == []
+    assert permissions(shop) == {"fulfilment": CONSUMER, "replayer": REPLAYER}
+
+    data = shop.get("configmap", status["configMap"])["data"]
+    policy = codec.decode(data["policy.json"])
+    assert (policy.max_retries, str(policy.topic)) == (3, shop.topic("orders"))
+    assert ("Normal", "Provisioned") in [event[:2] for event in shop.events("orders")]
+
+
+def test_the_status_speaks_of_the_latest_spec_and_consumers_get_it(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.policy(maxRetries=3)
+    shop.ready()
+    shop.policy(maxRetries=5)
+    after = shop.ready()
+    assert after["metadata"]["generation"] == 2
+    assert {c["observedGeneration"] for c in after["status"]["conditions"]} == {2}
+    written = shop.get("configmap", "orders-redrive")["data"]["policy.json"]
+    assert codec.decode(written).max_retries == 5
+
+
+def test_what_exists_is_adopted_and_rights_that_others_granted_are_kept(shop: Shop) -> None:
+    retry = shop.topic("orders-fulfilment-RETRY")
+    for topic in (shop.topic("orders"), retry):
+        shop.create_topic(topic, 2)
+    path = f"persistent/{shop.tenant}/prod/orders-fulfilment-RETRY"
+    shop.request("PUT", f"{path}/subscription/others", {"ledgerId": -1, "entryId": -1})
+    shop.request("POST", f"{path}/permissions/fulfilment", ["functions", "consume"])
+    shop.request("POST", f"{path}/permissions/auditor", ["consume"])
+    shop.policy()
+    shop.ready()
+    assert permissions(shop) == {
+        "fulfilment": CONSUMER | {"orders-fulfilment-RETRY": {"consume", "produce", "functions"}},
+        "auditor": {"orders-fulfilment-RETRY": {"consume"}},
+    }
+    state = shop.dump()["namespaces"][f"{shop.tenant}/prod"]["topics"][retry]
+    assert state["subscriptions"] == ["fulfilment", "others"]
+    assert state["deduplication"] is True
+
+
+def test_names_that_a_url_would_distort_arrive_as_they_are(shop: Shop) -> None:
+    name, subscription = "größe 100%+#?".replace(" ", ""), "a+b%41"
+    shop.request("PUT", f"persistent/{shop.tenant}/prod/gr%C3%B6%C3%9Fe100%25%2B%23%3F")
+    shop.policy(topic=shop.topic(name), subscription=subscription)
+    status = shop.ready()["status"]
+    path = f"persistent/{shop.tenant}/prod/gr%C3%B6%C3%9Fe100%25%2B%23%3F-a%2Bb%2541-RETRY"
+    assert shop.request("GET", f"{path}/subscriptions") == [subscription]
+    assert status["retryTopic"] == shop.topic(f"{name}-{subscription}-RETRY")
+
+
+def test_a_deleted_policy_leaves_the_broker_as_it_is_and_an_event_says_so(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.policy()
+    shop.ready()
+    before = shop.dump()
+    shop.kubectl("delete", "retrypolicy", "orders", "--timeout=20s")
+    assert shop.dump() == before
+    kind, reason, message = shop.events("orders")[-1]
+    assert (kind, reason) == ("Normal", "Retained")
+    assert shop.topic("orders-fulfilment-DLQ") in message
+    shop.kubectl("wait", "--for=delete", "configmap/orders-redrive", "--timeout=30s")
+
+
+def test_a_deletion_needs_no_broker_and_a_namespace_goes_with_its_policies(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.policy()
+    shop.ready()
+    shop.connection(adminUrl="http://127.0.0.1:1")
+    shop.policy("unready", topic=shop.topic("other"))
+    shop.reaches("unready", "BrokerUnreachable")
+    shop.kubectl("delete", "namespace", shop.namespace, "--timeout=60s")
+
+
+def test_the_older_policy_keeps_a_subscription_and_the_younger_takes_over(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.policy("older")
+    shop.ready("older")
+    before = shop.dump()
+    shop.policy("younger", consumerRoles=[])
+    refused = shop.reaches("younger", "ResourceConflict")
+    assert "older" in message(refused)
+    assert shop.dump() == before
+    shop.kubectl("delete", "retrypolicy", "older", "--timeout=20s")
+    shop.ready("younger")
+    assert shop.dump() == before
+
+
+def test_policies_whose_derived_names_meet_do_not_share_a_topic(shop: Shop) -> None:
+    for name in ("orders", "orders-eu"):
+        shop.create_topic(shop.topic(name))
+    shop.policy("a", topic=shop.topic("orders-eu"), subscription="billing")
+    shop.ready("a")
+    before = shop.dump()
+    shop.policy("b", subscription="eu-billing")
+    assert "RetryPolicy" in message(shop.reaches("b", "NameCollision"))
+    assert shop.dump() == before
+
+
+def test_a_descending_ladder_is_obeyed_with_a_warning(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.policy(delayLadder={"delays": ["10s", "1s"]})
+    shop.ready()
+    warnings = [event for event in shop.events("orders") if event[0] == "Warning"]
+    assert [event[1] for event in warnings] == ["LadderDescends"]
+
+
+def test_rights_of_many_policies_are_granted_in_few_calls(
+    shop: Shop, operator_process: Path
+) -> None:
+    names = [f"orders-{number}" for number in range(20)]
+    for name in names:
+        shop.create_topic(shop.topic(name))
+    shop.kubectl("delete", "pulsarconnection", "main")
+    shop.policies({name: {"topic": shop.topic(name)} for name in names})
+    shop.connection()  # now all of them can go on
+    shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", "--timeout=60s")
+    pattern = rf"rights in {shop.tenant}/prod: granted in one call, for (\d+) policies"
+    calls = [int(policies) for policies in re.findall(pattern, operator_process.read_text())]
+    assert sum(calls) == len(names)
+    assert len(calls) <= 4
+    assert len(permissions(shop)["fulfilment"]) == 2 * len(names)
+
+
+def test_a_restart_changes_nothing_and_takes_up_what_came_meanwhile(
+    shop: Shop, sandbox: Sandbox
+) -> None:
+    for name in ("orders", "others"):
+        shop.create_topic(shop.topic(name))
+    shop.policy()
+    settled = shop.ready()
+    sandbox.processes.stop(installation.OPERATOR)
+    shop.policy("others", topic=shop.topic("others"))
+    installation.start_operator(sandbox)
+    shop.ready("others")
+    assert shop.get("retrypolicy", "orders") == settled
+    assert [event[1] for event in shop.events("orders")] == ["Provisioned"]
+
+
+def message(body: dict[str, Any]) -> str:
+    """What the Ready condition says."""
+    conditions = {c["type"]: c for c in body["status"]["conditions"]}
+    written: str = conditions["Ready"]["message"]
+    return written
