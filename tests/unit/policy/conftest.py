@@ -12,7 +12,12 @@ from redrive.policy.naming import TopicName
 
 # For test_mutants.py: the same examples in every run, and no time spent on making them small.
 settings.register_profile(
-    "mutants", derandomize=True, database=None, phases=[Phase.explicit, Phase.generate]
+    "mutants",
+    derandomize=True,
+    database=None,
+    max_examples=50,
+    phases=[Phase.explicit, Phase.generate],
+    report_multiple_bugs=False,
 )
 
 entities = st.text(ascii_letters + digits + "-=:._", min_size=1, max_size=12)
