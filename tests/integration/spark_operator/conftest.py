@@ -13,12 +13,23 @@ from typing import Any
 import psutil
 import pytest
 
-from redrive.sandbox import spark
+from redrive.sandbox import kubernetes, spark
 from redrive.sandbox.errors import SandboxError
 from redrive.sandbox.kubernetes import Cluster
 from redrive.sandbox.process import Processes
 
 SECONDS = 180  # a Spark of a few seconds takes minutes on a machine that is busy
+
+
+@pytest.fixture(scope="package")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A control plane of its own: in the session's one a stand-in may run everything already."""
+    state = tmp_path_factory.mktemp("control-plane")
+    processes = Processes(state)
+    try:
+        yield kubernetes.start(state, processes)
+    finally:
+        processes.stop_all()
 
 
 class StandIn:
