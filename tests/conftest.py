@@ -14,9 +14,9 @@ from types import FrameType
 
 import pytest
 
+from redrive.sandbox import installation
 from redrive.sandbox.kubernetes import Cluster
 from redrive.sandbox.pulsar import Broker
-from redrive.sandbox import installation
 from redrive.sandbox.sandbox import Sandbox
 
 
