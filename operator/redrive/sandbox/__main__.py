@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
-from redrive.sandbox import builds, sandbox
+from redrive.sandbox import builds, installation, sandbox
 from redrive.sandbox.errors import SandboxError
 
 
@@ -35,9 +36,14 @@ def prepare(_state: Path) -> None:
 
 
 def up(state: Path) -> None:
-    """Start a sandbox and leave it running; say how to use it. One that runs is kept."""
-    running = sandbox.is_described(state)
-    started = sandbox.Sandbox.attach(state) if running else sandbox.Sandbox.start(state)
+    """Start a sandbox with redrive in it and leave it running; one that runs is kept."""
+    if sandbox.is_described(state):
+        started = sandbox.Sandbox.attach(state)
+    else:
+        with ExitStack() as undo:
+            started = undo.enter_context(sandbox.Sandbox.start(state))
+            installation.install(started)
+            undo.pop_all()
     print(_directions(started))
 
 
