@@ -84,13 +84,15 @@ class Shop:
 
     def policies(self, specs: Mapping[str, Mapping[str, object]]) -> None:
         """Make or change many RetryPolicies at once: name → what differs from the defaults."""
-        defaults = {
+        defaults: dict[str, object] = {
             "connectionRef": {"name": "main"},
             "topic": self.topic("orders"),
             "subscription": "fulfilment",
             "consumerRoles": ["fulfilment"],
         }
-        self.apply({name: redrive("RetryPolicy", defaults | spec) for name, spec in specs.items()})
+        self.apply(
+            {name: redrive("RetryPolicy", {**defaults, **spec}) for name, spec in specs.items()}
+        )
 
     def apply(self, bodies: Mapping[str, dict[str, Any]]) -> None:
         """Make or change objects of the namespace, by name."""
@@ -128,11 +130,9 @@ class Shop:
         return found
 
     def events(self, name: str) -> list[tuple[str, str, str]]:
-        """Type, reason and message of the Events about an object, the oldest first."""
-        written = self.kubectl(
-            "get", "events", f"--field-selector=involvedObject.name={name}",
-            "--sort-by=.metadata.creationTimestamp", "--output=json",
-        )  # fmt: skip
+        """Type, reason and message of the Events about a RetryPolicy, in no order."""
+        about = f"--field-selector=involvedObject.kind=RetryPolicy,involvedObject.name={name}"
+        written = self.kubectl("get", "events", about, "--output=json")
         return [(e["type"], e["reason"], e["message"]) for e in json.loads(written)["items"]]
 
     def dump(self) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def make_shop(broker: Broker, cluster: Cluster, operator_process: Path) -> Itera
 
     yield make
     for name in namespaces:
-        cluster.kubectl("delete", "namespace", name, "--wait=false")
+        cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
 @pytest.fixture

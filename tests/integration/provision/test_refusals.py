@@ -1,0 +1,272 @@
+"""What can't be provisioned: each says why, leaves the broker alone, and goes on once mended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Shop = Any  # of the conftest
+Fields = dict[str, Any]
+
+GONE = "http://127.0.0.1:1"
+
+
+def token_of(secret: str) -> Fields:
+    """The connection's field that refers to *secret*."""
+    return {"authentication": {"token": {"secretRef": {"name": secret, "key": "token"}}}}
+
+
+def nothing(_: Shop) -> None:
+    """Need no preparation."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A policy that is refused; its subscription and its connection are named after the case.
+
+    Args:
+        reason: what the Ready condition shows.
+        says: parts of its message: what was found, and what to do.
+        mend: what makes it right.
+        stalls: whether somebody has to act, or it may pass by itself.
+        connection: what differs from a good connection; None makes none.
+        policy: what differs from a good policy.
+        prepare: what is there before.
+    """
+
+    reason: str
+    says: tuple[str, str]
+    mend: Callable[[Shop], None]
+    stalls: bool = False
+    connection: Fields | None = field(default_factory=dict)
+    policy: Fields = field(default_factory=dict)
+    prepare: Callable[[Shop], None] = nothing
+
+
+def make_tenant(shop: Shop) -> None:
+    """Have the tenant, its namespace and the topic that were missing."""
+    tenant = f"{shop.tenant}-later"
+    admins = {"adminRoles": [shop.role], "allowedClusters": ["standalone"]}
+    shop.request("PUT", f"tenants/{tenant}", admins)
+    shop.request("PUT", f"namespaces/{tenant}/prod")
+    shop.create_topic(f"persistent://{tenant}/prod/orders")
+
+
+def make_namespace(shop: Shop) -> None:
+    """Have the namespace and the topic that were missing."""
+    shop.request("PUT", f"namespaces/{shop.tenant}/later")
+    shop.create_topic(shop.topic("orders", "later"))
+
+
+def split_topics(shop: Shop) -> None:
+    """Have a retry topic that can't follow its source."""
+    shop.create_topic(shop.topic("split"), 2)
+    shop.create_topic(shop.topic("split-partitions-differ-RETRY"), 3)
+
+
+def join_topics(shop: Shop) -> None:
+    """Be rid of it."""
+    path = f"persistent/{shop.tenant}/prod/split-partitions-differ-RETRY/partitions"
+    shop.request("DELETE", path)
+
+
+CASES = {
+    "no-connection": Case(
+        "ConnectionNotFound",
+        ("got '{namespace}/no-connection'", "create it"),
+        lambda shop: shop.connection("no-connection"),
+        connection=None,
+    ),
+    "no-secret": Case(
+        "SecretNotFound",
+        ("got '{namespace}/absent'", "create it"),
+        lambda shop: shop.secret("absent", token=shop.token(shop.role)),
+        connection=token_of("absent"),
+    ),
+    "no-key": Case(
+        "SecretKeyNotFound",
+        ("no key 'token'; got ['tokn']", "add the key"),
+        lambda shop: shop.secret("keyless", token=shop.token(shop.role)),
+        connection=token_of("keyless"),
+        prepare=lambda shop: shop.secret("keyless", tokn=shop.token(shop.role)),
+    ),
+    "token-refused": Case(
+        "AuthenticationFailed",
+        ("got '401 ", "store a valid, unexpired token"),
+        lambda shop: shop.secret("refused", token=shop.token(shop.role)),
+        stalls=True,
+        connection=token_of("refused"),
+        prepare=lambda shop: shop.secret("refused", token="no-such-token"),  # noqa: S106
+    ),
+    "no-rights": Case(
+        "Forbidden",
+        ("got '403 ", "use the token of a role that administers the tenant"),
+        lambda shop: shop.secret("powerless", token=shop.token(shop.role)),
+        stalls=True,
+        connection=token_of("powerless"),
+        prepare=lambda shop: shop.secret("powerless", token=shop.token("nobody")),
+    ),
+    "unreachable": Case(
+        "BrokerUnreachable",
+        (GONE, "check adminUrl"),
+        lambda shop: shop.connection("unreachable"),
+        connection={"adminUrl": GONE},
+    ),
+    "no-tenant": Case(
+        "TenantNotFound",
+        ("got '{tenant}-later'", "create it"),
+        make_tenant,
+        connection={"allowedTopics": ["persistent://*/*/*"]},
+        policy={"topic": "persistent://{tenant}-later/prod/orders"},
+    ),
+    "no-namespace": Case(
+        "NamespaceNotFound",
+        ("got '{tenant}/later'", "create it"),
+        make_namespace,
+        policy={"topic": "persistent://{tenant}/later/orders"},
+    ),
+    "no-topic": Case(
+        "TopicNotFound",
+        ("got 'persistent://{tenant}/prod/later'", "create it"),
+        lambda shop: shop.create_topic(shop.topic("later")),
+        policy={"topic": "persistent://{tenant}/prod/later"},
+    ),
+    "topic-not-allowed": Case(
+        "TopicNotAllowed",
+        ("(persistent://elsewhere/*/*); got 'persistent://{tenant}/prod/orders'", "add it there"),
+        lambda shop: shop.connection("topic-not-allowed"),
+        stalls=True,
+        connection={"allowedTopics": ["persistent://elsewhere/*/*"]},
+    ),
+    "role-not-allowed": Case(
+        "RoleNotAllowed",
+        ("(fulfilment); got 'root'", "add it there"),
+        lambda shop: shop.connection("role-not-allowed", allowedRoles=["root"]),
+        stalls=True,
+        policy={"consumerRoles": ["root"]},
+    ),
+    "namespace-not-allowed": Case(
+        "NamespaceNotAllowed",
+        ("got '{namespace}'", "add the namespace to its allowedNamespaces"),
+        lambda shop: shop.connection("namespace-not-allowed", allowedNamespaces=[shop.namespace]),
+        stalls=True,
+        connection={"allowedNamespaces": ["elsewhere"]},
+    ),
+    "partitions-differ": Case(
+        "PartitionsDiffer",
+        ("2 partitions, as the source topic has; got '3 partitions'", "delete it"),
+        join_topics,
+        stalls=True,
+        policy={"topic": "persistent://{tenant}/prod/split"},
+        prepare=split_topics,
+    ),
+    "config-map-not-ours": Case(
+        "ConfigMapNotOurs",
+        ("got 'config-map-not-ours-redrive'", "delete or rename that ConfigMap"),
+        lambda shop: shop.kubectl("delete", "configmap", "config-map-not-ours-redrive"),
+        stalls=True,
+        prepare=lambda shop: shop.kubectl("create", "configmap", "config-map-not-ours-redrive"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The policies of all cases, refused, and the broker before and after."""
+
+    shop: Shop
+    before: Fields
+    after: Fields
+    policies: dict[str, Fields]
+
+
+@pytest.fixture(scope="module")
+def refused(make_shop: Callable[[], Shop]) -> Refused:
+    """All cases at once: none waits for another."""
+    shop = make_shop()
+    shop.create_topic(shop.topic("orders"))
+    for name, case in CASES.items():
+        case.prepare(shop)
+        if case.connection is not None:
+            shop.connection(name, **case.connection)
+    before = shop.dump()
+    shop.policies(
+        {
+            name: {
+                "connectionRef": {"name": name},
+                "subscription": name,
+                **case.policy,
+                **({"topic": topic.format(tenant=shop.tenant)} if topic else {}),
+            }
+            for name, case in CASES.items()
+            for topic in [case.policy.get("topic", "")]
+        }
+    )
+    policies = {name: shop.reaches(name, case.reason) for name, case in CASES.items()}
+    return Refused(shop, before, shop.dump(), policies)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_refused_policy_says_what_is_wrong_what_was_found_and_what_to_do(
+    refused: Refused, name: str
+) -> None:
+    case, status = CASES[name], refused.policies[name]["status"]
+    conditions = {condition["type"]: condition for condition in status["conditions"]}
+    assert conditions.keys() == {"Ready", "Stalled" if case.stalls else "Reconciling"}
+    assert {condition["reason"] for condition in conditions.values()} == {case.reason}
+    assert conditions["Ready"]["status"] == "False"
+    for part in case.says:
+        names = {"tenant": refused.shop.tenant, "namespace": refused.shop.namespace}
+        assert part.format(**names) in conditions["Ready"]["message"]
+    assert "retryTopic" not in status
+
+
+def test_refused_policies_leave_the_broker_as_it_was(refused: Refused) -> None:
+    assert refused.after == refused.before
+    tenants = refused.shop.request("GET", "tenants")
+    assert f"{refused.shop.tenant}-later" not in tenants
+
+
+def test_a_refusal_is_one_event_however_often_it_is_tried_again(refused: Refused) -> None:
+    events = refused.shop.events("no-topic")
+    assert [event[:2] for event in events] == [("Warning", "TopicNotFound")]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no-secret", "SecretNotFound"),
+        ("no-key", "SecretKeyNotFound"),
+        ("token-refused", "AuthenticationFailed"),
+        ("no-rights", "Forbidden"),
+        ("unreachable", "BrokerUnreachable"),
+        ("topic-not-allowed", "TenantNotFound"),
+        ("role-not-allowed", "Connected"),
+    ],
+)
+def test_a_connection_shows_how_it_stands_itself(refused: Refused, name: str, reason: str) -> None:
+    refused.shop.reaches(name, reason, "pulsarconnection")
+
+
+@pytest.fixture(scope="module")
+def mended(refused: Refused) -> Shop:
+    """Everything made right, in one go; the operator is not restarted."""
+    for case in CASES.values():
+        case.mend(refused.shop)
+    return refused.shop
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_policy_whose_cause_is_mended_becomes_ready_by_itself(mended: Shop, name: str) -> None:
+    assert mended.ready(name)["status"]["retryTopic"].endswith(f"-{name}-RETRY")
+
+
+def test_no_token_is_ever_shown(mended: Shop, operator_process: Path) -> None:
+    shown = operator_process.read_text()
+    shown += mended.kubectl("get", "pulsarconnections,retrypolicies,events,configmaps", "-oyaml")
+    assert len(mended.tokens) > len(CASES) / 2
+    assert [token for token in mended.tokens if token in shown] == []
