@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from redrive.cluster import resources, status
 from redrive.cluster.connections import Connection
+from redrive.cluster.errors import NotFoundError
 from redrive.cluster.keeper import Again
-from redrive.cluster.resources import Key
+from redrive.cluster.resources import Body, Key
 from redrive.cluster.status import Publisher
 from redrive.cluster.world import World
 from redrive.errors import RedriveError
@@ -19,15 +20,24 @@ CONNECTED = "Connected"
 
 
 async def reconcile(key: Key, world: World) -> Again:
-    """Look at one PulsarConnection, and publish how it stands."""
+    """Look at one PulsarConnection, if it is still there."""
     body = world.connections.get(key)
     if body is None:
         return Again.NEVER
+    try:
+        return await _look(body, world)
+    except NotFoundError:
+        world.connections.drop(key)  # it went unseen by the watch
+        return Again.NEVER
+
+
+async def _look(body: Body, world: World) -> Again:
+    """Ask the broker, and publish how the connection stands."""
     out = Publisher(world.kubernetes, resources.CONNECTIONS, world.clock)
     if status.is_new(body):
         body = await out.publish(body, status.progressing("asking the broker"))
     try:
-        await check(await world.brokers.open(key))
+        await check(await world.brokers.open(Key.of(body)))
     except RedriveError as error:
         stalls = isinstance(error, errors.STALLS)
         await out.publish(body, status.stalled(error) if stalls else status.waiting(error))

@@ -10,6 +10,7 @@ import logging
 
 from redrive.api.conditions import Condition
 from redrive.cluster import resources, status
+from redrive.cluster.errors import NotFoundError
 from redrive.cluster.keeper import Again
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.status import Publisher
@@ -37,10 +38,19 @@ _DESCENT = (
 
 
 async def reconcile(key: Key, world: World, claims: Claims) -> Again:
-    """Look at one RetryPolicy: hold it, provision it or let it go, and publish how it stands."""
+    """Look at one RetryPolicy, if it is still there."""
     body = world.policies.get(key)
     if body is None:
         return Again.NEVER
+    try:
+        return await _look(body, world, claims)
+    except NotFoundError:
+        world.policies.drop(key)  # it went unseen by the watch
+        return Again.NEVER
+
+
+async def _look(body: Body, world: World, claims: Claims) -> Again:
+    """Hold a policy, provision it or let it go, and publish how it stands."""
     out = Publisher(world.kubernetes, resources.POLICIES, world.clock)
     if "deletionTimestamp" in body["metadata"]:
         await retire(body, out)

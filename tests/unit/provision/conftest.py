@@ -44,6 +44,7 @@ def policy() -> MakeBody:
                 "name": name,
                 "uid": f"uid-{name}",
                 "generation": 7,
+                "resourceVersion": "1",
                 "creationTimestamp": f"2026-01-01T00:00:{age:02}Z",
             },
             "spec": {

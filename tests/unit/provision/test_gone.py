@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.errors import NotFoundError
+from redrive.cluster.keeper import Again
+from redrive.cluster.resources import Body, Key, Resource
+from redrive.cluster.table import Table
+from redrive.provision import connection, reconcile
+from redrive.provision.claims import Claims
+
+MakeBody = Callable[..., dict[str, Any]]
+
+
+class Empty(Kubernetes):
+    """An API server that has none of the objects any more."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
+        """Find nothing to patch."""
+        del patch
+        raise NotFoundError(f"no {resource.kind} {key}", remedy="none")
+
+    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
+        """Find nothing to patch."""
+        return await self.patch(resource, key, status)
+
+
+def world(policies: Table, connections: Table) -> Any:  # noqa: ANN401 - what of a World is used
+    return SimpleNamespace(
+        kubernetes=Empty(),
+        policies=policies,
+        connections=connections,
+        clock=lambda: datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+async def test_an_object_that_went_unseen_is_forgotten_and_never_looked_at_again(
+    policy: MakeBody,
+) -> None:
+    body = policy()
+    policies, connections = Table([body]), Table([body | {"kind": "PulsarConnection"}])
+    emptied, key = world(policies, connections), Key.of(body)
+    claims = Claims(policies, lambda _: None)
+    assert await reconcile.reconcile(key, emptied, claims) is Again.NEVER
+    assert await connection.reconcile(key, emptied) is Again.NEVER
+    assert policies.get(key) is None
+    assert connections.get(key) is None
