@@ -3,9 +3,10 @@
 Reading order:
 
 1. `resources`: which kinds of objects there are, and how one object is identified.
-2. `client`: calls to the API server, their failures as errors with a reason.
+2. `client`: calls to the API server, their failures as the errors of `errors`.
 3. `table`: what the watches have shown of one kind.
 4. `keeper`: one endless task for each object, woken by changes.
 5. `connections`: a `connectionRef` → a broker's admin client, or why there is none.
-6. `world`: all of the above, as the operator hands it to its journeys.
+6. `status`: conditions, written when they changed, with an Event.
+7. `world`: all of the above, as the operator hands it to its journeys.
 """
