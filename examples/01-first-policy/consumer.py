@@ -10,6 +10,7 @@ is terminated.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -56,13 +57,12 @@ def main() -> None:
     options.add_argument("--warehouse", type=Path, required=True)
     given = options.parse_args()
     token = Path(os.environ["PULSAR_TOKEN_FILE"]).read_text(encoding="ascii").strip()
-    client = pulsar.Client(
-        os.environ["PULSAR_URL"], authentication=pulsar.AuthenticationToken(token)
-    )
+    authentication = pulsar.AuthenticationToken(token)
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     shop = Shop(given.warehouse)
     with (
+        contextlib.closing(pulsar.Client(os.environ["PULSAR_URL"], authentication)) as client,
         given.log.open("a", encoding="utf-8", buffering=1) as log,
         RetryConsumer(client, load_policy()) as consumer,
     ):
@@ -81,7 +81,6 @@ def main() -> None:
                 consumer.reconsume_later(message, cause=error)
                 outcome = type(error).__name__
             log.write(json.dumps({"id": order_id, "outcome": outcome}) + "\n")
-    client.close()
 
 
 if __name__ == "__main__":

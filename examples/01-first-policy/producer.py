@@ -9,6 +9,7 @@ warehouse and five meet a payment service that answers only the second time.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -34,16 +35,16 @@ def main() -> None:
     options.add_argument("--log", type=Path, required=True)
     given = options.parse_args()
     token = Path(os.environ["PULSAR_TOKEN_FILE"]).read_text(encoding="ascii").strip()
-    client = pulsar.Client(
-        os.environ["PULSAR_URL"], authentication=pulsar.AuthenticationToken(token)
-    )
-    producer = client.create_producer(TOPIC)
-    with given.log.open("a", encoding="ascii", buffering=1) as log:
+    authentication = pulsar.AuthenticationToken(token)
+    with (
+        contextlib.closing(pulsar.Client(os.environ["PULSAR_URL"], authentication)) as client,
+        given.log.open("a", encoding="ascii", buffering=1) as log,
+    ):
+        producer = client.create_producer(TOPIC)
         for number in range(given.count):
             order_id = f"order-{number:06}"
             producer.send(order(number), partition_key=order_id)
             log.write(f"{order_id}\n")
-    client.close()
 
 
 if __name__ == "__main__":
