@@ -27,6 +27,8 @@ def session(job: ReplayJob) -> Iterator[SparkSession]:
         SparkSession.builder.appName(f"replay {job.namespace}/{job.name}")
         # A moment without a time zone in a selection is meant in UTC.
         .config("spark.sql.session.timeZone", "UTC")
+        # Else '${env:NAME}' in a selection stands for what the driver's environment holds.
+        .config("spark.sql.variable.substitute", "false")
         # A second copy of a task would find its producers taken, and fail the stage.
         .config("spark.speculation", "false")
         .getOrCreate()

@@ -3,13 +3,15 @@
 Called by the operator, which refuses a bad one before anything is launched, and by the job.
 
 SQL as Spark runs it can call any Java method and so read the driver's environment, where the
-token is; and it can ask for the time, whereupon a restarted run would select differently. So
+token is; and it can ask for the time, whereupon a restarted run would select differently: by a
+function, by 'now' where a moment is expected, and by a time of day, which it takes for today's. So
 nothing passes but what is listed here, and Spark is given the text generated from what passed,
 never the text that was written.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -28,11 +30,17 @@ def _property(name: str, kind: str = "STRING") -> str:
     return read if kind == "STRING" else f"TRY_CAST({read} AS {kind})"
 
 
+def _moment(name: str) -> str:
+    # Anybody may have written it, and a time without a date would be taken for today's.
+    read = _property(name)
+    return f"CASE WHEN {read} LIKE '____-__-__T%' THEN TRY_CAST({read} AS TIMESTAMP) END"
+
+
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {
         "cause_type": _property(envelope.CAUSE_TYPE),
         "cause_message": _property(envelope.CAUSE_MESSAGE),
-        "failed_at": _property(envelope.FAILED_AT, "TIMESTAMP"),
+        "failed_at": _moment(envelope.FAILED_AT),
         "consumer": _property(envelope.CONSUMER),
         "dead_reason": _property(envelope.DEAD_REASON),
         "reconsume_times": f"COALESCE({_property(envelope.RECONSUMETIMES, 'INT')}, 0)",
@@ -45,7 +53,10 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What a condition may speak of, and how it is read from a row of the source. Besides these:
-`properties['name']`. Moments are compared in UTC."""
+`properties['name']`."""
+
+MOMENTS = frozenset({"failed_at", "event_time", "publish_time"})
+"""The columns that are compared with a moment, which is in UTC unless it names an offset."""
 
 FUNCTIONS: Mapping[str, type[exp.Expr]] = MappingProxyType(
     {
@@ -67,15 +78,20 @@ TYPES: Mapping[str, exp.DType] = MappingProxyType(
     {
         "bigint": exp.DType.BIGINT,
         "boolean": exp.DType.BOOLEAN,
-        "date": exp.DType.DATE,
         "double": exp.DType.DOUBLE,
         "int": exp.DType.INT,
         "string": exp.DType.TEXT,
-        "timestamp": exp.DType.TIMESTAMPTZ,
     }
 )
-"""What a condition may cast to."""
+"""What a condition may cast to. Moments are only ever written out: `timestamp '2026-11-20'`."""
 
+_WRITTEN_MOMENT = re.compile(
+    r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,6})?)?(Z|[+-]\d{2}:\d{2})?)?", re.ASCII
+)
+_MOMENT_TYPES = frozenset({exp.DType.DATE, exp.DType.TIMESTAMPTZ})
+
+_CALLS = tuple(FUNCTIONS.values())
+_MOMENT_REMEDY = "write it like '2026-11-20' or '2026-11-20T10:00:00Z'"
 _CONNECTIVES = (exp.And, exp.Or, exp.Not, exp.Paren)
 _COMPARISONS = (
     exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ, exp.Is,
@@ -135,12 +151,17 @@ def _check(node: exp.Expr) -> None:
             node,
             f"compare columns with literals; functions are {', '.join(FUNCTIONS)}",
         )
-    if isinstance(node, exp.Column):
-        _check_column(node)
-    elif isinstance(node, exp.Bracket) and not _reads_property(node):
-        raise _refusal("only a property can be looked up", node, "write properties['name']")
-    elif isinstance(node, exp.DataType) and not _is_type(node):
-        raise _refusal("a selection can't cast to this", node, f"cast to {', '.join(TYPES)}")
+    match node:
+        case exp.Column():
+            _check_column(node)
+        case exp.Bracket() if not _reads_property(node):
+            raise _refusal("only a property can be looked up", node, "write properties['name']")
+        case exp.Cast() | exp.TryCast():
+            _check_cast(node)
+    if isinstance(node, _CALLS) and node.find(exp.Column) is None:
+        raise _refusal("a function is called on literals alone", node, "write its value")
+    if isinstance(node, (*_CALLS, *_COMPARISONS)) and _speaks_of_moments(node):
+        _check_moments(node)
 
 
 def _check_column(column: exp.Column) -> None:
@@ -153,6 +174,26 @@ def _check_column(column: exp.Column) -> None:
         )
 
 
+def _check_cast(cast: exp.Cast | exp.TryCast) -> None:
+    if cast.to.this in _MOMENT_TYPES:
+        if not (cast.this.is_string and _WRITTEN_MOMENT.fullmatch(cast.this.name)):
+            raise _refusal("a selection can't make a moment of this", cast, _MOMENT_REMEDY)
+    elif cast.to.this not in TYPES.values() or cast.to.expressions:
+        raise _refusal("a selection can't cast to this", cast.to, f"cast to {', '.join(TYPES)}")
+
+
+def _speaks_of_moments(node: exp.Expr) -> bool:
+    columns = (column.name.lower() for column in node.find_all(exp.Column))
+    return not MOMENTS.isdisjoint(columns)
+
+
+def _check_moments(node: exp.Expr) -> None:
+    for literal in node.find_all(exp.Literal):
+        named = isinstance(literal.parent, exp.Bracket)
+        if literal.is_string and not named and not _WRITTEN_MOMENT.fullmatch(literal.name):
+            raise _refusal("this is used like a moment, and is none", literal, _MOMENT_REMEDY)
+
+
 def _check_condition(node: exp.Expr) -> None:
     if isinstance(node, _CONNECTIVES):
         for child in node.iter_expressions():
@@ -163,10 +204,6 @@ def _check_condition(node: exp.Expr) -> None:
             node,
             "compare it with something",
         )
-
-
-def _is_type(node: exp.DataType) -> bool:
-    return node.this in TYPES.values() and not node.expressions
 
 
 def _is_properties(node: object) -> bool:

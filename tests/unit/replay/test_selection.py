@@ -28,7 +28,8 @@ TYPE = "properties['REDRIVE_CAUSE_TYPE']"
         (
             "failed_at < timestamp '2026-11-20 10:00:00'",
             (
-                "TRY_CAST(properties['REDRIVE_FAILED_AT'] AS TIMESTAMP) "
+                "CASE WHEN properties['REDRIVE_FAILED_AT'] LIKE '____-__-__T%' "
+                "THEN TRY_CAST(properties['REDRIVE_FAILED_AT'] AS TIMESTAMP) END "
                 "< CAST('2026-11-20 10:00:00' AS TIMESTAMP)"
             ),
         ),
@@ -118,6 +119,47 @@ def test_every_listed_function_can_be_called(function: str) -> None:
 def test_everything_else_is_refused(hostile: str) -> None:
     with pytest.raises(InvalidSpecError):
         to_sql(hostile)
+
+
+@pytest.mark.parametrize(
+    "moving",
+    [
+        "failed_at < 'now'",
+        "event_time < timestamp 'now'",
+        "publish_time > date 'today'",
+        "event_time < timestamp ' Yesterday UTC'",
+        "event_time in ('2026-11-20', 'tomorrow')",
+        "event_time between '2026-11-20' and 'now'",
+        "event_time > '10:00'",
+        "event_time > timestamp 'T10:00'",
+        "cast('now' as timestamp) > event_time",
+        "cast(lower('NOW') as timestamp) > event_time",
+        "event_time > lower('NOW')",
+        "event_time > substring('2026-11-20 10:00:00', 12)",
+        "startswith(coalesce(failed_at, 'now'), '2026')",
+        "cast(properties['when'] as timestamp) > '2026-11-20'",
+        "cast(key as date) is null",
+    ],
+)
+def test_nothing_may_mean_another_moment_tomorrow(moving: str) -> None:
+    with pytest.raises(InvalidSpecError):
+        to_sql(moving)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["2026-11-20", "2026-11-20 10:00", "2026-11-20T10:00:00.123Z", "2026-11-20 10:00:00+01:00"],
+)
+def test_a_moment_is_written_with_its_date(moment: str) -> None:
+    assert to_sql(f"event_time >= '{moment}'") == f"event_time >= '{moment}'"
+    written = f"event_time >= CAST('{moment}' AS TIMESTAMP)"
+    assert to_sql(f"event_time >= timestamp '{moment}'") == written
+
+
+def test_a_moment_may_stand_beside_any_other_text() -> None:
+    assert to_sql("event_time > '2026-11-20' and key = 'now'") == (
+        "event_time > '2026-11-20' AND key = 'now'"
+    )
 
 
 @pytest.mark.parametrize("nothing", ["", " ", ";", "key = 'a'; key = 'b'", "((("])

@@ -1,0 +1,213 @@
+"""Dead letters on the real broker, and a replay role with exactly the rights it needs.
+
+The token of that role is in the environment from the start, as in a job: Spark and its Python
+workers get it from there.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+import yaml
+from pyspark.sql import SparkSession
+
+from redrive.api.crds import crds
+from redrive.policy import envelope
+from redrive.policy.model import Policy
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
+from redrive.replay import query
+from redrive.replay.progress import Progress
+from redrive.replay.spec import TOKEN_VARIABLE, ReplayJob
+from redrive.sandbox import toolchain
+from redrive.sandbox.kubernetes import Cluster
+from redrive.sandbox.pulsar import SUPERUSER, Broker
+
+ROLE = "replayer"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A policy whose topics are there, for the replay role to work on."""
+
+    broker: Broker
+    client: pulsar.Client
+    policy: Policy
+
+    def bury(
+        self,
+        count: int,
+        cause: str = "TimeoutError",
+        content: bytes | None = b"order",
+        **fields: Any,  # noqa: ANN401 - as the client takes them
+    ) -> None:
+        """Lay *count* messages into the dead-letter topic, each with an id in its properties."""
+        producer = self.client.create_producer(
+            str(self.policy.dead_letter_topic), batching_enabled=False
+        )
+        for _ in range(count):
+            properties = {"id": secrets.token_hex(4), envelope.CAUSE_TYPE: cause}
+            producer.send(content, properties=properties, **fields)
+        producer.close()
+
+    @staticmethod
+    def ids(messages: list[pulsar.Message]) -> list[str]:
+        """Return the ids that `bury` gave, in alphabetical order."""
+        return sorted(message.properties()["id"] for message in messages)
+
+    def bury_batch(self, *causes: str) -> None:
+        """Lay one entry that holds a message for each of *causes*."""
+        producer = self.client.create_producer(
+            str(self.policy.dead_letter_topic),
+            batching_enabled=True,
+            batching_max_publish_delay_ms=5_000,
+        )
+        results: list[pulsar.Result] = []
+        for cause in causes:
+            properties = {"id": secrets.token_hex(4), envelope.CAUSE_TYPE: cause}
+            producer.send_async(b"", lambda r, _: results.append(r), properties=properties)
+        producer.flush()
+        producer.close()
+        assert results == [pulsar.Result.Ok] * len(causes)
+
+    def resting(self) -> list[pulsar.Message]:
+        """Return what `redrive` has not acknowledged; it stays there."""
+        return self._drain(self.policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, ack=False)
+
+    def replayed(self) -> list[pulsar.Message]:
+        """Return what came to the retry topic since the last call."""
+        return self._drain(self.policy.retry_topic, self.policy.subscription, ack=True)
+
+    def grant(self, topic: TopicName, *actions: str) -> None:
+        """Let the replay role do *actions* on *topic*, and nothing else there."""
+        grants = [{"topic": str(topic), "role": ROLE, "actions": actions}]
+        path = "/admin/v2/namespaces/grantPermissionsOnTopics"
+        self.broker.request("POST", path, grants).check(f"grant {actions} on {topic}")
+
+    def create(self, topic: TopicName, subscription: str, partitions: int) -> None:
+        """Create *topic* with a subscription from its first message."""
+        at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}"
+        kind = "/partitions" if partitions else ""
+        self.broker.request("PUT", f"{at}{kind}", partitions or None).check(f"create {topic}")
+        earliest = {"ledgerId": -1, "entryId": -1}
+        self.broker.request("PUT", f"{at}/subscription/{subscription}", earliest).check("subscribe")
+
+    def deduplicate(self, topic: TopicName) -> None:
+        """Have the broker drop what a producer sends again."""
+        at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}/deduplicationEnabled"
+        self.broker.request("POST", at, body=True).check(f"deduplicate {topic}")
+
+    def _drain(self, topic: TopicName, subscription: str, *, ack: bool) -> list[pulsar.Message]:
+        consumer = self.client.subscribe(
+            str(topic), subscription, consumer_type=pulsar.ConsumerType.Shared
+        )
+        found = []
+        try:
+            while True:
+                found.append(consumer.receive(timeout_millis=1_500))
+                if ack:
+                    consumer.acknowledge(found[-1])
+        except pulsar.Timeout:
+            consumer.close()
+            return found
+
+
+SetStage = MakeJob = Callable[..., Any]
+
+
+@pytest.fixture
+def set_stage(broker: Broker, pulsar_namespace: str) -> Iterator[SetStage]:
+    """Make a policy's topics, subscriptions and rights, as the operator does."""
+    token = pulsar.AuthenticationToken(broker.token(SUPERUSER))
+    quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+
+    def set_stage(
+        *, partitions: int = 0, dead_partitions: int = 0, deduplicate: bool = True,
+        retry_rights: tuple[str, ...] = ("produce",),
+    ) -> Stage:  # fmt: skip
+        client = pulsar.Client(broker.service_url, authentication=token, logger=quiet)
+        closing.callback(client.close)
+        policy = Policy(TopicName.parse(f"persistent://{pulsar_namespace}/orders"), "fulfilment")
+        stage = Stage(broker, client, policy)
+        stage.create(policy.retry_topic, policy.subscription, partitions)
+        stage.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, dead_partitions)
+        if deduplicate:
+            stage.deduplicate(policy.retry_topic)
+        stage.grant(policy.retry_topic, *retry_rights)
+        stage.grant(policy.dead_letter_topic, "consume")
+        return stage
+
+    with ExitStack() as closing:
+        yield set_stage
+
+
+@pytest.fixture(scope="session")
+def replay_token(broker: Broker) -> Iterator[str]:
+    """Put the replay role's token where a job finds it."""
+    token = broker.token(ROLE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TOKEN_VARIABLE, token)
+        yield token
+
+
+@pytest.fixture(scope="session")
+def spark(replay_token: str, broker: Broker) -> Iterator[SparkSession]:
+    """The one Spark of the session; two tasks at a time."""
+    assert replay_token
+    policy = Policy(TopicName("none", "none", "none"), "none")
+    job = ReplayJob("tests", "all", "none", policy, broker.service_url, broker.admin_url, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_HOME", str(toolchain.java_home(for_spark=True)))
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        arguments = "--master local[2] --conf spark.ui.enabled=false pyspark-shell"
+        patch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
+        patch.setenv("PYTHONPATH", str(Path(query.__file__).parents[2]))
+        with query.session(job) as session:
+            session.sparkContext.setLogLevel("ERROR")
+            yield session
+
+
+@pytest.fixture(scope="session")
+def replay_api(cluster: Cluster) -> Cluster:
+    """A cluster that knows Replays."""
+    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(crds()))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/replays.redrive.io")
+    return cluster
+
+
+@pytest.fixture
+def make_job(replay_api: Cluster, kube_namespace: str, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
+    """Apply a Replay, and return the job for it with the rights of its ServiceAccount."""
+    kubectl = replay_api.kubectl
+    kubectl("apply", "-n", kube_namespace, "-f", str(EXAMPLES / "replay-rbac.yaml"))
+    account = replay_api.service_account_kubeconfig(kube_namespace, "redrive-replay")
+    monkeypatch.setenv("KUBECONFIG", str(account))
+
+    def make(stage: Stage, where: str | None = None) -> tuple[ReplayJob, Progress]:
+        name = f"replay-{secrets.token_hex(3)}"
+        select = {} if where is None else {"select": {"where": where}}
+        manifest = {
+            "apiVersion": "redrive.io/v1alpha1",
+            "kind": "Replay",
+            "metadata": {"name": name, "namespace": kube_namespace},
+            "spec": {"policyRef": {"name": "orders"}, **select},
+        }
+        applied = kubectl("create", "-o", "json", "-f", "-", input=json.dumps(manifest))
+        uid = json.loads(applied)["metadata"]["uid"]
+        broker = stage.broker
+        job = ReplayJob(
+            kube_namespace, name, uid, stage.policy, broker.service_url, broker.admin_url, where
+        )
+        return job, Progress(job)
+
+    return make
