@@ -29,10 +29,8 @@ def install(sandbox: Sandbox) -> None:
     """
     with step("install redrive"):
         spark.start(sandbox.processes, sandbox.cluster, sandbox.state / "spark")
-        kubectl = sandbox.cluster.kubectl
-        kubectl("apply", "-f", "-", input=yaml.safe_dump_all(crds()))
-        kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-        kubectl("apply", "-f", str(_EXAMPLES / "operator.yaml"))
+        sandbox.cluster.define(yaml.safe_dump_all(crds()))
+        sandbox.cluster.kubectl("apply", "-f", str(_EXAMPLES / "operator.yaml"))
         start_operator(sandbox)
 
 

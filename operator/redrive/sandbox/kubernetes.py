@@ -12,10 +12,12 @@ import base64
 import json
 import secrets
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
+import yaml
 
 from redrive.sandbox import builds
 from redrive.sandbox.errors import SandboxError
@@ -32,6 +34,7 @@ _CONTROLLERS = (
     "root-ca-certificate-publisher-controller,serviceaccount-controller"
 )
 _START_SECONDS = 120.0
+_ESTABLISH_SECONDS = 30.0
 _TOKEN_LIFETIME = "8760h"  # noqa: S105 - a sandbox may be left running; its key dies with it
 
 
@@ -76,6 +79,30 @@ class Cluster:
                 remedy="mend the call, or look at logs/kube-apiserver.log of the sandbox",
             )
         return run.stdout
+
+    def define(self, definitions: str) -> None:
+        """Install CustomResourceDefinitions, as YAML; their kinds can be used when this returns.
+
+        Raises:
+            SandboxError: they were refused, or not established in time.
+        """
+        self.kubectl("apply", "-f", "-", input=definitions)
+        names = [definition["metadata"]["name"] for definition in yaml.safe_load_all(definitions)]
+        deadline = time.monotonic() + _ESTABLISH_SECONDS
+        # Not by `kubectl wait`: it fails on a definition that has no conditions yet.
+        while missing := [name for name in names if not self._is_established(name)]:
+            if time.monotonic() > deadline:
+                raise SandboxError(
+                    f"definitions were not established in {_ESTABLISH_SECONDS:.0f} s",
+                    got=", ".join(missing),
+                    remedy="look at logs/kube-apiserver.log of the sandbox",
+                )
+            time.sleep(0.1)
+
+    def _is_established(self, name: str) -> bool:
+        crd = json.loads(self.kubectl("get", "crd", name, "--output=json"))
+        conditions = crd.get("status", {}).get("conditions") or []
+        return ("Established", "True") in [(c["type"], c["status"]) for c in conditions]
 
     def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
         """A kubeconfig whose bearer is the existing ServiceAccount *name* in *namespace*.

@@ -38,9 +38,7 @@ def start(
     Raises:
         SandboxError: the API could not be installed, or the stand-in did not start.
     """
-    cluster.kubectl("apply", f"--filename={spark_operator.CRD}")
-    crd = "crd/sparkapplications.sparkoperator.k8s.io"
-    cluster.kubectl("wait", "--for=condition=Established", crd)
+    cluster.define(spark_operator.CRD.read_text(encoding="utf-8"))
     watched = ["--namespace", *namespaces] if namespaces else []
     settings = [f"--image-env={variable}={value}" for variable, value in image().items()]
     log = processes.log(name)

@@ -24,8 +24,8 @@ KIND = {kind.kind: kind for kind in KINDS}
 
 @pytest.fixture(scope="module", autouse=True)
 def _crds(cluster: Cluster) -> None:
-    cluster.kubectl("apply", "-f", str(ROOT / "crds"))
-    cluster.kubectl("wait", "--for=condition=Established", "-f", str(ROOT / "crds"))
+    files = sorted((ROOT / "crds").glob("*.yaml"))
+    cluster.define("---\n".join(file.read_text(encoding="utf-8") for file in files))
 
 
 def manifest(kind: str, **fields: object) -> dict[str, Any]:

@@ -180,8 +180,7 @@ def spark(replay_token: str, broker: Broker) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def replay_api(cluster: Cluster) -> Cluster:
     """A cluster that knows Replays."""
-    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(crds()))
-    cluster.kubectl("wait", "--for=condition=Established", "crd/replays.redrive.io")
+    cluster.define(yaml.safe_dump_all(crds()))
     return cluster
 
 
