@@ -1,0 +1,273 @@
+"""From `kubectl apply` of a Replay to its end: operator, Spark operator, job and status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive.cluster.resources import Key
+from redrive.cluster.world import Settings, World
+from redrive.policy import envelope
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.replay import launch
+from redrive.replay.reconcile import reconcile
+from redrive.sandbox import installation
+from redrive.sandbox.pulsar import SUPERUSER
+from redrive.sandbox.sandbox import Sandbox
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+SECONDS = 180  # a Spark of a few seconds takes minutes on a machine that is busy
+
+
+class Shop:
+    """A Kubernetes namespace and a tenant, of one test."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.name = f"t-{secrets.token_hex(4)}"
+        self.policy = Policy(TopicName(self.name, "prod", "orders"), "fulfilment")
+        admin = f"{self.name}-admin"
+        clusters = {"adminRoles": [admin], "allowedClusters": ["standalone"]}
+        self.rest("PUT", f"tenants/{self.name}", clusters)
+        self.rest("PUT", f"namespaces/{self.name}/prod")
+        self.rest("PUT", f"persistent/{self.name}/prod/orders/partitions", 2)
+        sandbox.cluster.kubectl("create", "namespace", self.name)
+        self.kubectl("apply", "-f", str(EXAMPLES / "replay-rbac.yaml"))
+        self.tokens = {
+            secret: sandbox.pulsar.token(role)
+            for secret, role in (("pulsar-admin", admin), ("pulsar-replayer", "replayer"))
+        }
+        for secret, token in self.tokens.items():
+            self.apply("v1", "Secret", secret, stringData={"token": token})
+
+    def rest(self, method: str, path: str, body: object = None) -> None:
+        """Ask the broker as its super-user."""
+        self.sandbox.pulsar.request(method, f"/admin/v2/{path}", body).check(f"{method} {path}")
+
+    def kubectl(self, *arguments: str, given: str | None = None) -> str:
+        """Run kubectl in the namespace."""
+        return self.sandbox.cluster.kubectl(f"--namespace={self.name}", *arguments, input=given)
+
+    def apply(self, version: str, kind: str, name: str, **body: object) -> None:
+        """Make or change one object."""
+        metadata = {"name": name, "namespace": self.name}
+        manifest = {"apiVersion": version, "kind": kind, "metadata": metadata, **body}
+        self.kubectl("apply", "-f", "-", given=json.dumps(manifest))
+
+    def declare(self, **changes: object) -> None:
+        """Make or change the connection, and make the policy `orders`."""
+        secret = {name: {"secretRef": {"name": name, "key": "token"}} for name in self.tokens}
+        connection = {
+            "serviceUrl": self.sandbox.pulsar.service_url,
+            "adminUrl": self.sandbox.pulsar.admin_url,
+            "authentication": {"token": secret["pulsar-admin"]},
+            "allowedTopics": [f"persistent://{self.name}/*/*"],
+            "allowedRoles": ["fulfilment", "replayer"],
+            "replay": {"role": "replayer", "token": secret["pulsar-replayer"]},
+            **changes,
+        }
+        connection = {name: value for name, value in connection.items() if value is not None}
+        self.apply("redrive.io/v1alpha1", "PulsarConnection", "main", spec=connection)
+        policy = {
+            "connectionRef": {"name": "main"},
+            "topic": str(self.policy.topic),
+            "subscription": "fulfilment",
+            "consumerRoles": ["fulfilment"],
+        }
+        self.apply("redrive.io/v1alpha1", "RetryPolicy", "orders", spec=policy)
+        self.kubectl("wait", "--for=condition=Ready", "rp/orders", "--timeout=60s")
+
+    def replay(self, name: str, where: str | None = None) -> None:
+        """Make a Replay of the policy."""
+        select = {} if where is None else {"select": {"where": where}}
+        spec = {"policyRef": {"name": "orders"}, **select}
+        self.apply("redrive.io/v1alpha1", "Replay", name, spec=spec)
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Return the status of a Replay; what is said in conditions is under their types."""
+        body = json.loads(self.kubectl("get", "replay", name, "-o", "json"))
+        status = body.get("status", {})
+        return {**status, **{c["type"]: c for c in status.get("conditions", [])}}
+
+    def reaches(self, name: str, phase: str, reason: str | None = None) -> dict[str, Any]:
+        """Wait until a Replay is in *phase*, and its Ready condition has *reason*."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            status = self.status(name)
+            if status.get("phase") == phase and reason in {None, status["Ready"]["reason"]}:
+                return status
+            assert time.monotonic() < deadline, f"{name} is not {phase} but {status}"
+            time.sleep(0.3)
+
+    def client(self) -> pulsar.Client:
+        """Return a client that may do everything."""
+        token = pulsar.AuthenticationToken(self.sandbox.pulsar.token(SUPERUSER))
+        quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+        return pulsar.Client(self.sandbox.pulsar.service_url, authentication=token, logger=quiet)
+
+    def bury(self, count: int, cause: str) -> None:
+        """Lay messages into the dead-letter topic."""
+        client = self.client()
+        producer = client.create_producer(str(self.policy.dead_letter_topic))
+        for _ in range(count):
+            properties = {"id": secrets.token_hex(4), envelope.CAUSE_TYPE: cause}
+            producer.send(b"order", properties=properties)
+        client.close()
+
+    def replayed(self) -> list[str]:
+        """Return the causes of what is in the retry topic, one for each message."""
+        client = self.client()
+        consumer = client.subscribe(
+            str(self.policy.retry_topic), "fulfilment", consumer_type=pulsar.ConsumerType.Shared
+        )
+        found: dict[str, list[str]] = {}
+        try:
+            while True:
+                properties = consumer.receive(1_500).properties()
+                found.setdefault(properties["id"], []).append(properties[envelope.CAUSE_TYPE])
+        except pulsar.Timeout:
+            client.close()
+        assert all(len(copies) == 1 for copies in found.values())
+        return sorted(copies[0] for copies in found.values())
+
+    def applications(self) -> list[dict[str, Any]]:
+        """Return the SparkApplications of the namespace."""
+        items: list[dict[str, Any]] = json.loads(self.kubectl("get", "sparkapp", "-o", "json"))[
+            "items"
+        ]
+        return items
+
+
+@pytest.fixture
+def shop(installed: Sandbox) -> Iterator[Shop]:
+    shop = Shop(installed)
+    yield shop
+    installed.cluster.kubectl("delete", "namespace", shop.name, "--wait=false")
+
+
+def test_replays_of_one_policy_run_in_turn_and_tell_how_far_they_are(shop: Shop) -> None:
+    shop.declare()
+    shop.bury(8, "WarehouseDown")
+    shop.bury(5, "JSONDecodeError")
+
+    shop.replay("first", "cause_type = 'WarehouseDown'")
+    shop.reaches("first", "Submitted")
+    shop.replay("second")
+    waiting = shop.reaches("second", "Pending", "ReplayInProgress")
+    assert "got '" + shop.name + "/first'" in waiting["Reconciling"]["message"]
+    assert len(shop.applications()) == 1
+    first = shop.reaches("first", "Completed")
+    second = shop.reaches("second", "Completed")
+
+    numbers = ("matched", "replayed", "skipped", "duplicates")
+    assert [first[name] for name in numbers] == [8, 8, 5, 0]
+    assert [second[name] for name in numbers] == [5, 5, 0, 0]
+    assert first["Ready"]["status"] == "True"
+    assert "Reconciling" not in first
+    assert first["startTime"] <= first["completionTime"] <= second["completionTime"]
+    assert shop.replayed() == ["JSONDecodeError"] * 5 + ["WarehouseDown"] * 8
+    assert {app["metadata"]["name"] for app in shop.applications()} == {
+        first["sparkApplication"],
+        second["sparkApplication"],
+    }
+    _check_no_token_leaked(shop)
+
+
+def _check_no_token_leaked(shop: Shop) -> None:
+    said = [path.read_text() for path in (shop.sandbox.state / "spark" / shop.name).glob("*.log")]
+    said.append(shop.sandbox.processes.log(installation.OPERATOR).read_text())
+    said.append(shop.kubectl("get", "sparkapp,replay,pconn,rp,event", "-o", "yaml"))
+    assert len(said) == 4
+    for token in shop.tokens.values():
+        assert not any(token in text for text in said)
+
+
+def test_a_deleted_application_is_launched_again_and_nothing_moves_twice(shop: Shop) -> None:
+    shop.declare()
+    shop.bury(6, "WarehouseDown")
+    shop.replay("again")
+    name = shop.reaches("again", "Running")["sparkApplication"]
+    before = shop.applications()[0]["metadata"]["uid"]
+    shop.kubectl("delete", "sparkapp", name)
+
+    status = shop.reaches("again", "Completed")
+
+    (application,) = shop.applications()
+    assert application["metadata"]["uid"] != before
+    assert (status["matched"], status["replayed"]) == (6, 6)
+    assert shop.replayed() == ["WarehouseDown"] * 6
+
+
+def test_a_selection_that_may_not_be_ends_the_replay_before_anything_runs(shop: Shop) -> None:
+    shop.replay("hostile", "java_method('java.lang.System', 'getenv', 'PATH') = 'x'")
+    status = shop.reaches("hostile", "Failed", "InvalidSpec")
+    assert "a selection can't use this; got \"JAVA_METHOD(" in status["Stalled"]["message"]
+    assert "completionTime" in status
+    assert shop.applications() == []
+
+
+def test_what_a_replay_waits_for_is_said_and_noticed_when_it_comes(shop: Shop) -> None:
+    shop.replay("early")
+    status = shop.reaches("early", "Pending", "PolicyNotFound")
+    assert "create it; this Replay starts by itself then" in status["Reconciling"]["message"]
+    shop.declare(replay=None)
+    status = shop.reaches("early", "Pending", "ReplayIdentityMissing")
+    assert "give it spec.replay" in status["Stalled"]["message"]
+    assert shop.applications() == []
+    shop.declare()
+    status = shop.reaches("early", "Submitted")
+    assert "Stalled" not in status
+
+
+STATES: list[tuple[dict[str, str], str, str, str]] = [
+    ({}, "Submitted", "Progressing", "is NEW"),
+    ({"state": "SUBMITTED"}, "Submitted", "Progressing", "is SUBMITTED"),
+    (
+        {"state": "SUBMISSION_FAILED", "errorMessage": "no image"},
+        "Submitted", "Progressing", "is SUBMISSION_FAILED: no image",
+    ),
+    ({"state": "RUNNING"}, "Running", "Progressing", "is RUNNING"),
+    ({"state": "COMPLETED"}, "Completed", "Completed", "are in the retry topic"),
+    (
+        {"state": "FAILED", "errorMessage": "SendFailedError: the broker gave no receipt"},
+        "Failed", "ReplayFailed", "got 'SendFailedError: the broker gave no receipt'",
+    ),
+]  # fmt: skip
+
+
+async def test_the_state_of_the_application_becomes_the_phase_of_the_replay(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(shop.sandbox.cluster.kubeconfig))
+    settings = Settings((shop.name,), "image", "local:///replay.py", "redrive-replay")
+    for index, (state, phase, reason, message) in enumerate(STATES):
+        name = f"in-state-{index}"
+        await asyncio.to_thread(shop.replay, name)
+        await asyncio.to_thread(shop.reaches, name, "Pending", "PolicyNotFound")
+        async with World.open(settings) as world:
+            key = Key(shop.name, name)
+            replay = world.replays.get(key)
+            application = {
+                "metadata": {
+                    "name": launch.name_of(replay),
+                    "namespace": shop.name,
+                    "ownerReferences": [{"uid": replay["metadata"]["uid"]}],
+                },
+                "status": {"applicationState": state},
+            }
+            world.applications.put(application)
+            await reconcile(key, world, asyncio.Lock())
+        status = await asyncio.to_thread(shop.status, name)
+        assert (status["phase"], status["Ready"]["reason"]) == (phase, reason), state
+        assert message in status["Ready"]["message"]
+        assert ("Stalled" in status) == (phase == "Failed")
+        assert ("completionTime" in status) == (phase in {"Completed", "Failed"})
