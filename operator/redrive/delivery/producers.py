@@ -57,8 +57,9 @@ class Producers:
             NotSentError: no producer could be made, or no receipt came within 12 s.
         """
         receipt: Future[tuple[pulsar.Result, pulsar.MessageId]] = Future()
+        producer = self._producer(topic)
         try:
-            self._producer(topic).send_async(  # send() returns early when a signal arrives
+            producer.send_async(  # send() returns early when a signal arrives
                 None if message.has_null_value() else message.data(),
                 lambda *result: receipt.set_result(result),
                 properties=properties,
@@ -71,38 +72,47 @@ class Producers:
         except pulsar.Interrupted:
             raise  # the client's word for KeyboardInterrupt; nothing was sent yet
         except (pulsar.exceptions.PulsarException, TimeoutError) as error:
-            self._drop(topic)
+            self._drop(topic, producer)
             raise _not_sent(topic, str(error) or "no answer") from error
         if result != pulsar.Result.Ok:
-            self._drop(topic)
+            self._drop(topic, producer)
             raise _not_sent(topic, result.name)
         return message_id
 
     def close(self) -> None:
         """Close all producers."""
-        for topic in list(self._producers):
-            self._drop(topic)
+        for topic, producer in list(self._producers.items()):
+            self._drop(topic, producer)
 
     def _producer(self, topic: TopicName) -> pulsar.Producer:
         with self._changing:
             if topic not in self._producers:
-                self._producers[topic] = self._client.create_producer(
-                    str(topic),
-                    # Unique: the broker may still know the one before it by its name.
-                    producer_name=f"{self._name}-{uuid.uuid4().hex[:12]}",
-                    send_timeout_millis=_SEND_TIMEOUT_SECONDS * 1_000,
-                    batching_enabled=False,
-                    chunking_enabled=False,
-                )
+                self._producers[topic] = self._open(topic)
             return self._producers[topic]
 
-    def _drop(self, topic: TopicName) -> None:
+    def _open(self, topic: TopicName) -> pulsar.Producer:
+        try:
+            return self._client.create_producer(
+                str(topic),
+                # Unique: the broker may still know the one before it by its name.
+                producer_name=f"{self._name}-{uuid.uuid4().hex[:12]}",
+                send_timeout_millis=_SEND_TIMEOUT_SECONDS * 1_000,
+                batching_enabled=False,
+                chunking_enabled=False,
+            )
+        except pulsar.Interrupted:
+            raise  # the client's word for KeyboardInterrupt
+        except pulsar.exceptions.PulsarException as error:
+            raise _not_sent(topic, str(error)) from error
+
+    def _drop(self, topic: TopicName, producer: pulsar.Producer) -> None:
         with self._changing:
-            producer = self._producers.pop(topic, None)
-        if producer is not None:
-            # Without a connection there is nothing left to close.
-            with contextlib.suppress(pulsar.AlreadyClosed):
-                producer.close()
+            if self._producers.get(topic) is not producer:
+                return  # another thread has dropped it already; its successor is in use
+            del self._producers[topic]
+        # Without a connection there is nothing left to close.
+        with contextlib.suppress(pulsar.AlreadyClosed):
+            producer.close()
 
 
 def _not_sent(topic: TopicName, got: str) -> NotSentError:

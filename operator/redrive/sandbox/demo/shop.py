@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from urllib.parse import quote
 
 from redrive.sandbox.sandbox import Sandbox
 
@@ -71,10 +70,16 @@ def start_producer(sandbox: Sandbox, *, log: Path, orders: int) -> None:
     sandbox.processes.start("producer", command, env=_client(sandbox, PRODUCER))
 
 
+def subscriptions(sandbox: Sandbox, topic: str) -> list[str]:
+    """List the subscriptions of *topic*, `tenant/namespace/name`."""
+    found = sandbox.pulsar.request("GET", f"/admin/v2/persistent/{topic}/subscriptions")
+    found.check(f"list the subscriptions of {topic}")
+    return sorted(json.loads(found.body))
+
+
 def backlog(sandbox: Sandbox, topic: str, subscription: str) -> int:
     """Count what a subscription of *topic*, `tenant/namespace/name`, has not acknowledged."""
-    tenant, namespace, name = topic.split("/")
-    path = f"/admin/v2/persistent/{tenant}/{namespace}/{quote(name)}"
+    path = f"/admin/v2/persistent/{topic}"
     partitions = sandbox.pulsar.request("GET", f"{path}/partitions")
     partitions.check(f"count the partitions of {topic}")
     kind = "partitioned-stats" if json.loads(partitions.body)["partitions"] else "stats"

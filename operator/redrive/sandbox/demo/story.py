@@ -107,15 +107,12 @@ class Story:
         shown = self.sandbox.pulsar.request("GET", "/admin/v2/namespaces/shop/prod")
         shown.check("show the namespace")
         granted = json.loads(shown.body)["auth_policies"]["destination_auth"]
-        for topic, subscription in (
-            (shop.TOPIC, shop.SUBSCRIPTION),
-            (RETRY_TOPIC, shop.SUBSCRIPTION),
-            (DEAD_LETTER_TOPIC, "redrive"),
-        ):
-            rights = granted.get(f"persistent://{topic}", {})
-            screen.console.print(
-                f"{topic}\n    subscription {subscription}; "
-                + "; ".join(f"{role}: {', '.join(sorted(may))}" for role, may in rights.items())
+        for topic in (shop.TOPIC, RETRY_TOPIC, DEAD_LETTER_TOPIC):
+            rights = granted.get(f"persistent://{topic}", {}).items()
+            screen.output(
+                f"{topic}\n"
+                f"    subscription {', '.join(shop.subscriptions(self.sandbox, topic))}; "
+                + "; ".join(f"{role}: {', '.join(sorted(may))}" for role, may in rights)
             )
 
     def _watch(self, what: str, until: screen.Wish, *, seconds: float) -> None:
