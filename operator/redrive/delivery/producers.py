@@ -107,7 +107,7 @@ class Producers:
 
     def _drop(self, topic: TopicName, producer: pulsar.Producer) -> None:
         with self._changing:
-            if self._producers.get(topic) is not producer:
+            if topic not in self._producers or self._producers[topic] is not producer:
                 return  # another thread has dropped it already; its successor is in use
             del self._producers[topic]
         # Without a connection there is nothing left to close.
