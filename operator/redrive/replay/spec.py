@@ -36,8 +36,12 @@ class ReplayJob:
     where: str | None
 
     def encode(self) -> str:
-        """Write the job as JSON; equal jobs give equal text."""
-        return json.dumps(
+        """Write the job as JSON; equal jobs give equal text.
+
+        It holds no dollar sign: in a container's arguments a kubelet puts the value of a variable,
+        of a Secret too, in the place of `$(NAME)`, and selections are written by anybody.
+        """
+        written = json.dumps(
             {
                 "namespace": self.namespace,
                 "name": self.name,
@@ -49,6 +53,7 @@ class ReplayJob:
             },
             ensure_ascii=False,
         )
+        return written.replace("$", "\\u0024")
 
     @classmethod
     def decode(cls, text: str) -> ReplayJob:

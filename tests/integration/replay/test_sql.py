@@ -19,7 +19,8 @@ NASTY = [
     "ü€😀",
     "--",
     "/* */",
-    "${x}",
+    "${env:PATH}",
+    "${system:user.home}",
 ]
 
 

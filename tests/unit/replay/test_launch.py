@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 import re
 from typing import Any
 
@@ -67,6 +68,14 @@ def test_the_job_runs_as_the_operator_was_told() -> None:
 def test_the_argument_tells_the_whole_job() -> None:
     (argument,) = launch.application(replay(), JOB, TOKEN, SETTINGS)["spec"]["arguments"]
     assert ReplayJob.decode(argument) == JOB
+
+
+def test_a_selection_cannot_have_a_kubelet_put_the_token_into_the_arguments() -> None:
+    """`$(NAME)` in a container's arguments stands for a variable, and the token is in one."""
+    job = replace(JOB, where="key > '$(REDRIVE_PULSAR_TOKEN)'")
+    (argument,) = launch.application(replay(), job, TOKEN, SETTINGS)["spec"]["arguments"]
+    assert "$" not in argument
+    assert ReplayJob.decode(argument) == job
 
 
 @pytest.mark.parametrize("wrong", ["", "{}", "[]", "null", '{"namespace": 1}'])

@@ -6,9 +6,10 @@ owner can read, and not onto a command line that every user of the machine can.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from . import environment
 from .errors import RefusedError
 from .objects import Application, Object
 
@@ -90,11 +91,12 @@ def properties_file(conf: dict[str, str]) -> str:
     return "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in sorted(conf.items()))
 
 
-def arguments(app: Application, properties_path: Path) -> list[str]:
-    """Return the arguments of spark-submit."""
+def arguments(app: Application, properties_path: Path, variables: Mapping[str, str]) -> list[str]:
+    """Return the arguments of spark-submit; the driver's *variables* stand for their names."""
     entry = ["--class", app.spec["mainClass"]] if "mainClass" in app.spec else []
     program = [app.spec["mainApplicationFile"], *app.spec.get("arguments", [])]
-    return ["--properties-file", str(properties_path), *entry, *program]
+    given = [environment.expanded(argument, variables) for argument in program]
+    return ["--properties-file", str(properties_path), *entry, *given]
 
 
 def _unmet(app: Application) -> Iterator[str]:

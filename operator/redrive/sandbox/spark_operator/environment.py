@@ -113,7 +113,7 @@ def _pod_environment(pod: Object, data: Data) -> dict[str, str]:
             entries = data.whole(source, optional=ref.get("optional", False))
             result.update({prefix + key: value for key, value in entries.items()})
     for name, value in pod.get("envVars", {}).items():
-        result[name] = _expanded(value, result)
+        result[name] = expanded(value, result)
     for name, ref in pod.get("envSecretKeyRefs", {}).items():
         secret = data.value(Source("secret", ref["name"]), ref["key"], optional=False)
         result.update({} if secret is None else {name: secret})
@@ -125,14 +125,17 @@ def _pod_environment(pod: Object, data: Data) -> dict[str, str]:
 def _variable(variable: Object, data: Data, before: Mapping[str, str]) -> dict[str, str]:
     found = _single_source(variable)
     if found is None:
-        return {variable["name"]: _expanded(variable.get("value", ""), before)}
+        return {variable["name"]: expanded(variable.get("value", ""), before)}
     source, ref = found
     value = data.value(source, ref["key"], optional=ref.get("optional", False))
     return {} if value is None else {variable["name"]: value}
 
 
-def _expanded(value: str, before: Mapping[str, str]) -> str:
-    """Replace $(NAME) by an earlier variable; an unknown one stays, and $$ is a plain $."""
+def expanded(value: str, before: Mapping[str, str]) -> str:
+    """Replace $(NAME) by an earlier variable; an unknown one stays, and $$ is a plain $.
+
+    A kubelet does so in the values of variables, and in the arguments of a container.
+    """
 
     def replaced(match: re.Match[str]) -> str:
         name = match.group(1)

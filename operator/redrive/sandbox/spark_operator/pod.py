@@ -125,9 +125,11 @@ class Pod:
                 if output.running and self.observation.phase is Phase.PENDING:
                     self._become(Observation(Phase.RUNNING))
 
+            known = {**self._image(), **variables}
+            given = command.arguments(self._app, self._folder / PROPERTIES, known)
             self._process = await Process.start(
-                [self._spark_submit(), *command.arguments(self._app, self._folder / PROPERTIES)],
-                env={**self._image(), **variables},
+                [self._spark_submit(), *given],
+                env=known,
                 folder=self._folder,
                 record=self._record,
             )

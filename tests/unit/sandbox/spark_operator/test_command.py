@@ -14,14 +14,21 @@ def test_the_command_line_holds_the_program_and_its_arguments_and_no_property(
     application: Callable[..., Application],
 ) -> None:
     app = application(arguments=["--run", "a b"], sparkConf={"spark.x": "y"})
-    assert command.arguments(app, Path("/w/p")) == [
+    assert command.arguments(app, Path("/w/p"), {}) == [
         *("--properties-file", "/w/p", "local:///opt/job.py", "--run", "a b")
     ]
 
 
 def test_a_program_on_the_jvm_names_its_class(application: Callable[..., Application]) -> None:
     app = application(type="Scala", mainClass="a.B")
-    assert command.arguments(app, Path("/w/p"))[2:4] == ["--class", "a.B"]
+    assert command.arguments(app, Path("/w/p"), {})[2:4] == ["--class", "a.B"]
+
+
+def test_arguments_name_variables_as_a_kubelet_reads_them() -> None:
+    """`$(NAME)` is the driver's variable, `$$` a plain dollar; a name that is unknown stays."""
+    app = application(arguments=["$(A)-$(B)", "$$(A)", "$A ${A}"])
+    given = command.arguments(app, Path("/w/p"), {"A": "1"})
+    assert given[-3:] == ["1-$(B)", "$(A)", "$A ${A}"]
 
 
 def test_fields_of_the_spec_become_properties(application: Callable[..., Application]) -> None:
