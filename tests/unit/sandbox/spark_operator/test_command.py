@@ -24,7 +24,9 @@ def test_a_program_on_the_jvm_names_its_class(application: Callable[..., Applica
     assert command.arguments(app, Path("/w/p"), {})[2:4] == ["--class", "a.B"]
 
 
-def test_arguments_name_variables_as_a_kubelet_reads_them() -> None:
+def test_arguments_name_variables_as_a_kubelet_reads_them(
+    application: Callable[..., Application],
+) -> None:
     """`$(NAME)` is the driver's variable, `$$` a plain dollar; a name that is unknown stays."""
     app = application(arguments=["$(A)-$(B)", "$$(A)", "$A ${A}"])
     given = command.arguments(app, Path("/w/p"), {"A": "1"})
