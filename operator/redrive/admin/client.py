@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -20,12 +21,10 @@ from redrive.policy.naming import TopicName
 logger = logging.getLogger(__name__)
 
 Grants = Sequence[Grant]
+Granter = Callable[[Grants], Awaitable[None]]
 Refusals = Mapping[Grant, AdminError]
 
-GRANT_LULL_SECONDS = 0.1
-GRANT_PATIENCE_SECONDS = 1.0
-"""A grant waits until no more are asked for, so that a burst of policies costs one or two calls."""
-
+GRANT_PATIENCE_SECONDS = 2.0
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 
 
@@ -132,22 +131,27 @@ class Admin:
         path = f"{_path(topic)}/deduplicationEnabled"
         await self._send(Call(f"switch on deduplication of {topic}", "POST", path, body=True))
 
-    async def grant(self, namespace: str, grants: Grants) -> None:
-        """Set what roles may do on topics of one namespace.
+    @contextmanager
+    def granting(self, namespace: str) -> Iterator[Granter]:
+        """Announce that rights on topics of one namespace may be granted within the block.
 
-        Raises:
-            AdminError: one of *grants* was refused; the others may have been made.
+        What this yields sets what roles may do, once; it waits a little for others who announced
+        themselves, to go out with them in one call. It raises an `AdminError` if one of its
+        grants was refused; the others may have been made.
         """
         if namespace not in self._grantings:
             self._grantings[namespace] = Gathering(
-                lambda asks: self._grant(namespace, asks),
-                lull=GRANT_LULL_SECONDS,
-                patience=GRANT_PATIENCE_SECONDS,
+                lambda asks: self._grant(namespace, asks), patience=GRANT_PATIENCE_SECONDS
             )
-        refusals = await self._grantings[namespace].ask(grants)
-        for grant in grants:
-            if grant in refusals:
-                raise refusals[grant]
+        with self._grantings[namespace].announced() as ask:
+
+            async def grant(grants: Grants) -> None:
+                refusals = await ask(grants)
+                for grant in grants:
+                    if grant in refusals:
+                        raise refusals[grant]
+
+            yield grant
 
     async def _read(self, namespace: str) -> NamespaceState:
         does = f"read namespace {namespace}"

@@ -3,12 +3,14 @@
 A broker keeps the permissions of a namespace in one record, and every write to it costs each
 loaded topic a read; listing a namespace costs the same for one topic as for a thousand. So what
 is asked while a call is under way waits for the end of that call and then goes out together.
+Who knows that it may ask soon announces it, and those who ask first wait for it a while.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
 Ask = TypeVar("Ask")
@@ -24,24 +26,19 @@ class Gathering(Generic[Ask, Answer]):
 
     Args:
         call: answers a list of asks.
-        lull: for how many seconds nothing more has to be asked before a call goes out; 0 sends
-            it at once.
-        patience: how many seconds to wait for such a lull at most.
+        patience: for how many seconds a call waits for asks that were announced.
     """
 
     def __init__(
-        self,
-        call: Callable[[Sequence[Ask]], Awaitable[Answer]],
-        *,
-        lull: float = 0.0,
-        patience: float = 0.0,
+        self, call: Callable[[Sequence[Ask]], Awaitable[Answer]], *, patience: float = 0.0
     ) -> None:
         self._call = call
-        self._lull = lull
         self._patience = patience
         self._asks: list[Ask] = []
         self._next: asyncio.Task[Answer] | None = None
         self._turn = asyncio.Lock()
+        self._announced = 0
+        self._all_came = asyncio.Event()
 
     async def ask(self, ask: Ask) -> Answer:
         """Return the answer of the call that *ask* goes out with."""
@@ -50,17 +47,33 @@ class Gathering(Generic[Ask, Answer]):
             self._next = asyncio.create_task(self._go_out())
         return await asyncio.shield(self._next)
 
+    @contextmanager
+    def announced(self) -> Iterator[Callable[[Ask], Awaitable[Answer]]]:
+        """Announce one ask, which may come within the block, by what this yields, or not at all."""
+        waited_for = True
+        self._announced += 1
+        self._all_came.clear()
+
+        def came() -> None:
+            nonlocal waited_for
+            self._announced -= waited_for
+            waited_for = False
+            if not self._announced:
+                self._all_came.set()
+
+        async def ask(ask: Ask) -> Answer:
+            came()
+            return await self.ask(ask)
+
+        try:
+            yield ask
+        finally:
+            came()
+
     async def _go_out(self) -> Answer:
         async with self._turn:
-            await self._settle()
+            if self._announced:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._all_came.wait(), self._patience)
             asks, self._asks, self._next = self._asks, [], None
             return await self._call(asks)
-
-    async def _settle(self) -> None:
-        waited = 0.0
-        while waited < self._patience:
-            before = len(self._asks)
-            await asyncio.sleep(self._lull)
-            waited += self._lull
-            if len(self._asks) == before:
-                return

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from redrive.admin.client import Admin
+from redrive.admin.client import Admin, Granter
 from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.resources import Key
 from redrive.provision import plan
 
 
-async def apply(steps: Iterable[plan.Step], admin: Admin, kubernetes: Kubernetes) -> None:
+async def apply(
+    steps: Iterable[plan.Step], admin: Admin, grant: Granter, kubernetes: Kubernetes
+) -> None:
     """Do *steps* in order.
+
+    Args:
+        grant: grants rights, together with others who announced theirs to *admin*.
 
     Raises:
         AdminError, KubernetesError: a step failed; those before it are done.
@@ -26,8 +31,8 @@ async def apply(steps: Iterable[plan.Step], admin: Admin, kubernetes: Kubernetes
                 await admin.create_topic(topic, partitions)
             case plan.SwitchOnDeduplication(topic):
                 await admin.deduplicate(topic)
-            case plan.SetGrants(namespace, grants):
-                await admin.grant(namespace, grants)
+            case plan.SetGrants(grants):
+                await grant(grants)
             case plan.CreateSubscription(topic, subscription):
                 await admin.create_subscription(topic, subscription)
             case plan.CreateConfigMap(body):
@@ -48,7 +53,7 @@ def _in_words(step: plan.Step) -> str:
             return f"created {topic} with {partitions or 'no'} partitions"
         case plan.SwitchOnDeduplication(topic):
             return f"switched on deduplication of {topic}"
-        case plan.SetGrants(_, grants):
+        case plan.SetGrants(grants):
             return ", ".join(
                 f"granted {'+'.join(sorted(grant.actions))} on {grant.topic.local} to {grant.role}"
                 for grant in grants

@@ -35,7 +35,6 @@ class SwitchOnDeduplication:
 class SetGrants:
     """Set what roles may do: what they may do already, and what they need."""
 
-    namespace: str
     grants: tuple[Grant, ...]
 
 
@@ -106,7 +105,7 @@ def _grants(desired: Desired, observed: Observed) -> Iterator[SetGrants]:
             # A grant replaces what the role had: whatever that was, it keeps it.
             missing.append(Grant(grant.topic, grant.role, grant.actions | have))
     if missing:
-        yield SetGrants(desired.policy.topic.namespace_name, tuple(missing))
+        yield SetGrants(tuple(missing))
 
 
 def _config_map(want: Body, have: Body | None) -> Iterator[CreateConfigMap | PatchConfigMap]:

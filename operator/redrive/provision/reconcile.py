@@ -86,12 +86,13 @@ async def provision(body: Body, world: World, claims: Claims) -> Desired:
 
     wanted = desired(asked, body)
     connection = await world.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
-    observed = await observe(wanted, connection.admin, world.kubernetes)
-    facts = conditions.Buildable(body, wanted, observed)
-    _refuse(conditions.first_violation(conditions.BUILDABLE, facts))
+    with connection.admin.granting(asked.policy.topic.namespace_name) as grant:
+        observed = await observe(wanted, connection.admin, world.kubernetes)
+        facts = conditions.Buildable(body, wanted, observed)
+        _refuse(conditions.first_violation(conditions.BUILDABLE, facts))
 
-    steps = plan(wanted, observed)
-    await apply(steps, connection.admin, world.kubernetes)
+        steps = plan(wanted, observed)
+        await apply(steps, connection.admin, grant, world.kubernetes)
     if steps:
         logger.info("RetryPolicy %s: %s", asked.key, in_words(steps))
     return wanted

@@ -163,7 +163,7 @@ def test_rights_of_many_policies_are_granted_in_few_calls(
     pattern = rf"rights in {shop.tenant}/prod: granted in one call, for (\d+) policies"
     calls = [int(policies) for policies in re.findall(pattern, operator_process.read_text())]
     assert sum(calls) == len(names)
-    assert len(calls) <= 4
+    assert len(calls) <= 3
     assert len(permissions(shop)["fulfilment"]) == 2 * len(names)
 
 

@@ -95,12 +95,13 @@ async def test_rights_are_granted_one_by_one_where_a_batch_is_refused(batches: i
 
     async with broker(answer) as url, Http.open() as http:
         admin = Admin(http, url, "x")
-        with pytest.raises(NotFoundError, match="Topic missing not found"):
-            await admin.grant(
-                "t/n",
-                [
-                    Grant(TOPIC.sibling("missing"), "r", PRODUCE),
-                    Grant(TOPIC, "r", PRODUCE | {"consume"}),
-                ],
-            )
+        grants = [
+            Grant(TOPIC.sibling("missing"), "r", PRODUCE),
+            Grant(TOPIC, "r", PRODUCE | {"consume"}),
+        ]
+        with (
+            admin.granting("t/n") as grant,
+            pytest.raises(NotFoundError, match="Topic missing not found"),
+        ):
+            await grant(grants)
     assert granted == [("/admin/v2/persistent/t/n/a/permissions/r", ["consume", "produce"])]

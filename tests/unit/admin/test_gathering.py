@@ -54,19 +54,36 @@ async def test_a_failed_call_fails_those_who_wait_for_it_and_no_later_one() -> N
     assert await gathering.ask(3) == "yes"
 
 
-async def test_a_call_waits_for_a_lull_but_not_for_ever() -> None:
+async def test_a_call_waits_for_all_who_announced_themselves() -> None:
     calls = Calls()
     calls.open.set()
-    gathering: Gathering[int, int] = Gathering(calls, lull=0.05, patience=0.2)
+    gathering: Gathering[int, int] = Gathering(calls, patience=10)
 
-    async def ask(number: int, *, after: float) -> int:
-        await asyncio.sleep(after)
-        return await gathering.ask(number)
+    async def work(number: int) -> int | None:
+        with gathering.announced() as ask:
+            await asyncio.sleep(number * 0.01)
+            return None if number == 4 else await ask(number)  # number 4 has nothing to ask
 
-    assert await asyncio.gather(*(ask(n, after=n * 0.001) for n in range(10))) == [1] * 10
-    assert calls.asks == [list(range(10))]
-    steady = await asyncio.gather(*(ask(n, after=n * 0.02) for n in range(30)))
-    assert len(set(steady)) > 1
+    assert await asyncio.gather(*map(work, range(6))) == [1, 1, 1, 1, None, 1]
+    assert calls.asks == [[0, 1, 2, 3, 5]]
+
+
+async def test_who_asks_alone_does_not_wait() -> None:
+    calls = Calls()
+    calls.open.set()
+    gathering: Gathering[int, int] = Gathering(calls, patience=10)
+    async with asyncio.timeout(1):
+        with gathering.announced() as ask:
+            assert await ask(1) == 1
+            assert await gathering.ask(2) == 2
+
+
+async def test_a_call_does_not_wait_for_ever() -> None:
+    calls = Calls()
+    calls.open.set()
+    gathering: Gathering[int, int] = Gathering(calls, patience=0.01)
+    with gathering.announced(), gathering.announced() as ask:
+        assert await ask(1) == 1
 
 
 async def test_an_asker_that_is_cancelled_does_not_disturb_the_others() -> None:

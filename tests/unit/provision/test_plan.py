@@ -62,7 +62,7 @@ def done(planned: Iterable[steps.Step], before: Observed) -> Observed:
                 assert state is not None
                 assert name not in state.subscriptions
                 topics[topic] = change(state, subscriptions=state.subscriptions | {name})
-            case steps.SetGrants(_, grants):
+            case steps.SetGrants(grants):
                 for grant in grants:
                     assert topics[grant.topic] is not None
                     granted.setdefault(str(grant.topic), {})[grant.role] = grant.actions
