@@ -2,7 +2,7 @@
 
 The broker remembers the highest sequence id of each producer by name, and drops what is not above
 it. That holds for messages sent one by one under a fixed name, without batches, chunks or a send
-time-out; and only on a topic that deduplicates, which a lane finds out with its first message.
+time-out; and only on a topic that deduplicates: a lane has to `prove` it after its first message.
 """
 
 from __future__ import annotations
@@ -94,14 +94,19 @@ class Lane:
         self._client = client
         self._topic = topic
         self._name = name
+        self._last_sent = -1
         self._open()
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the broker has shown that it remembers what this producer sends."""
+        return self._resumed_at >= 0
 
     def send(self, letter: DeadLetter, properties: Mapping[str, str]) -> Sent:
         """Send a message; positions must rise from call to call.
 
         Raises:
             PositionOutOfRangeError: its position is not good for a sequence id.
-            DeduplicationOffError: the topic does not deduplicate; this one message was stored.
         """
         sequence_id = position.sequence_id(letter.position)
         sent = Sent(letter, sequence_id, self._resumed_at, Future())
@@ -114,22 +119,24 @@ class Lane:
             event_timestamp=letter.event_time,
             sequence_id=sequence_id,
         )
-        if self._resumed_at < 0:
-            self._prove_deduplication(sent)
+        self._last_sent = sequence_id
         return sent
+
+    def prove(self) -> None:
+        """Ask the broker what it remembers of the last message, for which there is a receipt.
+
+        Raises:
+            DeduplicationOffError: nothing.
+        """
+        self._producer.close()
+        self._open()
+        if self._resumed_at < self._last_sent:
+            raise DeduplicationOffError(
+                f"deduplication is off on {self._topic}: a repeated run would store messages twice",
+                got=f"sequence id {self._resumed_at} after {self._last_sent} was stored",
+                remedy="switch it on for this topic, as the operator does when it provisions it",
+            )
 
     def _open(self) -> None:
         self._producer = broker.open_producer(self._client, self._topic, self._name)
         self._resumed_at: int = self._producer.last_sequence_id()
-
-    def _prove_deduplication(self, sent: Sent) -> None:
-        """Ask the broker what it remembers of *sent*, the first message of this producer."""
-        sent.is_duplicate()
-        self._producer.close()
-        self._open()
-        if self._resumed_at < sent.sequence_id:
-            raise DeduplicationOffError(
-                f"deduplication is off on {self._topic}: a repeated run would store messages twice",
-                got=f"sequence id {self._resumed_at} after {sent.sequence_id} was stored",
-                remedy="switch it on for this topic, as the operator does when it provisions it",
-            )

@@ -81,7 +81,7 @@ class Route:
 class Mover:
     """Moves the dead letters of one partition, in their order.
 
-    So many are under way at a time: `WINDOW_MESSAGES`, or `WINDOW_BYTES` and one entry more.
+    At most `WINDOW_MESSAGES` and `WINDOW_BYTES` are under way at a time, and one entry more.
 
     Raises:
         RedriveError: from each method, when the broker refuses or answers what does not fit.
@@ -128,13 +128,14 @@ class Mover:
         self._messages += len(entry)
         self._bytes += sum(letter.size for letter in entry)
         self._under_way.append([self._send(letter) for letter in entry])
-        while self._messages >= WINDOW_MESSAGES or self._bytes >= WINDOW_BYTES:
-            self._settle()
+        new = [lane for lane in self._lanes.values() if not lane.is_proven]
+        self._settle(leaving=0 if new else WINDOW_MESSAGES)
+        for lane in new:
+            lane.prove()
 
     def finish(self) -> Tally:
         """Wait for all that is under way, and return what became of everything."""
-        while self._under_way:
-            self._settle()
+        self._settle(leaving=0)
         return self._tally
 
     def _send(self, letter: DeadLetter) -> Sent:
@@ -160,9 +161,12 @@ class Mover:
             self._lanes[index] = Lane(self._client, topic, name)
         return self._lanes[index]
 
-    def _settle(self) -> None:
-        """Wait for the receipts of the oldest entry under way, then acknowledge it."""
-        entry = self._under_way.popleft()
+    def _settle(self, *, leaving: int) -> None:
+        """Wait for receipts and acknowledge, until at most so many messages are under way."""
+        while self._messages > leaving or self._bytes > WINDOW_BYTES:
+            self._settle_entry(self._under_way.popleft())
+
+    def _settle_entry(self, entry: Sequence[Sent]) -> None:
         duplicates = sum(sent.is_duplicate() for sent in entry)
         ledger, number = entry[0].letter.position.entry_id
         # The index -1 stands for the whole entry: single messages of a batch can't be named here.
