@@ -13,7 +13,7 @@ from collections.abc import Callable
 from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.cluster.resources import Body, Key
-from redrive.cluster.table import Table
+from redrive.cluster.table import Table, is_asked_anew
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming
 
@@ -23,7 +23,8 @@ class Claims:
 
     Args:
         policies: all that there are.
-        wake: called with each policy that lost or gained a rival.
+        wake: called with each policy that lost or gained a rival, or whose rival has a new spec:
+            whether a rival may be obeyed, and at which broker, decides over others too.
     """
 
     def __init__(self, policies: Table, wake: Callable[[Key], None]) -> None:
@@ -39,12 +40,11 @@ class Claims:
         names = self._names.get(key, frozenset())
         return frozenset(other for name in names for other in self._claimants[name]) - {key}
 
-    def _note(self, key: Key, _before: Body | None, after: Body | None) -> None:
-        names = frozenset() if after is None else _names(after)
-        if names == self._names.get(key, frozenset()):
+    def _note(self, key: Key, before: Body | None, after: Body | None) -> None:
+        if not is_asked_anew(before, after):
             return
         rivals = self.rivals(key)
-        self._claim(key, names)
+        self._claim(key, frozenset() if after is None else _names(after))
         for rival in rivals | self.rivals(key):
             self._wake(rival)
 

@@ -131,6 +131,20 @@ def test_the_older_policy_keeps_a_subscription_and_the_younger_takes_over(shop: 
     assert shop.dump() == before
 
 
+def test_of_two_policies_one_is_ready_whatever_becomes_of_the_older(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.policy("older", consumerRoles=["root"])
+    shop.reaches("older", "RoleNotAllowed")
+    shop.policy("younger")
+    shop.ready("younger")
+    shop.policy("older", consumerRoles=[])
+    shop.ready("older")
+    assert "older" in message(shop.reaches("younger", "ResourceConflict"))
+    shop.policy("older", connectionRef={"name": "elsewhere"})
+    shop.reaches("older", "ConnectionNotFound")
+    shop.ready("younger")
+
+
 def test_policies_whose_derived_names_meet_do_not_share_a_topic(shop: Shop) -> None:
     for name in ("orders", "orders-eu"):
         shop.create_topic(shop.topic(name))

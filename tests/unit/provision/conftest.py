@@ -35,7 +35,9 @@ def connection() -> dict[str, Any]:
 def policy() -> MakeBody:
     """Makes a RetryPolicy object."""
 
-    def make(name: str = "orders", *, age: int = 0, **spec: object) -> dict[str, Any]:
+    def make(
+        name: str = "orders", *, age: int = 0, generation: int = 7, **spec: object
+    ) -> dict[str, Any]:
         return {
             "apiVersion": "redrive.io/v1alpha1",
             "kind": "RetryPolicy",
@@ -43,7 +45,7 @@ def policy() -> MakeBody:
                 "namespace": "shop",
                 "name": name,
                 "uid": f"uid-{name}",
-                "generation": 7,
+                "generation": generation,
                 "resourceVersion": "1",
                 "creationTimestamp": f"2026-01-01T00:00:{age:02}Z",
             },

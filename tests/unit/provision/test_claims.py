@@ -21,9 +21,9 @@ TOPICS = {
 MEET = [{"a", "b"}, {"c"}, {"d"}]
 
 
-def make(policy: MakeBody, name: str, pair: str) -> dict[str, Any]:
+def make(policy: MakeBody, name: str, pair: str, generation: int = 1) -> dict[str, Any]:
     topic, subscription = TOPICS[pair]
-    return policy(name, topic=topic, subscription=subscription)
+    return policy(name, topic=topic, subscription=subscription, generation=generation)
 
 
 def rivals(pairs: dict[str, str], name: str) -> set[Key]:
@@ -46,23 +46,35 @@ def test_the_index_finds_the_rivals_and_wakes_all_whose_rivals_change(
     table = Table(make(policy, name, pair) for name, pair in pairs.items())
     woken: set[Key] = set()
     claims = Claims(table, woken.add)
-    for name, pair in later:
+    for generation, (name, pair) in enumerate(later, start=2):
         before = {other: rivals(pairs, other) for other in pairs}
         woken.clear()
         pairs.pop(name, None)
         if pair == "gone":
             table.drop(Key("shop", name))
         elif pair == "going":
-            body = make(policy, name, "a")
+            body = make(policy, name, "a", generation)
             body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             table.put(body)
         else:
             pairs[name] = pair
-            table.put(make(policy, name, pair))
+            table.put(make(policy, name, pair, generation))
         for other in pairs:
             assert claims.rivals(Key("shop", other)) == rivals(pairs, other)
             if other != name and before[other] != rivals(pairs, other):
                 assert Key("shop", other) in woken
+
+
+def test_a_policy_that_is_asked_anew_under_the_same_names_wakes_its_rivals(
+    policy: MakeBody,
+) -> None:
+    refused = policy("older", consumerRoles=["root"])
+    table = Table([refused, policy("younger"), policy("other", subscription="another")])
+    woken: list[Key] = []
+    Claims(table, woken.append)
+    table.put(policy("older", generation=8, consumerRoles=["fulfilment"]))
+    table.put(policy("older", generation=9, connectionRef={"name": "elsewhere"}))
+    assert woken == [Key("shop", "younger")] * 2
 
 
 def test_a_changed_status_wakes_nobody(policy: MakeBody) -> None:
