@@ -88,8 +88,10 @@ class PulsarConnectionSpec(ApiModel):
     """How the operator proves to the broker who it is."""
 
     allowed_topics: Annotated[tuple[TopicPattern, ...], Field(max_length=MAX_LIST)]
-    """The topics that policies may name, as patterns on the full name: `*` stands for any
-    characters but a slash. An empty list allows none. Example: `persistent://shop/*/*`."""
+    """The topics that policies may name, and those that retry and dead-letter topics may be, as
+    patterns on the full name: `*` stands for any characters but a slash. An empty list allows
+    none. Examples: `persistent://shop/*/*`; `persistent://shop/prod/orders` together with
+    `persistent://shop/prod/orders-billing-*`."""
 
     allowed_roles: Annotated[tuple[RolePattern, ...], Field(max_length=MAX_LIST)]
     """The Pulsar roles that policies may grant rights to, as patterns: `*` stands for any
@@ -104,7 +106,7 @@ class PulsarConnectionSpec(ApiModel):
     replayed."""
 
     def allows_topic(self, topic: TopicName) -> bool:
-        """Tell whether a policy may name *topic*."""
+        """Tell whether a policy may name *topic*, or lead to it."""
         return any(_matches(p, str(topic), star="[^/]*") for p in self.allowed_topics)
 
     def allows_role(self, role: str) -> bool:

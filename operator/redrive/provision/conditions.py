@@ -60,6 +60,27 @@ def topic_is_not_allowed(asked: Asked) -> RedriveError | None:
     )
 
 
+def derived_topic_is_not_allowed(asked: Asked) -> RedriveError | None:
+    """Find a subscription that leads out of what the connection is for.
+
+    It is chosen freely: topic `orders` and subscription `eu-billing` would make rights, and
+    replays, reach the retry topic of subscription `billing` of somebody else's `orders-eu`.
+    """
+    derived = {
+        "retry topic": asked.policy.retry_topic,
+        "dead-letter topic": asked.policy.dead_letter_topic,
+    }
+    for kind, topic in derived.items():
+        if not asked.connection.allows_topic(topic):
+            return TopicNotAllowedError(
+                f"the {kind} that spec.topic and spec.subscription lead to is outside of the "
+                f"connection's allowedTopics ({_listed(asked.connection.allowed_topics)})",
+                got=str(topic),
+                remedy="add it there, or use another subscription or connection",
+            )
+    return None
+
+
 def role_is_not_allowed(asked: Asked) -> RedriveError | None:
     """Find a consumer role that the connection does not let policies grant rights to."""
     for role in asked.spec.consumer_roles:
@@ -101,6 +122,7 @@ def config_map_is_not_ours(facts: Buildable) -> RedriveError | None:
 ADMISSIBLE: tuple[Callable[[Asked], RedriveError | None], ...] = (
     name_is_too_long,
     topic_is_not_allowed,
+    derived_topic_is_not_allowed,
     role_is_not_allowed,
 )
 """May this policy be obeyed at all? Needs no broker."""

@@ -14,7 +14,7 @@ from redrive.errors import InvalidSpecError, RedriveError
 
 
 class TopicNotAllowedError(RedriveError):
-    """The connection is not for this topic."""
+    """The connection is not for this topic, or not for one that is derived from it."""
 
     reason: ClassVar[str] = "TopicNotAllowed"
 

@@ -142,6 +142,13 @@ CASES = {
         stalls=True,
         connection={"allowedTopics": ["persistent://elsewhere/*/*"]},
     ),
+    "derived-topic-not-allowed": Case(
+        "TopicNotAllowed",
+        ("got 'persistent://{tenant}/prod/orders-derived-topic-not-allowed-RETRY'", "add it there"),
+        lambda shop: shop.connection("derived-topic-not-allowed"),
+        stalls=True,
+        connection={"allowedTopics": ["persistent://*/prod/orders"]},
+    ),
     "role-not-allowed": Case(
         "RoleNotAllowed",
         ("(fulfilment); got 'root'", "add it there"),

@@ -42,6 +42,37 @@ def test_a_policy_that_may_not_be_obeyed_is_refused(
     assert f"got {found};" in str(violation)
 
 
+SOURCE = "persistent://shop/prod/orders"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "kind", "found"),
+    [
+        ([], "retry topic", f"{SOURCE}-eu-billing-RETRY"),
+        ([f"{SOURCE}-eu-billing-RETRY"], "dead-letter topic", f"{SOURCE}-eu-billing-DLQ"),
+        ([f"{SOURCE}-eu-billing-DLQ"], "retry topic", f"{SOURCE}-eu-billing-RETRY"),
+    ],
+)
+def test_a_subscription_does_not_lead_to_topics_that_are_not_allowed(
+    policy: MakeBody, asked: MakeAsked, allowed: list[str], kind: str, found: str
+) -> None:
+    body = policy(topic=SOURCE, subscription="eu-billing")
+    violation = conditions.first_violation(
+        ADMISSIBLE, asked(body, allowedTopics=[SOURCE, *allowed])
+    )
+    assert violation is not None
+    assert violation.reason == "TopicNotAllowed"
+    assert f"the {kind} that" in str(violation)
+    assert f"got '{found}'; add it there" in str(violation)
+
+
+def test_derived_topics_may_be_allowed_by_a_pattern_of_their_own(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    narrow = asked(policy(topic=SOURCE), allowedTopics=[SOURCE, f"{SOURCE}-fulfilment-*"])
+    assert conditions.first_violation(ADMISSIBLE, narrow) is None
+
+
 def test_the_oldest_policy_of_a_subscription_keeps_it(policy: MakeBody, asked: MakeAsked) -> None:
     oldest, middle, youngest = (
         asked(policy(name, age=age)) for age, name in enumerate(["first", "second", "third"])
