@@ -6,13 +6,14 @@ Called by `provision` to observe and apply, and by `replay` to learn where a top
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError
+from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError, unexpected
 from redrive.admin.gathering import Gathering
 from redrive.admin.http import Call, Http
 from redrive.admin.model import Grant, NamespaceState
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 Grants = Sequence[Grant]
 Granter = Callable[[Grants], Awaitable[None]]
 Refusals = Mapping[Grant, AdminError]
+T = TypeVar("T")
 
 GRANT_PATIENCE_SECONDS = 2.0
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
@@ -52,12 +54,13 @@ class Admin:
         Raises:
             AuthenticationFailedError: the broker does not take the token.
         """
-        return frozenset(await self._get("list the clusters", "clusters"))
+        return await self._get("list the clusters", "clusters", frozenset[str])
 
     async def tenant_exists(self, tenant: str) -> bool:
         """Whether there is such a tenant."""
         try:
-            await self._get(f"list the namespaces of tenant {tenant}", f"namespaces/{_q(tenant)}")
+            path = f"namespaces/{_q(tenant)}"
+            await self._get(f"list the namespaces of tenant {tenant}", path, frozenset[str])
         except NotFoundError:
             return False
         return True
@@ -78,8 +81,10 @@ class Admin:
         Raises:
             NotFoundError: there is no such topic.
         """
-        answer = await self._get(f"read the partitions of {topic}", f"{_path(topic)}/partitions")
-        return int(answer["partitions"])
+        path = f"{_path(topic)}/partitions"
+        return await self._get(
+            f"read the partitions of {topic}", path, lambda answer: int(answer["partitions"])
+        )
 
     async def subscriptions(self, topic: TopicName) -> frozenset[str]:
         """Return the names of a topic's subscriptions.
@@ -88,12 +93,14 @@ class Admin:
             NotFoundError: there is no such topic.
         """
         path = f"{_path(topic)}/subscriptions"
-        return frozenset(await self._get(f"read the subscriptions of {topic}", path))
+        return await self._get(f"read the subscriptions of {topic}", path, frozenset[str])
 
     async def deduplicates(self, topic: TopicName) -> bool:
         """Whether deduplication was switched on for this very topic."""
         path = f"{_path(topic)}/deduplicationEnabled"
-        return await self._get(f"read the deduplication of {topic}", path) is True
+        return await self._get(
+            f"read the deduplication of {topic}", path, lambda answer: answer is True
+        )
 
     async def internal_stats(self, topic: TopicName) -> dict[str, Any]:
         """Return ledgers and cursors of one topic, or of one partition, as the broker tells them.
@@ -101,8 +108,7 @@ class Admin:
         Any right on the topic is enough to ask.
         """
         path = f"{_path(topic)}/internalStats"
-        answer: dict[str, Any] = await self._get(f"read the internal state of {topic}", path)
-        return answer
+        return await self._get(f"read the internal state of {topic}", path, dict[str, Any])
 
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
         """Create a topic, without partitions where *partitions* is 0.
@@ -155,20 +161,12 @@ class Admin:
 
     async def _read(self, namespace: str) -> NamespaceState:
         does = f"read namespace {namespace}"
-        unpartitioned, partitioned, policies = await asyncio.gather(
-            self._get(does, f"persistent/{_q(namespace)}"),
-            self._get(does, f"persistent/{_q(namespace)}/partitioned"),
-            self._get(does, f"namespaces/{_q(namespace)}"),
+        unpartitioned, partitioned, permissions = await asyncio.gather(
+            self._get(does, f"persistent/{_q(namespace)}", frozenset[str]),
+            self._get(does, f"persistent/{_q(namespace)}/partitioned", frozenset[str]),
+            self._get(does, f"namespaces/{_q(namespace)}", _permissions),
         )
-        granted = policies["auth_policies"]["destination_auth"]
-        return NamespaceState(
-            unpartitioned=frozenset(unpartitioned),
-            partitioned=frozenset(partitioned),
-            permissions={
-                topic: {role: frozenset(actions) for role, actions in roles.items()}
-                for topic, roles in granted.items()
-            },
-        )
+        return NamespaceState(unpartitioned, partitioned, permissions)
 
     async def _grant(self, namespace: str, asks: Sequence[Grants]) -> Refusals:
         grants = [grant for ask in asks for grant in ask]
@@ -198,11 +196,23 @@ class Admin:
                 refusals[grant] = error
         return refusals
 
-    async def _get(self, does: str, path: str) -> Any:  # noqa: ANN401  the broker's JSON
-        return await self._send(Call(does, "GET", path))
+    async def _get(self, does: str, path: str, read: Callable[[Any], T]) -> T:
+        """Ask the broker, and *read* what it answers; what has another form is no broker's."""
+        answer = await self._send(Call(does, "GET", path))
+        try:
+            return read(answer)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise unexpected(does, json.dumps(answer)) from error
 
     async def _send(self, call: Call) -> Any:  # noqa: ANN401  the broker's JSON
         return await self._http.send(call, admin_url=self._admin_url, token=self._token)
+
+
+def _permissions(policies: Any) -> dict[str, dict[str, frozenset[str]]]:  # noqa: ANN401  JSON
+    return {
+        topic: {role: frozenset(actions) for role, actions in roles.items()}
+        for topic, roles in policies["auth_policies"]["destination_auth"].items()
+    }
 
 
 def _path(topic: TopicName) -> str:

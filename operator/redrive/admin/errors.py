@@ -25,6 +25,18 @@ class BrokerUnreachableError(AdminError):
     reason = "BrokerUnreachable"
 
 
+class AdminUrlInvalidError(AdminError):
+    """The admin URL, or one that the broker redirects to, can't be called."""
+
+    reason = "AdminUrlInvalid"
+
+
+class UnexpectedAnswerError(AdminError):
+    """Something answers, but not as Pulsar's admin API does."""
+
+    reason = "UnexpectedAnswer"
+
+
 class AuthenticationFailedError(AdminError):
     """The broker does not accept the token (401)."""
 
@@ -88,6 +100,15 @@ def error_for(call: str, status: int, answer: str) -> AdminError:
         f"the broker refused to {call}",
         got=f"{status} {said}".rstrip(),
         remedy=_REMEDIES.get(kind, "it is tried again; see the answer for what to mend"),
+    )
+
+
+def unexpected(call: str, answer: str) -> UnexpectedAnswerError:
+    """Name an *answer* to *call*, given as a success, that Pulsar would not give."""
+    return UnexpectedAnswerError(
+        f"what answers when asked to {call} is not Pulsar's admin API",
+        got=_what_it_says(answer),
+        remedy="check adminUrl: it is where the admin REST API answers, without /admin/v2",
     )
 
 

@@ -15,7 +15,12 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from redrive.admin.errors import BrokerUnreachableError, error_for
+from redrive.admin.errors import (
+    AdminUrlInvalidError,
+    BrokerUnreachableError,
+    error_for,
+    unexpected,
+)
 
 TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 MAX_REDIRECTS = 5
@@ -58,9 +63,15 @@ class Http:
         Raises:
             AdminError: the subclass says what became of it.
         """
-        url = URL(f"{admin_url.rstrip('/')}/admin/v2/{call.path}", encoded=True)
         try:
+            url = URL(f"{admin_url.rstrip('/')}/admin/v2/{call.path}", encoded=True)
             status, answer = await self._follow(call, url, token)
+        except ValueError as error:  # some parts of an address are looked at only when it is called
+            raise AdminUrlInvalidError(
+                "adminUrl, or an address that the broker redirects to, is none that can be called",
+                got=admin_url,
+                remedy="correct its host and port, or those that the broker advertises",
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise BrokerUnreachableError(
                 f"the broker's admin API does not answer at {admin_url}",
@@ -69,7 +80,10 @@ class Http:
             ) from error
         if status not in range(200, 300):
             raise error_for(call.does, status, answer)
-        return json.loads(answer) if answer else None
+        try:
+            return json.loads(answer) if answer else None
+        except ValueError as error:
+            raise unexpected(call.does, answer) from error
 
     async def _follow(self, call: Call, url: URL, token: str) -> tuple[int, str]:
         """Make *call*, going on to the broker that serves the namespace when told to.
@@ -84,7 +98,7 @@ class Http:
                 call.method, url, data=body, headers=headers, allow_redirects=False
             ) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
-                    return response.status, await response.text()
+                    return response.status, await response.text(errors="replace")
                 target = url.join(URL(response.headers["Location"], encoded=True))
                 if not may_follow(url, target):
                     return response.status, "a redirect from https to http, which is not followed"

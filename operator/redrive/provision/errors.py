@@ -84,6 +84,7 @@ STALLS = (
     *_REFUSED,
     PartitionsDifferError,
     ConfigMapNotOursError,
+    admin_errors.AdminUrlInvalidError,
     admin_errors.AuthenticationFailedError,
     admin_errors.ForbiddenError,
     cluster_errors.ForbiddenError,

@@ -11,10 +11,16 @@ from aiohttp import web
 from yarl import URL
 
 from redrive.admin.client import Admin
-from redrive.admin.errors import BrokerRefusedError, NotFoundError
+from redrive.admin.errors import (
+    AdminUrlInvalidError,
+    BrokerRefusedError,
+    NotFoundError,
+    UnexpectedAnswerError,
+)
 from redrive.admin.http import Http, may_follow
 from redrive.admin.model import Grant
 from redrive.policy.naming import TopicName
+from redrive.provision.errors import STALLS
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOPIC = TopicName("t", "n", "a")
@@ -64,6 +70,63 @@ async def test_redirects_without_end_are_an_error_that_keeps_the_token() -> None
         with pytest.raises(BrokerRefusedError, match="more than 5 redirects") as caught:
             await Admin(http, url, "the-token").subscriptions(TOPIC)
     assert "the-token" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h:99999", "http://[::1", "http://h:port", "http://a..b", "http://[zz]:80/x"]
+)
+async def test_an_admin_url_that_can_not_be_called_is_an_error_that_shows_it(url: str) -> None:
+    async with Http.open() as http:
+        with pytest.raises(AdminUrlInvalidError) as caught:
+            await Admin(http, url, "the-token").clusters()
+    assert f"got {url!r}; correct its host and port" in str(caught.value)
+    assert isinstance(caught.value, STALLS)
+
+
+async def test_a_redirect_to_what_is_no_address_is_an_error_too() -> None:
+    async def redirect(_: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"Location": "http://broker-7:99999/"})
+
+    async with broker(redirect) as url, Http.open() as http:
+        with pytest.raises(AdminUrlInvalidError) as caught:
+            await Admin(http, url, "the-token").clusters()
+    assert "broker-7" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("<html><title>Our\nportal</title>…</html>", "'Our portal'"),
+        ("\udcff", "'\ufffd'"),
+        ("3", "'3'"),
+        ('{"auth_policies": {}}', """'{"auth_policies": {}}'"""),
+    ],
+)
+async def test_a_good_answer_that_no_broker_gives_is_an_error_that_shows_it(
+    said: str, shown: str
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if said.startswith("{") and "persistent" in request.path:
+            return web.json_response([])
+        body = said.encode("utf-8", "surrogateescape")
+        return web.Response(body=body, content_type="text/html", charset="utf-8")
+
+    async with broker(answer) as url, Http.open() as http:
+        with pytest.raises(UnexpectedAnswerError) as caught:
+            await Admin(http, url, "x").namespace("t/n")
+    assert str(caught.value) == (
+        "what answers when asked to read namespace t/n is not Pulsar's admin API; "
+        f"got {shown}; check adminUrl: it is where the admin REST API answers, without /admin/v2"
+    )
+
+
+async def test_an_answer_without_its_number_of_partitions_is_an_error() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"partitions": None})
+
+    async with broker(answer) as url, Http.open() as http:
+        with pytest.raises(UnexpectedAnswerError, match="read the partitions of"):
+            await Admin(http, url, "x").partitions(TOPIC)
 
 
 @pytest.mark.parametrize(
