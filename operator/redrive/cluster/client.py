@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
+import aiohttp
 from kubernetes.aio import client, config
 
 from redrive.cluster import resources
@@ -213,7 +214,7 @@ class Kubernetes:
         try:
             response = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
             answer = (await response.read()).decode()  # type: ignore[no-untyped-call]
-        except OSError as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise UnavailableError(
                 "the Kubernetes API does not answer",
                 got=str(error) or type(error).__name__,

@@ -1,0 +1,56 @@
+"""What no API server of the sandbox does: hanging up in the midst of a call. Over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from redrive.cluster import resources
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.errors import UnavailableError
+from redrive.cluster.resources import Key
+
+
+def write_kubeconfig(path: Path, port: int) -> None:
+    cluster = {"name": "it", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+    context = {"name": "it", "context": {"cluster": "it", "user": "it"}}
+    user = {"name": "it", "user": {}}
+    written = {"clusters": [cluster], "users": [user], "contexts": [context]}
+    path.write_text(json.dumps(written | {"current-context": "it"}), encoding="utf-8")
+
+
+@asynccontextmanager
+async def api_server(answer: bytes) -> AsyncIterator[int]:
+    """Serve *answer* to any call, then hang up; yield the port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", b"no HTTP at all\r\n\r\n"],
+    ids=["disconnected", "cut off", "garbled"],
+)
+async def test_a_server_that_hangs_up_is_unavailable(
+    answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    async with api_server(answer) as port:
+        write_kubeconfig(kubeconfig, port)
+        async with Kubernetes.connect() as kubernetes:
+            with pytest.raises(UnavailableError, match="the Kubernetes API does not answer; got"):
+                await kubernetes.get(resources.POLICIES, Key("n", "a"))
