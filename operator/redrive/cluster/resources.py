@@ -41,6 +41,11 @@ class Resource:
         """Return what a manifest writes as `apiVersion`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
+    @property
+    def address(self) -> tuple[str, str, str]:
+        """Return group, version and plural, by which a watch knows it."""
+        return self.group, self.version, self.plural
+
     def path(self, namespace: str | None = None, name: str | None = None) -> str:
         """Return the URL path of one object, of a namespace's objects, or of all."""
         root = f"/apis/{self.group}" if self.group else "/api"

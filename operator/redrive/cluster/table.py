@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from redrive.cluster.resources import Body, Key
 
@@ -32,11 +33,20 @@ class Table:
         self._bodies[key] = body
         self._tell(key, before, body)
 
-    def drop(self, key: Key) -> None:
-        """Take note that an object is gone."""
-        before = self._bodies.pop(key, None)
-        if before is not None:
+    def drop(self, body: Body) -> None:
+        """Take note that an object is gone: this very one, not one made anew under its name."""
+        key = Key.of(body)
+        before = self._bodies.get(key)
+        if before is not None and _uid(before) == _uid(body):
+            del self._bodies[key]
             self._tell(key, before, None)
+
+    async def seen(self, event: Any, **_: Any) -> None:  # noqa: ANN401  as kopf calls it
+        """Take note of an event of a watch; a handler for kopf."""
+        if event["type"] == "DELETED":
+            self.drop(event["object"])
+        else:
+            self.put(event["object"])
 
     def listen(self, listener: Listener) -> None:
         """Call *listener* with every later change."""
@@ -56,8 +66,13 @@ def is_asked_anew(before: Body | None, after: Body | None) -> bool:
     return _wish(before) != _wish(after)
 
 
+def _uid(body: Body) -> str:
+    uid: str = body["metadata"]["uid"]
+    return uid
+
+
 def _wish(body: Body | None) -> tuple[object, ...] | None:
     if body is None:
         return None
     metadata = body["metadata"]
-    return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp")
+    return _uid(body), metadata.get("generation"), metadata.get("deletionTimestamp")

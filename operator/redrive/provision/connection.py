@@ -27,7 +27,7 @@ async def reconcile(key: Key, world: World) -> Again:
     try:
         return await _look(body, world)
     except NotFoundError:
-        world.connections.drop(key)  # it went unseen by the watch
+        world.connections.drop(body)  # it went unseen by the watch
         return Again.NEVER
 
 

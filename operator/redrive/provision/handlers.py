@@ -7,13 +7,12 @@ once, by the operator's command.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import kopf
 
 from redrive.cluster import resources
 from redrive.cluster.keeper import Keeper
-from redrive.cluster.resources import Body, Key, Resource
+from redrive.cluster.resources import Body, Key
 from redrive.cluster.table import Table, is_asked_anew
 from redrive.cluster.world import World
 from redrive.provision import connection, reconcile
@@ -44,22 +43,13 @@ def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Keeper, ...
 
     world.policies.listen(policy_changed)
     world.connections.listen(connection_changed)
-    _watch(registry, resources.POLICIES, world.policies)
-    _watch(registry, resources.CONNECTIONS, world.connections)
+    kopf.on.event(*resources.POLICIES.address, registry=registry)(world.policies.seen)
+    kopf.on.event(*resources.CONNECTIONS.address, registry=registry)(world.connections.seen)
     for body in world.policies:
         policies.wake(Key.of(body))
     for body in world.connections:
         connections.wake(Key.of(body))
     return policies, connections
-
-
-def _watch(registry: kopf.OperatorRegistry, resource: Resource, table: Table) -> None:
-    @kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)
-    async def seen(event: Any, **_: Any) -> None:  # noqa: ANN401  as kopf calls it
-        if event["type"] == "DELETED":
-            table.drop(Key.of(event["object"]))
-        else:
-            table.put(event["object"])
 
 
 def _users(key: Key, policies: Table) -> Iterator[Key]:

@@ -45,7 +45,7 @@ async def reconcile(key: Key, world: World, claims: Claims) -> Again:
     try:
         return await _look(body, world, claims)
     except NotFoundError:
-        world.policies.drop(key)  # it went unseen by the watch
+        world.policies.drop(body)  # it went unseen by the watch
         return Again.NEVER
 
 

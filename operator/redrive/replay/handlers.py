@@ -7,14 +7,13 @@ once, by the operator's command.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import kopf
 
 from redrive.cluster import resources
 from redrive.cluster.keeper import Keeper
-from redrive.cluster.resources import Body, Key, Resource
-from redrive.cluster.table import Table, is_asked_anew
+from redrive.cluster.resources import Body, Key
+from redrive.cluster.table import is_asked_anew
 from redrive.cluster.world import World
 from redrive.replay.admission import is_final, policy_of
 from redrive.replay.reconcile import reconcile
@@ -49,19 +48,10 @@ def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Keeper, ...
     world.applications.listen(application_changed)
     world.policies.listen(lambda key, _before, _after: wake_open(key))
     world.connections.listen(lambda *_: wake_open())
-    _watch(registry, resources.REPLAYS, world.replays)
-    _watch(registry, resources.SPARK_APPLICATIONS, world.applications)
+    kopf.on.event(*resources.REPLAYS.address, registry=registry)(world.replays.seen)
+    kopf.on.event(*resources.SPARK_APPLICATIONS.address, registry=registry)(world.applications.seen)
     wake_open()
     return (keeper,)
-
-
-def _watch(registry: kopf.OperatorRegistry, resource: Resource, table: Table) -> None:
-    @kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)
-    async def seen(event: Any, **_: Any) -> None:  # noqa: ANN401  as kopf calls it
-        if event["type"] == "DELETED":
-            table.drop(Key.of(event["object"]))
-        else:
-            table.put(event["object"])
 
 
 def _owners(application: Body) -> list[Key]:

@@ -17,15 +17,25 @@ def test_listeners_hear_of_what_comes_changes_and_goes() -> None:
     first, second, key = body(), body(generation=2), Key("n", "a")
     table.put(first)
     table.put(second)
-    table.drop(key)
-    table.drop(key)
+    table.drop(second)
+    table.drop(second)
     assert heard == [(key, None, first), (key, first, second), (key, second, None)]
 
 
 def test_a_table_may_change_while_it_is_gone_through() -> None:
     table = Table([body(), body(name="b")])
     for found in table:
-        table.drop(Key.of(found))
+        table.drop(found)
+    assert list(table) == []
+
+
+async def test_a_late_word_of_a_deletion_leaves_what_was_made_anew_under_the_name() -> None:
+    table, old, new = Table(), body(), body(uid="2")
+    await table.seen({"type": "ADDED", "object": old})
+    table.put(new)
+    await table.seen({"type": "DELETED", "object": old})
+    assert list(table) == [new]
+    await table.seen({"type": "DELETED", "object": new})
     assert list(table) == []
 
 

@@ -51,7 +51,7 @@ def test_the_index_finds_the_rivals_and_wakes_all_whose_rivals_change(
         woken.clear()
         pairs.pop(name, None)
         if pair == "gone":
-            table.drop(Key("shop", name))
+            table.drop(policy(name))
         elif pair == "going":
             body = make(policy, name, "a", generation)
             body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
