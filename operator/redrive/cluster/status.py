@@ -23,6 +23,7 @@ from redrive.api.conditions import (
 )
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.resources import Body, Key, Resource
+from redrive.cluster.table import Table
 from redrive.errors import RedriveError
 
 PROGRESSING = "Progressing"
@@ -67,10 +68,15 @@ def find(body: Body, kind: str) -> Condition | None:
 
 @dataclass(frozen=True)
 class Publisher:
-    """Writes the status of objects of one kind, and Events about them."""
+    """Writes the status of objects of one kind, and Events about them.
+
+    Attributes:
+        table: what is known of these objects; learns of each write at once.
+    """
 
     kubernetes: Kubernetes
     resource: Resource
+    table: Table
     clock: Callable[[], datetime]
 
     async def publish(
@@ -97,6 +103,7 @@ class Publisher:
         if all(have.get(name) == value for name, value in status.items()):
             return body
         after = await self.kubernetes.patch_status(self.resource, Key.of(body), status)
+        self.table.renew(after)
         await self._announce(find(body, READY), find(after, READY), after)
         return after
 

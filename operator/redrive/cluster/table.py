@@ -27,11 +27,22 @@ class Table:
         return self._bodies.get(key)
 
     def put(self, body: Body) -> None:
-        """Take note of an object as it is now."""
+        """Take note of an object as it is now, unless it is known as it was later."""
         key = Key.of(body)
         before = self._bodies.get(key)
-        self._bodies[key] = body
-        self._tell(key, before, body)
+        if before is None or _version(before) <= _version(body):
+            self._bodies[key] = body
+            self._tell(key, before, body)
+
+    def renew(self, body: Body) -> None:
+        """Take note of what our own write has made of an object, before a watch tells of it.
+
+        Without this the next look could start from what was there before the write, and take for
+        said what is said no more. An object that is gone meanwhile stays gone.
+        """
+        known = self._bodies.get(Key.of(body))
+        if known is not None and _uid(known) == _uid(body):
+            self.put(body)
 
     def drop(self, body: Body) -> None:
         """Take note that an object is gone: this very one, not one made anew under its name."""
@@ -69,6 +80,15 @@ def is_asked_anew(before: Body | None, after: Body | None) -> bool:
 def _uid(body: Body) -> str:
     uid: str = body["metadata"]["uid"]
     return uid
+
+
+def _version(body: Body) -> int:
+    """Return what orders the states of the objects of one kind.
+
+    Kubernetes defines `resourceVersion` to be compared so since 1.35; before, it was the same
+    number, the revision of etcd, and custom resources never had another.
+    """
+    return int(body["metadata"]["resourceVersion"])
 
 
 def _wish(body: Body | None) -> tuple[object, ...] | None:

@@ -33,7 +33,7 @@ async def reconcile(key: Key, world: World) -> Again:
 
 async def _look(body: Body, world: World) -> Again:
     """Ask the broker, and publish how the connection stands."""
-    out = Publisher(world.kubernetes, resources.CONNECTIONS, world.clock)
+    out = Publisher(world.kubernetes, resources.CONNECTIONS, world.connections, world.clock)
     if status.is_new(body):
         body = await out.publish(body, status.progressing("asking the broker"))
     try:

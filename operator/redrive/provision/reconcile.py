@@ -51,11 +51,11 @@ async def reconcile(key: Key, world: World, claims: Claims) -> Again:
 
 async def _look(body: Body, world: World, claims: Claims) -> Again:
     """Hold a policy, provision it or let it go, and publish how it stands."""
-    out = Publisher(world.kubernetes, resources.POLICIES, world.clock)
+    out = Publisher(world.kubernetes, resources.POLICIES, world.policies, world.clock)
     if "deletionTimestamp" in body["metadata"]:
         await retire(body, out)
         return Again.WHEN_WOKEN
-    body = await hold(body, world.kubernetes)
+    body = await hold(body, out)
     if status.is_new(body):
         body = await out.publish(body, status.progressing("looking at the policy"))
     try:

@@ -7,7 +7,6 @@ at work; so nothing is deleted, and since the broker is not asked, a deletion ne
 from __future__ import annotations
 
 from redrive.cluster import resources
-from redrive.cluster.client import Kubernetes
 from redrive.cluster.errors import NotFoundError
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.status import Publisher
@@ -17,7 +16,7 @@ RETAINED = "Retained"
 """Reason of an Event: the policy is gone, what it made at the broker is not."""
 
 
-async def hold(body: Body, kubernetes: Kubernetes) -> Body:
+async def hold(body: Body, out: Publisher) -> Body:
     """Have the API server wait for `retire` before it deletes the policy; return it as it is then.
 
     Raises:
@@ -26,7 +25,7 @@ async def hold(body: Body, kubernetes: Kubernetes) -> Body:
     finalizers = body["metadata"].get("finalizers", [])
     if FINALIZER in finalizers:
         return body
-    return await _set_finalizers(body, [*finalizers, FINALIZER], kubernetes)
+    return await _set_finalizers(body, [*finalizers, FINALIZER], out)
 
 
 async def retire(body: Body, out: Publisher) -> None:
@@ -48,13 +47,15 @@ async def retire(body: Body, out: Publisher) -> None:
         )
     try:
         rest = [name for name in finalizers if name != FINALIZER]
-        await _set_finalizers(body, rest, out.kubernetes)
+        await _set_finalizers(body, rest, out)
     except NotFoundError:
         return  # somebody else has let it go
 
 
-async def _set_finalizers(body: Body, names: list[str], kubernetes: Kubernetes) -> Body:
+async def _set_finalizers(body: Body, names: list[str], out: Publisher) -> Body:
     # The list is replaced as a whole: only if nobody has changed the object since it was read.
     version = body["metadata"]["resourceVersion"]
     patch = {"metadata": {"finalizers": names, "resourceVersion": version}}
-    return await kubernetes.patch(resources.POLICIES, Key.of(body), patch)
+    after = await out.kubernetes.patch(resources.POLICIES, Key.of(body), patch)
+    out.table.renew(after)
+    return after

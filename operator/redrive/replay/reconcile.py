@@ -45,7 +45,7 @@ async def reconcile(key: Key, world: World, launching: asyncio.Lock) -> Again:
         return Again.NEVER
     if is_final(replay) or "deletionTimestamp" in replay["metadata"]:
         return Again.WHEN_WOKEN
-    out = Publisher(world.kubernetes, resources.REPLAYS, world.clock)
+    out = Publisher(world.kubernetes, resources.REPLAYS, world.replays, world.clock)
     try:
         async with launching:
             application = _application(replay, world) or await _launch(replay, world, out)

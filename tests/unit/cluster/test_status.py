@@ -9,6 +9,7 @@ from redrive.cluster import resources, status
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.resources import Body, Key, Resource
 from redrive.cluster.status import Publisher
+from redrive.cluster.table import Table
 from redrive.errors import InvalidSpecError
 
 ERROR = InvalidSpecError("a field is wrong", got=3, remedy="mend it")
@@ -26,7 +27,12 @@ class Recorder(Kubernetes):
         """Merge *status*, key by key."""
         assert (resource, key) == (resources.POLICIES, Key.of(self.body))
         self.patches += 1
-        self.body = {**self.body, "status": {**self.body.get("status", {}), **status}}
+        version = {"resourceVersion": str(int(self.body["metadata"]["resourceVersion"]) + 1)}
+        self.body = {
+            **self.body,
+            "metadata": self.body["metadata"] | version,
+            "status": {**self.body.get("status", {}), **status},
+        }
         return self.body
 
     async def emit(
@@ -39,14 +45,15 @@ class Recorder(Kubernetes):
 
 @pytest.fixture
 def api() -> Recorder:
-    return Recorder({"metadata": {"namespace": "n", "name": "a", "uid": "1", "generation": 4}})
+    identity = {"namespace": "n", "name": "a", "uid": "1"}
+    return Recorder({"metadata": {**identity, "generation": 4, "resourceVersion": "98"}})
 
 
 @pytest.fixture
 def out(api: Recorder) -> Publisher:
     ticks = iter(range(60))
     clock = lambda: datetime(2026, 1, 1, 0, 0, next(ticks), tzinfo=UTC)  # noqa: E731
-    return Publisher(api, resources.POLICIES, clock)
+    return Publisher(api, resources.POLICIES, Table([api.body]), clock)
 
 
 def conditions(body: Body) -> dict[str, dict[str, Any]]:
@@ -108,3 +115,28 @@ async def test_fields_beside_the_conditions_are_written_when_they_differ(
     await out.publish(api.body, ready, {"retryTopic": "b"})
     assert api.patches == 2
     assert api.body["status"]["retryTopic"] == "b"
+
+
+async def test_a_look_before_the_watch_tells_of_the_last_one_starts_from_what_that_wrote(
+    api: Recorder, out: Publisher
+) -> None:
+    def known() -> Body:
+        body = out.table.get(Key.of(api.body))
+        assert body is not None
+        return body
+
+    ready, unseen = status.ready("Provisioned", "all is there"), []
+    for said in (ready, status.waiting(ERROR), ready):
+        await out.publish(known(), said)
+        unseen.append(api.body)
+    assert conditions(api.body)["Ready"]["status"] == "True"
+    for body in unseen:
+        await out.table.seen({"type": "MODIFIED", "object": body})
+        assert known() == api.body
+
+
+async def test_an_object_that_went_during_a_write_stays_gone(api: Recorder, out: Publisher) -> None:
+    body = api.body
+    out.table.drop(body)
+    await out.publish(body, status.ready("Provisioned", "all is there"))
+    assert list(out.table) == []

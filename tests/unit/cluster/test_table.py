@@ -7,7 +7,8 @@ from redrive.cluster.table import Table, is_asked_anew
 
 
 def body(**metadata: object) -> Body:
-    return {"metadata": {"namespace": "n", "name": "a", "uid": "1", "generation": 1, **metadata}}
+    defaults = {"namespace": "n", "name": "a", "uid": "1", "generation": 1, "resourceVersion": "9"}
+    return {"metadata": {**defaults, **metadata}}
 
 
 def test_listeners_hear_of_what_comes_changes_and_goes() -> None:
@@ -27,6 +28,19 @@ def test_a_table_may_change_while_it_is_gone_through() -> None:
     for found in table:
         table.drop(found)
     assert list(table) == []
+
+
+def test_an_older_state_does_not_replace_a_newer_one() -> None:
+    newer, table = body(resourceVersion="10"), Table([body()])
+    table.put(newer)
+    table.put(body())
+    assert list(table) == [newer]
+
+
+def test_a_write_to_what_was_made_anew_meanwhile_is_left_to_the_watch() -> None:
+    old, table = body(), Table([body()])
+    table.renew(body(uid="2", resourceVersion="10"))
+    assert list(table) == [old]
 
 
 async def test_a_late_word_of_a_deletion_leaves_what_was_made_anew_under_the_name() -> None:
