@@ -121,7 +121,8 @@ class Stage:
             return found
 
 
-SetStage = MakeJob = Callable[..., Any]
+SetStage = Callable[..., Any]
+MakeJob = Callable[..., Any]
 
 
 @pytest.fixture

@@ -11,10 +11,12 @@ from pyspark.sql import SparkSession
 
 from redrive.policy import envelope
 from redrive.replay import job as jobs
-from redrive.replay import slices
+from redrive.replay import query, slices
 from redrive.replay.broker import AlreadyRunningError, connect, open_producer
+from redrive.replay.progress import Numbers
 
-SetStage = MakeJob = Callable[..., Any]
+SetStage = Callable[..., Any]
+MakeJob = Callable[..., Any]
 
 
 def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_rest(
@@ -65,9 +67,14 @@ def test_a_long_run_reports_on_its_way_and_takes_every_partition(
     stage = set_stage(dead_partitions=2)
     stage.bury(18)
     job, progress = make_job(stage)
-    reports = []
+    reports: list[int] = []
     report = progress.report
-    monkeypatch.setattr(progress, "report", lambda n: (reports.append(n.replayed), report(n)))
+
+    def note_and_report(numbers: Numbers) -> None:
+        reports.append(numbers.replayed)
+        report(numbers)
+
+    monkeypatch.setattr(progress, "report", note_and_report)
 
     jobs.run(job, spark, progress)
 
@@ -84,7 +91,7 @@ def test_a_run_goes_on_to_the_end_it_had_fixed_when_it_first_began(
     stage.bury(5)
     job, progress = make_job(stage)
     with monkeypatch.context() as patch:
-        patch.setattr(jobs.query, "move", _fails)
+        patch.setattr(query, "move", _fails)
         with pytest.raises(RuntimeError, match="killed"):
             jobs.run(job, spark, progress)
     begun = progress.read()

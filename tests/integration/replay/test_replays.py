@@ -256,6 +256,7 @@ async def test_the_state_of_the_application_becomes_the_phase_of_the_replay(
         async with World.open(settings) as world:
             key = Key(shop.name, name)
             replay = world.replays.get(key)
+            assert replay is not None
             application = {
                 "metadata": {
                     "name": launch.name_of(replay),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from pyspark.sql import DataFrame, SparkSession, functions
 from sqlglot import exp
 
@@ -68,7 +71,7 @@ def test_a_cause_a_property_and_a_value_can_be_selected_by(spark: SparkSession) 
     assert forged == [True]
 
 
-def test_the_source_is_good_on_its_own(set_stage: object, spark: SparkSession) -> None:
+def test_the_source_is_good_on_its_own(set_stage: Callable[..., Any], spark: SparkSession) -> None:
     stage = set_stage(dead_partitions=2)
     stage.bury(6)
     reading = spark.read.format("pulsar").options(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.connections import Connections
 from redrive.cluster.errors import ConnectionNotFoundError, NamespaceNotAllowedError
 from redrive.cluster.table import Table
 from redrive.cluster.world import Settings, World, wall_clock
@@ -23,7 +25,12 @@ SETTINGS = Settings((), "image", "local:///replay.py", "redrive-replay")
 
 
 def named(
-    kind: str, name: str, spec: dict[str, Any], *, age: int = 0, **more: object
+    kind: str,
+    name: str,
+    spec: dict[str, Any],
+    *,
+    age: int = 0,
+    **more: Any,  # noqa: ANN401
 ) -> dict[str, Any]:
     metadata = {
         "name": name,
@@ -41,7 +48,7 @@ def named(
     }
 
 
-def replay(name: str = "now", where: str | None = None, **more: object) -> dict[str, Any]:
+def replay(name: str = "now", where: str | None = None, **more: Any) -> dict[str, Any]:  # noqa: ANN401
     select = {} if where is None else {"select": {"where": where}}
     return named("Replay", name, {"policyRef": {"name": "orders"}, **select}, **more)
 
@@ -77,9 +84,9 @@ def connection(**spec: object) -> dict[str, Any]:
     return named("PulsarConnection", "main", filled)
 
 
-def world(**tables: object) -> World:
+def world(**tables: list[dict[str, Any]]) -> World:
     """What the watches have shown. Nothing here may be asked over the network."""
-    known = {
+    known: dict[str, list[dict[str, Any]]] = {
         "policies": [policy()],
         "connections": [connection()],
         "replays": [],
@@ -87,8 +94,8 @@ def world(**tables: object) -> World:
     }
     return World(
         settings=SETTINGS,
-        kubernetes=None,
-        brokers=None,
+        kubernetes=cast("Kubernetes", None),
+        brokers=cast("Connections", None),
         clock=wall_clock,
         **{name: Table(bodies) for name, bodies in (known | tables).items()},
     )
