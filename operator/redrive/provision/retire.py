@@ -37,19 +37,21 @@ async def retire(body: Body, out: Publisher) -> None:
     finalizers = body["metadata"].get("finalizers", [])
     if FINALIZER not in finalizers:
         return
+    try:
+        rest = [name for name in finalizers if name != FINALIZER]
+        await _set_finalizers(body, rest, out)
+    except NotFoundError:
+        return  # somebody else has let it go
     made = body.get("status") or {}
     if "retryTopic" in made:
+        # Told once it is true: a conflict above would tell it again with every attempt. A crash in
+        # between tells it never.
         await out.tell(
             body,
             RETAINED,
             f"{made['retryTopic']} and {made['deadLetterTopic']} stay at the broker, with their "
             "messages, subscriptions and grants; delete them by hand once they are not needed",
         )
-    try:
-        rest = [name for name in finalizers if name != FINALIZER]
-        await _set_finalizers(body, rest, out)
-    except NotFoundError:
-        return  # somebody else has let it go
 
 
 async def _set_finalizers(body: Body, names: list[str], out: Publisher) -> Body:
