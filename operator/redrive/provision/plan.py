@@ -55,7 +55,7 @@ class CreateConfigMap:
 
 @dataclass(frozen=True)
 class PatchConfigMap:
-    """Bring the data of our ConfigMap to what they should be."""
+    """Bring our key of our ConfigMap to what it should hold."""
 
     body: Body
 
@@ -111,5 +111,5 @@ def _grants(desired: Desired, observed: Observed) -> Iterator[SetGrants]:
 def _config_map(want: Body, have: Body | None) -> Iterator[CreateConfigMap | PatchConfigMap]:
     if have is None:
         yield CreateConfigMap(want)
-    elif have.get("data") != want["data"]:
+    elif not want["data"].items() <= (have.get("data") or {}).items():  # other keys are not ours
         yield PatchConfigMap(want)

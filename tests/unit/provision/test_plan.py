@@ -39,7 +39,15 @@ permissions = st.dictionaries(
     st.sampled_from([str(RETRY), str(DEAD_LETTER), "persistent://shop/prod/foreign"]),
     st.dictionaries(roles, actions),
 )
-config_maps = st.sampled_from([None, CONFIG_MAP, {**CONFIG_MAP, "data": {"policy.json": "old"}}])
+found_data = st.sampled_from(
+    [{}, {"data": None}]
+    + [
+        {"data": ours | theirs}
+        for ours in ({}, {"policy.json": "old"}, {"policy.json": "{}"})
+        for theirs in ({}, {"note": "by somebody else"})
+    ]
+)
+config_maps = st.none() | found_data.map(lambda data: {"metadata": CONFIG_MAP["metadata"], **data})
 observed = st.builds(Observed, st.integers(0, 4), states, states, permissions, config_maps)
 
 
@@ -66,8 +74,13 @@ def done(planned: Iterable[steps.Step], before: Observed) -> Observed:
                 for grant in grants:
                     assert topics[grant.topic] is not None
                     granted.setdefault(str(grant.topic), {})[grant.role] = grant.actions
-            case steps.CreateConfigMap(body) | steps.PatchConfigMap(body):
+            case steps.CreateConfigMap(body):
+                assert config_map is None
                 config_map = body
+            case steps.PatchConfigMap(body):
+                assert config_map is not None
+                merged = {**(config_map.get("data") or {}), **body["data"]}
+                config_map = {**config_map, "data": merged}
     return Observed(
         before.source_partitions, topics[RETRY], topics[DEAD_LETTER], granted, config_map
     )
@@ -81,6 +94,14 @@ def change(state: TopicState | None, **fields: Any) -> TopicState:  # noqa: ANN4
 @given(wanted, observed)
 def test_after_the_steps_nothing_is_left_to_do(desired: Desired, before: Observed) -> None:
     assert plan(desired, done(plan(desired, before), before)) == ()
+
+
+@given(wanted, observed)
+def test_what_others_wrote_into_our_config_map_stays(desired: Desired, before: Observed) -> None:
+    after = done(plan(desired, before), before).config_map
+    assert after is not None
+    kept = dict((before.config_map or {}).get("data") or {})
+    assert after["data"] == kept | CONFIG_MAP["data"]
 
 
 @given(wanted, observed)
