@@ -14,6 +14,8 @@ from redrive.sandbox.demo.story import Story
 from redrive.sandbox.sandbox import Sandbox
 
 ORDERS = 300
+# The story has limits of its own, each with a message that says what did not happen.
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -63,6 +64,11 @@ def test_the_job_runs_as_the_operator_was_told() -> None:
     assert spec["mainApplicationFile"] == "local:///opt/redrive/replay.py"
     assert spec["driver"]["serviceAccount"] == "redrive-replay"
     assert spec["sparkConf"]["spark.speculation"] == "false"
+
+
+def test_the_version_asked_for_is_the_one_that_the_tests_run() -> None:
+    spec = launch.application(replay(), JOB, TOKEN, SETTINGS)["spec"]
+    assert spec["sparkVersion"] == metadata.version("pyspark")
 
 
 def test_the_argument_tells_the_whole_job() -> None:

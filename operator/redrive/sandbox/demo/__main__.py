@@ -6,6 +6,7 @@ Exits with 0 if the account balances, and with 1 if it does not or something fai
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -48,6 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         screen.console.print(f"error: {error}", style="red", markup=False)
         screen.console.print(f"Logs: {state / 'logs'}")
         return 1
+    for data in ("kubernetes", "pulsar", "tokens"):
+        shutil.rmtree(state / data)
     status = _close(account)
     screen.console.print(_NEXT)
     screen.console.print(f"The logs of this run are in {state}")
