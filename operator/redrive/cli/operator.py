@@ -14,6 +14,7 @@ import sys
 import kopf
 
 from redrive.cluster.client import is_in_cluster
+from redrive.cluster.sweep import sweeping
 from redrive.cluster.world import Settings, World
 from redrive.provision import handlers as provision
 from redrive.replay import handlers as replay
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
 
 async def serve(settings: Settings) -> None:
     """Watch and reconcile until a signal ends it, then let go of everything."""
-    async with World.open(settings) as world:
+    async with World.open(settings) as world, sweeping(world):
         registry = kopf.OperatorRegistry()
         keepers = (*provision.register(registry, world), *replay.register(registry, world))
 

@@ -9,4 +9,5 @@ Reading order:
 5. `connections`: a `connectionRef` → a broker's admin client, or why there is none.
 6. `status`: conditions, written when they changed, with an Event.
 7. `world`: all of the above, as the operator hands it to its journeys.
+8. `sweep`: finds what was deleted while no watch looked.
 """

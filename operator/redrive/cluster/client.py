@@ -10,7 +10,7 @@ import binascii
 import json
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
@@ -77,12 +77,12 @@ class Kubernetes:
             api.user_agent = COMPONENT
             yield cls(api)
 
-    async def list(self, resource: Resource, namespace: str | None = None) -> list[Body]:
-        """Read all objects of a kind, of one namespace or of all."""
-        answer = await self._call("GET", resource.path(namespace))
+    async def list(self, resource: Resource, namespaces: Sequence[str] = ()) -> list[Body]:
+        """Read all objects of a kind, of these namespaces; of all if none is named."""
+        answers = [await self._call("GET", resource.path(name)) for name in namespaces or (None,)]
         # The items of a list leave out what the list itself says.
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return [typed | item for item in answer["items"]]
+        return [typed | item for answer in answers for item in answer["items"]]
 
     async def get(self, resource: Resource, key: Key) -> Body:
         """Read one object.

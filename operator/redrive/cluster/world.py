@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -61,6 +60,16 @@ class World:
     brokers: Connections
     clock: Callable[[], datetime]
 
+    @property
+    def tables(self) -> Mapping[Resource, Table]:
+        """Return what the watches have shown, by kind."""
+        return {
+            resources.CONNECTIONS: self.connections,
+            resources.POLICIES: self.policies,
+            resources.REPLAYS: self.replays,
+            resources.SPARK_APPLICATIONS: self.applications,
+        }
+
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: Settings) -> AsyncIterator[World]:
@@ -87,12 +96,10 @@ async def _load(kubernetes: Kubernetes, resource: Resource, namespaces: Sequence
     """Read all objects of a kind, waiting for an API server that is just starting too."""
     while True:
         try:
-            lists = [await kubernetes.list(resource, name) for name in namespaces or (None,)]
+            return Table(await kubernetes.list(resource, namespaces))
         except UnavailableError as error:
             logger.warning("%s", error)
             await asyncio.sleep(RETRY_SECONDS)
-        else:
-            return Table(itertools.chain.from_iterable(lists))
 
 
 async def _load_applications(kubernetes: Kubernetes, namespaces: Sequence[str]) -> Table:
