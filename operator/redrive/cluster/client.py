@@ -167,33 +167,8 @@ class Kubernetes:
             reason: one word for machines.
             message: a sentence for people; cut to the 1 024 characters that an Event may have.
         """
-        metadata = about["metadata"]
-        moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {
-                "generateName": f"{metadata['name'][:50]}-",
-                "namespace": metadata["namespace"],
-            },
-            "involvedObject": {
-                "apiVersion": about["apiVersion"],
-                "kind": about["kind"],
-                "namespace": metadata["namespace"],
-                "name": metadata["name"],
-                "uid": metadata["uid"],
-            },
-            "type": kind,
-            "reason": reason,
-            "message": message[:1024],
-            "source": {"component": COMPONENT},
-            "reportingComponent": COMPONENT,
-            "firstTimestamp": moment,
-            "lastTimestamp": moment,
-            "count": 1,
-        }
         try:
-            await self.create(resources.EVENTS, event)
+            await self.create(resources.EVENTS, _event(about, kind, reason, message, now))
         except KubernetesError as error:
             logger.warning("no Event %s about %s: %s", reason, Key.of(about), error)
 
@@ -224,3 +199,31 @@ class Kubernetes:
             raise error_for(f"{method} {path}", response.status, answer)
         found: dict[str, Any] = json.loads(answer)
         return found
+
+
+def _event(about: Body, kind: str, reason: str, message: str, now: datetime) -> Body:
+    metadata = about["metadata"]
+    moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "generateName": f"{metadata['name'][:50]}-",
+            "namespace": metadata["namespace"],
+        },
+        "involvedObject": {
+            "apiVersion": about["apiVersion"],
+            "kind": about["kind"],
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+        "type": kind,
+        "reason": reason,
+        "message": message[:1024],
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "firstTimestamp": moment,
+        "lastTimestamp": moment,
+        "count": 1,
+    }

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.errors import UnavailableError
-from redrive.cluster.resources import Key
+from redrive.cluster.resources import Body, Key, Resource
 
 
 def write_kubeconfig(path: Path, port: int) -> None:
@@ -54,3 +55,32 @@ async def test_a_server_that_hangs_up_is_unavailable(
         async with Kubernetes.connect() as kubernetes:
             with pytest.raises(UnavailableError, match="the Kubernetes API does not answer; got"):
                 await kubernetes.get(resources.POLICIES, Key("n", "a"))
+
+
+class Taker(Kubernetes):
+    """Takes what is created."""
+
+    def __init__(self) -> None:
+        self.created: list[Body] = []
+
+    async def create(self, resource: Resource, body: Body) -> Body:
+        """Keep *body*."""
+        assert resource == resources.EVENTS
+        self.created.append(body)
+        return body
+
+
+async def test_an_event_is_about_the_very_object_and_not_too_long() -> None:
+    identity = {"namespace": "n", "name": "a" * 60, "uid": "1"}
+    about = {"apiVersion": "redrive.io/v1alpha1", "kind": "Replay", "metadata": identity}
+    taker, now = Taker(), datetime(2026, 1, 1, 12, tzinfo=UTC)
+    await taker.emit(about, kind="Normal", reason="Launched", message="m" * 2000, now=now)
+    (event,) = taker.created
+    assert event["metadata"] == {"generateName": "a" * 50 + "-", "namespace": "n"}
+    assert event["involvedObject"] == {
+        "apiVersion": "redrive.io/v1alpha1",
+        "kind": "Replay",
+        **identity,
+    }
+    assert (event["type"], event["reason"], event["message"]) == ("Normal", "Launched", "m" * 1024)
+    assert {event["firstTimestamp"], event["lastTimestamp"]} == {"2026-01-01T12:00:00Z"}
