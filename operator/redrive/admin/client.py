@@ -178,7 +178,8 @@ class Admin:
             ]
             await self._send(Call(does, "POST", "namespaces/grantPermissionsOnTopics", body))
         except (NotFoundError, UnsupportedError) as error:
-            # One missing topic refuses the whole batch, and brokers before 4.1 know no batches.
+            # One missing topic refuses the whole batch, and not every broker knows batches (4.0.8
+            # does).
             logger.info("%s: one by one, because: %s", does, error)
             return await self._grant_one_by_one(grants)
         logger.info("%s: granted in one call, for %d policies", does, len(asks))
