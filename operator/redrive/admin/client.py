@@ -190,7 +190,7 @@ class Admin:
         refusals = {}
         for grant in grants:
             does = f"grant {', '.join(sorted(grant.actions))} on {grant.topic} to {grant.role}"
-            path = f"{_path(grant.topic)}/permissions/{_q(grant.role)}"
+            path = f"{_path(grant.topic)}/permissions/{quote(grant.role, safe='')}"
             try:
                 await self._send(Call(does, "POST", path, sorted(grant.actions)))
             except AdminError as error:

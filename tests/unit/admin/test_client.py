@@ -153,7 +153,7 @@ async def test_rights_are_granted_one_by_one_where_a_batch_is_refused(batches: i
             return web.Response(status=batches)
         if "/missing/" in request.path:
             return web.json_response({"reason": "Topic missing not found"}, status=404)
-        granted.append((request.path, json.loads(await request.text())))
+        granted.append((request.raw_path, json.loads(await request.text())))
         return web.Response(status=204)
 
     async with broker(answer) as url, Http.open() as http:
@@ -161,10 +161,14 @@ async def test_rights_are_granted_one_by_one_where_a_batch_is_refused(batches: i
         grants = [
             Grant(TOPIC.sibling("missing"), "r", PRODUCE),
             Grant(TOPIC, "r", PRODUCE | {"consume"}),
+            Grant(TOPIC, "team a/../b", PRODUCE),
         ]
         with (
             admin.granting("t/n") as grant,
             pytest.raises(NotFoundError, match="Topic missing not found"),
         ):
             await grant(grants)
-    assert granted == [("/admin/v2/persistent/t/n/a/permissions/r", ["consume", "produce"])]
+    assert granted == [
+        ("/admin/v2/persistent/t/n/a/permissions/r", ["consume", "produce"]),
+        ("/admin/v2/persistent/t/n/a/permissions/team%20a%2F..%2Fb", ["produce"]),
+    ]
