@@ -27,9 +27,9 @@ Subscription = Annotated[
     str,
     Field(max_length=naming.MAX_NAME),
     Rule(
-        r"self.matches('^[^/\\s\\p{Z}\\x00-\\x1f\\x7f\\x85]+$')",
-        f"a subscription is 1 to {naming.MAX_NAME} characters without slashes or white space, "
-        "because topics are named after it",
+        r"self.matches('^[^/\\s\\p{Z}\\x00-\\x1f\\x7f\\x85]+$') && !(self in ['.', '..'])",
+        f"a subscription is 1 to {naming.MAX_NAME} characters without slashes or white space, and "
+        "not . or .., because topics and addresses are made of it",
         "use another subscription name",
         got=QUOTED,
     ),
@@ -102,8 +102,8 @@ class RetryPolicySpec(ApiModel):
         ),
     ]
     """The subscription whose failed messages are retried, 1 to 255 characters without slashes or
-    white space. Its retry topic is `<topic>-<subscription>-RETRY`, its dead-letter topic
-    `<topic>-<subscription>-DLQ`. Immutable."""
+    white space, and not `.` or `..`. Its retry topic is `<topic>-<subscription>-RETRY`, its
+    dead-letter topic `<topic>-<subscription>-DLQ`. Immutable."""
 
     subscription_type: SharedType = SubscriptionType.SHARED
     """How consumers share the source topic: `Shared` or `Key_Shared`. Exclusive and Failover are

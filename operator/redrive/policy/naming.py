@@ -16,8 +16,9 @@ DEAD_LETTER_SUBSCRIPTION = "redrive"
 """The durable subscription that keeps dead letters: a topic without one keeps nothing."""
 
 MAX_NAME = 255
-_ENTITY = r"[-=:.\w]+"  # what Pulsar accepts as the name of a tenant or namespace
-_LOCAL = r"[^/\s\x00-\x1f\x7f]+"
+_NO_STEP = r"(?!\.\.?(?:/|\Z))"  # in an address, . and .. lead to another place
+_ENTITY = rf"{_NO_STEP}[-=:.\w]+"  # what Pulsar accepts as the name of a tenant or namespace
+_LOCAL = rf"{_NO_STEP}[^/\s\x00-\x1f\x7f]+"
 _TOPIC = re.compile(rf"persistent://({_ENTITY})/({_ENTITY})/({_LOCAL})", re.ASCII)
 _SUBSCRIPTION = re.compile(_LOCAL)
 _PARTITION = re.compile(r"-partition-\d+$")
@@ -42,7 +43,7 @@ class TopicName:
         if match is None or len(match[3]) > MAX_NAME:
             raise InvalidSpecError(
                 "a topic is written persistent://tenant/namespace/name, the name without "
-                f"slashes or white space and of at most {MAX_NAME} characters",
+                f"slashes or white space and of at most {MAX_NAME} characters, no part . or ..",
                 got=text[:128],
                 remedy="give the full name of a persistent topic",
             )
@@ -89,12 +90,13 @@ def check_subscription(name: str) -> str:
     """Return *name* if it can be a subscription and part of a topic's name.
 
     Raises:
-        InvalidSpecError: it is empty, too long, or holds a slash, white space or control character.
+        InvalidSpecError: it is empty, too long, `.` or `..`, or holds a slash, white space or
+            control character.
     """
     if len(name) > MAX_NAME or not _SUBSCRIPTION.fullmatch(name):
         raise InvalidSpecError(
-            f"a subscription is 1 to {MAX_NAME} characters without slashes or white space, "
-            "because topics are named after it",
+            f"a subscription is 1 to {MAX_NAME} characters without slashes or white space, and not "
+            ". or .., because topics and addresses are made of it",
             got=name[:128],
             remedy="use another subscription name",
         )

@@ -20,7 +20,10 @@ settings.register_profile(
     report_multiple_bugs=False,
 )
 
-entities = st.text(ascii_letters + digits + "-=:._", min_size=1, max_size=12)
+STEPS = {".", ".."}  # which in an address lead to another place
+entities = st.text(ascii_letters + digits + "-=:._", min_size=1, max_size=12).filter(
+    lambda name: name not in STEPS
+)
 # Anything but slashes, control characters and white space.
 locals_ = st.text(
     st.characters(
@@ -28,7 +31,7 @@ locals_ = st.text(
     ),
     min_size=1,
     max_size=40,
-)
+).filter(lambda name: name not in STEPS)
 st.register_type_strategy(
     TopicName,
     st.builds(TopicName, entities, entities, locals_).filter(

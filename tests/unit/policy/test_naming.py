@@ -83,6 +83,10 @@ def test_subscriptions_of_a_topic_do_not_share_their_topics(
         "persistent://sh op/prod/orders",
         "persistent://shöp/prod/orders",
         "persistent://shop/prod/" + "o" * 256,
+        "persistent://../prod/orders",
+        "persistent://shop/./orders",
+        "persistent://shop/prod/.",
+        "persistent://shop/prod/..",
     ],
 )
 def test_what_is_no_topic_is_refused_with_what_was_found(text: str) -> None:
@@ -97,12 +101,14 @@ def test_a_refused_partition_is_told_the_name_of_its_topic() -> None:
         TopicName.parse_whole("persistent://a/b/c-partition-12")
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a b", "a\tb", "a\u00a0b", "a\x7fb", "a\n", "s" * 256])
+@pytest.mark.parametrize(
+    "name", ["", "a/b", "a b", "a\tb", "a\u00a0b", "a\x7fb", "a\n", "s" * 256, ".", ".."]
+)
 def test_a_subscription_that_can_not_be_part_of_a_topic_is_refused(name: str) -> None:
     with pytest.raises(InvalidSpecError, match="a subscription is 1 to 255 characters"):
         naming.check_subscription(name)
 
 
-@pytest.mark.parametrize("name", ["s", "s" * 255, "a.b-c_d", "größe", "%RETRY%"])
+@pytest.mark.parametrize("name", ["s", "s" * 255, "a.b-c_d", ".a", "...", "größe", "%RETRY%"])
 def test_any_other_subscription_is_taken_as_it_is(name: str) -> None:
     assert naming.check_subscription(name) == name
