@@ -154,6 +154,7 @@ def shop(installed: Sandbox) -> Iterator[Shop]:
     installed.cluster.kubectl("delete", "namespace", shop.name, "--wait=false")
 
 
+@pytest.mark.timeout(2 * SECONDS + 60)
 def test_replays_of_one_policy_run_in_turn_and_tell_how_far_they_are(shop: Shop) -> None:
     shop.declare()
     shop.bury(8, "WarehouseDown")
@@ -191,6 +192,7 @@ def _check_no_token_leaked(shop: Shop) -> None:
         assert not any(token in text for text in said)
 
 
+@pytest.mark.timeout(2 * SECONDS + 60)
 def test_a_deleted_application_is_launched_again_and_nothing_moves_twice(shop: Shop) -> None:
     shop.declare()
     shop.bury(6, "WarehouseDown")
