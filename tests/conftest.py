@@ -43,18 +43,30 @@ def sandbox(
 ) -> Iterator[Sandbox]:
     running: Path | None = request.config.getoption("--sandbox")
     if running is not None:
-        yield Sandbox.attach(running)
+        attached = Sandbox.attach(running)
+        yield attached
+        attached.processes.leave()  # what a test started anew runs on as it was found
         return
     with Sandbox.start(tmp_path_factory.mktemp("sandbox")) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def installed(sandbox: Sandbox) -> Sandbox:
-    """The sandbox with redrive and the stand-in for the Spark operator running in it."""
-    if not sandbox.processes.alive(installation.OPERATOR):
-        installation.install(sandbox)
-    return sandbox
+def installed(sandbox: Sandbox) -> Iterator[Sandbox]:
+    """The sandbox with redrive and the stand-in for the Spark operator running in it.
+
+    What it starts in a sandbox that outlives the tests is stopped with them.
+    """
+    processes = sandbox.processes
+    before = processes.names()
+    try:
+        if not processes.alive(installation.OPERATOR):
+            installation.install(sandbox)
+        yield sandbox
+    finally:
+        for name in reversed(processes.names()):
+            if name not in before:
+                processes.stop(name)
 
 
 @pytest.fixture(scope="session")

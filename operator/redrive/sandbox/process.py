@@ -141,6 +141,12 @@ class Processes:
             child.wait()
         self._children.clear()
 
+    def leave(self) -> None:
+        """Let all that was started run on, for a later run to find; nothing is reaped here then."""
+        for child in self._children.values():
+            child.returncode = 0  # else Python warns of a process that outlives its Popen
+        self._children.clear()
+
     def _find(self, name: str) -> psutil.Process | None:
         record = self._record(name)
         if not record.is_file():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import subprocess
@@ -54,6 +55,21 @@ def test_what_was_started_is_found_and_stopped_by_a_later_run(
         psutil.pid_exists(known) and psutil.Process(known).status() != psutil.STATUS_ZOMBIE
         for known in pids
     )
+
+
+def test_what_is_left_to_a_later_run_goes_on_without_a_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    processes = Processes(tmp_path)
+    processes.start("lasting", SLEEP)
+    processes.leave()
+    del processes
+    gc.collect()
+    later = Processes(tmp_path)
+    assert later.alive("lasting")
+    later.stop_all()
+    assert not later.alive("lasting")
+    assert list(recwarn) == []
 
 
 def test_a_process_that_ignores_the_request_to_end_is_ended(
