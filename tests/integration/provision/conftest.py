@@ -135,6 +135,19 @@ class Shop:
         written = self.kubectl("get", "events", about, "--output=json")
         return [(e["type"], e["reason"], e["message"]) for e in json.loads(written)["items"]]
 
+    def let_a_second_pass(self) -> None:
+        """Make what comes next younger than what is there: ages are whole seconds."""
+        time.sleep(1.0)
+
+    def told(self, name: str, reason: str) -> str:
+        """The message of the one Event of that reason about a RetryPolicy, once it is there."""
+        deadline = time.monotonic() + SECONDS
+        while not (found := [said for _, why, said in self.events(name) if why == reason]):
+            assert time.monotonic() < deadline, f"no Event {reason} about {name}"
+            time.sleep(0.1)
+        (message,) = found
+        return message
+
     def dump(self) -> dict[str, Any]:
         """All that the broker holds of the tenant: topics, subscriptions, policies, permissions."""
         return {

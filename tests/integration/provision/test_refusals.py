@@ -116,6 +116,13 @@ CASES = {
         lambda shop: shop.connection("unreachable"),
         connection={"adminUrl": GONE},
     ),
+    "no-address": Case(
+        "AdminUrlInvalid",
+        ("got 'http://broker:99999'", "correct its host and port"),
+        lambda shop: shop.connection("no-address"),
+        stalls=True,
+        connection={"adminUrl": "http://broker:99999"},
+    ),
     "no-tenant": Case(
         "TenantNotFound",
         ("got '{tenant}-later'", "create it"),
