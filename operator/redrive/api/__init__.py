@@ -5,8 +5,9 @@ operator reads objects through them. What the API server can refuse is refused a
 rules that stand beside the fields they guard; the same values are refused when an object is read,
 because it may be older than the rule.
 
-Reading order: `rules`, `model`, `fields`; `connection`, `retrypolicy`, `replay`, `conditions`;
-`parsing` (object → model); `kinds` and `crds` (models → CRDs).
+Reading order: `rules`, `model`, `fields`, `ladder`, `choices`, `topology`; `connection`,
+`retrypolicy`, `replay`, `conditions`; `parsing` (object → model); `kinds` and `crds` (models →
+CRDs).
 """
 
 from __future__ import annotations

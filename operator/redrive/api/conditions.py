@@ -2,7 +2,8 @@
 
 `Ready` is there once an object was looked at. `Reconciling` and `Stalled` follow kstatus: they are
 there only while true, the first while redrive works on the object or waits for something, the
-second while somebody has to act.
+second while somebody has to act. What should be seen to although the object is ready is a
+condition of its own type, there only while true.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Condition(StatusModel):
     )
 
     type: Annotated[str, Field(max_length=316)]
-    """Which aspect: Ready, Reconciling or Stalled."""
+    """Which aspect: Ready, Reconciling, Stalled, or what should be seen to although the object is
+    ready, such as `NameCollision`."""
 
     status: ConditionStatus
     """Whether it holds: True, False or Unknown."""

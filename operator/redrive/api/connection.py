@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from redrive.api.choices import Choices
 from redrive.api.conditions import Conditions
 from redrive.api.fields import MAX_LIST, MAX_TOPIC, ObjectName, Role, TokenSource
 from redrive.api.model import ApiModel, StatusModel
@@ -104,6 +105,9 @@ class PulsarConnectionSpec(ApiModel):
     replay: ReplayIdentity | None = None
     """As whom replay jobs talk to the broker. Left out: policies of this connection can't be
     replayed."""
+
+    policy_defaults: Choices | None = None
+    """What policies of this connection leave out. A change reaches them at once."""
 
     def allows_topic(self, topic: TopicName) -> bool:
         """Tell whether a policy may name *topic*, or lead to it."""

@@ -1,17 +1,26 @@
-"""The delay ladder of a RetryPolicy: by preset, as a list, or one fixed delay."""
+"""The delay ladder of a policy: by preset, as a list, one fixed delay, or growing by a factor."""
 
 from __future__ import annotations
 
 import json
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, Strict, WithJsonSchema, model_validator
 
 from redrive.api.model import ApiModel
 from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
 from redrive.errors import InvalidSpecError
 from redrive.policy import durations
-from redrive.policy.ladder import MAX_DELAY, MAX_RUNGS, PRESETS, Ladder, check_delay
+from redrive.policy.ladder import (
+    MAX_DELAY,
+    MAX_FACTOR,
+    MAX_LEVELS,
+    MAX_RUNGS,
+    MIN_FACTOR,
+    PRESETS,
+    Ladder,
+    check_delay,
+)
 
 _WRITTEN = f"self != '' && self.matches('{durations.PATTERN}')"
 # CEL's own duration() knows no days.
@@ -72,10 +81,86 @@ Rungs = Annotated[
     ),
 ]
 
-_CHOICES = "[has(self.preset), has(self.delays), has(self.fixed)].filter(given, given).size()"
+
+def _check_levels(levels: tuple[str, ...]) -> tuple[str, ...]:
+    if not levels:
+        raise InvalidSpecError(_SOME.problem, got=0, remedy=_SOME.remedy)
+    return levels
+
+
+_SOME = Rule(
+    "self.size() > 0",
+    f"there are from 1 to {MAX_LEVELS} delay levels",
+    "list at least one delay, or leave delayLevels out for the default",
+    got='"0"',
+)
+Levels = Annotated[
+    tuple[Delay, ...],
+    Field(max_length=MAX_LEVELS),
+    _SOME,
+    AfterValidator(refusing(_check_levels)),
+]
+
+Factor = Annotated[
+    float,
+    Strict(),
+    WithJsonSchema({"type": "number", "minimum": MIN_FACTOR, "maximum": MAX_FACTOR}),
+]
+
+Jitter = Annotated[
+    float,
+    Strict(),
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1, "default": 0}),
+]
+
+_INITIAL, _MAX = (_SECONDS.replace("self", f"self.{field}") for field in ("initial", "max"))
+_RISES = Rule(
+    f"{_INITIAL} <= {_MAX}",
+    "the longest delay of an exponential ladder is shorter than its first",
+    "raise max, or lower initial",
+    got="'initial ' + self.initial + ', max ' + self.max",
+)
+
+
+class Exponential(ApiModel):
+    """Delays that grow by a factor from retry to retry."""
+
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_RISES.to_schema()]})
+
+    initial: Delay
+    """The delay before the first retry, from 1s to 10d. Example: `1s`."""
+
+    factor: Factor = 2.0
+    """How many times as long each delay is as the one before it, from 1.1 to 100. Left out: 2."""
+
+    max: Delay
+    """The longest delay, from 1s to 10d; once reached, it repeats. Example: `10m`."""
+
+    jitter: Jitter = 0.0
+    """Up to which share of itself each delay is shortened at random, from 0 to 1, so that messages
+    that failed together do not come again together. Left out: 0, none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(Exponential.to_ladder)(self)
+        return self
+
+    def to_ladder(self) -> Ladder:
+        """Return the ladder that is asked for.
+
+        Raises:
+            InvalidSpecError: a value is out of bounds, or max is shorter than initial.
+        """
+        return Ladder.from_exponential(self.initial, self.factor, self.max, self.jitter)
+
+
+_CHOICES = (
+    "[has(self.preset), has(self.delays), has(self.fixed), has(self.exponential)]"
+    ".filter(given, given).size()"
+)
 _ONE_OF = Rule(
     f"{_CHOICES} == 1",
-    "a delay ladder is exactly one of preset, delays and fixed",
+    "a delay ladder is exactly one of preset, delays, fixed and exponential",
     "keep one of them, or leave delayLadder out for the default",
     got=f"({_CHOICES} == 0 ? 'none of them' : 'more than one of them')",
 )
@@ -97,6 +182,9 @@ class DelayLadder(ApiModel):
     fixed: Delay | None = None
     """The same delay before every retry, from 1s to 10d (864000 s). Example: `30s`."""
 
+    exponential: Exponential | None = None
+    """Delays that grow by a factor from retry to retry, with jitter if wanted."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         refusing(DelayLadder.to_ladder)(self)
@@ -108,12 +196,14 @@ class DelayLadder(ApiModel):
         Raises:
             InvalidSpecError: none or more than one is, or it is out of bounds.
         """
-        match (self.preset, self.delays, self.fixed):
-            case (str(preset), None, None):
+        match (self.preset, self.delays, self.fixed, self.exponential):
+            case (str(preset), None, None, None):
                 return Ladder.from_preset(preset)
-            case (None, tuple(delays), None):
+            case (None, tuple(delays), None, None):
                 return Ladder.from_delays(delays)
-            case (None, None, str(fixed)):
+            case (None, None, str(fixed), None):
                 return Ladder.from_fixed(fixed)
+            case (None, None, None, Exponential() as exponential):
+                return exponential.to_ladder()
         found = "more than one of them" if self.to_manifest() else "none of them"
         raise InvalidSpecError(_ONE_OF.problem, got=found, remedy=_ONE_OF.remedy)

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
+from redrive.api.choices import Choices
 from redrive.api.conditions import Conditions
 from redrive.api.fields import MAX_LIST, ObjectName, Role, TopicField
-from redrive.api.ladder import DelayLadder
 from redrive.api.model import ApiModel, StatusModel
-from redrive.api.rules import QUOTED, Rule, refusing
-from redrive.policy import naming
-from redrive.policy.ladder import DEFAULT_PRESET, Ladder
-from redrive.policy.model import (
-    DEFAULT_MAX_RETRIES,
-    MAX_RETRIES_LIMIT,
-    Policy,
-    SubscriptionType,
-    check_max_retries,
-)
+from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
+from redrive.api.topology import DeadLetter, Naming
+from redrive.policy import naming as names
+from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
+from redrive.policy.model import DEFAULT_MAX_RETRIES, Policy, SubscriptionType
 
 _CHANGE = '"\'" + self + "\' where it was \'" + oldSelf + "\'"'
 
 Subscription = Annotated[
     str,
-    Field(max_length=naming.MAX_NAME),
+    Field(max_length=names.MAX_NAME),
     Rule(
         r"self.matches('^[^/\\s\\p{Z}\\x00-\\x1f\\x7f\\x85]+$') && !(self in ['.', '..'])",
-        f"a subscription is 1 to {naming.MAX_NAME} characters without slashes or white space, and "
+        f"a subscription is 1 to {names.MAX_NAME} characters without slashes or white space, and "
         "not . or .., because topics and addresses are made of it",
         "use another subscription name",
         got=QUOTED,
     ),
-    AfterValidator(refusing(naming.check_subscription)),
+    AfterValidator(refusing(names.check_subscription)),
 ]
 
 
@@ -54,13 +56,24 @@ SharedType = Annotated[
     BeforeValidator(refusing(_subscription_type)),
 ]
 
-# Bounds rather than a rule: only so does the API server show the number it refuses.
-MaxRetries = Annotated[
-    int,
-    Strict(),
-    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_RETRIES_LIMIT}),
-    AfterValidator(refusing(check_max_retries)),
-]
+
+def _beside(field: str) -> Rule:
+    given = f"self.naming.{field}"
+    namespace = "self.topic.substring(0, self.topic.lastIndexOf('/') + 1)"
+    return Rule(
+        f"!has(self.naming) || !has({given}) || {given}.startsWith({namespace})",
+        "retry and dead-letter topic lie in the tenant and namespace of their source topic",
+        "name a topic of that namespace, or leave the name to the scheme",
+        got=f'"\'" + {given} + "\'"',
+    )
+
+
+_SAME_NAMES = Rule(
+    "has(self.naming) == has(oldSelf.naming) && "
+    "(!has(self.naming) || self.naming == oldSelf.naming)",
+    "the naming of a policy can't change: messages wait under the old names",
+    "make another RetryPolicy with the other names once this one's topics are drained",
+)
 
 
 class ConnectionRef(ApiModel):
@@ -74,8 +87,17 @@ class ConnectionRef(ApiModel):
     policy's."""
 
 
-class RetryPolicySpec(ApiModel):
+class RetryPolicySpec(Choices):
     """How failed messages of one subscription are retried, and where they end."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            VALIDATIONS: [
+                rule.to_schema()
+                for rule in (_beside("retryTopic"), _beside("deadLetterTopic"), _SAME_NAMES)
+            ]
+        }
+    )
 
     connection_ref: ConnectionRef
     """The PulsarConnection that leads to the broker."""
@@ -102,26 +124,53 @@ class RetryPolicySpec(ApiModel):
         ),
     ]
     """The subscription whose failed messages are retried, 1 to 255 characters without slashes or
-    white space, and not `.` or `..`. Its retry topic is `<topic>-<subscription>-RETRY`, its
-    dead-letter topic `<topic>-<subscription>-DLQ`. Immutable."""
+    white space, and not `.` or `..`. Topics are named after it. Immutable."""
 
     subscription_type: SharedType = SubscriptionType.SHARED
     """How consumers share the source topic: `Shared` or `Key_Shared`. Exclusive and Failover are
     refused: there the broker ignores delays."""
 
-    max_retries: MaxRetries | None = None
-    """How often a failed message is retried after its first delivery, 0 to 1000: with 3 a message
-    is handled at most 4 times, then it is a dead letter. Left out: 16."""
+    naming: Naming = Naming()
+    """How retry and dead-letter topic are named. Left out: by the scheme `pulsar`. Immutable."""
 
-    # No default in the schema: a default choice would stay beside the one a user makes later.
-    delay_ladder: DelayLadder | None = None
-    """The delay before each retry: exactly one of preset, delays and fixed. Left out: the preset
-    `tdmq`."""
+    dead_letter: DeadLetter = DeadLetter()
+    """What becomes of messages that have used up their retries. Left out: they are kept."""
 
     consumer_roles: Annotated[tuple[Role, ...], Field(max_length=MAX_LIST)] = ()
     """The Pulsar roles that consume the subscription. Each is granted `produce` and `consume` on
     the retry topic and `produce` on the dead-letter topic; the connection has to allow it.
     Example: `[fulfilment]`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(RetryPolicySpec._check_names)(self)
+        return self
+
+    def _check_names(self) -> None:
+        for given in (self.naming.retry_topic, self.naming.dead_letter_topic):
+            if given is not None:
+                names.check_sibling(given, self.topic)
+
+    @property
+    def retry_topic(self) -> names.TopicName:
+        """Return where messages wait for their next attempt."""
+        return self.naming.retry_topic or names.retry_topic(
+            self.topic, self.subscription, self.naming.scheme
+        )
+
+    @property
+    def dead_letter_topic(self) -> names.TopicName:
+        """Return where messages rest that have used up their attempts, if they are kept."""
+        return self.naming.dead_letter_topic or names.dead_letter_topic(
+            self.topic, self.subscription, self.naming.scheme
+        )
+
+    @property
+    def own_topics(self) -> tuple[names.TopicName, ...]:
+        """Return the topics that have to exist for this policy alone."""
+        if self.dead_letter.enabled:
+            return self.retry_topic, self.dead_letter_topic
+        return (self.retry_topic,)
 
     def to_policy(self, name: str, generation: int) -> Policy:
         """Return what consumers and replays must know.
@@ -133,13 +182,17 @@ class RetryPolicySpec(ApiModel):
         Raises:
             InvalidSpecError: the values can't make a policy together.
         """
-        ladder = self.delay_ladder
+        ladder, levels = self.delay_ladder, self.delay_levels
         return Policy(
             topic=self.topic,
             subscription=self.subscription,
             subscription_type=self.subscription_type,
             max_retries=DEFAULT_MAX_RETRIES if self.max_retries is None else self.max_retries,
             ladder=Ladder.from_preset(DEFAULT_PRESET) if ladder is None else ladder.to_ladder(),
+            levels=DEFAULT_LEVELS if levels is None else Ladder.from_delays(levels),
+            dead_letters=self.dead_letter.enabled,
+            retry_topic=self.retry_topic,
+            dead_letter_topic=self.dead_letter_topic,
             name=name,
             generation=generation,
         )
@@ -159,7 +212,8 @@ class RetryPolicyStatus(StatusModel):
     """Full name of the topic where messages wait for their next attempt."""
 
     dead_letter_topic: str | None = None
-    """Full name of the topic where messages rest that have used up their attempts."""
+    """Full name of the topic where messages rest that have used up their attempts; not there
+    where they are discarded."""
 
     config_map: str | None = None
     """The ConfigMap, in the policy's namespace, that consumers mount; its key is `policy.json`."""

@@ -7,7 +7,7 @@ or an Event for each look at an object would drown those that matter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -29,7 +29,21 @@ from redrive.errors import RedriveError
 PROGRESSING = "Progressing"
 """The reason of conditions while the first look at a new spec is under way."""
 
+_STATES = {READY, RECONCILING, STALLED}
+
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Caution:
+    """What somebody should see to, although the object is ready.
+
+    Attributes:
+        reason: the type of the condition too, which is there only while true.
+    """
+
+    reason: str
+    message: str
 
 
 def progressing(message: str) -> tuple[Condition, ...]:
@@ -40,9 +54,12 @@ def progressing(message: str) -> tuple[Condition, ...]:
     )
 
 
-def ready(reason: str, message: str) -> tuple[Condition, ...]:
-    """Say that the object is as it should be."""
-    return (_condition(READY, ConditionStatus.TRUE, reason, message),)
+def ready(reason: str, message: str, cautions: Iterable[Caution] = ()) -> tuple[Condition, ...]:
+    """Say that the object is as it should be, and what should be seen to all the same."""
+    return (
+        _condition(READY, ConditionStatus.TRUE, reason, message),
+        *(_condition(c.reason, ConditionStatus.TRUE, c.reason, c.message) for c in cautions),
+    )
 
 
 def waiting(error: RedriveError) -> tuple[Condition, ...]:
@@ -87,7 +104,8 @@ class Publisher:
     ) -> Body:
         """Write *conditions*, and *fields* of the status beside them, if they differ from *body*.
 
-        A changed Ready condition is an Event and a line in the log, unless it says `Progressing`.
+        A changed Ready condition is an Event and a line in the log, unless it says `Progressing`;
+        so is a caution that is new or says something new.
 
         Returns:
             The object as it is then: *body* itself if there was nothing to write.
@@ -105,6 +123,10 @@ class Publisher:
         after = await self.kubernetes.patch_status(self.resource, Key.of(body), status)
         self.table.renew(after)
         await self._announce(find(body, READY), find(after, READY), after)
+        for caution in conditions:
+            told = caution.type in _STATES or _says(find(body, caution.type)) == _says(caution)
+            if not told:
+                await self.warn(after, caution.reason, caution.message)
         return after
 
     async def warn(self, body: Body, reason: str, message: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import random
 import socket
 import threading
 import uuid
@@ -94,6 +95,8 @@ class RetryConsumer:
     ) -> None:
         """Settle *message* as failed: it is retried later, or dead-lettered with retries used up.
 
+        A policy with dead-lettering switched off discards it instead of dead-lettering it.
+
         With neither *delay* nor *level* the policy's ladder says how long to wait. On return the
         message is in the hands of the broker: either stored on its next hop and acknowledged, or,
         if that could not be had within some seconds, logged as an error and handed out again by
@@ -110,7 +113,13 @@ class RetryConsumer:
                 one of this consumer. Nothing has been settled then.
         """
         subscription = self._subscription(message)
-        verdict = after_failure(self._policy, self._retries(message), delay=delay, level=level)
+        verdict = after_failure(
+            self._policy,
+            self._retries(message),
+            delay=delay,
+            level=level,
+            luck=random.random(),  # noqa: S311 - spreads load, keeps no secret
+        )
         self._settler.settle(message, verdict, self._describe(cause), subscription=subscription)
 
     def run(self, handler: Callable[[pulsar.Message], object]) -> None:

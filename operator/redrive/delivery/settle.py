@@ -17,7 +17,7 @@ from redrive.policy import envelope
 from redrive.policy.envelope import Cause
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.policy.verdict import Dead, Retry
+from redrive.policy.verdict import Dead, Discard, Retry
 
 HANDLE_AGAIN_AFTER = timedelta(seconds=5)
 """When a message is handled again that could be sent neither to the retry nor the dead-letter
@@ -36,7 +36,7 @@ class Settler:
     def settle(
         self,
         message: pulsar.Message,
-        verdict: Retry | Dead,
+        verdict: Retry | Dead | Discard,
         cause: Cause | None,
         *,
         subscription: pulsar.Consumer,
@@ -45,11 +45,22 @@ class Settler:
 
         Without a receipt nothing is acknowledged: the message will be handled again after
         `HANDLE_AGAIN_AFTER`, and if it was stored all the same, it will have been duplicated.
+        A message to be discarded is acknowledged, and a warning in the log is all that is left.
 
         Args:
             subscription: where the message came from.
         """
         previous = id_text(message.message_id())
+        if isinstance(verdict, Discard):
+            subscription.acknowledge(message)
+            _log.warning(
+                "discarded (%s), as the policy asks: origin %s, id %s, failed attempts %d",
+                verdict.reason,
+                message.properties().get(envelope.ORIGIN_MESSAGE_ID, previous),
+                previous,
+                verdict.reconsume_times,
+            )
+            return
         properties = envelope.for_hop(
             message.properties(),
             policy=self.policy,

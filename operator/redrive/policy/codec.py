@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from redrive.errors import InvalidSpecError
 from redrive.policy import durations
-from redrive.policy.ladder import Ladder
+from redrive.policy.ladder import LEVELS, Ladder
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 
@@ -31,8 +31,10 @@ def encode(policy: Policy) -> str:
         "subscriptionType": policy.subscription_type.value,
         "maxRetries": policy.max_retries,
         "delays": [durations.text_of(rung) for rung in policy.ladder.rungs],
-        # For readers in other languages; `decode` derives them.
+        "jitter": float(policy.ladder.jitter),
+        "delayLevels": [durations.text_of(rung) for rung in policy.levels.rungs],
         "retryTopic": str(policy.retry_topic),
+        "deadLetterEnabled": policy.dead_letters,
         "deadLetterTopic": str(policy.dead_letter_topic),
     }
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -59,28 +61,43 @@ def decode(text: str) -> Policy:
             got=found,
             remedy="upgrade the library that reads it, or the operator that wrote it",
         )
+    # What may be missing was added to the version later.
+    document = _ADDED | document
     return Policy(
-        topic=TopicName.parse_whole(_value(document, "topic", str)),
+        topic=_topic(document, "topic"),
         subscription=_value(document, "subscription", str),
         subscription_type=SubscriptionType.parse(_value(document, "subscriptionType", str)),
         max_retries=_value(document, "maxRetries", int),
-        ladder=Ladder.from_delays(_strings(document, "delays")),
+        ladder=Ladder.from_delays(_strings(document, "delays"), _value(document, "jitter", float)),
+        levels=Ladder.from_delays(_strings(document, "delayLevels")),
+        dead_letters=_value(document, "deadLetterEnabled", bool),
+        retry_topic=_topic(document, "retryTopic"),
+        dead_letter_topic=_topic(document, "deadLetterTopic"),
         name=_value(document, "name", str),
         generation=_value(document, "generation", int),
     )
 
 
 _REMEDY = "take the file from the ConfigMap that the operator made"
+_ADDED: Mapping[str, Any] = {
+    "jitter": 0.0,
+    "delayLevels": [durations.text_of(rung) for rung in LEVELS],
+    "deadLetterEnabled": True,
+}
 
 
 def _value(document: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
     value = document.get(key)
     # JSON's true is an int to Python, and no count to anybody.
-    if not isinstance(value, kind) or isinstance(value, bool):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InvalidSpecError(
             f"{key} in a policy file is of type {kind.__name__}", got=value, remedy=_REMEDY
         )
     return value
+
+
+def _topic(document: Mapping[str, Any], key: str) -> TopicName:
+    return TopicName.parse_whole(_value(document, key, str))
 
 
 def _strings(document: Mapping[str, Any], key: str) -> list[str]:

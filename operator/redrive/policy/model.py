@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming
-from redrive.policy.ladder import DEFAULT_PRESET, Ladder
+from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
 
 DEFAULT_MAX_RETRIES = 16
 MAX_RETRIES_LIMIT = 1_000
@@ -59,6 +59,12 @@ def check_max_retries(count: int) -> int:
     return count
 
 
+_DERIVED = (
+    ("retry_topic", naming.retry_topic),
+    ("dead_letter_topic", naming.dead_letter_topic),
+)
+
+
 @dataclass(frozen=True)
 class Policy:
     """How failed messages of one (topic, subscription) are retried and where they end.
@@ -69,10 +75,17 @@ class Policy:
         topic: the source topic; never a single partition.
         max_retries: retries after the first delivery, 0 … 1 000: N retries make N + 1 attempts.
         ladder: what "the next delay" means.
+        levels: what `level=k` means, rung k; a level above the highest means the highest.
+        dead_letters: whether a message that has used up its retries is kept in the dead-letter
+            topic; else it is discarded, and there is no such topic.
+        retry_topic: where messages wait for their next attempt; left out, it is named after
+            topic and subscription by the scheme `pulsar`.
+        dead_letter_topic: where messages rest that have used up their attempts, or would if the
+            policy kept them; left out, it is named like the retry topic.
 
     Raises:
         InvalidSpecError: `max_retries`, `subscription` or `topic` is out of bounds, or the names
-            derived from the last two are.
+            given or derived from the last two are, or lead to one and the same topic.
     """
 
     topic: naming.TopicName
@@ -80,6 +93,10 @@ class Policy:
     subscription_type: SubscriptionType = SubscriptionType.SHARED
     max_retries: int = DEFAULT_MAX_RETRIES
     ladder: Ladder = Ladder.from_preset(DEFAULT_PRESET)
+    levels: Ladder = DEFAULT_LEVELS
+    dead_letters: bool = True
+    retry_topic: naming.TopicName = None  # type: ignore[assignment]  # never None once made
+    dead_letter_topic: naming.TopicName = None  # type: ignore[assignment]
     name: str = ""
     generation: int = 0
 
@@ -88,19 +105,23 @@ class Policy:
         naming.TopicName.parse_whole(str(self.topic))
         naming.check_subscription(self.subscription)
         check_max_retries(self.max_retries)
+        for field, derive in _DERIVED:
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, derive(self.topic, self.subscription))
+        self._check_topics()
+
+    def _check_topics(self) -> None:
         if len(self.retry_topic.local) > naming.MAX_NAME:
             raise InvalidSpecError(
                 f"topics named after topic and subscription exceed {naming.MAX_NAME} characters",
                 got=self.retry_topic.local[:128] + "…",
                 remedy="use a shorter subscription name",
             )
-
-    @property
-    def retry_topic(self) -> naming.TopicName:
-        """Return where messages wait for their next attempt."""
-        return naming.retry_topic(self.topic, self.subscription)
-
-    @property
-    def dead_letter_topic(self) -> naming.TopicName:
-        """Return where messages rest that have used up their attempts."""
-        return naming.dead_letter_topic(self.topic, self.subscription)
+        for name in (self.retry_topic, self.dead_letter_topic):
+            naming.check_sibling(name, self.topic)
+        if len({self.topic, self.retry_topic, self.dead_letter_topic}) < 3:  # noqa: PLR2004
+            raise InvalidSpecError(
+                "source, retry and dead-letter topic are three topics",
+                got=f"{self.topic}, {self.retry_topic}, {self.dead_letter_topic}",
+                remedy="use another naming scheme, or give other names",
+            )

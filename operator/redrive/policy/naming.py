@@ -7,8 +7,11 @@ read back from a name.
 
 from __future__ import annotations
 
+import enum
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from redrive.errors import InvalidSpecError
 
@@ -22,6 +25,43 @@ _LOCAL = rf"{_NO_STEP}[^/\s\x00-\x1f\x7f]+"
 _TOPIC = re.compile(rf"persistent://({_ENTITY})/({_ENTITY})/({_LOCAL})", re.ASCII)
 _SUBSCRIPTION = re.compile(_LOCAL)
 _PARTITION = re.compile(r"-partition-\d+$")
+
+
+class Scheme(enum.StrEnum):
+    """How topics are named after a source topic and a subscription."""
+
+    PULSAR = "pulsar"
+    TDMQ_2_7_2 = "tdmq-2.7.2"
+    TDMQ_2_6_1 = "tdmq-2.6.1"
+    ROCKETMQ = "rocketmq"
+
+    @classmethod
+    def parse(cls, text: str) -> Scheme:
+        """Read the name of a scheme.
+
+        Raises:
+            InvalidSpecError: there is none of that name.
+        """
+        try:
+            return cls(text)
+        except ValueError:
+            raise InvalidSpecError(
+                "the naming scheme is an unknown one",
+                got=text[:64],
+                remedy=f"use one of {', '.join(cls)}",
+            ) from None
+
+
+# The retry topic and the dead-letter topic. All but the first leave the topic out, so that two
+# topics of a namespace which share a subscription's name share these too: a collision.
+_FORMS: Mapping[Scheme, tuple[str, str]] = MappingProxyType(
+    {
+        Scheme.PULSAR: ("{topic}-{subscription}-RETRY", "{topic}-{subscription}-DLQ"),
+        Scheme.TDMQ_2_7_2: ("{subscription}-RETRY", "{subscription}-DLQ"),
+        Scheme.TDMQ_2_6_1: ("{subscription}-retry", "{subscription}-dlq"),
+        Scheme.ROCKETMQ: ("%RETRY%{subscription}", "%DLQ%{subscription}"),
+    }
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -103,15 +143,34 @@ def check_subscription(name: str) -> str:
     return name
 
 
-def retry_topic(topic: TopicName, subscription: str) -> TopicName:
+def check_sibling(given: TopicName, source: TopicName) -> TopicName:
+    """Return *given*, the name of a policy's own topic, if it can stand beside its source topic.
+
+    Raises:
+        InvalidSpecError: it names a partition, or lies in another tenant or namespace.
+    """
+    TopicName.parse_whole(str(given))
+    if given.namespace_name != source.namespace_name:
+        raise InvalidSpecError(
+            "retry and dead-letter topic lie in the tenant and namespace of their source topic, "
+            f"{source.namespace_name}",
+            got=str(given),
+            remedy="name a topic of that namespace, or leave the name to the scheme",
+        )
+    return given
+
+
+def retry_topic(topic: TopicName, subscription: str, scheme: Scheme = Scheme.PULSAR) -> TopicName:
     """Name the topic where messages of *subscription* wait for their next attempt."""
-    return topic.without_partition().sibling(
-        f"{topic.without_partition().local}-{subscription}-RETRY"
-    )
+    return _derived(_FORMS[scheme][0], topic.without_partition(), subscription)
 
 
-def dead_letter_topic(topic: TopicName, subscription: str) -> TopicName:
+def dead_letter_topic(
+    topic: TopicName, subscription: str, scheme: Scheme = Scheme.PULSAR
+) -> TopicName:
     """Name the topic where the dead letters of *subscription* rest."""
-    return topic.without_partition().sibling(
-        f"{topic.without_partition().local}-{subscription}-DLQ"
-    )
+    return _derived(_FORMS[scheme][1], topic.without_partition(), subscription)
+
+
+def _derived(form: str, topic: TopicName, subscription: str) -> TopicName:
+    return topic.sibling(form.format(topic=topic.local, subscription=subscription))

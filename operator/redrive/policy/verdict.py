@@ -2,7 +2,7 @@
 
 receive → handle ─ success ──────────────▶ Done
                  └ failure ─ retries left ▶ Retry(delay)
-                           └ none, or level < 0 ▶ Dead(reason)
+                           └ none, or level < 0 ▶ Dead(reason), or Discard(reason)
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.ladder import check_delay, level_delay
+from redrive.policy.ladder import check_delay
 from redrive.policy.model import Policy
 
 
 class DeadReason(enum.StrEnum):
-    """Why a message became a dead letter."""
+    """Why a message became a dead letter, or was discarded."""
 
     RETRIES_EXHAUSTED = "RetriesExhausted"
     REQUESTED = "Requested"
@@ -49,7 +49,19 @@ class Dead:
     reconsume_times: int
 
 
-Verdict = Done | Retry | Dead
+@dataclass(frozen=True)
+class Discard:
+    """Acknowledge the message and keep no copy: the policy has dead-lettering switched off.
+
+    Attributes:
+        reconsume_times: the failed attempts, as of a dead letter.
+    """
+
+    reason: DeadReason
+    reconsume_times: int
+
+
+Verdict = Done | Retry | Dead | Discard
 
 
 def after_failure(
@@ -58,12 +70,16 @@ def after_failure(
     *,
     delay: timedelta | None = None,
     level: int | None = None,
-) -> Retry | Dead:
+    luck: float = 0.0,
+) -> Retry | Dead | Discard:
     """Decide about a message that failed after *reconsume_times* retries.
 
     The caller asks for one of: an arbitrary *delay*; a *level*, where k above the highest means
-    the highest, k < 0 means dead-letter now and 0 leaves it to the ladder; neither, which is the
-    ladder's next rung (level increment). Retries used up win over any delay asked for.
+    the highest, k < 0 means no retry any more and 0 leaves it to the ladder; neither, which is
+    the ladder's next rung (level increment). Retries used up win over any delay asked for.
+
+    Args:
+        luck: drawn for this failure, from 0 to 1; see `Ladder.delay`.
 
     Raises:
         InvalidSpecError: both were asked for, or the delay is not from 1 s to 864 000 s.
@@ -78,9 +94,13 @@ def after_failure(
         check_delay(delay, "the delay of a retry")
     retry = reconsume_times + 1
     if level is not None and level < 0:
-        return Dead(DeadReason.REQUESTED, retry)
+        return _end(policy, DeadReason.REQUESTED, retry)
     if retry > policy.max_retries:
-        return Dead(DeadReason.RETRIES_EXHAUSTED, retry)
+        return _end(policy, DeadReason.RETRIES_EXHAUSTED, retry)
     if delay is not None:
         return Retry(delay, retry)
-    return Retry(level_delay(level) if level else policy.ladder.delay(retry), retry)
+    return Retry(policy.levels.delay(level) if level else policy.ladder.delay(retry, luck), retry)
+
+
+def _end(policy: Policy, reason: DeadReason, failed: int) -> Dead | Discard:
+    return Dead(reason, failed) if policy.dead_letters else Discard(reason, failed)

@@ -2,7 +2,8 @@
 
 One (topic, subscription) has one policy, the oldest; and two policies must not share a retry or
 dead-letter topic, which derived names make possible: topic `orders-eu` with subscription `billing`
-and topic `orders` with `eu-billing` meet in one name.
+and topic `orders` with `eu-billing` meet in one name. So do all topics of a namespace that share
+a subscription's name under a scheme that leaves the topic out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.table import Table, is_asked_anew
 from redrive.errors import InvalidSpecError
-from redrive.policy import naming
 
 
 class Claims:
@@ -67,8 +67,5 @@ def _names(body: Body) -> frozenset[str]:
         spec = parse_spec(RetryPolicySpec, body)
     except InvalidSpecError:
         return frozenset()  # its own reconcile says so in its status
-    topics = (
-        naming.retry_topic(spec.topic, spec.subscription),
-        naming.dead_letter_topic(spec.topic, spec.subscription),
-    )
-    return frozenset(map(str, topics))
+    identity = f"{spec.topic}/{spec.subscription}"  # no topic has such a name
+    return frozenset({identity, *map(str, spec.own_topics)})

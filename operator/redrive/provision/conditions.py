@@ -60,23 +60,20 @@ def topic_is_not_allowed(asked: Asked) -> RedriveError | None:
     )
 
 
-def derived_topic_is_not_allowed(asked: Asked) -> RedriveError | None:
-    """Find a subscription that leads out of what the connection is for.
+def own_topic_is_not_allowed(asked: Asked) -> RedriveError | None:
+    """Find names that lead out of what the connection is for.
 
-    It is chosen freely: topic `orders` and subscription `eu-billing` would make rights, and
+    They are chosen freely: topic `orders` and subscription `eu-billing` would make rights, and
     replays, reach the retry topic of subscription `billing` of somebody else's `orders-eu`.
     """
-    derived = {
-        "retry topic": asked.policy.retry_topic,
-        "dead-letter topic": asked.policy.dead_letter_topic,
-    }
-    for kind, topic in derived.items():
+    kinds = ("retry topic", "dead-letter topic")
+    for kind, topic in zip(kinds, asked.spec.own_topics, strict=False):  # the second may be none
         if not asked.connection.allows_topic(topic):
             return TopicNotAllowedError(
-                f"the {kind} that spec.topic and spec.subscription lead to is outside of the "
-                f"connection's allowedTopics ({_listed(asked.connection.allowed_topics)})",
+                f"the {kind} that spec.topic, spec.subscription and spec.naming lead to is outside "
+                f"of the connection's allowedTopics ({_listed(asked.connection.allowed_topics)})",
                 got=str(topic),
-                remedy="add it there, or use another subscription or connection",
+                remedy="add it there, or use another subscription, name or connection",
             )
     return None
 
@@ -122,7 +119,7 @@ def config_map_is_not_ours(facts: Buildable) -> RedriveError | None:
 ADMISSIBLE: tuple[Callable[[Asked], RedriveError | None], ...] = (
     name_is_too_long,
     topic_is_not_allowed,
-    derived_topic_is_not_allowed,
+    own_topic_is_not_allowed,
     role_is_not_allowed,
 )
 """May this policy be obeyed at all? Needs no broker."""
@@ -153,7 +150,7 @@ def older_rival(asked: Asked, rivals: Iterable[Asked]) -> RedriveError | None:
         return None
     winner = min(older, key=lambda other: other.age)
     policy = asked.policy
-    if (winner.policy.topic, winner.policy.subscription) == (policy.topic, policy.subscription):
+    if winner.subscribes_like(asked):
         return ResourceConflictError(
             f"subscription {policy.subscription} of {policy.topic} has a RetryPolicy already, "
             "and the oldest keeps it",
@@ -164,7 +161,7 @@ def older_rival(asked: Asked, rivals: Iterable[Asked]) -> RedriveError | None:
         f"an older RetryPolicy, for subscription {winner.policy.subscription} of "
         f"{winner.policy.topic}, has a retry or dead-letter topic of the same name as this one",
         got=f"RetryPolicy {winner.key}",
-        remedy="use another subscription for one of the two",
+        remedy="use another subscription for one of the two, or give its topics other names",
     )
 
 

@@ -46,13 +46,14 @@ class Desired:
     consumer has to keep up with, has none.
 
     Attributes:
+        dead_letter: None where the policy discards.
         grants: the rights that these roles need; others that they or others have are kept.
         config_map: the ConfigMap for consumers.
     """
 
     policy: Policy
     retry: DesiredTopic
-    dead_letter: DesiredTopic
+    dead_letter: DesiredTopic | None
     grants: tuple[Grant, ...]
     config_map: Body
 
@@ -63,11 +64,17 @@ def desired(asked: Asked, owner: Body) -> Desired:
     return Desired(
         policy=policy,
         retry=DesiredTopic(policy.retry_topic, policy.subscription, deduplicates=True),
-        dead_letter=DesiredTopic(
-            policy.dead_letter_topic, naming.DEAD_LETTER_SUBSCRIPTION, deduplicates=False
-        ),
+        dead_letter=_dead_letter(policy),
         grants=_united(_grants(asked)),
         config_map=_config_map(policy, owner),
+    )
+
+
+def _dead_letter(policy: Policy) -> DesiredTopic | None:
+    if not policy.dead_letters:
+        return None
+    return DesiredTopic(
+        policy.dead_letter_topic, naming.DEAD_LETTER_SUBSCRIPTION, deduplicates=False
     )
 
 
@@ -79,12 +86,14 @@ def config_map_name(policy_name: str) -> str:
 def _grants(asked: Asked) -> Iterator[Grant]:
     """Yield what each role needs: consumers only ever write dead letters, replays read them."""
     retry, dead_letter = asked.policy.retry_topic, asked.policy.dead_letter_topic
+    keeps, replay = asked.policy.dead_letters, asked.connection.replay
     for role in asked.spec.consumer_roles:
         yield Grant(retry, role, _PRODUCE | _CONSUME)
-        yield Grant(dead_letter, role, _PRODUCE)
-    if asked.connection.replay is not None:
-        yield Grant(retry, asked.connection.replay.role, _PRODUCE)
-        yield Grant(dead_letter, asked.connection.replay.role, _CONSUME)
+        if keeps:
+            yield Grant(dead_letter, role, _PRODUCE)
+    if keeps and replay is not None:
+        yield Grant(retry, replay.role, _PRODUCE)
+        yield Grant(dead_letter, replay.role, _CONSUME)
 
 
 def _united(grants: Iterator[Grant]) -> tuple[Grant, ...]:

@@ -30,6 +30,11 @@ class Asked:
         """Tell brokers apart: by their admin URL, for lack of anything a tenant admin may read."""
         return self.connection.admin_url.rstrip("/").lower()
 
+    def subscribes_like(self, other: Asked) -> bool:
+        """Whether both are for one subscription of one topic."""
+        own = (self.policy.topic, self.policy.subscription)
+        return own == (other.policy.topic, other.policy.subscription)
+
 
 @dataclass(frozen=True)
 class TopicState:
@@ -45,6 +50,7 @@ class Observed:
     """What is there of what a policy needs; None stands for what is not.
 
     Attributes:
+        dead_letter: None too where the policy discards.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         config_map: whatever has the name of the policy's ConfigMap.
     """

@@ -24,12 +24,14 @@ def gather(body: Body, world: World) -> Asked:
     key = Key.of(body)
     metadata = body["metadata"]
     spec = parse_spec(RetryPolicySpec, body)
+    connection = connections.find(spec.connection_ref, key.namespace, world.connections)
+    spec = spec.completed(connection.policy_defaults)
     return Asked(
         key=key,
         age=(metadata["creationTimestamp"], metadata["uid"]),
         spec=spec,
         policy=spec.to_policy(str(key), metadata["generation"]),
-        connection=connections.find(spec.connection_ref, key.namespace, world.connections),
+        connection=connection,
     )
 
 

@@ -41,7 +41,11 @@ async def observe(desired: Desired, admin: Admin, kubernetes: Kubernetes) -> Obs
     return Observed(
         source_partitions=await _partitions(desired.policy.topic, namespace, admin),
         retry=await _topic(desired.retry.name, namespace, admin),
-        dead_letter=await _topic(desired.dead_letter.name, namespace, admin),
+        dead_letter=(
+            None
+            if desired.dead_letter is None
+            else await _topic(desired.dead_letter.name, namespace, admin)
+        ),
         permissions=namespace.permissions,
         config_map=await _config_map(Key.of(desired.config_map), kubernetes),
     )

@@ -72,7 +72,9 @@ Step = (
 
 def plan(desired: Desired, observed: Observed) -> tuple[Step, ...]:
     """Return what has to be done, in order; nothing where all is as it should be."""
-    pairs = ((desired.retry, observed.retry), (desired.dead_letter, observed.dead_letter))
+    pairs = [(desired.retry, observed.retry)]
+    if desired.dead_letter is not None:
+        pairs.append((desired.dead_letter, observed.dead_letter))
     return (
         *_topics(desired, observed),
         *(SwitchOnDeduplication(want.name) for want, have in pairs if _lacks_memory(want, have)),
@@ -89,7 +91,7 @@ def plan(desired: Desired, observed: Observed) -> tuple[Step, ...]:
 def _topics(desired: Desired, observed: Observed) -> Iterator[CreateTopic]:
     if observed.retry is None:
         yield CreateTopic(desired.retry.name, observed.source_partitions)
-    if observed.dead_letter is None:
+    if desired.dead_letter is not None and observed.dead_letter is None:
         yield CreateTopic(desired.dead_letter.name, 0)
 
 

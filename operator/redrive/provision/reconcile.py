@@ -7,17 +7,19 @@ a reason that no watch would tell.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from redrive.api.conditions import Condition
 from redrive.cluster import resources, status
 from redrive.cluster.errors import NotFoundError
 from redrive.cluster.keeper import Again
 from redrive.cluster.resources import Body, Key
-from redrive.cluster.status import Publisher
+from redrive.cluster.status import Caution, Publisher
 from redrive.cluster.world import World
 from redrive.errors import RedriveError
 from redrive.provision import conditions, errors
 from redrive.provision.apply import apply, in_words
+from redrive.provision.cautions import cautions
 from redrive.provision.claims import Claims
 from redrive.provision.desired import Desired, desired
 from redrive.provision.gather import gather, gather_admissible
@@ -29,12 +31,6 @@ logger = logging.getLogger(__name__)
 
 PROVISIONED = "Provisioned"
 """Reason: topics, subscriptions, grants and ConfigMap are as the policy asks."""
-LADDER_DESCENDS = "LadderDescends"
-"""Reason of a Warning event: some retry waits a shorter time than the one before it."""
-_DESCENT = (
-    "the delay ladder descends: a later retry waits a shorter time than one before it; "
-    "sort the delays unless that is meant"
-)
 
 
 async def reconcile(key: Key, world: World, claims: Claims) -> Again:
@@ -59,18 +55,24 @@ async def _look(body: Body, world: World, claims: Claims) -> Again:
     if status.is_new(body):
         body = await out.publish(body, status.progressing("looking at the policy"))
     try:
-        wanted = await provision(body, world, claims)
+        made = await provision(body, world, claims)
     except RedriveError as error:
         stalls = isinstance(error, errors.STALLS)
         await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
         return Again.WHEN_WOKEN if isinstance(error, errors.WATCHED) else Again.SOON
-    published = await out.publish(body, _ready(wanted), _fields(wanted))
-    if published is not body and wanted.policy.ladder.descends:
-        await out.warn(published, LADDER_DESCENDS, _DESCENT)
+    await out.publish(body, _ready(made), _fields(made.desired))
     return Again.WHEN_WOKEN
 
 
-async def provision(body: Body, world: World, claims: Claims) -> Desired:
+@dataclass(frozen=True)
+class Provisioned:
+    """What is there, and what should be seen to all the same."""
+
+    desired: Desired
+    cautions: tuple[Caution, ...]
+
+
+async def provision(body: Body, world: World, claims: Claims) -> Provisioned:
     """Bring the broker to what the policy asks for; return what is there then.
 
     Every check comes before the first write, so a policy that is refused changes nothing. A crash
@@ -81,7 +83,7 @@ async def provision(body: Body, world: World, claims: Claims) -> Desired:
     """
     asked = gather(body, world)
     _refuse(conditions.first_violation(conditions.ADMISSIBLE, asked))
-    rivals = gather_admissible(claims.rivals(asked.key), world)
+    rivals = tuple(gather_admissible(claims.rivals(asked.key), world))
     _refuse(conditions.older_rival(asked, rivals))
 
     wanted = desired(asked, body)
@@ -95,7 +97,7 @@ async def provision(body: Body, world: World, claims: Claims) -> Desired:
         await apply(steps, connection.admin, grant, world.kubernetes)
     if steps:
         logger.info("RetryPolicy %s: %s", asked.key, in_words(steps))
-    return wanted
+    return Provisioned(wanted, cautions(asked, rivals))
 
 
 def _refuse(violation: RedriveError | None) -> None:
@@ -103,17 +105,21 @@ def _refuse(violation: RedriveError | None) -> None:
         raise violation
 
 
-def _ready(wanted: Desired) -> tuple[Condition, ...]:
-    return status.ready(
-        PROVISIONED,
-        f"{wanted.retry.name} and {wanted.dead_letter.name} are ready; "
-        f"consumers find their policy in ConfigMap {wanted.config_map['metadata']['name']}",
-    )
+def _ready(made: Provisioned) -> tuple[Condition, ...]:
+    wanted = made.desired
+    if wanted.dead_letter is None:
+        topics = f"{wanted.retry.name} is ready, and dead letters are discarded"
+    else:
+        topics = f"{wanted.retry.name} and {wanted.dead_letter.name} are ready"
+    config_map = wanted.config_map["metadata"]["name"]
+    message = f"{topics}; consumers find their policy in ConfigMap {config_map}"
+    return status.ready(PROVISIONED, message, made.cautions)
 
 
-def _fields(wanted: Desired) -> dict[str, str]:
+def _fields(wanted: Desired) -> dict[str, str | None]:
     return {
         "retryTopic": str(wanted.retry.name),
-        "deadLetterTopic": str(wanted.dead_letter.name),
+        # In a merge patch None takes away what stood there.
+        "deadLetterTopic": None if wanted.dead_letter is None else str(wanted.dead_letter.name),
         "configMap": wanted.config_map["metadata"]["name"],
     }

@@ -46,10 +46,11 @@ async def retire(body: Body, out: Publisher) -> None:
     if "retryTopic" in made:
         # Told once it is true: a conflict above would tell it again with every attempt. A crash in
         # between tells it never.
+        topics = " and ".join(made[f] for f in ("retryTopic", "deadLetterTopic") if f in made)
         await out.tell(
             body,
             RETAINED,
-            f"{made['retryTopic']} and {made['deadLetterTopic']} stay at the broker, with their "
+            f"{topics} stay at the broker, with their "
             "messages, subscriptions and grants; delete them by hand once they are not needed",
         )
 

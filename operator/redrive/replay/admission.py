@@ -14,12 +14,11 @@ from redrive.api.parsing import parse_spec
 from redrive.api.replay import Phase, ReplaySpec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.cluster import connections, status
-from redrive.cluster.connections import ConnectionRef
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.world import World
-from redrive.policy.model import Policy
 from redrive.replay import launch, selection
 from redrive.replay.errors import (
+    DeadLettersDiscardedError,
     PolicyNotFoundError,
     PolicyNotReadyError,
     ReplayIdentityMissingError,
@@ -53,8 +52,18 @@ def admit(replay: Body, world: World) -> Admitted:
         selection.to_sql(where)
     key = Key.of(replay)
     policy_key = Key(key.namespace, spec.policy_ref.name)
-    policy, reference = _ready_policy(policy_key, world)
+    body = _ready_policy(policy_key, world)
+    asked = parse_spec(RetryPolicySpec, body)
+    reference = asked.connection_ref
     connection = connections.find(reference, key.namespace, world.connections)
+    policy = asked.completed(connection.policy_defaults).to_policy(
+        str(policy_key), body["metadata"]["generation"]
+    )
+    if not policy.dead_letters:
+        raise DeadLettersDiscardedError(
+            f"the RetryPolicy {policy_key} discards what it could replay",
+            remedy="set its deadLetter.enabled to true; what was discarded is gone",
+        )
     if connection.replay is None:
         raise ReplayIdentityMissingError(
             f"the PulsarConnection {connections.key_of(reference, key.namespace)} does not say "
@@ -85,8 +94,8 @@ def policy_of(replay: Body) -> Key:
     return Key(Key.of(replay).namespace, replay["spec"]["policyRef"]["name"])
 
 
-def _ready_policy(key: Key, world: World) -> tuple[Policy, ConnectionRef]:
-    """Return a policy whose topics and grants are in place, and where its broker is found."""
+def _ready_policy(key: Key, world: World) -> Body:
+    """Return a RetryPolicy whose topics and grants are in place."""
     body = world.policies.get(key)
     if body is None or "deletionTimestamp" in body["metadata"]:
         raise PolicyNotFoundError(
@@ -102,8 +111,7 @@ def _ready_policy(key: Key, world: World) -> tuple[Policy, ConnectionRef]:
             got="nothing known yet" if ready is None else f"{ready.reason}: {ready.message}",
             remedy="mend what its conditions say; this Replay starts by itself then",
         )
-    spec = parse_spec(RetryPolicySpec, body)
-    return spec.to_policy(str(key), generation), spec.connection_ref
+    return body
 
 
 def _check_turn(replay: Body, world: World) -> None:

@@ -25,6 +25,12 @@ class PolicyNotReadyError(RedriveError):
     reason = "PolicyNotReady"
 
 
+class DeadLettersDiscardedError(RedriveError):
+    """The RetryPolicy has dead-lettering switched off: there is nothing to replay."""
+
+    reason = "DeadLettersDiscarded"
+
+
 class ReplayIdentityMissingError(RedriveError):
     """The PulsarConnection does not say as whom replays are to run."""
 
@@ -61,6 +67,7 @@ _WAITS_FOR_A_CHANGE = (
 
 STALLS = (
     *FINAL,
+    DeadLettersDiscardedError,
     ReplayIdentityMissingError,
     ApplicationNotOursError,
     cluster_errors.ConnectionInvalidError,
@@ -72,6 +79,7 @@ STALLS = (
 WATCHED = (
     *FINAL,
     *_WAITS_FOR_A_CHANGE,
+    DeadLettersDiscardedError,
     ReplayIdentityMissingError,
     ApplicationNotOursError,
     cluster_errors.ConnectionInvalidError,

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import pulsar
 import pytest
 
 from redrive import Policy, RetryConsumer
+from redrive.policy import naming
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, Scheme, TopicName
 from redrive.sandbox.pulsar import SUPERUSER, Broker
 
 
@@ -103,7 +105,7 @@ def _close(client: pulsar.Client) -> None:
 
 def path(topic: TopicName) -> str:
     """Where the admin interface has *topic*."""
-    return f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}"
+    return f"/admin/v2/persistent/{topic.namespace_name}/{quote(topic.local, safe='')}"
 
 
 SetStage = Callable[..., Stage]
@@ -127,15 +129,21 @@ def _set_stage(  # noqa: PLR0913 - what the tests choose from
     *,
     delays: Sequence[str] = ("1s",),
     max_retries: int = 16,
+    dead_letters: bool = True,
+    scheme: Scheme = Scheme.PULSAR,
     kind: SubscriptionType = SubscriptionType.SHARED,
     partitions: int = 0,
     retry_rights: Sequence[str] = ("consume", "produce"),
 ) -> Stage:
+    topic, subscription = TopicName.parse_whole(f"persistent://{namespace}/orders"), "fulfilment"
     policy = Policy(
-        topic=TopicName.parse_whole(f"persistent://{namespace}/orders"),
-        subscription="fulfilment",
+        topic=topic,
+        subscription=subscription,
+        retry_topic=naming.retry_topic(topic, subscription, scheme),
+        dead_letter_topic=naming.dead_letter_topic(topic, subscription, scheme),
         subscription_type=kind,
         max_retries=max_retries,
+        dead_letters=dead_letters,
         ladder=Ladder.from_delays(delays),
     )
     stage = Stage(broker, policy, f"consumer-{secrets.token_hex(4)}", closing)

@@ -14,6 +14,7 @@ import pytest
 from redrive.delivery.settle import id_text
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import SubscriptionType
+from redrive.policy.naming import Scheme
 
 SetStage = Callable[..., Any]
 TICK = timedelta(seconds=1)  # a broker may be early by this much
@@ -105,6 +106,41 @@ def test_without_retries_the_first_failure_is_a_dead_letter(set_stage: SetStage)
     (dead,) = stage.dead_letters(1)
     assert dead.properties()["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
     assert dead.properties()["RECONSUMETIMES"] == "1"
+
+
+@pytest.mark.parametrize("scheme", Scheme)
+def test_messages_travel_under_the_names_of_every_scheme(
+    set_stage: SetStage, scheme: Scheme
+) -> None:
+    stage = set_stage(max_retries=1, scheme=scheme)
+    stage.send(b"bad")
+    consumer = stage.consumer()
+    for _ in range(2):
+        consumer.reconsume_later(consumer.receive(SOON))
+    [dead] = stage.dead_letters(1)
+    assert dead.properties()["RETRY_TOPIC"] == str(stage.policy.retry_topic)
+
+
+@pytest.mark.parametrize("level", [None, -1])
+def test_a_policy_that_discards_acknowledges_what_has_used_up_its_retries(
+    set_stage: SetStage, level: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = set_stage(max_retries=0, dead_letters=False)
+    (origin,) = stage.send(b"lost")
+    consumer = stage.consumer()
+
+    with caplog.at_level(logging.WARNING, "redrive"):
+        consumer.reconsume_later(consumer.receive(SOON), level=level)
+
+    reason = "Requested" if level else "RetriesExhausted"
+    [record] = caplog.records
+    assert record.getMessage() == (
+        f"discarded ({reason}), as the policy asks: origin {id_text(origin)}, "
+        f"id {id_text(origin)}, failed attempts 1"
+    )
+    consumer.close()
+    assert stage.backlog(stage.policy.topic) == 0
+    stage.dead_letters(0)
 
 
 def test_a_wrong_way_to_ask_settles_nothing(set_stage: SetStage) -> None:

@@ -124,6 +124,14 @@ class Shop:
             assert time.monotonic() < deadline, f"{kind} {name} is not {reason}: {status}"
             time.sleep(0.1)
 
+    def reaches_condition(self, name: str, kind: str) -> dict[str, Any]:
+        """The condition *kind* of a RetryPolicy, once it is True."""
+        self.kubectl(
+            "wait", f"retrypolicy/{name}", f"--for=condition={kind}", f"--timeout={SECONDS}s"
+        )
+        conditions = self.get("retrypolicy", name)["status"]["conditions"]
+        return next(dict(c) for c in conditions if c["type"] == kind)
+
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """An object as it is."""
         found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, "--output=json"))
@@ -157,6 +165,11 @@ class Shop:
                 for name in self.request("GET", f"namespaces/{self.tenant}")
             },
         }
+
+    def topics(self, namespace: str = "prod") -> dict[str, Any]:
+        """The topics of a Pulsar namespace by name, without those of the broker itself."""
+        topics = self._dump_namespace(f"{self.tenant}/{namespace}")["topics"]
+        return {name: state for name, state in topics.items() if "/__" not in name}
 
     def _dump_namespace(self, name: str) -> dict[str, Any]:
         partitioned = self.request("GET", f"persistent/{name}/partitioned")

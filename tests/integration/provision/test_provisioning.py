@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from redrive.policy import codec
+from redrive.policy.ladder import Ladder
+from redrive.policy.model import Policy
 from redrive.sandbox import installation
 from redrive.sandbox.sandbox import Sandbox
 
@@ -146,6 +150,77 @@ def test_of_two_policies_one_is_ready_whatever_becomes_of_the_older(shop: Shop) 
     shop.ready("younger")
 
 
+def test_two_policies_of_one_subscription_conflict_under_any_names(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.policy("older")
+    shop.ready("older")
+    shop.policy("younger", naming={"scheme": "tdmq-2.7.2"})
+    shop.reaches("younger", "ResourceConflict")
+    contested = shop.reaches_condition("older", "ResourceConflict")
+    assert f"RetryPolicy {shop.namespace}/younger" in contested["message"]
+
+
+@pytest.mark.parametrize(
+    ("naming", "retry", "dead_letter"),
+    [
+        ({"scheme": "tdmq-2.7.2"}, "fulfilment-RETRY", "fulfilment-DLQ"),
+        ({"scheme": "tdmq-2.6.1"}, "fulfilment-retry", "fulfilment-dlq"),
+        ({"scheme": "rocketmq"}, "%RETRY%fulfilment", "%DLQ%fulfilment"),
+        ({"retryTopic": "again"}, "again", "orders-fulfilment-DLQ"),
+        ({"scheme": "tdmq-2.7.2", "deadLetterTopic": "dead"}, "fulfilment-RETRY", "dead"),
+    ],
+)
+def test_topics_are_named_as_the_policy_says(
+    shop: Shop, naming: dict[str, str], retry: str, dead_letter: str
+) -> None:
+    shop.create_topic(shop.topic("orders"))
+    given = {k: v if k == "scheme" else shop.topic(v) for k, v in naming.items()}
+    shop.policy(naming=given)
+    status = shop.ready()["status"]
+    assert status["retryTopic"] == shop.topic(retry)
+    assert status["deadLetterTopic"] == shop.topic(dead_letter)
+    topics = shop.topics()
+    assert topics.keys() == {shop.topic(name) for name in ("orders", retry, dead_letter)}
+    assert topics[shop.topic(retry)]["subscriptions"] == ["fulfilment"]
+    assert permissions(shop) == {
+        "fulfilment": {retry: {"consume", "produce"}, dead_letter: {"produce"}}
+    }
+    written = shop.get("configmap", status["configMap"])["data"]["policy.json"]
+    policy = codec.decode(written)
+    assert str(policy.retry_topic) == shop.topic(retry)
+    assert str(policy.dead_letter_topic) == shop.topic(dead_letter)
+
+
+def test_a_policy_that_discards_has_no_dead_letter_topic_and_tells_its_consumers(
+    shop: Shop,
+) -> None:
+    shop.connection(replay=REPLAY)
+    shop.create_topic(shop.topic("orders"))
+    shop.policy(deadLetter={"enabled": False})
+    status = shop.ready()["status"]
+    assert "deadLetterTopic" not in status
+    assert shop.topics().keys() == {shop.topic("orders"), shop.topic("orders-fulfilment-RETRY")}
+    assert permissions(shop) == {"fulfilment": {"orders-fulfilment-RETRY": {"consume", "produce"}}}
+    written = shop.get("configmap", status["configMap"])["data"]["policy.json"]
+    assert not codec.decode(written).dead_letters
+    shop.policy(deadLetter={"enabled": True})
+    assert shop.ready()["status"]["deadLetterTopic"] == shop.topic("orders-fulfilment-DLQ")
+
+
+def test_what_policies_leave_out_their_connection_says_and_a_change_reaches_them(
+    shop: Shop,
+) -> None:
+    shop.create_topic(shop.topic("orders"))
+    exponential = {"initial": "1s", "factor": 2, "max": "5s", "jitter": 0.5}
+    shop.policy(delayLadder={"exponential": exponential})
+    for retries in (3, 4):
+        shop.connection(policyDefaults={"maxRetries": retries, "delayLevels": ["7s", "9s"]})
+        wait_until(lambda: consumers_policy(shop).max_retries == retries)  # noqa: B023 - now
+    policy = consumers_policy(shop)
+    assert policy.ladder == Ladder.from_exponential("1s", 2, "5s", 0.5)
+    assert policy.levels == Ladder.from_delays(["7s", "9s"])
+
+
 def test_policies_whose_derived_names_meet_do_not_share_a_topic(shop: Shop) -> None:
     for name in ("orders", "orders-eu"):
         shop.create_topic(shop.topic(name))
@@ -154,7 +229,27 @@ def test_policies_whose_derived_names_meet_do_not_share_a_topic(shop: Shop) -> N
     before = shop.dump()
     shop.let_a_second_pass()
     shop.policy("b", subscription="eu-billing")
-    assert "RetryPolicy" in message(shop.reaches("b", "NameCollision"))
+    assert f"RetryPolicy {shop.namespace}/a" in message(shop.reaches("b", "NameCollision"))
+    assert shop.dump() == before
+    named = shop.reaches_condition("a", "NameCollision")
+    assert f"RetryPolicy {shop.namespace}/b" in named["message"]
+    assert ("Warning", "NameCollision", named["message"]) in shop.events("a")
+    shop.ready("a")
+    shop.kubectl("delete", "retrypolicy", "b", "--timeout=20s")
+    shop.kubectl("wait", "retrypolicy/a", "--for=condition=NameCollision!=True", "--timeout=20s")
+
+
+def test_the_younger_of_two_whose_names_met_takes_over_and_nothing_is_deleted(shop: Shop) -> None:
+    for name in ("orders", "returns"):
+        shop.create_topic(shop.topic(name))
+    short = {"scheme": "tdmq-2.7.2"}
+    shop.policy("older", naming=short)
+    shop.ready("older")
+    before = shop.dump()
+    shop.policy("younger", topic=shop.topic("returns"), naming=short)
+    shop.reaches("younger", "NameCollision")
+    shop.kubectl("delete", "retrypolicy", "older", "--timeout=20s")
+    shop.ready("younger")
     assert shop.dump() == before
 
 
@@ -196,6 +291,20 @@ def test_a_restart_changes_nothing_and_takes_up_what_came_meanwhile(
     shop.ready("others")
     assert shop.get("retrypolicy", "orders") == settled
     assert [event[1] for event in shop.events("orders")] == ["Provisioned"]
+
+
+def consumers_policy(shop: Shop) -> Policy:
+    """What consumers of the policy `orders` load; the operator may not have written it yet."""
+    shop.ready()
+    return codec.decode(shop.get("configmap", "orders-redrive")["data"]["policy.json"])
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Fail if it does not hold within half a minute."""
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def message(body: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,12 @@ GONE = "http://127.0.0.1:1"
 def token_of(secret: str) -> Fields:
     """The connection's field that refers to *secret*."""
     return {"authentication": {"token": {"secretRef": {"name": secret, "key": "token"}}}}
+
+
+def filled(fields: Fields, shop: Shop) -> Fields:
+    """Put the shop's tenant in its place in *fields*."""
+    written: Fields = json.loads(json.dumps(fields).replace("{tenant}", shop.tenant))
+    return written
 
 
 def nothing(_: Shop) -> None:
@@ -72,6 +79,12 @@ def join_topics(shop: Shop) -> None:
     """Be rid of it."""
     path = f"persistent/{shop.tenant}/prod/split-partitions-differ-RETRY/partitions"
     shop.request("DELETE", path)
+
+
+def rename_topics(shop: Shop) -> None:
+    """Make the policy anew: its names can't change."""
+    shop.kubectl("delete", "retrypolicy", "three-topics", "--timeout=20s")
+    shop.policy("three-topics", connectionRef={"name": "three-topics"}, subscription="three-topics")
 
 
 CASES = {
@@ -156,6 +169,23 @@ CASES = {
         stalls=True,
         connection={"allowedTopics": ["persistent://*/prod/orders"]},
     ),
+    "given-name-not-allowed": Case(
+        "TopicNotAllowed",
+        ("got 'persistent://{tenant}/prod/given-name-not-allowed-RETRY'", "add it there"),
+        lambda shop: shop.connection("given-name-not-allowed"),
+        stalls=True,
+        connection={"allowedTopics": ["persistent://{tenant}/*/orders"]},
+        policy={
+            "naming": {"retryTopic": "persistent://{tenant}/prod/given-name-not-allowed-RETRY"}
+        },
+    ),
+    "three-topics": Case(
+        "InvalidSpec",
+        ("are three topics", "use another naming scheme"),
+        rename_topics,
+        stalls=True,
+        policy={"naming": {"retryTopic": "persistent://{tenant}/prod/orders"}},
+    ),
     "role-not-allowed": Case(
         "RoleNotAllowed",
         ("(fulfilment); got 'root'", "add it there"),
@@ -206,18 +236,16 @@ def refused(make_shop: Callable[[], Shop]) -> Refused:
     for name, case in CASES.items():
         case.prepare(shop)
         if case.connection is not None:
-            shop.connection(name, **case.connection)
+            shop.connection(name, **filled(case.connection, shop))
     before = shop.dump()
     shop.policies(
         {
             name: {
                 "connectionRef": {"name": name},
                 "subscription": name,
-                **case.policy,
-                **({"topic": topic.format(tenant=shop.tenant)} if topic else {}),
+                **filled(case.policy, shop),
             }
             for name, case in CASES.items()
-            for topic in [case.policy.get("topic", "")]
         }
     )
     policies = {name: shop.reaches(name, case.reason) for name, case in CASES.items()}

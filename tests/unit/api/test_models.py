@@ -15,7 +15,7 @@ from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.policy import durations
 from redrive.policy.ladder import LEVELS, PRESETS
 from redrive.policy.model import SubscriptionType
-from redrive.policy.naming import TopicName
+from redrive.policy.naming import Scheme, TopicName
 
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 words = st.from_regex(r"[-_.a-zA-Z0-9]{1,20}", fullmatch=True).filter(
@@ -27,7 +27,24 @@ ladders = st.one_of(
     st.fixed_dictionaries({"preset": st.sampled_from(sorted(PRESETS))}),
     st.fixed_dictionaries({"delays": st.lists(delays, min_size=1, max_size=5)}),
     st.fixed_dictionaries({"fixed": delays}),
+    st.fixed_dictionaries(
+        {
+            "exponential": st.fixed_dictionaries(
+                {
+                    "initial": st.just("1s"),
+                    "factor": st.floats(1.1, 100),
+                    "max": delays,
+                    "jitter": st.floats(0, 1),
+                }
+            )
+        }
+    ),
 )
+choices = {
+    "maxRetries": st.integers(0, 1_000),
+    "delayLadder": ladders,
+    "delayLevels": st.lists(delays, min_size=1, max_size=5),
+}
 tokens = st.fixed_dictionaries(
     {"secretRef": st.fixed_dictionaries({"name": names, "key": words})},
 )
@@ -38,8 +55,10 @@ policies = st.fixed_dictionaries(
         "subscription": words,
         "subscriptionType": st.sampled_from(["Shared", "Key_Shared"]),
         "consumerRoles": st.lists(words, max_size=3),
+        "naming": st.fixed_dictionaries({"scheme": st.sampled_from(list(Scheme))}),
+        "deadLetter": st.fixed_dictionaries({"enabled": st.booleans()}),
     },
-    optional={"maxRetries": st.integers(0, 1_000), "delayLadder": ladders},
+    optional=choices,
 )
 connections = st.fixed_dictionaries(
     {
@@ -52,6 +71,7 @@ connections = st.fixed_dictionaries(
     optional={
         "allowedNamespaces": st.lists(names, max_size=3),
         "replay": st.fixed_dictionaries({"role": words, "token": tokens}),
+        "policyDefaults": st.fixed_dictionaries({}, optional=choices),
     },
 )
 replays = st.fixed_dictionaries(
@@ -116,6 +136,34 @@ def test_what_a_policy_says_is_what_consumers_get() -> None:
 def test_a_fixed_delay_repeats() -> None:
     ladder = policy_spec(delayLadder={"fixed": "5s"}).to_policy("shop/orders", 1).ladder
     assert [ladder.delay(retry) for retry in (1, 2, 99)] == [timedelta(seconds=5)] * 3
+
+
+def test_an_exponential_ladder_has_a_factor_of_two_and_no_jitter_unless_said() -> None:
+    asked = {"exponential": {"initial": "1s", "max": "5s"}}
+    ladder = policy_spec(delayLadder=asked).to_policy("shop/orders", 1).ladder
+    assert [rung.total_seconds() for rung in ladder.rungs] == [1, 2, 4, 5]
+    assert ladder.jitter == 0
+
+
+def test_names_and_dead_lettering_are_as_the_policy_says() -> None:
+    naming = {"scheme": "tdmq-2.6.1", "deadLetterTopic": "persistent://shop/prod/dead"}
+    policy = policy_spec(naming=naming, deadLetter={"enabled": False}).to_policy("", 1)
+    assert str(policy.retry_topic) == "persistent://shop/prod/fulfilment-retry"
+    assert str(policy.dead_letter_topic) == "persistent://shop/prod/dead"
+    assert not policy.dead_letters
+
+
+def test_what_a_policy_leaves_out_its_connection_says() -> None:
+    defaults = connection_spec(
+        policyDefaults={"maxRetries": 3, "delayLevels": ["7s"], "delayLadder": {"fixed": "5s"}}
+    ).policy_defaults
+    own = policy_spec(delayLadder={"fixed": "9s"}, maxRetries=0)
+    for spec, retries, delay in ((policy_spec(), 3, 5), (own, 0, 9)):
+        policy = spec.completed(defaults).to_policy("", 1)
+        assert policy.max_retries == retries
+        assert policy.ladder.rungs == (timedelta(seconds=delay),)
+        assert policy.levels.rungs == (timedelta(seconds=7),)
+    assert own.completed(None) is own
 
 
 def test_a_thousand_rungs_are_the_most() -> None:

@@ -93,6 +93,22 @@ async def test_stalled_and_reconciling_are_there_only_while_true(
     assert api.events[-1] == ("Normal", "Provisioned", "all is there")
 
 
+async def test_a_caution_is_a_condition_of_its_own_and_an_event_when_it_says_something_new(
+    api: Recorder, out: Publisher
+) -> None:
+    for message in ("beware", "beware", "beware of more"):
+        caution = status.Caution("NameCollision", message)
+        await out.publish(api.body, status.ready("Provisioned", "all is there", [caution]))
+    assert conditions(api.body).keys() == {"Ready", "NameCollision"}
+    await out.publish(api.body, status.ready("Provisioned", "all is there"))
+    assert conditions(api.body).keys() == {"Ready"}
+    assert api.events == [
+        ("Normal", "Provisioned", "all is there"),
+        ("Warning", "NameCollision", "beware"),
+        ("Warning", "NameCollision", "beware of more"),
+    ]
+
+
 async def test_the_time_of_a_condition_is_that_of_its_last_change(
     api: Recorder, out: Publisher
 ) -> None:

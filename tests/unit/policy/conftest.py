@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 from string import ascii_letters, digits
 
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
+from redrive.policy import naming
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import Policy, SubscriptionType
-from redrive.policy.naming import TopicName
+from redrive.policy.naming import Scheme, TopicName
 
 # For test_mutants.py: the same examples in every run, and no time spent on making them small.
 settings.register_profile(
@@ -40,20 +42,39 @@ st.register_type_strategy(
 )
 st.register_type_strategy(
     Ladder,
-    st.lists(st.integers(1, 864_000).map(lambda n: timedelta(seconds=n)), min_size=1, max_size=8)
-    .map(tuple)
-    .map(Ladder),
+    st.builds(
+        Ladder,
+        st.lists(
+            st.integers(1, 864_000).map(lambda n: timedelta(seconds=n)), min_size=1, max_size=8
+        ).map(tuple),
+        st.just(0.0) | st.floats(0, 1),
+    ),
 )
 st.register_type_strategy(
     Policy,
     st.builds(
         Policy,
-        topic=st.from_type(TopicName),
+        topic=st.just(TopicName("shop", "prod", "orders")) | st.from_type(TopicName),
         subscription=locals_,
         subscription_type=st.sampled_from(SubscriptionType),
         max_retries=st.integers(0, 30) | st.integers(0, 1_000),
         ladder=st.from_type(Ladder),
+        levels=st.from_type(Ladder).map(lambda ladder: Ladder(ladder.rungs)),
+        dead_letters=st.booleans(),
         name=st.text(st.characters(codec="utf-8"), max_size=20),
         generation=st.integers(0, 2**63 - 1),
+    ).flatmap(
+        lambda policy: (
+            st.just(policy)
+            | st.sampled_from(Scheme).map(
+                lambda scheme: dataclasses.replace(
+                    policy,
+                    retry_topic=naming.retry_topic(policy.topic, policy.subscription, scheme),
+                    dead_letter_topic=naming.dead_letter_topic(
+                        policy.topic, policy.subscription, scheme
+                    ),
+                )
+            )
+        )
     ),
 )

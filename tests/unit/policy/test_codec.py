@@ -15,8 +15,9 @@ from redrive.policy.naming import TopicName
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing", name="shop/orders", generation=2)
 READ = [
     "version", "name", "generation", "topic", "subscription", "subscriptionType", "maxRetries",
-    "delays",
+    "delays", "retryTopic", "deadLetterTopic",
 ]  # fmt: skip
+ADDED = ["jitter", "delayLevels", "deadLetterEnabled"]
 
 policies = st.from_type(Policy)
 json_values = st.recursive(
@@ -43,7 +44,7 @@ def test_equal_policies_give_equal_text(policy: Policy) -> None:
 
 def test_the_written_form_is_the_documented_one() -> None:
     written = document(codec.decode(codec.encode(POLICY)))
-    assert written | {"delays": None} == {
+    assert written | {"delays": None, "delayLevels": None} == {
         "version": 1,
         "name": "shop/orders",
         "generation": 2,
@@ -52,13 +53,22 @@ def test_the_written_form_is_the_documented_one() -> None:
         "subscriptionType": "Shared",
         "maxRetries": 16,
         "delays": None,
+        "jitter": 0.0,
+        "delayLevels": None,
         "retryTopic": "persistent://shop/prod/orders-billing-RETRY",
+        "deadLetterEnabled": True,
         "deadLetterTopic": "persistent://shop/prod/orders-billing-DLQ",
     }
     assert written["delays"][:5] == ["1s", "5s", "10s", "30s", "1m"]
+    assert written["delayLevels"][:5] == ["1s", "5s", "10s", "30s", "1m"]
 
 
-@given(st.sampled_from(READ), json_values)
+def test_a_file_of_before_the_keys_were_added_means_what_it_meant() -> None:
+    before = {key: value for key, value in document().items() if key not in ADDED}
+    assert codec.decode(json.dumps(before)) == POLICY
+
+
+@given(st.sampled_from(READ + ADDED), json_values)
 def test_a_value_of_another_type_is_refused(key: str, value: Any) -> None:  # noqa: ANN401
     changed = document()
     if type(value) is type(changed[key]):
@@ -99,6 +109,10 @@ def test_a_delay_that_is_no_string_is_refused() -> None:
         ("maxRetries", 1_001),
         ("delays", []),
         ("delays", ["0s"]),
+        ("jitter", 1.5),
+        ("delayLevels", []),
+        ("retryTopic", "persistent://shop/prod/orders"),
+        ("deadLetterTopic", "persistent://shop/test/orders-DLQ"),
         ("topic", "persistent://shop/prod/orders-partition-1"),
         ("subscription", "a/b"),
         ("subscriptionType", "Exclusive"),
@@ -109,7 +123,7 @@ def test_a_value_out_of_bounds_is_refused_as_it_is_in_a_manifest(key: str, value
         codec.decode(json.dumps(document() | {key: value}))
 
 
-@given(st.dictionaries(st.text().filter(lambda key: key not in READ), json_values))
+@given(st.dictionaries(st.text().filter(lambda key: key not in READ + ADDED), json_values))
 def test_keys_of_a_later_writer_are_ignored(added: dict[str, Any]) -> None:
     assert codec.decode(json.dumps(document() | added)) == POLICY
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
 from redrive.policy import durations
-from redrive.policy.ladder import LEVELS, PRESETS, Ladder, check_delay, level_delay
+from redrive.policy.ladder import PRESETS, Ladder, check_delay
 
 ladders = st.from_type(Ladder)
 SECOND = timedelta(seconds=1)
@@ -52,14 +52,57 @@ def test_a_preset_is_taken_by_name(preset: str) -> None:
     assert Ladder.from_preset(preset).rungs == PRESETS[preset]
 
 
-@given(st.integers(1, 18))
-def test_level_k_is_the_kth_word(level: int) -> None:
-    assert level_delay(level) == LEVELS[level - 1]
+@given(ladders, st.integers(1, 20), st.floats(0, 1))
+def test_jitter_shortens_a_delay_by_up_to_its_share_and_never_below_a_second(
+    ladder: Ladder, retry: int, luck: float
+) -> None:
+    whole = ladder.delay(retry)
+    shortened = ladder.delay(retry, luck)
+    assert max(SECOND, whole * (1 - ladder.jitter)) <= shortened <= whole
+    assert ladder.delay(retry, 1) == max(SECOND, whole * (1 - ladder.jitter))
 
 
-@given(st.integers(min_value=18))
-def test_a_level_above_the_highest_means_the_highest(level: int) -> None:
-    assert level_delay(level) == timedelta(hours=2)
+@pytest.mark.parametrize("jitter", [-0.1, 1.1, float("nan")])
+def test_a_jitter_that_is_no_share_is_refused(jitter: float) -> None:
+    with pytest.raises(InvalidSpecError, match=rf"a share from 0 to 1; got {jitter}; choose"):
+        Ladder((SECOND,), jitter)
+
+
+def test_an_exponential_ladder_grows_by_its_factor_until_the_longest_delay_repeats() -> None:
+    ladder = Ladder.from_exponential("1s", 2, "10s", 0.5)
+    assert [rung.total_seconds() for rung in ladder.rungs] == [1, 2, 4, 8, 10]
+    assert ladder.jitter == 0.5
+    assert ladder.delay(99) == timedelta(seconds=10)
+    assert Ladder.from_exponential("1m", 3, "1m").rungs == (timedelta(minutes=1),)
+
+
+@given(st.floats(1.1, 100), st.integers(1, 864_000), st.integers(1, 864_000))
+def test_every_exponential_ladder_climbs_from_its_first_to_its_longest_delay(
+    factor: float, one: int, other: int
+) -> None:
+    first, longest = sorted((one, other))
+    rungs = Ladder.from_exponential(f"{first}s", factor, f"{longest}s").rungs
+    assert (rungs[0], rungs[-1]) == (timedelta(seconds=first), timedelta(seconds=longest))
+    assert list(rungs) == sorted(rungs)
+    assert all(rung == timedelta(seconds=round(rung.total_seconds())) for rung in rungs)
+
+
+@pytest.mark.parametrize(
+    ("initial", "factor", "longest", "says"),
+    [
+        ("1s", 1.0, "1m", "from 1.1 to 100; got 1.0"),
+        ("1s", 101, "1m", "from 1.1 to 100; got 101"),
+        ("1s", float("nan"), "1m", "from 1.1 to 100; got nan"),
+        ("2m", 2, "1m", "got 'initial 2m, max 1m'; raise max"),
+        ("0s", 2, "1m", "the initial delay must be from 1 s"),
+        ("1s", 2, "11d", "the longest delay must be from 1 s"),
+    ],
+)
+def test_an_exponential_ladder_that_can_not_be_climbed_is_refused(
+    initial: str, factor: float, longest: str, says: str
+) -> None:
+    with pytest.raises(InvalidSpecError, match=says):
+        Ladder.from_exponential(initial, factor, longest)
 
 
 @pytest.mark.parametrize("delay", [SECOND, TEN_DAYS])
@@ -87,7 +130,7 @@ def test_a_ladder_has_from_one_to_a_thousand_rungs(count: int) -> None:
 def test_a_ladder_descends_where_a_rung_is_shorter_than_the_one_before(ladder: Ladder) -> None:
     ascending = Ladder(tuple(sorted(ladder.rungs)))
     assert not ascending.descends
-    assert ladder.descends == (ladder != ascending)
+    assert ladder.descends == (ladder.rungs != ascending.rungs)
 
 
 def test_a_fixed_ladder_is_one_rung_for_ever() -> None:

@@ -14,7 +14,34 @@ def test_topic_and_subscription_make_a_policy_with_the_documented_defaults() -> 
     policy = Policy(topic=ORDERS, subscription="billing")
     assert policy.max_retries == 16
     assert policy.ladder.rungs == LEVELS
+    assert policy.levels.rungs == LEVELS
     assert policy.subscription_type is SubscriptionType.SHARED
+    assert policy.dead_letters
+    assert policy.retry_topic == ORDERS.sibling("orders-billing-RETRY")
+    assert policy.dead_letter_topic == ORDERS.sibling("orders-billing-DLQ")
+
+
+def test_names_that_are_given_are_taken_each_for_itself() -> None:
+    policy = Policy(ORDERS, "billing", retry_topic=ORDERS.sibling("again"))
+    assert policy.retry_topic == ORDERS.sibling("again")
+    assert policy.dead_letter_topic == ORDERS.sibling("orders-billing-DLQ")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (TopicName("shop", "test", "again"), "tenant and namespace of their source topic"),
+        (TopicName("other", "prod", "again"), "tenant and namespace of their source topic"),
+        (ORDERS.partition(3), "not for one partition"),
+        (ORDERS, "are three topics"),
+        (ORDERS.sibling("orders-billing-DLQ"), "are three topics"),
+    ],
+)
+def test_a_name_that_can_not_be_that_of_a_retry_topic_is_refused(
+    given: TopicName, says: str
+) -> None:
+    with pytest.raises(InvalidSpecError, match=says):
+        Policy(ORDERS, "billing", retry_topic=given)
 
 
 @pytest.mark.parametrize("count", [0, 1, 1_000])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming
 from redrive.policy.model import Policy
-from redrive.policy.naming import TopicName
+from redrive.policy.naming import Scheme, TopicName
 
 topics = st.from_type(TopicName)
 ORDERS = TopicName("shop", "prod", "orders")
@@ -26,6 +26,33 @@ def test_derived_names_are_those_of_pulsars_own_clients() -> None:
     assert str(naming.dead_letter_topic(ORDERS, "billing")) == (
         "persistent://shop/prod/orders-billing-DLQ"
     )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "retry", "dead_letter"),
+    [
+        ("pulsar", "orders-billing-RETRY", "orders-billing-DLQ"),
+        ("tdmq-2.7.2", "billing-RETRY", "billing-DLQ"),
+        ("tdmq-2.6.1", "billing-retry", "billing-dlq"),
+        ("rocketmq", "%RETRY%billing", "%DLQ%billing"),
+    ],
+)
+def test_a_scheme_names_topics_as_the_system_does_that_it_is_named_after(
+    scheme: str, retry: str, dead_letter: str
+) -> None:
+    chosen = Scheme.parse(scheme)
+    assert naming.retry_topic(ORDERS, "billing", chosen) == ORDERS.sibling(retry)
+    assert naming.dead_letter_topic(ORDERS, "billing", chosen) == ORDERS.sibling(dead_letter)
+
+
+def test_what_stands_in_a_name_is_never_taken_for_a_form() -> None:
+    topic = naming.retry_topic(ORDERS.sibling("{subscription}"), "{topic}")
+    assert topic.local == "{subscription}-{topic}-RETRY"
+
+
+def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidSpecError, match=r"got 'kafka'; use one of pulsar, tdmq-2\.7\.2,"):
+        Scheme.parse("kafka")
 
 
 @given(topics, st.integers(0, 1_000))

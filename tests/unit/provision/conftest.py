@@ -67,13 +67,14 @@ def asked(connection: dict[str, Any]) -> MakeAsked:
 
     def read(body: Body, **changes: object) -> Asked:
         key = Key.of(body)
-        spec = RetryPolicySpec.model_validate(body["spec"])
+        through = PulsarConnectionSpec.model_validate(connection | changes)
+        spec = RetryPolicySpec.model_validate(body["spec"]).completed(through.policy_defaults)
         return Asked(
             key=key,
             age=(body["metadata"]["creationTimestamp"], body["metadata"]["uid"]),
             spec=spec,
             policy=spec.to_policy(str(key), body["metadata"]["generation"]),
-            connection=PulsarConnectionSpec.model_validate(connection | changes),
+            connection=through,
         )
 
     return read

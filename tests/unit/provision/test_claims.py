@@ -16,19 +16,26 @@ TOPICS = {
     "b": ("persistent://shop/prod/orders", "eu-billing"),  # meets "a" in one name
     "c": ("persistent://shop/prod/orders", "fulfilment"),
     "d": ("persistent://shop/test/orders", "fulfilment"),
+    "e": ("persistent://shop/prod/orders", "short"),
+    "f": ("persistent://shop/prod/returns", "short"),  # meets "e" under a scheme without the topic
+    "g": ("persistent://shop/prod/orders", "short"),  # the subscription of "e" under other names
     "broken": ("persistent://shop/prod/orders-partition-3", "fulfilment"),
 }
-MEET = [{"a", "b"}, {"c"}, {"d"}]
+MEET = {"a": "ab", "b": "ab", "c": "c", "d": "d", "e": "efg", "f": "ef", "g": "eg"}
+SHORT = {"scheme": "tdmq-2.7.2"}
 
 
 def make(policy: MakeBody, name: str, pair: str, generation: int = 1) -> dict[str, Any]:
     topic, subscription = TOPICS[pair]
-    return policy(name, topic=topic, subscription=subscription, generation=generation)
+    naming = SHORT if pair in {"e", "f"} else {}
+    return policy(
+        name, topic=topic, subscription=subscription, naming=naming, generation=generation
+    )
 
 
 def rivals(pairs: dict[str, str], name: str) -> set[Key]:
     """What the index must say, found by comparing all with all."""
-    together: set[str] = next((group for group in MEET if pairs.get(name) in group), set())
+    together = MEET.get(pairs.get(name, ""), "")
     return {Key("shop", n) for n, pair in pairs.items() if pair in together and n != name}
 
 

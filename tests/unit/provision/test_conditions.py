@@ -30,13 +30,24 @@ def test_a_policy_within_what_its_connection_allows_is_admissible(
             "TopicNotAllowed",
             "'persistent://other/prod/orders'",
         ),
+        (
+            {"naming": {"retryTopic": "persistent://shop/prod/again"}},
+            "TopicNotAllowed",
+            "'persistent://shop/prod/again'",
+        ),
+        (
+            {"naming": {"deadLetterTopic": "persistent://shop/prod/dead"}},
+            "TopicNotAllowed",
+            "'persistent://shop/prod/dead'",
+        ),
         ({"consumerRoles": ["fulfilment", "root"]}, "RoleNotAllowed", "'root'"),
     ],
 )
 def test_a_policy_that_may_not_be_obeyed_is_refused(
     policy: MakeBody, asked: MakeAsked, changes: dict[str, Any], reason: str, found: str
 ) -> None:
-    violation = conditions.first_violation(ADMISSIBLE, asked(policy(**changes)))
+    only = ["persistent://shop/*/orders*"]
+    violation = conditions.first_violation(ADMISSIBLE, asked(policy(**changes), allowedTopics=only))
     assert violation is not None
     assert violation.reason == reason
     assert f"got {found};" in str(violation)

@@ -24,6 +24,7 @@ def test_a_policy_needs_two_topics_with_a_subscription_each(
     wanted = desired(asked(body), body)
     assert (str(wanted.retry.name), wanted.retry.subscription) == (RETRY, "fulfilment")
     assert wanted.retry.deduplicates
+    assert wanted.dead_letter is not None
     assert (str(wanted.dead_letter.name), wanted.dead_letter.subscription) == (
         DEAD_LETTER,
         "redrive",
@@ -40,6 +41,16 @@ def test_consumers_read_and_write_retries_and_only_write_dead_letters(
         (RETRY, "shop-b"): {"produce", "consume"},
         (DEAD_LETTER, "shop-b"): {"produce"},
     }
+
+
+def test_a_policy_that_discards_needs_no_dead_letter_topic_and_no_rights_on_one(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    body = policy(deadLetter={"enabled": False})
+    assert desired(asked(body), body).dead_letter is None
+    assert granted(asked(body), body) == {(RETRY, "fulfilment"): {"produce", "consume"}}
+    written = desired(asked(body), body).config_map["data"]["policy.json"]
+    assert not codec.decode(written).dead_letters
 
 
 def test_replays_read_dead_letters_and_only_write_retries(

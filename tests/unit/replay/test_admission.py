@@ -15,6 +15,7 @@ from redrive.errors import InvalidSpecError
 from redrive.replay import launch
 from redrive.replay.admission import admit
 from redrive.replay.errors import (
+    DeadLettersDiscardedError,
     PolicyNotFoundError,
     PolicyNotReadyError,
     ReplayIdentityMissingError,
@@ -120,6 +121,18 @@ def test_the_token_is_that_of_the_replay_role() -> None:
 def test_a_selection_that_cannot_be_is_refused_before_anything_else_is_asked() -> None:
     with pytest.raises(InvalidSpecError, match="unknown column; got 'cause'"):
         admit(replay(where="cause = 'x'"), world(policies=[], connections=[]))
+
+
+def test_a_policy_that_discards_has_nothing_to_replay() -> None:
+    discarding = policy()
+    discarding["spec"]["deadLetter"] = {"enabled": False}
+    with pytest.raises(DeadLettersDiscardedError, match=r"set its deadLetter\.enabled to true"):
+        admit(replay(), world(policies=[discarding]))
+
+
+def test_the_job_knows_what_the_policy_leaves_to_its_connection() -> None:
+    admitted = admit(replay(), world(connections=[connection(policyDefaults={"maxRetries": 3})]))
+    assert admitted.job.policy.max_retries == 3
 
 
 def test_a_missing_policy_is_waited_for() -> None:

@@ -1,0 +1,46 @@
+"""What a policy may leave to its connection: the fields that both have, stated once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Strict, WithJsonSchema
+
+from redrive.api.ladder import DelayLadder, Levels
+from redrive.api.model import ApiModel
+from redrive.api.rules import refusing
+from redrive.policy.model import MAX_RETRIES_LIMIT, check_max_retries
+
+# Bounds rather than a rule: only so does the API server show the number it refuses.
+MaxRetries = Annotated[
+    int,
+    Strict(),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_RETRIES_LIMIT}),
+    AfterValidator(refusing(check_max_retries)),
+]
+
+
+class Choices(ApiModel):
+    """How policies treat failed messages where they do not say it themselves."""
+
+    max_retries: MaxRetries | None = None
+    """How often a failed message is retried after its first delivery, 0 to 1000: with 3 a message
+    is handled at most 4 times, then it is a dead letter. Left out: what the connection's
+    `policyDefaults` say, else 16."""
+
+    # No default in the schema: a default choice would stay beside the one a user makes later.
+    delay_ladder: DelayLadder | None = None
+    """The delay before each retry: exactly one of preset, delays, fixed and exponential. Left out:
+    what the connection's `policyDefaults` say, else the preset `tdmq`."""
+
+    delay_levels: Levels | None = None
+    """What consumers mean by `level=k`: the k-th of these delays, from 1; a higher level means the
+    last. 1 to 100 of them, each from 1s to 10d. Left out: what the connection's `policyDefaults`
+    say, else the 18 levels `1s 5s 10s 30s`, 1m to 10m by the minute, `20m 30m 1h 2h`."""
+
+    def completed(self, defaults: Choices | None) -> Self:
+        """Return this with what it leaves out taken from *defaults*."""
+        if defaults is None:
+            return self
+        left_out = (name for name in Choices.model_fields if getattr(self, name) is None)
+        return self.model_copy(update={name: getattr(defaults, name) for name in left_out})
