@@ -122,6 +122,15 @@ class Admin:
         else:
             await self._send(Call(f"create {topic}", "PUT", _path(topic)))
 
+    async def add_partitions(self, topic: TopicName, partitions: int) -> None:
+        """Have a partitioned topic grow to *partitions*, with its subscriptions on the new ones.
+
+        Raises:
+            BrokerRefusedError: it has as many already, or more.
+        """
+        does = f"add partitions to {topic}, up to {partitions}"
+        await self._send(Call(does, "POST", f"{_path(topic)}/partitions", partitions))
+
     async def create_subscription(self, topic: TopicName, name: str) -> None:
         """Create a subscription that begins with the topic's first message.
 

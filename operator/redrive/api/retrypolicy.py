@@ -18,7 +18,7 @@ from redrive.api.conditions import Conditions
 from redrive.api.fields import MAX_LIST, ObjectName, Role, TopicField
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
-from redrive.api.topology import DeadLetter, Naming
+from redrive.api.topology import DeadLetter, Naming, Retry
 from redrive.policy import naming as names
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
 from redrive.policy.model import DEFAULT_MAX_RETRIES, Policy, SubscriptionType
@@ -132,6 +132,9 @@ class RetryPolicySpec(Choices):
 
     naming: Naming = Naming()
     """How retry and dead-letter topic are named. Left out: by the scheme `pulsar`. Immutable."""
+
+    retry: Retry = Retry()
+    """The retry topic. Left out: like the source topic."""
 
     dead_letter: DeadLetter = DeadLetter()
     """What becomes of messages that have used up their retries. Left out: they are kept."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PlainSerializer, Strict, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Strict, WithJsonSchema
 
 from redrive.api.fields import TopicField
 from redrive.api.model import ApiModel
 from redrive.api.rules import QUOTED, Rule, refusing
+from redrive.errors import InvalidSpecError
 from redrive.policy.naming import Scheme
+
+MAX_PARTITIONS = 1_000
 
 
 def _scheme(value: object) -> Scheme:
@@ -48,6 +51,33 @@ class Naming(ApiModel):
     dead_letter_topic: TopicField | None = None
     """Full name of the dead-letter topic, in the tenant and namespace of the source topic; the
     connection has to allow it. Left out: the scheme names it."""
+
+
+def _check_partitions(count: int) -> int:
+    if not 1 <= count <= MAX_PARTITIONS:
+        raise InvalidSpecError(
+            f"a retry topic has from 1 to {MAX_PARTITIONS} partitions",
+            got=count,
+            remedy="choose a number within these bounds, or leave retry.partitions out to follow "
+            "the source topic",
+        )
+    return count
+
+
+Partitions = Annotated[
+    int,
+    Strict(),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_PARTITIONS}),
+    AfterValidator(refusing(_check_partitions)),
+]
+
+
+class Retry(ApiModel):
+    """The retry topic."""
+
+    partitions: Partitions | None = None
+    """How many partitions it has, 1 to 1000. Left out: as many as the source topic, also when that
+    grows later. Partitions are only ever added."""
 
 
 class DeadLetter(ApiModel):

@@ -29,6 +29,8 @@ async def apply(
         match step:
             case plan.CreateTopic(topic, partitions):
                 await admin.create_topic(topic, partitions)
+            case plan.AddPartitions(topic, partitions):
+                await admin.add_partitions(topic, partitions)
             case plan.SwitchOnDeduplication(topic):
                 await admin.deduplicate(topic)
             case plan.SetGrants(grants):
@@ -40,27 +42,3 @@ async def apply(
             case plan.PatchConfigMap(body):
                 data = {"data": body["data"]}
                 await kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), data)
-
-
-def in_words(steps: Iterable[plan.Step]) -> str:
-    """Describe *steps*, done, in one line for people."""
-    return "; ".join(map(_in_words, steps))
-
-
-def _in_words(step: plan.Step) -> str:
-    match step:
-        case plan.CreateTopic(topic, partitions):
-            return f"created {topic} with {partitions or 'no'} partitions"
-        case plan.SwitchOnDeduplication(topic):
-            return f"switched on deduplication of {topic}"
-        case plan.SetGrants(grants):
-            return ", ".join(
-                f"granted {'+'.join(sorted(grant.actions))} on {grant.topic.local} to {grant.role}"
-                for grant in grants
-            )
-        case plan.CreateSubscription(topic, subscription):
-            return f"created subscription {subscription} on {topic.local}"
-        case plan.CreateConfigMap(body):
-            return f"created ConfigMap {body['metadata']['name']}"
-        case plan.PatchConfigMap(body):
-            return f"updated ConfigMap {body['metadata']['name']}"

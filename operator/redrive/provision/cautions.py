@@ -6,20 +6,45 @@ Called by `reconcile`, which shows what they find as conditions and Warning even
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from redrive.cluster.status import Caution
 from redrive.provision import errors
-from redrive.provision.facts import Asked
+from redrive.provision.desired import Desired, partitions_of_retry
+from redrive.provision.facts import Asked, Observed
 
 LADDER_DESCENDS = "LadderDescends"
 """Some retry waits a shorter time than the one before it."""
 
+PARTITIONS_NEVER_SHRINK = "PartitionsNeverShrink"
+"""The retry topic has more partitions than it should have."""
+
 _SHOWN = 5
 
 
-def ladder_descends(asked: Asked, _rivals: Sequence[Asked]) -> Caution | None:
+@dataclass(frozen=True)
+class Seen:
+    """What these checks look at.
+
+    Attributes:
+        rivals: admissible policies that claim one of its names.
+    """
+
+    asked: Asked
+    rivals: Sequence[Asked]
+    desired: Desired
+    observed: Observed
+
+    @property
+    def younger(self) -> list[Asked]:
+        """Return the rivals that it keeps from their topics, the oldest first."""
+        found = [r for r in self.rivals if r.broker == self.asked.broker and self.asked.age < r.age]
+        return sorted(found, key=lambda rival: rival.age)
+
+
+def ladder_descends(seen: Seen) -> Caution | None:
     """Find a ladder whose delays get shorter."""
-    if not asked.policy.ladder.descends:
+    if not seen.asked.policy.ladder.descends:
         return None
     return Caution(
         LADDER_DESCENDS,
@@ -28,9 +53,23 @@ def ladder_descends(asked: Asked, _rivals: Sequence[Asked]) -> Caution | None:
     )
 
 
-def subscription_is_contested(asked: Asked, rivals: Sequence[Asked]) -> Caution | None:
+def retry_topic_has_too_many_partitions(seen: Seen) -> Caution | None:
+    """Find a retry topic that would have to shrink, which no topic can."""
+    want = partitions_of_retry(seen.desired, seen.observed.source_partitions)
+    retry = seen.observed.retry
+    if retry is None or retry.partitions <= want:
+        return None
+    return Caution(
+        PARTITIONS_NEVER_SHRINK,
+        f"{seen.desired.retry.name} should have {want} partitions, and no topic can shrink; got "
+        f"{retry.partitions}; all of them are consumed, so leave it, or set retry.partitions to "
+        f"{retry.partitions}",
+    )
+
+
+def subscription_is_contested(seen: Seen) -> Caution | None:
     """Find younger policies for the same topic and subscription."""
-    same = [other for other in rivals if other.subscribes_like(asked)]
+    same = [other for other in seen.younger if other.subscribes_like(seen.asked)]
     return _contested(
         errors.ResourceConflictError.reason,
         "younger RetryPolicies are for the same topic and subscription, and wait for this one to "
@@ -39,9 +78,9 @@ def subscription_is_contested(asked: Asked, rivals: Sequence[Asked]) -> Caution 
     )
 
 
-def names_are_contested(asked: Asked, rivals: Sequence[Asked]) -> Caution | None:
+def names_are_contested(seen: Seen) -> Caution | None:
     """Find younger policies, for other subscriptions, that need topics of the same names."""
-    others = [other for other in rivals if not other.subscribes_like(asked)]
+    others = [other for other in seen.younger if not other.subscribes_like(seen.asked)]
     return _contested(
         errors.NameCollisionError.reason,
         "younger RetryPolicies, for other subscriptions, need a topic of a name that this one has, "
@@ -50,27 +89,23 @@ def names_are_contested(asked: Asked, rivals: Sequence[Asked]) -> Caution | None
     )
 
 
-CAUTIONS: tuple[Callable[[Asked, Sequence[Asked]], Caution | None], ...] = (
+CAUTIONS: tuple[Callable[[Seen], Caution | None], ...] = (
     ladder_descends,
+    retry_topic_has_too_many_partitions,
     subscription_is_contested,
     names_are_contested,
 )
 
 
-def cautions(asked: Asked, rivals: Sequence[Asked]) -> tuple[Caution, ...]:
-    """Return all that is found.
-
-    Args:
-        rivals: admissible policies that claim one of its names.
-    """
-    younger = [other for other in rivals if other.broker == asked.broker and asked.age < other.age]
-    found = (check(asked, younger) for check in CAUTIONS)
+def cautions(seen: Seen) -> tuple[Caution, ...]:
+    """Return all that is found."""
+    found = (check(seen) for check in CAUTIONS)
     return tuple(caution for caution in found if caution is not None)
 
 
 def _contested(reason: str, message: str, rivals: Sequence[Asked]) -> Caution | None:
     if not rivals:
         return None
-    named = [f"RetryPolicy {other.key}" for other in sorted(rivals, key=lambda other: other.age)]
+    named = [f"RetryPolicy {other.key}" for other in rivals]
     more = [f"{len(named) - _SHOWN} more"] if len(named) > _SHOWN else []
     return Caution(reason, message.format(", ".join([*named[:_SHOWN], *more])))

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from redrive.cluster.resources import Body, is_owned_by
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired
+from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired, partitions_of_retry
 from redrive.provision.errors import (
     ConfigMapNotOursError,
     NameCollisionError,
@@ -91,16 +91,26 @@ def role_is_not_allowed(asked: Asked) -> RedriveError | None:
     return None
 
 
-def retry_topic_has_other_partitions(facts: Buildable) -> RedriveError | None:
-    """Find a retry topic that cannot follow its source topic."""
+def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
+    """Find a retry topic without partitions where it should have some, or the other way round.
+
+    Nothing can turn the one into the other, and it holds messages that wait.
+    """
     retry, source = facts.observed.retry, facts.observed.source_partitions
-    if retry is None or retry.partitions == source:
+    want = partitions_of_retry(facts.desired, source)
+    if retry is None or bool(retry.partitions) == bool(want):
         return None
+    ways = ["delete it once it is drained, then it is made anew"]
+    if retry.partitions:
+        ways.append(f"set retry.partitions to {retry.partitions}")
+    elif not source:
+        ways.append("leave retry.partitions out")
+    why = "as the source topic has" if facts.desired.retry_partitions is None else "as asked for"
     return PartitionsDifferError(
         f"the retry topic {facts.desired.retry.name} exists already and should have "
-        f"{_partitions(source)}, as the source topic has",
+        f"{_partitions(want)}, {why}; a topic can't change between the two",
         got=_partitions(retry.partitions),
-        remedy="delete it once it is drained, then it is made anew",
+        remedy=", or ".join(ways),
     )
 
 
@@ -125,7 +135,7 @@ ADMISSIBLE: tuple[Callable[[Asked], RedriveError | None], ...] = (
 """May this policy be obeyed at all? Needs no broker."""
 
 BUILDABLE: tuple[Callable[[Buildable], RedriveError | None], ...] = (
-    retry_topic_has_other_partitions,
+    retry_topic_is_of_the_other_kind,
     config_map_is_not_ours,
 )
 """Does what is there already leave room for what the policy needs?"""

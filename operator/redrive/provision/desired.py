@@ -42,10 +42,10 @@ class DesiredTopic:
 class Desired:
     """All that a policy needs.
 
-    The retry topic has the partitions of the source topic; the dead-letter topic, which no
-    consumer has to keep up with, has none.
+    The dead-letter topic, which no consumer has to keep up with, has no partitions.
 
     Attributes:
+        retry_partitions: of the retry topic; None means as many as the source topic has.
         dead_letter: None where the policy discards.
         grants: the rights that these roles need; others that they or others have are kept.
         config_map: the ConfigMap for consumers.
@@ -53,9 +53,18 @@ class Desired:
 
     policy: Policy
     retry: DesiredTopic
+    retry_partitions: int | None
     dead_letter: DesiredTopic | None
     grants: tuple[Grant, ...]
     config_map: Body
+
+
+def partitions_of_retry(wanted: Desired, source: int) -> int:
+    """Return how many partitions the retry topic should have beside a source topic with *source*.
+
+    0 means that a topic is not partitioned.
+    """
+    return source if wanted.retry_partitions is None else wanted.retry_partitions
 
 
 def desired(asked: Asked, owner: Body) -> Desired:
@@ -64,6 +73,7 @@ def desired(asked: Asked, owner: Body) -> Desired:
     return Desired(
         policy=policy,
         retry=DesiredTopic(policy.retry_topic, policy.subscription, deduplicates=True),
+        retry_partitions=asked.spec.retry.partitions,
         dead_letter=_dead_letter(policy),
         grants=_united(_grants(asked)),
         config_map=_config_map(policy, owner),

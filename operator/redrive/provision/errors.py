@@ -56,7 +56,7 @@ class TopicNotFoundError(RedriveError):
 
 
 class PartitionsDifferError(RedriveError):
-    """The retry topic exists, with other partitions than its source topic."""
+    """The retry topic has partitions where it should have none, or the other way round."""
 
     reason = "PartitionsDiffer"
 

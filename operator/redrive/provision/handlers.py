@@ -7,6 +7,7 @@ once, by the operator's command.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import kopf
 
@@ -17,13 +18,21 @@ from redrive.cluster.table import Table, is_asked_anew
 from redrive.cluster.world import World
 from redrive.provision import connection, reconcile
 from redrive.provision.claims import Claims
+from redrive.provision.rounds import Rounds
 
 
-def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Keeper, ...]:
+class Stoppable(Protocol):
+    """What works beside the watches."""
+
+    async def stop(self) -> None:
+        """End it, and wait until it has ended."""
+
+
+def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Stoppable, ...]:
     """Watch policies and connections from then on, and look at all that there are now.
 
     Returns:
-        The keepers, which the caller has to stop in the end.
+        What the caller has to stop in the end.
     """
     policies = Keeper("RetryPolicy", lambda key: reconcile.reconcile(key, world, claims))
     connections = Keeper("PulsarConnection", lambda key: connection.reconcile(key, world))
@@ -49,7 +58,7 @@ def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Keeper, ...
         policies.wake(Key.of(body))
     for body in world.connections:
         connections.wake(Key.of(body))
-    return policies, connections
+    return Rounds(world.policies, policies.wake), policies, connections
 
 
 def _users(key: Key, policies: Table) -> Iterator[Key]:

@@ -1,18 +1,20 @@
 """What is wanted, what is there → the steps between them, as frozen values; pure.
 
+A step as a string says, for people, what has been done once it is.
+
 The order is the broker's: a grant on a missing topic is refused, and it costs least when topics
 are made first, then all rights are granted at once, then subscriptions are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from redrive.admin.model import Grant
 from redrive.cluster.resources import Body
 from redrive.policy.naming import TopicName
-from redrive.provision.desired import Desired, DesiredTopic
+from redrive.provision.desired import Desired, DesiredTopic, partitions_of_retry
 from redrive.provision.facts import Observed, TopicState
 
 
@@ -23,6 +25,20 @@ class CreateTopic:
     topic: TopicName
     partitions: int
 
+    def __str__(self) -> str:
+        return f"created {self.topic} with {self.partitions or 'no'} partitions"
+
+
+@dataclass(frozen=True)
+class AddPartitions:
+    """Have a partitioned topic grow."""
+
+    topic: TopicName
+    partitions: int
+
+    def __str__(self) -> str:
+        return f"added partitions to {self.topic}, {self.partitions} now"
+
 
 @dataclass(frozen=True)
 class SwitchOnDeduplication:
@@ -30,12 +46,21 @@ class SwitchOnDeduplication:
 
     topic: TopicName
 
+    def __str__(self) -> str:
+        return f"switched on deduplication of {self.topic}"
+
 
 @dataclass(frozen=True)
 class SetGrants:
     """Set what roles may do: what they may do already, and what they need."""
 
     grants: tuple[Grant, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"granted {'+'.join(sorted(grant.actions))} on {grant.topic.local} to {grant.role}"
+            for grant in self.grants
+        )
 
 
 @dataclass(frozen=True)
@@ -45,12 +70,18 @@ class CreateSubscription:
     topic: TopicName
     subscription: str
 
+    def __str__(self) -> str:
+        return f"created subscription {self.subscription} on {self.topic.local}"
+
 
 @dataclass(frozen=True)
 class CreateConfigMap:
     """Create the ConfigMap for consumers."""
 
     body: Body
+
+    def __str__(self) -> str:
+        return f"created ConfigMap {self.body['metadata']['name']}"
 
 
 @dataclass(frozen=True)
@@ -59,15 +90,24 @@ class PatchConfigMap:
 
     body: Body
 
+    def __str__(self) -> str:
+        return f"updated ConfigMap {self.body['metadata']['name']}"
+
 
 Step = (
     CreateTopic
+    | AddPartitions
     | SwitchOnDeduplication
     | SetGrants
     | CreateSubscription
     | CreateConfigMap
     | PatchConfigMap
 )
+
+
+def in_words(steps: Iterable[Step]) -> str:
+    """Describe *steps*, done, in one line."""
+    return "; ".join(map(str, steps))
 
 
 def plan(desired: Desired, observed: Observed) -> tuple[Step, ...]:
@@ -88,11 +128,14 @@ def plan(desired: Desired, observed: Observed) -> tuple[Step, ...]:
     )
 
 
-def _topics(desired: Desired, observed: Observed) -> Iterator[CreateTopic]:
+def _topics(desired: Desired, observed: Observed) -> Iterator[CreateTopic | AddPartitions]:
+    partitions = partitions_of_retry(desired, observed.source_partitions)
     if observed.retry is None:
-        yield CreateTopic(desired.retry.name, observed.source_partitions)
+        yield CreateTopic(desired.retry.name, partitions)
     if desired.dead_letter is not None and observed.dead_letter is None:
         yield CreateTopic(desired.dead_letter.name, 0)
+    if observed.retry is not None and 0 < observed.retry.partitions < partitions:
+        yield AddPartitions(desired.retry.name, partitions)
 
 
 def _lacks_memory(want: DesiredTopic, have: TopicState | None) -> bool:

@@ -1,7 +1,7 @@
 """The spine of provisioning: bring the broker to what one RetryPolicy asks, and say how far it is.
 
-Called by the `Keeper` of policies, once for each change and again while a policy is not ready for
-a reason that no watch would tell.
+Called by the `Keeper` of policies, once for each change, in each of the `rounds`, and again while
+a policy is not ready for a reason that no watch would tell.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from redrive.api.conditions import Condition
+from redrive.api.conditions import READY, Condition, ConditionStatus
 from redrive.cluster import resources, status
 from redrive.cluster.errors import NotFoundError
 from redrive.cluster.keeper import Again
@@ -18,19 +18,21 @@ from redrive.cluster.status import Caution, Publisher
 from redrive.cluster.world import World
 from redrive.errors import RedriveError
 from redrive.provision import conditions, errors
-from redrive.provision.apply import apply, in_words
-from redrive.provision.cautions import cautions
+from redrive.provision.apply import apply
+from redrive.provision.cautions import Seen, cautions
 from redrive.provision.claims import Claims
 from redrive.provision.desired import Desired, desired
 from redrive.provision.gather import gather, gather_admissible
 from redrive.provision.observe import observe
-from redrive.provision.plan import plan
+from redrive.provision.plan import Step, in_words, plan
 from redrive.provision.retire import hold, retire
 
 logger = logging.getLogger(__name__)
 
 PROVISIONED = "Provisioned"
 """Reason: topics, subscriptions, grants and ConfigMap are as the policy asks."""
+REPAIRED = "Repaired"
+"""Reason of an Event: what was ready had changed, and is again as policy and connection ask."""
 
 
 async def reconcile(key: Key, world: World, claims: Claims) -> Again:
@@ -60,15 +62,18 @@ async def _look(body: Body, world: World, claims: Claims) -> Again:
         stalls = isinstance(error, errors.STALLS)
         await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
         return Again.WHEN_WOKEN if isinstance(error, errors.WATCHED) else Again.SOON
-    await out.publish(body, _ready(made), _fields(made.desired))
+    after = await out.publish(body, _ready(made), _fields(made.desired))
+    if made.steps and _was_ready(body):
+        await out.tell(after, REPAIRED, in_words(made.steps))
     return Again.WHEN_WOKEN
 
 
 @dataclass(frozen=True)
 class Provisioned:
-    """What is there, and what should be seen to all the same."""
+    """What is there, what was done for it, and what should be seen to all the same."""
 
     desired: Desired
+    steps: tuple[Step, ...]
     cautions: tuple[Caution, ...]
 
 
@@ -97,12 +102,17 @@ async def provision(body: Body, world: World, claims: Claims) -> Provisioned:
         await apply(steps, connection.admin, grant, world.kubernetes)
     if steps:
         logger.info("RetryPolicy %s: %s", asked.key, in_words(steps))
-    return Provisioned(wanted, cautions(asked, rivals))
+    return Provisioned(wanted, steps, cautions(Seen(asked, rivals, wanted, observed)))
 
 
 def _refuse(violation: RedriveError | None) -> None:
     if violation is not None:
         raise violation
+
+
+def _was_ready(body: Body) -> bool:
+    ready = status.find(body, READY)
+    return ready is not None and ready.status is ConditionStatus.TRUE and not status.is_new(body)
 
 
 def _ready(made: Provisioned) -> tuple[Condition, ...]:

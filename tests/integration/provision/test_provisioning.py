@@ -89,6 +89,56 @@ def test_what_exists_is_adopted_and_rights_that_others_granted_are_kept(shop: Sh
     assert state["deduplication"] is True
 
 
+def test_a_retry_topic_has_the_partitions_asked_for_and_never_fewer(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"), 2)
+    retry = shop.topic("orders-fulfilment-RETRY")
+    shop.policy(retry={"partitions": 3})
+    shop.ready()
+    assert shop.topics()[retry]["partitions"] == 3
+    shop.policy(retry={"partitions": 5})
+    shop.ready()
+    topics = shop.topics()
+    assert topics[retry]["partitions"] == 5
+    for index in range(5):
+        assert topics[f"{retry}-partition-{index}"]["subscriptions"] == ["fulfilment"]
+    shop.policy(retry={})
+    shop.ready()
+    caution = shop.reaches_condition("orders", "PartitionsNeverShrink")
+    assert "should have 2 partitions, and no topic can shrink; got 5" in caution["message"]
+    assert shop.topics()[retry]["partitions"] == 5
+
+
+def test_a_retry_topic_follows_its_source_when_that_grows(shop: Shop) -> None:
+    source, retry = shop.topic("orders"), shop.topic("orders-fulfilment-RETRY")
+    shop.create_topic(source, 2)
+    shop.policy()
+    shop.ready()
+    shop.request("POST", f"persistent/{shop.tenant}/prod/orders/partitions", 4)
+    wait_until(lambda: shop.topics()[retry]["partitions"] == 4)
+    wait_until(lambda: shop.topics()[f"{retry}-partition-3"]["subscriptions"] == ["fulfilment"])
+    wait_until(lambda: any(event[1] == "Repaired" for event in shop.events("orders")))
+
+
+def test_what_somebody_takes_away_is_put_back_and_an_event_says_so(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.policy()
+    shop.ready()
+    before = shop.topics(), permissions(shop)
+    path = f"persistent/{shop.tenant}/prod/orders-fulfilment"
+    shop.request("DELETE", f"{path}-RETRY/permissions/fulfilment")
+    shop.request("DELETE", f"{path}-RETRY/subscription/fulfilment")
+    shop.request("DELETE", f"{path}-DLQ?force=true")
+    wait_until(lambda: (shop.topics(), permissions(shop)) == before)
+    wait_until(lambda: any(event[1] == "Repaired" for event in shop.events("orders")))
+    told = [event[2] for event in shop.events("orders") if event[1] == "Repaired"]
+    for words in (
+        f"created {shop.topic('orders-fulfilment-DLQ')}",
+        "granted consume+produce on orders-fulfilment-RETRY to fulfilment",
+        "created subscription fulfilment on orders-fulfilment-RETRY",
+    ):
+        assert words in "; ".join(told)
+
+
 def test_names_that_a_url_would_distort_arrive_as_they_are(shop: Shop) -> None:
     name, subscription = "größe 100%+#?".replace(" ", ""), "a+b%41"
     shop.request("PUT", f"persistent/{shop.tenant}/prod/gr%C3%B6%C3%9Fe100%25%2B%23%3F")
@@ -300,8 +350,8 @@ def consumers_policy(shop: Shop) -> Policy:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Fail if it does not hold within half a minute."""
-    deadline = time.monotonic() + 30
+    """Fail if it does not hold within two minutes."""
+    deadline = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -56,6 +56,7 @@ policies = st.fixed_dictionaries(
         "subscriptionType": st.sampled_from(["Shared", "Key_Shared"]),
         "consumerRoles": st.lists(words, max_size=3),
         "naming": st.fixed_dictionaries({"scheme": st.sampled_from(list(Scheme))}),
+        "retry": st.fixed_dictionaries({}, optional={"partitions": st.integers(1, 1_000)}),
         "deadLetter": st.fixed_dictionaries({"enabled": st.booleans()}),
     },
     optional=choices,

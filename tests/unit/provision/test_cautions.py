@@ -1,24 +1,55 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from redrive.provision.cautions import cautions
-from redrive.provision.facts import Asked
+import pytest
+
+from redrive.cluster.status import Caution
+from redrive.provision.cautions import Seen, cautions
+from redrive.provision.desired import desired
+from redrive.provision.facts import Asked, Observed, TopicState
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeAsked = Callable[..., Asked]
 SHORT = {"scheme": "tdmq-2.7.2"}
 
 
+def found(
+    body: dict[str, Any], asked: Asked, rivals: Sequence[Asked] = (), retry: int = 0
+) -> tuple[Caution, ...]:
+    """What is found where the source topic has two partitions and the retry topic *retry*."""
+    state = TopicState(retry, frozenset(), deduplicates=True)
+    observed = Observed(2, state, None, {}, None)
+    return cautions(Seen(asked, rivals, desired(asked, body), observed))
+
+
 def test_a_policy_that_nobody_contests_needs_no_caution(policy: MakeBody, asked: MakeAsked) -> None:
-    assert cautions(asked(policy()), ()) == ()
+    assert found(policy(), asked(policy())) == ()
 
 
 def test_a_descending_ladder_needs_caution(policy: MakeBody, asked: MakeAsked) -> None:
-    [caution] = cautions(asked(policy(delayLadder={"delays": ["2s", "1s"]})), ())
+    body = policy(delayLadder={"delays": ["2s", "1s"]})
+    [caution] = found(body, asked(body))
     assert caution.reason == "LadderDescends"
     assert "sort the delays" in caution.message
+
+
+@pytest.mark.parametrize(
+    ("asks", "have", "want"), [({}, 2, None), ({}, 3, 2), ({"partitions": 4}, 4, None),
+                               ({"partitions": 4}, 5, 4)],
+)  # fmt: skip
+def test_a_retry_topic_that_would_have_to_shrink_needs_caution(
+    policy: MakeBody, asked: MakeAsked, asks: dict[str, int], have: int, want: int | None
+) -> None:
+    body = policy(retry=asks)
+    cautious = found(body, asked(body), retry=have)
+    assert [caution.reason for caution in cautious] == ["PartitionsNeverShrink"] * (
+        want is not None
+    )
+    for caution in cautious:
+        assert f"should have {want} partitions" in caution.message
+        assert f"got {have}; all of them are consumed, so leave it, or set" in caution.message
 
 
 def test_the_oldest_names_the_younger_policies_that_it_keeps_from_their_topics(
@@ -28,15 +59,15 @@ def test_the_oldest_names_the_younger_policies_that_it_keeps_from_their_topics(
     same = asked(policy("same", age=2, naming=SHORT))
     other = asked(policy("other", age=1, topic="persistent://shop/prod/returns", naming=SHORT))
     elsewhere = asked(policy("away", age=3, naming=SHORT), adminUrl="http://there:8080")
-    conflict, collision = cautions(older, [same, other, elsewhere])
+    conflict, collision = found(policy(), older, [same, other, elsewhere])
     assert (conflict.reason, collision.reason) == ("ResourceConflict", "NameCollision")
     assert "got RetryPolicy shop/same;" in conflict.message
     assert "got RetryPolicy shop/other;" in collision.message
-    assert cautions(other, [older]) == ()
+    assert found(policy(), other, [older]) == ()
 
 
 def test_of_many_younger_policies_the_oldest_are_named(policy: MakeBody, asked: MakeAsked) -> None:
     many = [asked(policy(f"p{age}", age=age)) for age in range(1, 9)]
-    [caution] = cautions(asked(policy("old")), many[::-1])
+    [caution] = found(policy(), asked(policy("old")), many[::-1])
     assert "got RetryPolicy shop/p1, " in caution.message
     assert "RetryPolicy shop/p5, 3 more;" in caution.message

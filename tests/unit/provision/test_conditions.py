@@ -130,8 +130,10 @@ def buildable(
     return Buildable(body, desired(asked, body), Observed(source, state, None, {}, config_map))
 
 
-@pytest.mark.parametrize(("source", "retry"), [(0, None), (4, None), (0, 0), (4, 4)])
-def test_a_retry_topic_with_the_partitions_of_its_source_is_adopted(
+@pytest.mark.parametrize(
+    ("source", "retry"), [(0, None), (4, None), (0, 0), (4, 4), (4, 2), (2, 4)]
+)
+def test_a_retry_topic_of_the_kind_of_its_source_is_adopted(
     policy: MakeBody, asked: MakeAsked, source: int, retry: int | None
 ) -> None:
     body = policy()
@@ -140,22 +142,31 @@ def test_a_retry_topic_with_the_partitions_of_its_source_is_adopted(
 
 
 @pytest.mark.parametrize(
-    ("source", "retry", "says"),
+    ("partitions", "asks", "says", "remedy"),
     [
-        (4, 2, "4 partitions, as the source topic has; got '2 partitions'"),
-        (4, 0, "got 'no partitions'"),
-        (0, 4, "no partitions, as the source topic has; got '4 partitions'"),
+        ((4, 0), {}, "4 partitions, as the source topic has; a topic can't change", "is drained"),
+        ((0, 4), {}, "no partitions, as the source topic has", "or set retry.partitions to 4"),
+        ((0, 0), {"partitions": 2}, "2 partitions, as asked for", "or leave retry.partitions out"),
     ],
 )
-def test_a_retry_topic_with_other_partitions_is_refused(
-    policy: MakeBody, asked: MakeAsked, source: int, retry: int, says: str
+def test_a_retry_topic_of_the_other_kind_is_refused(  # noqa: PLR0913 - each is a part of the case
+    policy: MakeBody,
+    asked: MakeAsked,
+    *,
+    partitions: tuple[int, int],
+    asks: dict[str, int],
+    says: str,
+    remedy: str,
 ) -> None:
-    body = policy()
+    source, retry = partitions
+    body = policy(retry=asks)
     facts = buildable(body, asked(body), source=source, retry=retry)
     violation = conditions.first_violation(BUILDABLE, facts)
     assert violation is not None
     assert violation.reason == "PartitionsDiffer"
     assert says in str(violation)
+    assert f"got '{retry or 'no'} partitions'; delete it once it is drained" in str(violation)
+    assert remedy in str(violation)
 
 
 def test_a_config_map_that_somebody_else_made_is_left_alone(

@@ -30,6 +30,7 @@ wanted = st.dictionaries(
     lambda grants: Desired(
         policy=POLICY,
         retry=DesiredTopic(RETRY, "fulfilment", deduplicates=True),
+        retry_partitions=None,
         dead_letter=DesiredTopic(DEAD_LETTER, "redrive", deduplicates=False),
         grants=tuple(Grant(topic, role, may) for (topic, role), may in grants.items()),
         config_map=CONFIG_MAP,
@@ -63,6 +64,11 @@ def done(planned: Iterable[steps.Step], before: Observed) -> Observed:
             case steps.CreateTopic(topic, partitions):
                 assert topics[topic] is None
                 topics[topic] = TopicState(partitions, frozenset(), deduplicates=False)
+            case steps.AddPartitions(topic, partitions):
+                state = topics[topic]
+                assert state is not None
+                assert 0 < state.partitions < partitions
+                topics[topic] = change(state, partitions=partitions)
             case steps.SwitchOnDeduplication(topic):
                 topics[topic] = change(topics[topic], deduplicates=True)
             case steps.CreateSubscription(topic, name):
@@ -127,6 +133,7 @@ def test_topics_come_before_all_rights_and_rights_before_subscriptions(
 ) -> None:
     order = [
         steps.CreateTopic,
+        steps.AddPartitions,
         steps.SwitchOnDeduplication,
         steps.SetGrants,
         steps.CreateSubscription,
@@ -148,6 +155,43 @@ def test_a_new_retry_topic_has_the_partitions_of_its_source(
     desired: Desired, before: Observed
 ) -> None:
     assert steps.CreateTopic(RETRY, before.source_partitions) in plan(desired, before)
+    other = dataclasses.replace(desired, retry_partitions=7)
+    assert steps.CreateTopic(RETRY, 7) in plan(other, before)
+
+
+@given(wanted, observed, st.none() | st.integers(1, 5))
+def test_partitions_are_added_until_they_are_enough_and_never_taken_away(
+    desired: Desired, before: Observed, asked: int | None
+) -> None:
+    desired = dataclasses.replace(desired, retry_partitions=asked)
+    after = done(plan(desired, before), before)
+    assert after.retry is not None
+    if before.retry is not None and before.retry.partitions:
+        enough = before.source_partitions if asked is None else asked
+        assert after.retry.partitions == max(before.retry.partitions, enough)
+    elif before.retry is not None:
+        assert after.retry.partitions == 0
+
+
+def test_what_was_done_is_told_in_one_line() -> None:
+    told = steps.in_words(
+        (
+            steps.CreateTopic(RETRY, 0),
+            steps.AddPartitions(RETRY, 4),
+            steps.SwitchOnDeduplication(RETRY),
+            steps.SetGrants((Grant(RETRY, "a", frozenset({"produce", "consume"})),)),
+            steps.CreateSubscription(RETRY, "fulfilment"),
+            steps.CreateConfigMap(CONFIG_MAP),
+            steps.PatchConfigMap(CONFIG_MAP),
+        )
+    )
+    assert told == (
+        f"created {RETRY} with no partitions; added partitions to {RETRY}, 4 now; "
+        f"switched on deduplication of {RETRY}; "
+        "granted consume+produce on orders-fulfilment-RETRY to a; "
+        "created subscription fulfilment on orders-fulfilment-RETRY; "
+        "created ConfigMap orders-redrive; updated ConfigMap orders-redrive"
+    )
 
 
 def flat(
