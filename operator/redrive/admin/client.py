@@ -17,6 +17,7 @@ from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError, un
 from redrive.admin.gathering import Gathering
 from redrive.admin.http import Call, Http
 from redrive.admin.model import Grant, NamespaceState
+from redrive.admin.policies import TopicPolicy, Write
 from redrive.policy.naming import TopicName
 
 logger = logging.getLogger(__name__)
@@ -95,12 +96,14 @@ class Admin:
         path = f"{_path(topic)}/subscriptions"
         return await self._get(f"read the subscriptions of {topic}", path, frozenset[str])
 
-    async def deduplicates(self, topic: TopicName) -> bool:
-        """Whether deduplication was switched on for this very topic."""
-        path = f"{_path(topic)}/deduplicationEnabled"
-        return await self._get(
-            f"read the deduplication of {topic}", path, lambda answer: answer is True
-        )
+    async def topic_policy(self, topic: TopicName, policy: TopicPolicy) -> Any:  # noqa: ANN401
+        """Return what the broker has of a policy of *topic*, as its JSON; None for nothing."""
+        return await self._get(f"read {policy} of {topic}", f"{_path(topic)}/{policy.read}", _as_is)
+
+    async def set_topic_policy(self, topic: TopicName, policy: TopicPolicy, write: Write) -> None:
+        """Make one write of those that *policy* needs."""
+        path = f"{_path(topic)}/{write.path}"
+        await self._send(Call(f"set {policy} of {topic}", "POST", path, write.body))
 
     async def internal_stats(self, topic: TopicName) -> dict[str, Any]:
         """Return ledgers and cursors of one topic, or of one partition, as the broker tells them.
@@ -141,11 +144,6 @@ class Admin:
         path = f"{_path(topic)}/subscription/{_q(_q(name))}"
         await self._send(Call(f"create subscription {name} on {topic}", "PUT", path, _EARLIEST))
 
-    async def deduplicate(self, topic: TopicName) -> None:
-        """Have the broker drop what a producer of this topic sends a second time."""
-        path = f"{_path(topic)}/deduplicationEnabled"
-        await self._send(Call(f"switch on deduplication of {topic}", "POST", path, body=True))
-
     @contextmanager
     def granting(self, namespace: str) -> Iterator[Granter]:
         """Announce that rights on topics of one namespace may be granted within the block.
@@ -170,12 +168,12 @@ class Admin:
 
     async def _read(self, namespace: str) -> NamespaceState:
         does = f"read namespace {namespace}"
-        unpartitioned, partitioned, permissions = await asyncio.gather(
+        unpartitioned, partitioned, policies = await asyncio.gather(
             self._get(does, f"persistent/{_q(namespace)}", frozenset[str]),
             self._get(does, f"persistent/{_q(namespace)}/partitioned", frozenset[str]),
-            self._get(does, f"namespaces/{_q(namespace)}", _permissions),
+            self._get(does, f"namespaces/{_q(namespace)}", _policies),
         )
-        return NamespaceState(unpartitioned, partitioned, permissions)
+        return NamespaceState(unpartitioned, partitioned, **policies)
 
     async def _grant(self, namespace: str, asks: Sequence[Grants]) -> Refusals:
         grants = [grant for ask in asks for grant in ask]
@@ -218,10 +216,20 @@ class Admin:
         return await self._http.send(call, admin_url=self._admin_url, token=self._token)
 
 
-def _permissions(policies: Any) -> dict[str, dict[str, frozenset[str]]]:  # noqa: ANN401  JSON
+def _as_is(answer: Any) -> Any:  # noqa: ANN401  JSON
+    return answer
+
+
+def _policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
+    """Read what a `NamespaceState` holds of the policies of a namespace."""
     return {
-        topic: {role: frozenset(actions) for role, actions in roles.items()}
-        for topic, roles in policies["auth_policies"]["destination_auth"].items()
+        "permissions": {
+            topic: {role: frozenset(actions) for role, actions in roles.items()}
+            for topic, roles in answer["auth_policies"]["destination_auth"].items()
+        },
+        "subscription_expiry_minutes": answer.get("subscription_expiration_time_minutes") or 0,
+        "backlog_quotas": answer.get("backlog_quota_map") or {},
+        "delayed_delivery": answer.get("delayed_delivery_policies"),
     }
 
 

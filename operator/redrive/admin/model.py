@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from redrive.policy.naming import TopicName
 
@@ -30,11 +31,18 @@ class NamespaceState:
         unpartitioned: the topics without partitions, and the single partitions of the others.
         partitioned: the partitioned topics.
         permissions: topic → role → actions, as granted on topics (not on the namespace).
+        subscription_expiry_minutes: after how long the broker deletes an idle subscription, with
+            all that it keeps; 0 is never.
+        backlog_quotas: by type, as the broker writes them.
+        delayed_delivery: as the broker writes it; None where the namespace says nothing.
     """
 
     unpartitioned: frozenset[str]
     partitioned: frozenset[str]
     permissions: Mapping[str, Mapping[str, frozenset[str]]]
+    subscription_expiry_minutes: int
+    backlog_quotas: Mapping[str, Mapping[str, Any]]
+    delayed_delivery: Mapping[str, Any] | None
 
     def exists(self, topic: TopicName) -> bool:
         """Whether there is such a topic, partitioned or not."""

@@ -22,9 +22,9 @@ from redrive.policy.ladder import (
     check_delay,
 )
 
-_WRITTEN = f"self != '' && self.matches('{durations.PATTERN}')"
+WRITTEN = f"self != '' && self.matches('{durations.PATTERN}')"
 # CEL's own duration() knows no days.
-_SECONDS = (
+SECONDS = (
     "self.findAll('[0-9]+[dhms]').map(part, int(part.substring(0, part.size() - 1)) * "
     "(part.endsWith('d') ? 86400 : part.endsWith('h') ? 3600 : part.endsWith('m') ? 60 : 1)).sum()"
 )
@@ -40,17 +40,19 @@ def _check_preset(name: str) -> str:
     return name
 
 
+IS_DURATION = Rule(
+    WRITTEN,
+    "a duration is whole numbers with the units d, h, m, s, largest first",
+    "write it like 90s, 1m30s, 2h or 10d",
+    got=QUOTED,
+)
+
 Delay = Annotated[
     str,
     Field(max_length=40),
+    IS_DURATION,
     Rule(
-        _WRITTEN,
-        "a duration is whole numbers with the units d, h, m, s, largest first",
-        "write it like 90s, 1m30s, 2h or 10d",
-        got=QUOTED,
-    ),
-    Rule(
-        f"!({_WRITTEN}) || [{_SECONDS}].all(s, 1 <= s && s <= {int(MAX_DELAY.total_seconds())})",
+        f"!({WRITTEN}) || [{SECONDS}].all(s, 1 <= s && s <= {int(MAX_DELAY.total_seconds())})",
         "a delay must be from 1 s to 864000 s (10 days)",
         "choose a delay within these bounds",
         got=QUOTED,
@@ -104,7 +106,13 @@ Levels = Annotated[
 Factor = Annotated[
     float,
     Strict(),
-    WithJsonSchema({"type": "number", "minimum": MIN_FACTOR, "maximum": MAX_FACTOR}),
+    WithJsonSchema({"type": "number"}),
+    # Not by bounds: the API server would cut 1.1 to 1 before it compares a whole number with it.
+    Rule(
+        f"double(self) >= {MIN_FACTOR} && double(self) <= {MAX_FACTOR}",
+        f"the factor of an exponential ladder is from {MIN_FACTOR:g} to {MAX_FACTOR:g}",
+        "choose one within these bounds; 2 doubles the delay each time",
+    ),
 ]
 
 Jitter = Annotated[
@@ -113,7 +121,7 @@ Jitter = Annotated[
     WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1, "default": 0}),
 ]
 
-_INITIAL, _MAX = (_SECONDS.replace("self", f"self.{field}") for field in ("initial", "max"))
+_INITIAL, _MAX = (SECONDS.replace("self", f"self.{field}") for field in ("initial", "max"))
 _RISES = Rule(
     f"{_INITIAL} <= {_MAX}",
     "the longest delay of an exponential ladder is shorter than its first",

@@ -33,6 +33,8 @@ def _flat(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, 
                 flat[key] = " ".join(value.split())
             case "default" if value is None:
                 continue
+            case "default" if isinstance(value, dict):
+                flat[key] = {}  # the API server goes on to the defaults of its fields
             case _ if key not in _DROPPED:
                 flat[key] = value
     return flat

@@ -31,8 +31,8 @@ async def apply(
                 await admin.create_topic(topic, partitions)
             case plan.AddPartitions(topic, partitions):
                 await admin.add_partitions(topic, partitions)
-            case plan.SwitchOnDeduplication(topic):
-                await admin.deduplicate(topic)
+            case plan.SetTopicPolicy(topic, policy, write):
+                await admin.set_topic_policy(topic, policy, write)
             case plan.SetGrants(grants):
                 await grant(grants)
             case plan.CreateSubscription(topic, subscription):

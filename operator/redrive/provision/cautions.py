@@ -9,13 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from redrive.cluster.status import Caution
+from redrive.policy import durations
 from redrive.provision import errors
 from redrive.provision.desired import Desired, partitions_of_retry
 from redrive.provision.facts import Asked, Observed
+from redrive.provision.topic_policies import delay_limit
 
 LADDER_DESCENDS = "LadderDescends"
 """Some retry waits a shorter time than the one before it."""
 
+MAX_DELIVERY_DELAY = "MaxDeliveryDelay"
+"""The broker delays messages of the retry topic for a shorter time than some retry waits."""
 PARTITIONS_NEVER_SHRINK = "PartitionsNeverShrink"
 """The retry topic has more partitions than it should have."""
 
@@ -67,6 +71,21 @@ def retry_topic_has_too_many_partitions(seen: Seen) -> Caution | None:
     )
 
 
+def delay_is_limited(seen: Seen) -> Caution | None:
+    """Find a limit of the broker that is below the longest delay of the ladder."""
+    retry = seen.observed.retry
+    limit = delay_limit(seen.observed.inherited if retry is None else retry.policies)
+    longest = max(seen.asked.policy.ladder.rungs)
+    if limit is None or limit >= longest:
+        return None
+    return Caution(
+        MAX_DELIVERY_DELAY,
+        f"the broker delays messages of {seen.desired.retry.name} for a shorter time than the "
+        f"longest delay of the ladder, {durations.text_of(longest)}; got a maxDeliveryDelay of "
+        f"{limit.total_seconds():g} s; raise it at the Pulsar namespace, or shorten the ladder",
+    )
+
+
 def subscription_is_contested(seen: Seen) -> Caution | None:
     """Find younger policies for the same topic and subscription."""
     same = [other for other in seen.younger if other.subscribes_like(seen.asked)]
@@ -92,6 +111,7 @@ def names_are_contested(seen: Seen) -> Caution | None:
 CAUTIONS: tuple[Callable[[Seen], Caution | None], ...] = (
     ladder_descends,
     retry_topic_has_too_many_partitions,
+    delay_is_limited,
     subscription_is_contested,
     names_are_contested,
 )

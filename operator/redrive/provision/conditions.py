@@ -19,6 +19,7 @@ from redrive.provision.errors import (
     PartitionsDifferError,
     ResourceConflictError,
     RoleNotAllowedError,
+    SubscriptionExpiryError,
     TopicNotAllowedError,
 )
 from redrive.provision.facts import Asked, Observed
@@ -79,15 +80,20 @@ def own_topic_is_not_allowed(asked: Asked) -> RedriveError | None:
 
 
 def role_is_not_allowed(asked: Asked) -> RedriveError | None:
-    """Find a consumer role that the connection does not let policies grant rights to."""
-    for role in asked.spec.consumer_roles:
-        if not asked.connection.allows_role(role):
-            return RoleNotAllowedError(
-                "a role of spec.consumerRoles is outside of the connection's allowedRoles "
-                f"({_listed(asked.connection.allowed_roles)})",
-                got=role,
-                remedy="add it there, or use another role",
-            )
+    """Find a role that the connection does not let policies grant rights to."""
+    fields = {
+        "consumerRoles": asked.spec.consumer_roles,
+        "deadLetter.readerRoles": asked.spec.dead_letter.reader_roles,
+    }
+    for field, roles in fields.items():
+        for role in roles:
+            if not asked.connection.allows_role(role):
+                return RoleNotAllowedError(
+                    f"a role of spec.{field} is outside of the connection's allowedRoles "
+                    f"({_listed(asked.connection.allowed_roles)})",
+                    got=role,
+                    remedy="add it there, or use another role",
+                )
     return None
 
 
@@ -114,6 +120,23 @@ def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
     )
 
 
+def namespace_expires_subscriptions(facts: Buildable) -> RedriveError | None:
+    """Find a Pulsar namespace that deletes idle subscriptions, and with them what they keep.
+
+    No topic can be exempted, and nobody consumes dead letters: theirs is always idle.
+    """
+    minutes = facts.observed.subscription_expiry_minutes
+    if not minutes:
+        return None
+    namespace = facts.desired.policy.topic.namespace_name
+    return SubscriptionExpiryError(
+        f"the Pulsar namespace {namespace} deletes idle subscriptions, and with them dead letters "
+        "and retries that wait",
+        got=f"subscriptionExpirationTime of {minutes} minutes",
+        remedy=f"run: pulsar-admin namespaces set-subscription-expiration-time {namespace} -t 0",
+    )
+
+
 def config_map_is_not_ours(facts: Buildable) -> RedriveError | None:
     """Find a ConfigMap in the place of ours that somebody else made."""
     found = facts.observed.config_map
@@ -135,6 +158,7 @@ ADMISSIBLE: tuple[Callable[[Asked], RedriveError | None], ...] = (
 """May this policy be obeyed at all? Needs no broker."""
 
 BUILDABLE: tuple[Callable[[Buildable], RedriveError | None], ...] = (
+    namespace_expires_subscriptions,
     retry_topic_is_of_the_other_kind,
     config_map_is_not_ours,
 )

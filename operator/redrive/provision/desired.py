@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from redrive.admin.model import Grant
+from redrive.admin.policies import TopicPolicy
 from redrive.cluster import resources
 from redrive.cluster.resources import Body
 from redrive.policy import codec, naming
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
+from redrive.provision import topic_policies
 from redrive.provision.facts import Asked
 
 CONFIG_MAP_SUFFIX = "-redrive"
@@ -29,13 +31,12 @@ class DesiredTopic:
     Attributes:
         subscription: which must be on it before the first message: a topic without one keeps
             nothing.
-        deduplicates: whether the broker has to drop what a producer sends twice, from the
-            topic's first day: what it does not remember it cannot recognise.
+        policies: the topic policies it must have.
     """
 
     name: TopicName
     subscription: str
-    deduplicates: bool
+    policies: tuple[TopicPolicy, ...]
 
 
 @dataclass(frozen=True)
@@ -72,20 +73,21 @@ def desired(asked: Asked, owner: Body) -> Desired:
     policy = asked.policy
     return Desired(
         policy=policy,
-        retry=DesiredTopic(policy.retry_topic, policy.subscription, deduplicates=True),
+        retry=DesiredTopic(
+            policy.retry_topic, policy.subscription, topic_policies.of_retry(asked.spec.retry)
+        ),
         retry_partitions=asked.spec.retry.partitions,
-        dead_letter=_dead_letter(policy),
+        dead_letter=_dead_letter(asked),
         grants=_united(_grants(asked)),
         config_map=_config_map(policy, owner),
     )
 
 
-def _dead_letter(policy: Policy) -> DesiredTopic | None:
-    if not policy.dead_letters:
+def _dead_letter(asked: Asked) -> DesiredTopic | None:
+    if not asked.policy.dead_letters:
         return None
-    return DesiredTopic(
-        policy.dead_letter_topic, naming.DEAD_LETTER_SUBSCRIPTION, deduplicates=False
-    )
+    policies = topic_policies.of_dead_letter(asked.spec.dead_letter)
+    return DesiredTopic(asked.policy.dead_letter_topic, naming.DEAD_LETTER_SUBSCRIPTION, policies)
 
 
 def config_map_name(policy_name: str) -> str:
@@ -94,13 +96,15 @@ def config_map_name(policy_name: str) -> str:
 
 
 def _grants(asked: Asked) -> Iterator[Grant]:
-    """Yield what each role needs: consumers only ever write dead letters, replays read them."""
+    """Yield what each role needs: consumers only write dead letters, readers and replays read."""
     retry, dead_letter = asked.policy.retry_topic, asked.policy.dead_letter_topic
     keeps, replay = asked.policy.dead_letters, asked.connection.replay
     for role in asked.spec.consumer_roles:
         yield Grant(retry, role, _PRODUCE | _CONSUME)
         if keeps:
             yield Grant(dead_letter, role, _PRODUCE)
+    for role in asked.spec.dead_letter.reader_roles if keeps else ():
+        yield Grant(dead_letter, role, _CONSUME)
     if keeps and replay is not None:
         yield Grant(retry, replay.role, _PRODUCE)
         yield Grant(dead_letter, replay.role, _CONSUME)

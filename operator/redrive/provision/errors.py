@@ -61,6 +61,12 @@ class PartitionsDifferError(RedriveError):
     reason = "PartitionsDiffer"
 
 
+class SubscriptionExpiryError(RedriveError):
+    """The Pulsar namespace deletes idle subscriptions, and with them dead letters."""
+
+    reason = "SubscriptionExpiry"
+
+
 class ConfigMapNotOursError(RedriveError):
     """A ConfigMap of the name that the policy's needs belongs to somebody else."""
 
@@ -82,6 +88,7 @@ WATCHED = (*_REFUSED, cluster_errors.ConnectionNotFoundError)
 
 STALLS = (
     *_REFUSED,
+    SubscriptionExpiryError,
     PartitionsDifferError,
     ConfigMapNotOursError,
     admin_errors.AdminUrlInvalidError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import RetryPolicySpec
@@ -38,11 +39,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class TopicState:
-    """A topic as it is; 0 partitions means that it is not partitioned."""
+    """A topic as it is; 0 partitions means that it is not partitioned.
+
+    Attributes:
+        policies: what the broker has of each topic policy, by how it is read.
+    """
 
     partitions: int
     subscriptions: frozenset[str]
-    deduplicates: bool
+    policies: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class Observed:
     Attributes:
         dead_letter: None too where the policy discards.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
+        inherited: what a topic that is made now gets of its topic policies from the namespace.
+        subscription_expiry_minutes: of the Pulsar namespace; 0 is never.
         config_map: whatever has the name of the policy's ConfigMap.
     """
 
@@ -59,4 +66,6 @@ class Observed:
     retry: TopicState | None
     dead_letter: TopicState | None
     permissions: Mapping[str, Mapping[str, frozenset[str]]]
+    inherited: Mapping[str, Any]
+    subscription_expiry_minutes: int
     config_map: Body | None

@@ -14,7 +14,8 @@ from redrive.cluster.client import Kubernetes
 from redrive.cluster.errors import NotFoundError as ObjectNotFoundError
 from redrive.cluster.resources import Body, Key
 from redrive.policy.naming import TopicName
-from redrive.provision.desired import Desired
+from redrive.provision import topic_policies
+from redrive.provision.desired import Desired, DesiredTopic
 from redrive.provision.errors import (
     NamespaceNotFoundError,
     TenantNotFoundError,
@@ -40,13 +41,15 @@ async def observe(desired: Desired, admin: Admin, kubernetes: Kubernetes) -> Obs
         )
     return Observed(
         source_partitions=await _partitions(desired.policy.topic, namespace, admin),
-        retry=await _topic(desired.retry.name, namespace, admin),
+        retry=await _topic(desired.retry, namespace, admin),
         dead_letter=(
             None
             if desired.dead_letter is None
-            else await _topic(desired.dead_letter.name, namespace, admin)
+            else await _topic(desired.dead_letter, namespace, admin)
         ),
         permissions=namespace.permissions,
+        inherited=topic_policies.inherited(namespace),
+        subscription_expiry_minutes=namespace.subscription_expiry_minutes,
         config_map=await _config_map(Key.of(desired.config_map), kubernetes),
     )
 
@@ -68,13 +71,18 @@ async def _namespace(source: TopicName, admin: Admin) -> NamespaceState:
         ) from error
 
 
-async def _topic(name: TopicName, namespace: NamespaceState, admin: Admin) -> TopicState | None:
+async def _topic(
+    wanted: DesiredTopic, namespace: NamespaceState, admin: Admin
+) -> TopicState | None:
+    name = wanted.name
     if not namespace.exists(name):
         return None
     return TopicState(
         partitions=await _partitions(name, namespace, admin),
         subscriptions=await admin.subscriptions(name),
-        deduplicates=await admin.deduplicates(name),
+        policies={
+            policy.read: await admin.topic_policy(name, policy) for policy in wanted.policies
+        },
     )
 
 

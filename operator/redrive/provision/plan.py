@@ -8,14 +8,16 @@ are made first, then all rights are granted at once, then subscriptions are made
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from redrive.admin.model import Grant
+from redrive.admin.policies import TopicPolicy, Write
 from redrive.cluster.resources import Body
 from redrive.policy.naming import TopicName
 from redrive.provision.desired import Desired, DesiredTopic, partitions_of_retry
-from redrive.provision.facts import Observed, TopicState
+from redrive.provision.facts import Observed
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,15 @@ class AddPartitions:
 
 
 @dataclass(frozen=True)
-class SwitchOnDeduplication:
-    """Have the broker drop what a producer sends twice."""
+class SetTopicPolicy:
+    """Make one write that a topic policy needs."""
 
     topic: TopicName
+    policy: TopicPolicy
+    write: Write
 
     def __str__(self) -> str:
-        return f"switched on deduplication of {self.topic}"
+        return f"set {self.policy} on {self.topic.local}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class PatchConfigMap:
 Step = (
     CreateTopic
     | AddPartitions
-    | SwitchOnDeduplication
+    | SetTopicPolicy
     | SetGrants
     | CreateSubscription
     | CreateConfigMap
@@ -117,7 +121,11 @@ def plan(desired: Desired, observed: Observed) -> tuple[Step, ...]:
         pairs.append((desired.dead_letter, observed.dead_letter))
     return (
         *_topics(desired, observed),
-        *(SwitchOnDeduplication(want.name) for want, have in pairs if _lacks_memory(want, have)),
+        *(
+            step
+            for want, have in pairs
+            for step in _topic_policies(want, observed.inherited if have is None else have.policies)
+        ),
         *_grants(desired, observed),
         *(
             CreateSubscription(want.name, want.subscription)
@@ -138,8 +146,10 @@ def _topics(desired: Desired, observed: Observed) -> Iterator[CreateTopic | AddP
         yield AddPartitions(desired.retry.name, partitions)
 
 
-def _lacks_memory(want: DesiredTopic, have: TopicState | None) -> bool:
-    return want.deduplicates and (have is None or not have.deduplicates)
+def _topic_policies(want: DesiredTopic, found: Mapping[str, Any]) -> Iterator[SetTopicPolicy]:
+    for policy in want.policies:
+        for write in policy.writes(found.get(policy.read)):
+            yield SetTopicPolicy(want.name, policy, write)
 
 
 def _grants(desired: Desired, observed: Observed) -> Iterator[SetGrants]:

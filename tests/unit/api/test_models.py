@@ -56,8 +56,23 @@ policies = st.fixed_dictionaries(
         "subscriptionType": st.sampled_from(["Shared", "Key_Shared"]),
         "consumerRoles": st.lists(words, max_size=3),
         "naming": st.fixed_dictionaries({"scheme": st.sampled_from(list(Scheme))}),
-        "retry": st.fixed_dictionaries({}, optional={"partitions": st.integers(1, 1_000)}),
-        "deadLetter": st.fixed_dictionaries({"enabled": st.booleans()}),
+        "retry": st.fixed_dictionaries(
+            {"messageTTL": st.sampled_from(["0s", "11d", "10d1s"])},
+            optional={"partitions": st.integers(1, 1_000)},
+        ),
+        "deadLetter": st.fixed_dictionaries(
+            {
+                "enabled": st.booleans(),
+                "messageTTL": st.just("0s") | delays,
+                "readerRoles": st.lists(words, max_size=3),
+            },
+            optional={
+                "retention": st.fixed_dictionaries(
+                    {}, optional={"time": delays, "megabytes": st.integers(1, 2**30)}
+                ),
+                "backlogQuota": st.fixed_dictionaries({"megabytes": st.integers(1, 2**30)}),
+            },
+        ),
     },
     optional=choices,
 )

@@ -16,11 +16,15 @@ SHORT = {"scheme": "tdmq-2.7.2"}
 
 
 def found(
-    body: dict[str, Any], asked: Asked, rivals: Sequence[Asked] = (), retry: int = 0
+    body: dict[str, Any],
+    asked: Asked,
+    rivals: Sequence[Asked] = (),
+    retry: int = 0,
+    delayed: object = None,
 ) -> tuple[Caution, ...]:
     """What is found where the source topic has two partitions and the retry topic *retry*."""
-    state = TopicState(retry, frozenset(), deduplicates=True)
-    observed = Observed(2, state, None, {}, None)
+    state = TopicState(retry, frozenset(), {"delayedDelivery?applied=true": delayed})
+    observed = Observed(2, state, None, {}, {}, 0, None)
     return cautions(Seen(asked, rivals, desired(asked, body), observed))
 
 
@@ -50,6 +54,18 @@ def test_a_retry_topic_that_would_have_to_shrink_needs_caution(
     for caution in cautious:
         assert f"should have {want} partitions" in caution.message
         assert f"got {have}; all of them are consumed, so leave it, or set" in caution.message
+
+
+@pytest.mark.parametrize(("limit", "cautious"), [(0, False), (9_000, True), (10_000, False)])
+def test_a_broker_that_delays_for_a_shorter_time_than_the_ladder_needs_caution(
+    policy: MakeBody, asked: MakeAsked, *, limit: int, cautious: bool
+) -> None:
+    body = policy(delayLadder={"delays": ["1s", "10s"]})
+    delayed = {"active": True, "maxDeliveryDelayInMillis": limit}
+    seen = found(body, asked(body), delayed=delayed)
+    assert [caution.reason for caution in seen] == ["MaxDeliveryDelay"] * cautious
+    for caution in seen:
+        assert "the ladder, 10s; got a maxDeliveryDelay of 9 s" in caution.message
 
 
 def test_the_oldest_names_the_younger_policies_that_it_keeps_from_their_topics(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,7 @@ def test_a_policy_within_what_its_connection_allows_is_admissible(
             "'persistent://shop/prod/dead'",
         ),
         ({"consumerRoles": ["fulfilment", "root"]}, "RoleNotAllowed", "'root'"),
+        ({"deadLetter": {"readerRoles": ["oncall"]}}, "RoleNotAllowed", "'oncall'"),
     ],
 )
 def test_a_policy_that_may_not_be_obeyed_is_refused(
@@ -126,8 +128,10 @@ def test_policies_at_different_brokers_are_no_rivals(policy: MakeBody, asked: Ma
 def buildable(
     body: Body, asked: Asked, *, source: int, retry: int | None, config_map: Body | None = None
 ) -> Buildable:
-    state = None if retry is None else TopicState(retry, frozenset(), deduplicates=False)
-    return Buildable(body, desired(asked, body), Observed(source, state, None, {}, config_map))
+    state = None if retry is None else TopicState(retry, frozenset(), {})
+    return Buildable(
+        body, desired(asked, body), Observed(source, state, None, {}, {}, 0, config_map)
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,6 +171,19 @@ def test_a_retry_topic_of_the_other_kind_is_refused(  # noqa: PLR0913 - each is 
     assert says in str(violation)
     assert f"got '{retry or 'no'} partitions'; delete it once it is drained" in str(violation)
     assert remedy in str(violation)
+
+
+def test_a_namespace_that_deletes_idle_subscriptions_is_refused(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    body = policy()
+    facts = buildable(body, asked(body), source=0, retry=None)
+    expiring = dataclasses.replace(facts.observed, subscription_expiry_minutes=5)
+    violation = conditions.first_violation(BUILDABLE, dataclasses.replace(facts, observed=expiring))
+    assert violation is not None
+    assert violation.reason == "SubscriptionExpiry"
+    assert "got 'subscriptionExpirationTime of 5 minutes'" in str(violation)
+    assert "set-subscription-expiration-time shop/prod -t 0" in str(violation)
 
 
 def test_a_config_map_that_somebody_else_made_is_left_alone(

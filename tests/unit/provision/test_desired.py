@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from redrive.admin.policies import Holds, KeepsBacklog, Ttl
 from redrive.policy import codec
 from redrive.provision.desired import desired
 from redrive.provision.facts import Asked
@@ -23,12 +24,42 @@ def test_a_policy_needs_two_topics_with_a_subscription_each(
     body = policy()
     wanted = desired(asked(body), body)
     assert (str(wanted.retry.name), wanted.retry.subscription) == (RETRY, "fulfilment")
-    assert wanted.retry.deduplicates
+    assert [str(p) for p in wanted.retry.policies] == [
+        "deduplication",
+        "messageTTL 0 s",
+        "delayedDelivery active True",
+        "backlog quota",
+        "inactiveTopicPolicies deleteWhileInactive False",
+    ]
     assert wanted.dead_letter is not None
     assert (str(wanted.dead_letter.name), wanted.dead_letter.subscription) == (
         DEAD_LETTER,
         "redrive",
     )
+    assert [str(p) for p in wanted.dead_letter.policies] == [
+        "messageTTL 0 s",
+        "backlog quota",
+        "inactiveTopicPolicies deleteWhileInactive False",
+    ]
+
+
+def test_what_is_kept_and_for_how_long_is_as_the_policy_says(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    body = policy(
+        retry={"messageTTL": "11d"},
+        deadLetter={
+            "messageTTL": "30d",
+            "retention": {"time": "7d"},
+            "backlogQuota": {"megabytes": 3},
+        },
+    )
+    wanted = desired(asked(body), body)
+    assert Ttl(11 * 86_400) in wanted.retry.policies
+    assert wanted.dead_letter is not None
+    assert {Ttl(30 * 86_400), KeepsBacklog(3 * 2**20)} <= set(wanted.dead_letter.policies)
+    retention = (("retentionTimeInMinutes", 7 * 1_440), ("retentionSizeInMB", -1))
+    assert Holds("retention", retention) in wanted.dead_letter.policies
 
 
 def test_consumers_read_and_write_retries_and_only_write_dead_letters(
@@ -51,6 +82,11 @@ def test_a_policy_that_discards_needs_no_dead_letter_topic_and_no_rights_on_one(
     assert granted(asked(body), body) == {(RETRY, "fulfilment"): {"produce", "consume"}}
     written = desired(asked(body), body).config_map["data"]["policy.json"]
     assert not codec.decode(written).dead_letters
+
+
+def test_readers_only_read_dead_letters(policy: MakeBody, asked: MakeAsked) -> None:
+    body = policy(consumerRoles=[], deadLetter={"readerRoles": ["shop-oncall"]})
+    assert granted(asked(body, replay=None), body) == {(DEAD_LETTER, "shop-oncall"): {"consume"}}
 
 
 def test_replays_read_dead_letters_and_only_write_retries(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.admin.model import Grant
+from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, Ttl, Write
 from redrive.cluster.resources import Body
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -20,18 +21,30 @@ POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
 RETRY, DEAD_LETTER = POLICY.retry_topic, POLICY.dead_letter_topic
 CONFIG_MAP: Body = {"metadata": {"name": "orders-redrive"}, "data": {"policy.json": "{}"}}
 
+STAYS = Holds("inactiveTopicPolicies", (("deleteWhileInactive", False),), (("x", 2),))
+KEEPS = KeepsBacklog(None)
 roles = st.sampled_from(["a", "b", "c"])
 actions = st.frozensets(st.sampled_from(["produce", "consume", "functions"]), min_size=1)
 subscriptions = st.frozensets(st.sampled_from(["fulfilment", "redrive", "other"]))
-states = st.none() | st.builds(TopicState, st.integers(0, 4), subscriptions, st.booleans())
+DEDUPLICATES, TTL = Deduplicates(), Ttl(0)
+QUOTA = {"destination_storage": {"limitSize": 5, "policy": "consumer_backlog_eviction"}}
+policies = st.fixed_dictionaries(
+    {
+        DEDUPLICATES.read: st.sampled_from([None, True, False]),
+        TTL.read: st.sampled_from([None, 0, 60]),
+        STAYS.read: st.sampled_from([None, {"deleteWhileInactive": True, "x": 1}]),
+        KEEPS.read: st.sampled_from([{}, QUOTA]),
+    }
+)
+states = st.none() | st.builds(TopicState, st.integers(0, 4), subscriptions, policies)
 wanted = st.dictionaries(
     st.tuples(st.sampled_from([RETRY, DEAD_LETTER]), roles), actions, max_size=4
 ).map(
     lambda grants: Desired(
         policy=POLICY,
-        retry=DesiredTopic(RETRY, "fulfilment", deduplicates=True),
+        retry=DesiredTopic(RETRY, "fulfilment", (DEDUPLICATES, TTL, STAYS, KEEPS)),
         retry_partitions=None,
-        dead_letter=DesiredTopic(DEAD_LETTER, "redrive", deduplicates=False),
+        dead_letter=DesiredTopic(DEAD_LETTER, "redrive", (TTL, STAYS, KEEPS)),
         grants=tuple(Grant(topic, role, may) for (topic, role), may in grants.items()),
         config_map=CONFIG_MAP,
     )
@@ -49,7 +62,16 @@ found_data = st.sampled_from(
     ]
 )
 config_maps = st.none() | found_data.map(lambda data: {"metadata": CONFIG_MAP["metadata"], **data})
-observed = st.builds(Observed, st.integers(0, 4), states, states, permissions, config_maps)
+observed = st.builds(
+    Observed,
+    source_partitions=st.integers(0, 4),
+    retry=states,
+    dead_letter=states,
+    permissions=permissions,
+    inherited=policies,
+    subscription_expiry_minutes=st.just(0),
+    config_map=config_maps,
+)
 
 
 def done(planned: Iterable[steps.Step], before: Observed) -> Observed:
@@ -63,14 +85,17 @@ def done(planned: Iterable[steps.Step], before: Observed) -> Observed:
         match step:
             case steps.CreateTopic(topic, partitions):
                 assert topics[topic] is None
-                topics[topic] = TopicState(partitions, frozenset(), deduplicates=False)
+                topics[topic] = TopicState(partitions, frozenset(), before.inherited)
             case steps.AddPartitions(topic, partitions):
                 state = topics[topic]
                 assert state is not None
                 assert 0 < state.partitions < partitions
                 topics[topic] = change(state, partitions=partitions)
-            case steps.SwitchOnDeduplication(topic):
-                topics[topic] = change(topics[topic], deduplicates=True)
+            case steps.SetTopicPolicy(topic, policy, write):
+                state = topics[topic]
+                assert state is not None
+                found = written(state.policies, write, policy.read)
+                topics[topic] = change(state, policies=found)
             case steps.CreateSubscription(topic, name):
                 state = topics[topic]
                 assert state is not None
@@ -87,9 +112,22 @@ def done(planned: Iterable[steps.Step], before: Observed) -> Observed:
                 assert config_map is not None
                 merged = {**(config_map.get("data") or {}), **body["data"]}
                 config_map = {**config_map, "data": merged}
-    return Observed(
-        before.source_partitions, topics[RETRY], topics[DEAD_LETTER], granted, config_map
+    return dataclasses.replace(
+        before,
+        retry=topics[RETRY],
+        dead_letter=topics[DEAD_LETTER],
+        permissions=granted,
+        config_map=config_map,
     )
+
+
+def written(before: Mapping[str, Any], write: Write, read: str) -> dict[str, Any]:
+    """What a broker has of its policies after *write*."""
+    path, _, query = write.path.partition("?")
+    value = int(query.removeprefix("messageTTL=")) if path == "messageTTL" else write.body
+    if path == "backlogQuota":
+        value = {**before[read], query.removeprefix("backlogQuotaType="): write.body}
+    return {**before, read: value}
 
 
 def change(state: TopicState | None, **fields: Any) -> TopicState:  # noqa: ANN401 - any of its fields
@@ -134,7 +172,7 @@ def test_topics_come_before_all_rights_and_rights_before_subscriptions(
     order = [
         steps.CreateTopic,
         steps.AddPartitions,
-        steps.SwitchOnDeduplication,
+        steps.SetTopicPolicy,
         steps.SetGrants,
         steps.CreateSubscription,
         steps.CreateConfigMap,
@@ -178,7 +216,7 @@ def test_what_was_done_is_told_in_one_line() -> None:
         (
             steps.CreateTopic(RETRY, 0),
             steps.AddPartitions(RETRY, 4),
-            steps.SwitchOnDeduplication(RETRY),
+            steps.SetTopicPolicy(RETRY, DEDUPLICATES, Write("deduplicationEnabled", body=True)),
             steps.SetGrants((Grant(RETRY, "a", frozenset({"produce", "consume"})),)),
             steps.CreateSubscription(RETRY, "fulfilment"),
             steps.CreateConfigMap(CONFIG_MAP),
@@ -187,7 +225,7 @@ def test_what_was_done_is_told_in_one_line() -> None:
     )
     assert told == (
         f"created {RETRY} with no partitions; added partitions to {RETRY}, 4 now; "
-        f"switched on deduplication of {RETRY}; "
+        "set deduplication on orders-fulfilment-RETRY; "
         "granted consume+produce on orders-fulfilment-RETRY to a; "
         "created subscription fulfilment on orders-fulfilment-RETRY; "
         "created ConfigMap orders-redrive; updated ConfigMap orders-redrive"

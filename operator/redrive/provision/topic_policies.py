@@ -1,0 +1,68 @@
+"""What a policy asks of its topics beyond their being there; pure.
+
+Called by `desired`. `docs/reference/topic-policies.md` says the same as a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from redrive.admin.model import NamespaceState
+from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, TopicPolicy, Ttl
+from redrive.api.topology import DeadLetter, Retry
+
+# A topic that is deleted for being idle would come back without its subscription, or not at all.
+_STAYS = Holds(
+    "inactiveTopicPolicies",
+    (("deleteWhileInactive", False),),
+    (
+        ("inactiveTopicDeleteMode", "delete_when_no_subscriptions"),
+        ("maxInactiveDurationSeconds", 60),
+    ),
+)
+_DELAYS = Holds(
+    "delayedDelivery", (("active", True),), (("tickTime", 1_000), ("maxDeliveryDelayInMillis", 0))
+)
+
+
+def inherited(namespace: NamespaceState) -> dict[str, Any]:
+    """Return what a new topic of *namespace* has, by how it is read.
+
+    A broker delays messages unless it, or the namespace, was told not to.
+    """
+    return {
+        _DELAYS.read: namespace.delayed_delivery or {"active": True},
+        KeepsBacklog.read: namespace.backlog_quotas,
+    }
+
+
+def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:
+    """Return the longest delay that the broker makes, by a topic's *policies*; None is any."""
+    limit = (policies.get(_DELAYS.read) or {}).get("maxDeliveryDelayInMillis") or 0
+    return timedelta(milliseconds=limit) if limit > 0 else None
+
+
+def of_retry(asked: Retry) -> tuple[TopicPolicy, ...]:
+    """Return the policies of a retry topic: what waits there is delivered late, once, and kept."""
+    return (
+        # From the topic's first day: what the broker does not remember it cannot recognise.
+        Deduplicates(),
+        Ttl(asked.ttl_seconds),
+        _DELAYS,
+        KeepsBacklog(None),
+        _STAYS,
+    )
+
+
+def of_dead_letter(asked: DeadLetter) -> tuple[TopicPolicy, ...]:
+    """Return the policies of a dead-letter topic: what rests there is kept."""
+    policies: list[TopicPolicy] = [
+        Ttl(asked.ttl_seconds),
+        KeepsBacklog(None if asked.backlog_quota is None else asked.backlog_quota.bytes),
+        _STAYS,
+    ]
+    if asked.retention is not None:
+        policies.append(Holds("retention", tuple(asked.retention.to_broker().items())))
+    return tuple(policies)
