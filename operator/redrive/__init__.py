@@ -9,14 +9,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-__all__ = ["Policy", "RedriveError", "RetryConsumer", "load_policy"]
+__all__ = ["Done", "FailureRules", "Policy", "RedriveError", "RetryConsumer", "load_policy"]
 
 if TYPE_CHECKING:
     from redrive.delivery import RetryConsumer, load_policy
     from redrive.errors import RedriveError
+    from redrive.policy.failure import FailureRules
     from redrive.policy.model import Policy
+    from redrive.policy.verdict import Done
 else:
     _HOMES = {
+        "Done": "redrive.policy.verdict",
+        "FailureRules": "redrive.policy.failure",
         "Policy": "redrive.policy.model",
         "RedriveError": "redrive.errors",
         "RetryConsumer": "redrive.delivery",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import assert_type
@@ -9,7 +10,7 @@ from typing import assert_type
 import pulsar
 
 import redrive
-from redrive import Policy, RedriveError, RetryConsumer, load_policy
+from redrive import Done, FailureRules, Policy, RedriveError, RetryConsumer, load_policy
 
 client = pulsar.Client("pulsar://localhost:6650")
 
@@ -34,6 +35,13 @@ def handle_two(first: pulsar.Message, second: pulsar.Message) -> None:
     """Not what `run` calls."""
 
 
+def handle_many(messages: Sequence[pulsar.Message]) -> list[Done | Exception | None]:
+    """Handle them, and answer for each."""
+    return [Done() for _ in messages]
+
+
+SECOND = timedelta(seconds=1)
+
 with RetryConsumer(client, load_policy(), name="till-1") as consumer:
     assert_type(consumer, RetryConsumer)
     assert_type(consumer.name, str)
@@ -50,6 +58,15 @@ with RetryConsumer(client, load_policy(), name="till-1") as consumer:
     consumer.run(handle)
     consumer.run(handle_and_answer)
     consumer.run(handle_two)  # type: ignore[arg-type]
+    consumer.run(handle, workers=4, timeout=timedelta(seconds=5), max_rate=0.5, explicit=True)
+    consumer.run(handle, rules=FailureRules(dead_letter_on=(ValueError,), delays={OSError: SECOND}))
+    consumer.run(handle, rules=FailureRules(retry_on=(KeyboardInterrupt,)))  # type: ignore[arg-type]
+    consumer.run_batches(handle_many, size=10, wait=SECOND)
+    consumer.run_batches(handle_and_answer)  # type: ignore[arg-type]
+    assert_type(len(consumer.receive_batch(10, SECOND)), int)
+    assert_type(consumer.late_successes, int)
+    consumer.pause()
+    consumer.resume()
     consumer.stop()
     consumer.close()
 

@@ -12,6 +12,7 @@ import logging
 import random
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -20,16 +21,22 @@ from typing import Self, overload
 
 import pulsar
 
-from redrive.delivery.inbox import ConsumerStoppedError, Inbox
+from redrive.delivery import answer
+from redrive.delivery.answer import BatchHandler, Handler
+from redrive.delivery.inbox import Inbox
+from redrive.delivery.pace import Pace
 from redrive.delivery.producers import Producers
+from redrive.delivery.run import Run
 from redrive.delivery.settle import Settler, id_text
 from redrive.delivery.subscribe import subscribe
 from redrive.errors import InvalidSpecError
-from redrive.policy import envelope
-from redrive.policy.envelope import Cause
+from redrive.policy.envelope import Attempt, Cause
+from redrive.policy.failure import FailureRules, after_error
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import after_failure
+
+HANDLER_TIMEOUT = timedelta(seconds=60)
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +68,8 @@ class RetryConsumer:
         self._settler = Settler(policy, Producers(client, name=self.name))
         self._inbox = Inbox(list(self._subscriptions.values()))
         self._runs: dict[threading.Thread, threading.Event] = {}
+        self._late_successes = 0
+        self._counting = threading.Lock()
 
     @overload
     def receive(self) -> pulsar.Message: ...
@@ -76,6 +85,22 @@ class RetryConsumer:
             SubscriptionLostError: the client was closed.
         """
         return self._inbox.take(None if timeout is None else timeout.total_seconds())
+
+    def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
+        """Return up to *size* messages: as soon as there are so many, or what came within *wait*.
+
+        Raises:
+            ConsumerStoppedError: `stop` or `close` was called.
+            SubscriptionLostError: the client was closed.
+        """
+        end = time.monotonic() + wait.total_seconds()
+        messages: list[pulsar.Message] = []
+        while len(messages) < size:
+            message = self._inbox.take(max(0.0, end - time.monotonic()))
+            if message is None:
+                break
+            messages.append(message)
+        return messages
 
     def acknowledge(self, message: pulsar.Message) -> None:
         """Settle *message* as handled. It may come again if the broker doesn't hear of this.
@@ -113,36 +138,104 @@ class RetryConsumer:
                 one of this consumer. Nothing has been settled then.
         """
         subscription = self._subscription(message)
+        attempt = self._attempt(message)
         verdict = after_failure(
-            self._policy,
-            self._retries(message),
-            delay=delay,
-            level=level,
-            luck=random.random(),  # noqa: S311 - spreads load, keeps no secret
+            self._policy, attempt.reconsume_times, delay=delay, level=level, luck=_luck()
         )
-        self._settler.settle(message, verdict, self._describe(cause), subscription=subscription)
+        described = None if cause is None else self._describe(cause)
+        self._settler.settle(message, attempt, verdict, described, subscription=subscription)
 
-    def run(self, handler: Callable[[pulsar.Message], object]) -> None:
-        """Handle messages, one after another, until `stop` or `close` is called.
+    def run(  # noqa: PLR0913 - each is a choice of its own, with a default
+        self,
+        handler: Handler,
+        *,
+        explicit: bool = False,
+        rules: FailureRules = FailureRules(),
+        workers: int = 1,
+        timeout: timedelta = HANDLER_TIMEOUT,
+        max_rate: float | None = None,
+    ) -> None:
+        """Handle messages until `stop` or `close` is called, or SIGTERM comes.
 
         A *handler* that returns, whatever it returns, has handled the message; one that raises an
-        Exception has failed, and the message goes up the ladder with the exception as its cause.
-        Anything else that ends it (KeyboardInterrupt, SystemExit) ends this method too, with the
-        message unacknowledged. A handler neither acknowledges nor retries by itself.
+        Exception has failed, and the message is retried later with the exception as its cause, or
+        dead-lettered, as *rules* and the policy say. Anything else that ends it (KeyboardInterrupt,
+        SystemExit) stops the consumer and ends this method too, with the message unacknowledged.
+        A handler neither acknowledges nor retries by itself.
+
+        SIGTERM calls `stop` for the duration of this method, if it runs in the main thread and the
+        program does nothing of its own at SIGTERM.
+
+        Args:
+            explicit: only a handler that returns `Done()` has handled the message.
+            workers: at most so many handlers run at a time, each in a thread of its own; the
+                first of them is the calling thread.
+            timeout: a handler that takes longer has failed, with `HandlerTimeoutError` as the
+                cause. It can't be interrupted and keeps its worker busy until it ends; if it ends
+                well after all, that is ignored, logged and counted.
+            max_rate: at most so many messages begin to be handled per second.
 
         Raises:
+            InvalidSpecError: an argument is out of bounds.
             SubscriptionLostError: the client was closed.
         """
-        with self._registered():
-            while True:
-                try:
-                    message = self.receive()
-                except ConsumerStoppedError:
-                    return
-                self._handle(message, handler)
+        pace = Pace(max_rate)
+        self._work(
+            lambda: self._paced([self.receive()], pace),
+            answer.one(handler, explicit=explicit), rules, workers, timeout,
+        )  # fmt: skip
+
+    def run_batches(  # noqa: PLR0913 - as for run
+        self,
+        handler: BatchHandler,
+        *,
+        size: int = 100,
+        wait: timedelta = timedelta(seconds=1),
+        explicit: bool = False,
+        rules: FailureRules = FailureRules(),
+        workers: int = 1,
+        timeout: timedelta = HANDLER_TIMEOUT,
+        max_rate: float | None = None,
+    ) -> None:
+        """Handle messages in batches of up to *size*; in all else like `run`.
+
+        A *handler* gets a list of messages, and answers with a sequence of one result for each:
+        None or `Done()` if it was handled, the exception if it failed; only the failed ones are
+        retried. None instead of the sequence means that all were handled; an exception raised
+        means that all have failed, and so does exceeding *timeout*.
+
+        Args:
+            wait: a batch that is not full is handled when so much time has passed.
+            explicit: only `Done()` means handled, for each message.
+        """
+        pace = Pace(max_rate)
+
+        def take() -> list[pulsar.Message]:
+            while not (messages := self.receive_batch(size, wait)):
+                pass
+            return self._paced(messages, pace)
+
+        self._work(take, answer.many(handler, explicit=explicit), rules, workers, timeout)
+
+    @property
+    def late_successes(self) -> int:
+        """Return how many messages were handled well, but after `run` had given them up."""
+        return self._late_successes
+
+    def pause(self) -> None:
+        """Hand out no message until `resume`; those in hand are finished.
+
+        Messages that have come to this consumer stay with it, unacknowledged; other consumers of
+        the subscription get the rest.
+        """
+        self._inbox.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._inbox.resume()
 
     def stop(self) -> None:
-        """Make every `run` return once its message in hand is settled; callable from a signal."""
+        """Make every `run` return once its messages in hand are settled; callable from a signal."""
         self._inbox.stop()
 
     def close(self) -> None:
@@ -179,28 +272,61 @@ class RetryConsumer:
             del self._runs[threading.current_thread()]
             ended.set()
 
-    def _handle(self, message: pulsar.Message, handler: Callable[[pulsar.Message], object]) -> None:
-        try:
-            handler(message)
-        except pulsar.Interrupted:
-            raise  # the client's word for KeyboardInterrupt
-        except Exception as error:  # noqa: BLE001 - whatever it is travels with the message
-            _log.warning("the handler failed on %s", id_text(message.message_id()), exc_info=True)
-            self.reconsume_later(message, cause=error)
-        else:
-            self.acknowledge(message)
+    def _work(
+        self,
+        take: Callable[[], list[pulsar.Message]],
+        handle: answer.Handle,
+        rules: FailureRules,
+        workers: int,
+        timeout: timedelta,
+    ) -> None:
+        def settle(message: pulsar.Message, failure: answer.Outcome) -> None:
+            if failure is None:
+                self.acknowledge(message)
+            else:
+                self._fail(message, failure, rules)
 
-    def _describe(self, cause: BaseException | None) -> Cause | None:
-        if cause is None:
-            return None
+        run = Run(take, handle, settle, self._count_late, self.stop, workers, timeout)
+        with self._registered():
+            run.until_stopped()
+
+    def _fail(self, message: pulsar.Message, failure: Exception, rules: FailureRules) -> None:
+        _log.warning("handling failed of %s", id_text(message.message_id()), exc_info=failure)
+        attempt = self._attempt(message)
+        cause = self._describe(failure)
+        verdict = after_error(
+            self._policy, rules, type(failure),
+            reconsume_times=attempt.reconsume_times,
+            failing_for=attempt.failing_for(cause.failed_at),
+            luck=_luck(),
+        )  # fmt: skip
+        self._settler.settle(
+            message, attempt, verdict, cause, subscription=self._subscription(message)
+        )
+
+    def _paced(self, messages: list[pulsar.Message], pace: Pace) -> list[pulsar.Message]:
+        seconds = pace.wait(len(messages), time.monotonic())
+        if seconds > 0:
+            self._inbox.sleep(seconds)
+        return messages
+
+    def _count_late(self) -> None:
+        with self._counting:
+            self._late_successes += 1
+        _log.warning(
+            "a handler ended well, but after its time: the message is retried all the same"
+        )
+
+    def _describe(self, failure: BaseException) -> Cause:
         now = datetime.now(UTC)  # noqa: TID251 - the attempt has just failed
-        return Cause.from_error(cause, failed_at=now, consumer=self.name)
+        return Cause.from_error(failure, failed_at=now, consumer=self.name)
 
-    def _retries(self, message: pulsar.Message) -> int:
-        """Return how many retries *message* has had: on the source topic none, whatever it says."""
-        if _topic(message) == self._policy.retry_topic:
-            return envelope.reconsume_times(message.properties())
-        return 0
+    def _attempt(self, message: pulsar.Message) -> Attempt:
+        return Attempt.of(
+            message.properties(),
+            message_id=id_text(message.message_id()),
+            retried=_topic(message) == self._policy.retry_topic,
+        )
 
     def _subscription(self, message: pulsar.Message) -> pulsar.Consumer:
         topic = _topic(message)
@@ -221,3 +347,7 @@ def _topic(message: pulsar.Message) -> TopicName:
 @functools.lru_cache
 def _whole(name: str) -> TopicName:
     return TopicName.parse(name).without_partition()
+
+
+def _luck() -> float:
+    return random.random()  # noqa: S311 - spreads load, keeps no secret

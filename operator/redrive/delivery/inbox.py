@@ -10,12 +10,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 import pulsar
 
+from redrive.delivery.latch import Latch
 from redrive.errors import RedriveError
 
 _WINDOW = 100
@@ -49,7 +51,9 @@ class Inbox:
         self._arrivals: SimpleQueue[None] = SimpleQueue()
         self._lines = deque(_Line(consumer, self._arrivals) for consumer in consumers)
         self._turn = threading.Lock()
-        self._stopped = False
+        self._stopping = False
+        self._stopped = Latch()
+        self._pause: Latch | None = None  # closed while nothing is handed out
         # A thread that is inside the client when the interpreter goes away aborts the process.
         atexit.register(self.close)
 
@@ -60,23 +64,49 @@ class Inbox:
             ConsumerStoppedError: `stop` was called.
             SubscriptionLostError: the client ended a subscription.
         """
-        self._check_running()
-        try:
-            self._arrivals.get(timeout=timeout)
-        except Empty:
-            return None
-        with self._turn:
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
             self._check_running()
-            self._lines.rotate()
-            line = next(line for line in self._lines if line.waiting)
-            message = line.waiting.popleft()
-        line.room.release()
-        return message
+            left = None if end is None else max(0.0, end - time.monotonic())
+            pause = self._pause
+            if pause is not None:
+                if not pause.wait(left):
+                    return None
+                continue
+            try:
+                self._arrivals.get(timeout=left)
+            except Empty:
+                return None
+            if self._pause is None:
+                return self._next()
+            self._arrivals.put(None)  # paused while this thread waited
+
+    def pause(self) -> None:
+        """Hand out nothing until `resume`."""
+        if self._pause is None:
+            self._pause = Latch()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        pause, self._pause = self._pause, None
+        if pause is not None:
+            pause.open()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for *seconds*.
+
+        Raises:
+            ConsumerStoppedError: `stop` was called meanwhile.
+        """
+        if self._stopped.wait(seconds):
+            self._check_running()
 
     def stop(self) -> None:
         """Hand out nothing more; may be called from a signal handler."""
-        self._stopped = True
+        self._stopping = True
+        self._stopped.open()
         self._arrivals.put(None)
+        self.resume()
 
     def close(self) -> None:
         """Stop, and give back to the broker whatever was not acknowledged; once is enough."""
@@ -88,8 +118,17 @@ class Inbox:
             for line in lines:
                 closing.callback(line.close)
 
+    def _next(self) -> pulsar.Message:
+        with self._turn:
+            self._check_running()
+            self._lines.rotate()
+            line = next(line for line in self._lines if line.waiting)
+            message = line.waiting.popleft()
+        line.room.release()
+        return message
+
     def _check_running(self) -> None:
-        if self._stopped:
+        if self._stopping:
             self._arrivals.put(None)  # wakes the next of several takers
             raise ConsumerStoppedError(
                 "this consumer was stopped", remedy="make a new one to go on consuming"

@@ -14,7 +14,7 @@ import pulsar
 
 from redrive.delivery.producers import NotSentError, Producers
 from redrive.policy import envelope
-from redrive.policy.envelope import Cause
+from redrive.policy.envelope import Attempt, Cause
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Dead, Discard, Retry
@@ -36,6 +36,7 @@ class Settler:
     def settle(
         self,
         message: pulsar.Message,
+        attempt: Attempt,
         verdict: Retry | Dead | Discard,
         cause: Cause | None,
         *,
@@ -48,6 +49,7 @@ class Settler:
         A message to be discarded is acknowledged, and a warning in the log is all that is left.
 
         Args:
+            attempt: the one that failed.
             subscription: where the message came from.
         """
         previous = id_text(message.message_id())
@@ -55,20 +57,12 @@ class Settler:
             subscription.acknowledge(message)
             _log.warning(
                 "discarded (%s), as the policy asks: origin %s, id %s, failed attempts %d",
-                verdict.reason,
-                message.properties().get(envelope.ORIGIN_MESSAGE_ID, previous),
-                previous,
-                verdict.reconsume_times,
-            )
+                verdict.reason, attempt.origin, previous, verdict.reconsume_times,
+            )  # fmt: skip
             return
         properties = envelope.for_hop(
-            message.properties(),
-            policy=self.policy,
-            message_id=previous,
-            verdict=verdict,
-            cause=cause,
+            message.properties(), attempt, policy=self.policy, verdict=verdict, cause=cause
         )
-        origin = properties[envelope.ORIGIN_MESSAGE_ID]
         topic, delay = self._destination(verdict)
         try:
             sent = self.producers.send(topic, message, properties, delay)
@@ -76,13 +70,14 @@ class Settler:
             subscription.negative_acknowledge(message)
             again = HANDLE_AGAIN_AFTER.total_seconds()
             _log.error(
-                "%s; origin %s, id %s, to be handled again in %d s", error, origin, previous, again
-            )
+                "%s; origin %s, id %s, to be handled again in %d s",
+                error, attempt.origin, previous, again,
+            )  # fmt: skip
             return
         subscription.acknowledge(message)
         _log.info(
             "moved to %s: origin %s, previous id %s, new id %s, failed attempts %d",
-            topic, origin, previous, id_text(sent), verdict.reconsume_times,
+            topic, attempt.origin, previous, id_text(sent), verdict.reconsume_times,
         )  # fmt: skip
 
     def _destination(self, verdict: Retry | Dead) -> tuple[TopicName, timedelta | None]:

@@ -8,6 +8,7 @@ Reading order:
 3. `naming`: topic and subscription → names of the retry and the dead-letter topic.
 4. `model`: `Policy`, all that a consumer or a replay must know.
 5. `verdict`: a failed attempt → retry it, after which delay, or bury it.
-6. `envelope`: what travels with a message, as message properties.
-7. `codec`: the one written form of a `Policy`.
+6. `failure`: an exception → the same, for those who classify what fails.
+7. `envelope`: what travels with a message, as message properties.
+8. `codec`: the one written form of a `Policy`.
 """

@@ -28,6 +28,7 @@ CAUSE_TYPE = "REDRIVE_CAUSE_TYPE"
 CAUSE_MESSAGE = "REDRIVE_CAUSE_MESSAGE"
 FAILED_AT = "REDRIVE_FAILED_AT"
 CONSUMER = "REDRIVE_CONSUMER"
+FIRST_FAILED_AT = "REDRIVE_FIRST_FAILED_AT"
 DEAD_REASON = "REDRIVE_DEAD_REASON"
 REPLAYS = "REDRIVE_REPLAYS"
 REPLAY = "REDRIVE_REPLAY"
@@ -67,6 +68,46 @@ class Cause:
         }
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """What a message has been through when a consumer gets it.
+
+    Attributes:
+        reconsume_times: the retries it has had.
+        origin: the id it was first produced with, as `ledger:entry:partition`.
+        first_failed_at: when its first attempt failed, where that is known.
+    """
+
+    reconsume_times: int
+    origin: str
+    first_failed_at: datetime | None
+
+    @property
+    def number(self) -> int:
+        """Return which delivery to a handler this is, from 1."""
+        return self.reconsume_times + 1
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str], *, message_id: str, retried: bool) -> Attempt:
+        """Read the attempt from what a message carries.
+
+        Args:
+            message_id: the id it arrived with.
+            retried: whether it comes from the policy's retry topic. A message of the source topic
+                has had no retry, whatever it claims; one that was replayed keeps its origin.
+        """
+        written = properties.get(ORIGIN_MESSAGE_ID, "")
+        return cls(
+            reconsume_times=reconsume_times(properties) if retried else 0,
+            origin=written if _ORIGIN.fullmatch(written) else message_id,
+            first_failed_at=_moment(properties.get(FIRST_FAILED_AT, "")) if retried else None,
+        )
+
+    def failing_for(self, now: datetime) -> timedelta:
+        """Return the time since the first failure; nothing if there was none, or a clock is off."""
+        return max(now - (self.first_failed_at or now), timedelta())
+
+
 def reconsume_times(properties: Mapping[str, str]) -> int:
     """Return how many retries a message *of the retry topic* has had.
 
@@ -83,9 +124,9 @@ def replays(properties: Mapping[str, str]) -> int:
 
 def for_hop(
     properties: Mapping[str, str],
+    attempt: Attempt,
     *,
     policy: Policy,
-    message_id: str,
     verdict: Retry | Dead,
     cause: Cause | None,
 ) -> dict[str, str]:
@@ -95,13 +136,12 @@ def for_hop(
 
     Args:
         properties: those the message arrived with.
-        message_id: the id it arrived with, as `ledger:entry:partition`; it becomes the origin
-            unless an earlier hop has recorded one.
-        cause: why the attempt failed, where the caller knows.
+        attempt: which of its attempts failed.
+        cause: why it failed, where the caller knows.
     """
     kept = {k: v for k, v in properties.items() if k not in _REPLACED}
-    kept.setdefault(ORIGIN_MESSAGE_ID, message_id)
     kept |= {
+        ORIGIN_MESSAGE_ID: attempt.origin,
         REAL_TOPIC: str(policy.topic),
         REAL_SUBSCRIPTION: policy.subscription,
         RETRY_TOPIC: str(policy.retry_topic),
@@ -112,7 +152,11 @@ def for_hop(
             kept[DELAY_TIME] = str(delay // timedelta(milliseconds=1))
         case Dead(reason=reason):
             kept[DEAD_REASON] = reason
-    return kept if cause is None else kept | cause.to_properties()
+    if attempt.first_failed_at is not None:
+        kept[FIRST_FAILED_AT] = attempt.first_failed_at.isoformat()
+    if cause is None:
+        return kept
+    return {FIRST_FAILED_AT: cause.failed_at.isoformat()} | kept | cause.to_properties()
 
 
 def for_replay(properties: Mapping[str, str], *, replay: str) -> dict[str, str]:
@@ -125,12 +169,24 @@ def for_replay(properties: Mapping[str, str], *, replay: str) -> dict[str, str]:
         properties: those of the dead letter.
         replay: identifies the Replay that moves it.
     """
-    kept = {k: v for k, v in properties.items() if k not in {DELAY_TIME, DEAD_REASON}}
+    kept = {k: v for k, v in properties.items() if k not in _OVER}
     return kept | {RECONSUMETIMES: "0", REPLAYS: str(replays(properties) + 1), REPLAY: replay}
 
 
 _COUNT = re.compile(r"[0-9]{1,9}")
-_REPLACED = {DELAY_TIME, DEAD_REASON, CAUSE_TYPE, CAUSE_MESSAGE, FAILED_AT, CONSUMER}
+# Harmless in a log, whoever wrote it: Java, RocketMQ, we.
+_ORIGIN = re.compile(r"[0-9A-Za-z:,()._-]{1,128}")
+_OVER = {DELAY_TIME, DEAD_REASON, FIRST_FAILED_AT}
+_REPLACED = _OVER | {CAUSE_TYPE, CAUSE_MESSAGE, FAILED_AT, CONSUMER}
+
+
+def _moment(written: str) -> datetime | None:
+    """Read a moment with a time zone, as `isoformat` writes it; None if it is none."""
+    try:
+        moment = datetime.fromisoformat(written)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else None
 
 
 def _count(properties: Mapping[str, str], name: str) -> int:

@@ -21,6 +21,8 @@ class DeadReason(enum.StrEnum):
 
     RETRIES_EXHAUSTED = "RetriesExhausted"
     REQUESTED = "Requested"
+    NOT_RETRYABLE = "NotRetryable"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,14 @@ def after_failure(
         check_delay(delay, "the delay of a retry")
     retry = reconsume_times + 1
     if level is not None and level < 0:
-        return _end(policy, DeadReason.REQUESTED, retry)
+        return end(policy, DeadReason.REQUESTED, retry)
     if retry > policy.max_retries:
-        return _end(policy, DeadReason.RETRIES_EXHAUSTED, retry)
+        return end(policy, DeadReason.RETRIES_EXHAUSTED, retry)
     if delay is not None:
         return Retry(delay, retry)
     return Retry(policy.levels.delay(level) if level else policy.ladder.delay(retry, luck), retry)
 
 
-def _end(policy: Policy, reason: DeadReason, failed: int) -> Dead | Discard:
+def end(policy: Policy, reason: DeadReason, failed: int) -> Dead | Discard:
+    """Decide about a message that gets no retry any more, after *failed* attempts."""
     return Dead(reason, failed) if policy.dead_letters else Discard(reason, failed)

@@ -210,7 +210,39 @@ consumer.reconsume_later(consumer.receive(), level=-1)
     assert (process.returncode, output) == (0, "")
 
 
-def test_sigterm_lets_run_finish_the_message_in_hand(set_stage: SetStage, start: Start) -> None:
+@pytest.mark.parametrize("workers", [1, 3])
+def test_sigterm_lets_run_finish_the_messages_in_hand_and_hands_back_the_rest(
+    set_stage: SetStage, start: Start, workers: int
+) -> None:
+    stage = set_stage()
+    stage.send(*[b"in hand"] * workers, b"next")
+    process = start(
+        stage,
+        f"""
+import time
+def handle(message):
+    print("handling", flush=True)
+    time.sleep(1)
+with RetryConsumer(client, load_policy()) as consumer:
+    consumer.run(handle, workers={workers})
+client.close()
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+print("ended")
+""",
+    )
+    assert process.stdout is not None
+    for _ in range(workers):
+        assert process.stdout.readline() == "handling\n"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "ended\n")
+    assert stage.backlog(stage.policy.topic) == 1
+    assert stage.consumer().receive(SOON).data() == b"next"
+
+
+def test_a_program_may_stop_its_consumer_at_sigterm_itself(
+    set_stage: SetStage, start: Start
+) -> None:
     stage = set_stage()
     stage.send(b"in hand", b"next")
     process = start(

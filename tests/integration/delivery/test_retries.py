@@ -47,6 +47,8 @@ def test_a_failing_message_climbs_the_ladder_and_dies_after_max_retries(
     properties = dead.properties()
     failed_at = datetime.fromisoformat(properties.pop("REDRIVE_FAILED_AT"))
     assert abs(failed_at - datetime.now(UTC)) < timedelta(minutes=1)  # noqa: TID251 - a test
+    first_failed_at = datetime.fromisoformat(properties.pop("REDRIVE_FIRST_FAILED_AT"))
+    assert timedelta(seconds=3) - 2 * TICK <= failed_at - first_failed_at < 2 * SOON
     assert properties == {
         "RECONSUMETIMES": "3",
         "ORIGIN_MESSAGE_ID": id_text(origin),

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from datetime import timedelta
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from itertools import chain, pairwise
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
 
+from redrive import Done, FailureRules
 from redrive.delivery.inbox import ConsumerStoppedError
 
 SetStage = Callable[..., Any]
@@ -101,3 +103,192 @@ def test_source_and_retry_topic_take_turns_while_both_have_messages(set_stage: S
     served = [consumer.receive(SOON).topic_name() for _ in range(40)]
 
     assert all(former != latter for former, latter in pairwise(served))
+
+
+def test_exceptions_are_classified_and_what_no_retry_mends_dies_at_once(
+    set_stage: SetStage,
+) -> None:
+    stage = set_stage(delays=["1h"], max_retries=1)
+    stage.send(b"malformed", b"busy")
+    consumer = stage.consumer()
+    handled: list[bytes] = []
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        handled.append(message.data())
+        if len(handled) == 3:
+            consumer.stop()
+        raise UnicodeError if message.data() == b"malformed" else ConnectionError
+
+    rules = FailureRules(
+        dead_letter_on=(ValueError,), delays={ConnectionError: timedelta(seconds=2)}
+    )
+    consumer.run(handle, rules=rules)
+
+    assert sorted(handled) == [b"busy", b"busy", b"malformed"]
+    reasons = {
+        dead.data(): (dead.properties()["REDRIVE_DEAD_REASON"], dead.properties()["RECONSUMETIMES"])
+        for dead in stage.dead_letters(2)
+    }
+    assert reasons == {b"malformed": ("NotRetryable", "1"), b"busy": ("RetriesExhausted", "2")}
+
+
+def test_a_deadline_bounds_all_attempts_together(set_stage: SetStage) -> None:
+    stage = set_stage(delays=["2s"], max_retries=100)
+    stage.send(b"hopeless")
+    consumer = stage.consumer()
+    failing = threading.Thread(
+        target=consumer.run,
+        args=(_fail,),
+        kwargs={"rules": FailureRules(deadline=timedelta(seconds=5))},
+    )
+    failing.start()
+
+    (dead,) = stage.dead_letters(1)
+
+    consumer.stop()
+    failing.join(10)
+    properties = dead.properties()
+    assert properties["REDRIVE_DEAD_REASON"] == "DeadlineExceeded"
+    first, last = (
+        datetime.fromisoformat(properties[f"REDRIVE_{name}"])
+        for name in ("FIRST_FAILED_AT", "FAILED_AT")
+    )
+    # The last retry was due by then; the broker and the consumer may be late.
+    assert timedelta(seconds=1) < last - first < timedelta(seconds=8)
+
+
+def _fail(_message: object) -> None:
+    raise LookupError
+
+
+def test_with_explicit_only_done_is_success(set_stage: SetStage) -> None:
+    stage = set_stage(max_retries=0)
+    stage.send(b"done", b"forgotten")
+    consumer = stage.consumer()
+    handled = []
+
+    def handle(message: Any) -> Done | None:  # noqa: ANN401 - the client publishes no types
+        handled.append(message.data())
+        if len(handled) == 2:
+            consumer.stop()
+        return Done() if message.data() == b"done" else None
+
+    consumer.run(handle, explicit=True)
+
+    (dead,) = stage.dead_letters(1)
+    assert dead.data() == b"forgotten"
+    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "NotDoneError"
+
+
+def test_of_a_batch_only_what_failed_is_retried(set_stage: SetStage) -> None:
+    stage = set_stage()
+    stage.send(*[f"{n}".encode() for n in range(10)])
+    consumer = stage.consumer()
+    batches: list[list[bytes]] = []
+
+    def handle(messages: Sequence[Any]) -> list[Exception | None]:
+        batches.append([message.data() for message in messages])
+        if sum(map(len, batches)) == 12:
+            consumer.stop()
+        return [
+            KeyError("odd one") if m.data() in {b"3", b"7"} and not m.properties() else None
+            for m in messages
+        ]
+
+    consumer.run_batches(handle, size=4, wait=timedelta(seconds=1))
+    consumer.close()
+
+    assert max(map(len, batches)) == 4
+    assert sorted(chain(*batches)) == sorted([*(f"{n}".encode() for n in range(10)), b"3", b"7"])
+    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+
+
+def test_a_handler_out_of_time_is_a_failed_attempt_and_its_late_success_is_ignored(
+    set_stage: SetStage,
+) -> None:
+    stage = set_stage(max_retries=1)
+    stage.send(b"slow")
+    consumer = stage.consumer()
+    attempts: list[str | None] = []
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        attempts.append(message.properties().get("RECONSUMETIMES"))
+        if len(attempts) == 2:
+            consumer.stop()
+        time.sleep(1.5)
+
+    consumer.run(handle, timeout=timedelta(milliseconds=500))
+    consumer.close()
+
+    assert attempts == [None, "1"]
+    assert consumer.late_successes == 2
+    (dead,) = stage.dead_letters(1)
+    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "HandlerTimeoutError"
+    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+
+
+def test_workers_share_the_messages_and_each_is_handled_once(set_stage: SetStage) -> None:
+    stage = set_stage()
+    sent = [f"{n}".encode() for n in range(200)]
+    stage.send(*sent)
+    consumer = stage.consumer()
+    handled: list[bytes] = []
+    threads = set()
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        time.sleep(0.005)
+        threads.add(threading.get_ident())
+        handled.append(message.data())
+        if len(handled) == len(sent):
+            consumer.stop()
+
+    consumer.run(handle, workers=4)
+    consumer.close()
+
+    assert len(threads) == 4
+    assert sorted(handled) == sorted(sent)
+    assert stage.backlog(stage.policy.topic) == 0
+
+
+def test_max_rate_holds_for_all_workers_together(set_stage: SetStage) -> None:
+    stage = set_stage()
+    stage.send(*[b"x"] * 30)
+    consumer = stage.consumer()
+    began = []
+
+    def handle(_: object) -> None:
+        began.append(time.monotonic())
+        if len(began) == 21:
+            consumer.stop()
+
+    consumer.run(handle, workers=2, max_rate=10)
+    consumer.close()
+
+    assert 1.9 < began[20] - began[0] < 5
+    assert 8 <= stage.backlog(stage.policy.topic) <= 9
+
+
+def test_nothing_is_handed_out_between_pause_and_resume(set_stage: SetStage) -> None:
+    stage = set_stage()
+    consumer = stage.consumer()
+    arrived = SimpleQueue[bytes]()
+    running = threading.Thread(
+        target=consumer.run, args=(lambda message: arrived.put(message.data()),)
+    )
+    running.start()
+    stage.send(b"before")
+    assert arrived.get(timeout=15) == b"before"
+
+    consumer.pause()
+    consumer.pause()
+    stage.send(b"meanwhile")
+    with pytest.raises(Empty):
+        arrived.get(timeout=1)
+    assert consumer.receive(timedelta(seconds=0.1)) is None
+    consumer.resume()
+    assert arrived.get(timeout=15) == b"meanwhile"
+
+    consumer.pause()
+    consumer.stop()
+    running.join(5)
+    assert not running.is_alive()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.policy import envelope
-from redrive.policy.envelope import Cause
+from redrive.policy.envelope import Attempt, Cause
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Dead, DeadReason, Retry
@@ -17,7 +17,8 @@ POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 OURS = {
     "RECONSUMETIMES", "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID", "RETRY_TOPIC",
     "DELAY_TIME", "REDRIVE_CAUSE_TYPE", "REDRIVE_CAUSE_MESSAGE", "REDRIVE_FAILED_AT",
-    "REDRIVE_CONSUMER", "REDRIVE_DEAD_REASON", "REDRIVE_REPLAYS", "REDRIVE_REPLAY",
+    "REDRIVE_CONSUMER", "REDRIVE_FIRST_FAILED_AT", "REDRIVE_DEAD_REASON", "REDRIVE_REPLAYS",
+    "REDRIVE_REPLAY",
 }  # fmt: skip
 
 texts = st.text(max_size=30)
@@ -36,9 +37,8 @@ def hop(
     cause: Cause | None = None,
     message_id: str = "7:8:-1",
 ) -> dict[str, str]:
-    return envelope.for_hop(
-        properties, policy=POLICY, message_id=message_id, verdict=verdict, cause=cause
-    )
+    attempt = Attempt.of(properties, message_id=message_id, retried=True)
+    return envelope.for_hop(properties, attempt, policy=POLICY, verdict=verdict, cause=cause)
 
 
 @given(users, forged, verdicts, causes | st.none())
@@ -98,7 +98,52 @@ def test_the_cause_is_replaced_and_never_added_to(first: Cause, second: Cause) -
 
 @given(causes)
 def test_an_attempt_without_known_cause_does_not_keep_an_older_one(cause: Cause) -> None:
-    assert hop(hop({}, cause=cause)) == hop({})
+    assert hop(hop({}, cause=cause)) == hop({}) | {"REDRIVE_FIRST_FAILED_AT": NOW.isoformat()}
+
+
+def test_the_first_failure_is_remembered_through_every_hop() -> None:
+    first = hop({}, cause=Cause("E", "", NOW, "c"))
+    later = hop(first, cause=Cause("E", "", NOW + timedelta(hours=2), "c"))
+    attempt = Attempt.of(later, message_id="9:9:9", retried=True)
+    assert attempt.first_failed_at == NOW
+    assert attempt.failing_for(NOW + timedelta(hours=3)) == timedelta(hours=3)
+
+
+def test_a_clock_that_is_behind_makes_no_failure_last_less_than_nothing() -> None:
+    attempt = Attempt(1, "1:2:3", NOW)
+    assert attempt.failing_for(NOW - timedelta(hours=1)) == timedelta()
+    assert Attempt(0, "1:2:3", None).failing_for(NOW) == timedelta()
+
+
+@given(forged)
+def test_a_message_of_the_source_topic_has_failed_never_whatever_it_claims(
+    ours: dict[str, str],
+) -> None:
+    attempt = Attempt.of(ours, message_id="1:2:3", retried=False)
+    assert (attempt.number, attempt.reconsume_times, attempt.first_failed_at) == (1, 0, None)
+
+
+@pytest.mark.parametrize(
+    "origin", ["", "1:2:3\nmoved to nowhere", "x" * 129, "größe", "\x1b[2J", "a b"]
+)
+def test_an_origin_that_no_client_writes_is_replaced(origin: str) -> None:
+    assert hop({"ORIGIN_MESSAGE_ID": origin}, message_id="1:2:3")["ORIGIN_MESSAGE_ID"] == "1:2:3"
+
+
+@pytest.mark.parametrize("origin", ["5:0:-1", "5:0:3:7", "(5,0,-1,-1)", "AC110001:00002A9F.7-x_"])
+def test_the_origins_of_all_clients_are_kept(origin: str) -> None:
+    assert hop({"ORIGIN_MESSAGE_ID": origin})["ORIGIN_MESSAGE_ID"] == origin
+
+
+@given(texts)
+def test_no_forged_moment_is_an_error(text: str) -> None:
+    attempt = Attempt.of({"REDRIVE_FIRST_FAILED_AT": text}, message_id="1:2:3", retried=True)
+    assert attempt.failing_for(NOW) >= timedelta()
+
+
+def test_a_moment_without_time_zone_is_none() -> None:
+    written = {"REDRIVE_FIRST_FAILED_AT": "2026-11-21T09:00:00"}
+    assert Attempt.of(written, message_id="1:2:3", retried=True).first_failed_at is None
 
 
 @given(causes)
@@ -157,7 +202,7 @@ def test_a_replay_begins_anew_and_keeps_origin_cause_and_user_properties(
     assert sent.items() >= cause.to_properties().items()
     assert sent["ORIGIN_MESSAGE_ID"] == dead["ORIGIN_MESSAGE_ID"]
     assert sent.items() >= user.items()
-    assert not {"DELAY_TIME", "REDRIVE_DEAD_REASON"} & sent.keys()
+    assert not {"DELAY_TIME", "REDRIVE_DEAD_REASON", "REDRIVE_FIRST_FAILED_AT"} & sent.keys()
 
 
 def test_the_number_of_replays_survives_another_death() -> None:
