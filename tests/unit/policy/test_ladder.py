@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
@@ -53,6 +53,7 @@ def test_a_preset_is_taken_by_name(preset: str) -> None:
 
 
 @given(ladders, st.integers(1, 20), st.floats(0, 1))
+@example(Ladder((SECOND,), 1.0), 1, 1.0)
 def test_jitter_shortens_a_delay_by_up_to_its_share_and_never_below_a_second(
     ladder: Ladder, retry: int, luck: float
 ) -> None:
