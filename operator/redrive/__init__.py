@@ -9,16 +9,31 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-__all__ = ["Done", "FailureRules", "Policy", "RedriveError", "RetryConsumer", "load_policy"]
+__all__ = [
+    "Attempt",
+    "Cause",
+    "Done",
+    "FailureRules",
+    "Policy",
+    "Redaction",
+    "RedriveError",
+    "RetryConsumer",
+    "load_policy",
+]
 
 if TYPE_CHECKING:
     from redrive.delivery import RetryConsumer, load_policy
     from redrive.errors import RedriveError
+    from redrive.policy.cause import Cause, Redaction
+    from redrive.policy.envelope import Attempt
     from redrive.policy.failure import FailureRules
     from redrive.policy.model import Policy
     from redrive.policy.verdict import Done
 else:
     _HOMES = {
+        "Attempt": "redrive.policy.envelope",
+        "Cause": "redrive.policy.cause",
+        "Redaction": "redrive.policy.cause",
         "Done": "redrive.policy.verdict",
         "FailureRules": "redrive.policy.failure",
         "Policy": "redrive.policy.model",

@@ -1,7 +1,8 @@
 """The second journey: a message fails → retry topic, later → again → dead-letter topic.
 
 For consumers in Python; `from redrive import RetryConsumer, load_policy` is the way in. Reading
-order: `consumer` (receive → verdict → settle), then `policy_file`, `inbox`, `settle`, `producers`.
+order: `consumer` (receive → verdict → settle), `failures`, `settle`, `run`, `answer`; then its
+`parts`: `subscribe`, `inbox`, `producers`; and `policy_file`.
 """
 
 from __future__ import annotations

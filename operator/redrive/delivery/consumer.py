@@ -1,21 +1,18 @@
 """`RetryConsumer`: what an application consumes with; the spine of the second journey.
 
 receive → verdict → settle: a message comes from the source or the retry topic, the application
-handles it, and if that fails, `policy.verdict` says what becomes of it and `settle` obeys.
+handles it, and if that fails, `failures` finds what becomes of it and `settle` obeys.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-import random
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from types import TracebackType
 from typing import Self, overload
 
@@ -23,18 +20,19 @@ import pulsar
 
 from redrive.delivery import answer
 from redrive.delivery.answer import BatchHandler, Handler
+from redrive.delivery.failures import Failures, topic_of
 from redrive.delivery.inbox import Inbox
 from redrive.delivery.pace import Pace
+from redrive.delivery.parts import Parts, Subscription, SystemClock
 from redrive.delivery.producers import Producers
 from redrive.delivery.run import Run
-from redrive.delivery.settle import Settler, id_text
+from redrive.delivery.settle import Settler
 from redrive.delivery.subscribe import subscribe
 from redrive.errors import InvalidSpecError
-from redrive.policy.envelope import Attempt, Cause
-from redrive.policy.failure import FailureRules, after_error
+from redrive.policy.cause import Redaction
+from redrive.policy.envelope import Attempt
+from redrive.policy.failure import FailureRules
 from redrive.policy.model import Policy
-from redrive.policy.naming import TopicName
-from redrive.policy.verdict import after_failure
 
 HANDLER_TIMEOUT = timedelta(seconds=60)
 
@@ -56,17 +54,32 @@ class RetryConsumer:
         policy: see `load_policy`.
         name: names this consumer in the broker's statistics and in the cause of dead letters;
             by default the host's name and something random.
+        redaction: what must not be told in the cause that travels with a failed message.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
     """
 
-    def __init__(self, client: pulsar.Client, policy: Policy, *, name: str | None = None) -> None:
-        self.name = name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-        self._policy = policy
-        self._subscriptions = subscribe(client, policy, name=self.name)
-        self._settler = Settler(policy, Producers(client, name=self.name))
-        self._inbox = Inbox(list(self._subscriptions.values()))
+    def __init__(
+        self,
+        client: pulsar.Client,
+        policy: Policy,
+        *,
+        name: str | None = None,
+        redaction: Redaction = Redaction(),
+    ) -> None:
+        name = name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        subscriptions = subscribe(client, policy, name=name)
+        inbox = Inbox(list(subscriptions.values()))
+        parts = Parts(SystemClock(), subscriptions, inbox, Producers(client, name=name))
+        self._assemble(parts, policy, name, redaction)
+
+    def _assemble(self, parts: Parts, policy: Policy, name: str, redaction: Redaction) -> None:
+        self.name = name
+        self._parts = parts
+        self._failures = Failures(
+            lambda: policy, Settler(parts.outgoing), parts.clock, name, redaction
+        )
         self._runs: dict[threading.Thread, threading.Event] = {}
         self._late_successes = 0
         self._counting = threading.Lock()
@@ -84,7 +97,7 @@ class RetryConsumer:
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        return self._inbox.take(None if timeout is None else timeout.total_seconds())
+        return self._parts.incoming.take(None if timeout is None else timeout.total_seconds())
 
     def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages: as soon as there are so many, or what came within *wait*.
@@ -93,14 +106,21 @@ class RetryConsumer:
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        end = time.monotonic() + wait.total_seconds()
+        end = self._parts.clock.monotonic() + wait.total_seconds()
         messages: list[pulsar.Message] = []
         while len(messages) < size:
-            message = self._inbox.take(max(0.0, end - time.monotonic()))
+            message = self._parts.incoming.take(max(0.0, end - self._parts.clock.monotonic()))
             if message is None:
                 break
             messages.append(message)
         return messages
+
+    def attempt_of(self, message: pulsar.Message) -> Attempt:
+        """Return which attempt at *message* this is, where it came from, and why it failed before.
+
+        A message of the source topic is at its first attempt, whatever its properties claim.
+        """
+        return self._failures.attempt_of(message)
 
     def acknowledge(self, message: pulsar.Message) -> None:
         """Settle *message* as handled. It may come again if the broker doesn't hear of this.
@@ -137,13 +157,9 @@ class RetryConsumer:
             InvalidSpecError: both were given, the delay is out of bounds, or the message is not
                 one of this consumer. Nothing has been settled then.
         """
-        subscription = self._subscription(message)
-        attempt = self._attempt(message)
-        verdict = after_failure(
-            self._policy, attempt.reconsume_times, delay=delay, level=level, luck=_luck()
+        self._failures.asked(
+            message, self._subscription(message), delay=delay, level=level, error=cause
         )
-        described = None if cause is None else self._describe(cause)
-        self._settler.settle(message, attempt, verdict, described, subscription=subscription)
 
     def run(  # noqa: PLR0913 - each is a choice of its own, with a default
         self,
@@ -205,15 +221,14 @@ class RetryConsumer:
         means that all have failed, and so does exceeding *timeout*.
 
         Args:
-            wait: a batch that is not full is handled when so much time has passed.
+            wait: a batch that is not full is handled so long after its first message came.
             explicit: only `Done()` means handled, for each message.
         """
         pace = Pace(max_rate)
 
         def take() -> list[pulsar.Message]:
-            while not (messages := self.receive_batch(size, wait)):
-                pass
-            return self._paced(messages, pace)
+            first = self.receive()
+            return self._paced([first, *self.receive_batch(size - 1, wait)], pace)
 
         self._work(take, answer.many(handler, explicit=explicit), rules, workers, timeout)
 
@@ -228,15 +243,15 @@ class RetryConsumer:
         Messages that have come to this consumer stay with it, unacknowledged; other consumers of
         the subscription get the rest.
         """
-        self._inbox.pause()
+        self._parts.incoming.pause()
 
     def resume(self) -> None:
         """Go on after `pause`."""
-        self._inbox.resume()
+        self._parts.incoming.resume()
 
     def stop(self) -> None:
         """Make every `run` return once its messages in hand are settled; callable from a signal."""
-        self._inbox.stop()
+        self._parts.incoming.stop()
 
     def close(self) -> None:
         """Stop, wait until every `run` in another thread has ended, and leave the subscriptions.
@@ -249,8 +264,8 @@ class RetryConsumer:
             if thread is not threading.current_thread():
                 ended.wait()
         with contextlib.ExitStack() as closing:
-            closing.callback(self._settler.producers.close)
-            closing.callback(self._inbox.close)
+            closing.callback(self._parts.outgoing.close)
+            closing.callback(self._parts.incoming.close)
 
     def __enter__(self) -> Self:
         return self
@@ -284,30 +299,19 @@ class RetryConsumer:
             if failure is None:
                 self.acknowledge(message)
             else:
-                self._fail(message, failure, rules)
+                self._failures.raised(message, self._subscription(message), failure, rules)
 
         run = Run(take, handle, settle, self._count_late, self.stop, workers, timeout)
         with self._registered():
-            run.until_stopped()
+            self._execute(run)
 
-    def _fail(self, message: pulsar.Message, failure: Exception, rules: FailureRules) -> None:
-        _log.warning("handling failed of %s", id_text(message.message_id()), exc_info=failure)
-        attempt = self._attempt(message)
-        cause = self._describe(failure)
-        verdict = after_error(
-            self._policy, rules, type(failure),
-            reconsume_times=attempt.reconsume_times,
-            failing_for=attempt.failing_for(cause.failed_at),
-            luck=_luck(),
-        )  # fmt: skip
-        self._settler.settle(
-            message, attempt, verdict, cause, subscription=self._subscription(message)
-        )
+    def _execute(self, run: Run) -> None:
+        run.until_stopped()
 
     def _paced(self, messages: list[pulsar.Message], pace: Pace) -> list[pulsar.Message]:
-        seconds = pace.wait(len(messages), time.monotonic())
+        seconds = pace.wait(len(messages), self._parts.clock.monotonic())
         if seconds > 0:
-            self._inbox.sleep(seconds)
+            self._parts.incoming.sleep(seconds)
         return messages
 
     def _count_late(self) -> None:
@@ -317,37 +321,12 @@ class RetryConsumer:
             "a handler ended well, but after its time: the message is retried all the same"
         )
 
-    def _describe(self, failure: BaseException) -> Cause:
-        now = datetime.now(UTC)  # noqa: TID251 - the attempt has just failed
-        return Cause.from_error(failure, failed_at=now, consumer=self.name)
-
-    def _attempt(self, message: pulsar.Message) -> Attempt:
-        return Attempt.of(
-            message.properties(),
-            message_id=id_text(message.message_id()),
-            retried=_topic(message) == self._policy.retry_topic,
-        )
-
-    def _subscription(self, message: pulsar.Message) -> pulsar.Consumer:
-        topic = _topic(message)
-        if topic not in self._subscriptions:
+    def _subscription(self, message: pulsar.Message) -> Subscription:
+        topic = topic_of(message)
+        if topic not in self._parts.subscriptions:
             raise InvalidSpecError(
                 "a message is settled by the consumer it came from",
                 got=str(topic),
-                remedy=f"this one consumes {' and '.join(map(str, self._subscriptions))}",
+                remedy=f"this one consumes {' and '.join(map(str, self._parts.subscriptions))}",
             )
-        return self._subscriptions[topic]
-
-
-def _topic(message: pulsar.Message) -> TopicName:
-    # Set by the client from its subscription: no producer can forge it.
-    return _whole(message.topic_name())
-
-
-@functools.lru_cache
-def _whole(name: str) -> TopicName:
-    return TopicName.parse(name).without_partition()
-
-
-def _luck() -> float:
-    return random.random()  # noqa: S311 - spreads load, keeps no secret
+        return self._parts.subscriptions[topic]

@@ -29,6 +29,12 @@ class NotSentError(RedriveError):
     reason = "NotSent"
 
 
+class TooBigError(NotSentError):
+    """A message with its properties is bigger than the broker takes; it was not stored."""
+
+    reason = "TooBig"
+
+
 class Producers:
     """A producer for each topic, made when it is first needed, and anew after a failure.
 
@@ -54,6 +60,7 @@ class Producers:
         when this returns.
 
         Raises:
+            TooBigError: the message with *properties* is too big.
             NotSentError: no producer could be made, or no receipt came within 12 s.
         """
         receipt: Future[tuple[pulsar.Result, pulsar.MessageId]] = Future()
@@ -74,6 +81,12 @@ class Producers:
         except (pulsar.exceptions.PulsarException, TimeoutError) as error:
             self._drop(topic, producer)
             raise _not_sent(topic, str(error) or "no answer") from error
+        if result == pulsar.Result.MessageTooBig:  # the client's own judgement: nothing was sent
+            raise TooBigError(
+                f"a message is too big for {topic}",
+                got=f"{len(message.data())} bytes and its properties",
+                remedy="raise maxMessageSize of the broker, or keep payloads well below it",
+            )
         if result != pulsar.Result.Ok:
             self._drop(topic, producer)
             raise _not_sent(topic, result.name)

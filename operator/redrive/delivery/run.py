@@ -91,8 +91,10 @@ class Run:
                 for thread in (watcher, *helpers):
                     thread.start()
                 self._work(0)
-            finally:
+            except BaseException:
                 self.stop()  # for the others, when this thread was interrupted
+                raise
+            finally:
                 for number, helper in enumerate(helpers, start=1):
                     self._see_out(number, helper)
                 self._over.set()
@@ -111,24 +113,45 @@ class Run:
         except BaseException as error:  # noqa: BLE001 - raised again by until_stopped
             self._break(error)
 
-    def _handle(self, hand: _Hand) -> None:
+    def outcomes(self, messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+        """Have *messages* handled; what is no failure of a message is raised."""
         try:
-            outcomes = self.handle(hand.messages)
+            return self.handle(messages)
         except pulsar.Interrupted:
-            hand.claim()
             raise  # the client's word for KeyboardInterrupt
         except Exception as error:  # noqa: BLE001 - whatever it is travels with the message
-            outcomes = [error] * len(hand.messages)
+            return [error] * len(messages)
+
+    def settle_all(self, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]) -> None:
+        """Settle each message by its outcome."""
+        for message, outcome in zip(messages, outcomes, strict=True):
+            self.settle(message, outcome)
+
+    def give_up(self, messages: Sequence[pulsar.Message]) -> None:
+        """Fail all messages of a handler that is out of time."""
+        error = HandlerTimeoutError(
+            "the handler took too long",
+            got=f"more than {self.timeout.total_seconds():g} s",
+            remedy="make it faster, or give it more time with timeout=",
+        )
+        self.settle_all(messages, [error] * len(messages))
+
+    def ignore(self, outcomes: Sequence[Outcome]) -> None:
+        """Count the successes among outcomes that came too late."""
+        for outcome in outcomes:
+            if outcome is None:
+                self.late()
+
+    def _handle(self, hand: _Hand) -> None:
+        try:
+            outcomes = self.outcomes(hand.messages)
         except BaseException:
             hand.claim()  # the messages stay unacknowledged
             raise
         if hand.claim():
-            for message, outcome in zip(hand.messages, outcomes, strict=True):
-                self.settle(message, outcome)
-            return
-        for outcome in outcomes:
-            if outcome is None:
-                self.late()
+            self.settle_all(hand.messages, outcomes)
+        else:
+            self.ignore(outcomes)
 
     def _watch(self) -> None:
         look = min(1.0, self.timeout.total_seconds() / 10)
@@ -136,17 +159,11 @@ class Run:
             # A copy, made in one step: the workers go on meanwhile.
             for hand in list(self._hands.values()):
                 if time.monotonic() - hand.since > self.timeout.total_seconds() and hand.claim():
-                    self._fail(hand)
+                    self._time_out(hand)
 
-    def _fail(self, hand: _Hand) -> None:
-        error = HandlerTimeoutError(
-            "the handler took too long",
-            got=f"more than {self.timeout.total_seconds():g} s",
-            remedy="make it faster, or give it more time with timeout=",
-        )
+    def _time_out(self, hand: _Hand) -> None:
         try:
-            for message in hand.messages:
-                self.settle(message, error)
+            self.give_up(hand.messages)
         except BaseException as broken:  # noqa: BLE001 - raised again by until_stopped
             self._break(broken)
         hand.timed_out = True

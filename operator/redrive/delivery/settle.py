@@ -7,14 +7,17 @@ same origin and count, and never loses it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 import pulsar
 
-from redrive.delivery.producers import NotSentError, Producers
+from redrive.delivery.parts import Outgoing, Subscription
+from redrive.delivery.producers import NotSentError, TooBigError
 from redrive.policy import envelope
-from redrive.policy.envelope import Attempt, Cause
+from redrive.policy.cause import Cause
+from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Dead, Discard, Retry
@@ -28,19 +31,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settler:
-    """Moves failed messages to where *policy* wants them."""
+    """Moves failed messages to where their policy wants them."""
 
-    policy: Policy
-    producers: Producers
+    producers: Outgoing
 
-    def settle(
+    def settle(  # noqa: PLR0913 - all that a hop depends on
         self,
         message: pulsar.Message,
         attempt: Attempt,
         verdict: Retry | Dead | Discard,
         cause: Cause | None,
         *,
-        subscription: pulsar.Consumer,
+        policy: Policy,
+        subscription: Subscription,
     ) -> None:
         """Send *message* on its next hop, and acknowledge it once the broker has stored it there.
 
@@ -61,11 +64,11 @@ class Settler:
             )  # fmt: skip
             return
         properties = envelope.for_hop(
-            message.properties(), attempt, policy=self.policy, verdict=verdict, cause=cause
+            message.properties(), attempt, policy=policy, verdict=verdict, cause=cause
         )
-        topic, delay = self._destination(verdict)
+        topic, delay = _destination(verdict, policy)
         try:
-            sent = self.producers.send(topic, message, properties, delay)
+            sent = self._send(topic, message, properties, delay)
         except NotSentError as error:
             subscription.negative_acknowledge(message)
             again = HANDLE_AGAIN_AFTER.total_seconds()
@@ -80,13 +83,38 @@ class Settler:
             topic, attempt.origin, previous, id_text(sent), verdict.reconsume_times,
         )  # fmt: skip
 
-    def _destination(self, verdict: Retry | Dead) -> tuple[TopicName, timedelta | None]:
-        """Say where a message goes: the policy does, and never a property of the message."""
-        match verdict:
-            case Retry(delay=delay):
-                return self.policy.retry_topic, delay
-            case Dead():
-                return self.policy.dead_letter_topic, None
+    def _send(
+        self,
+        topic: TopicName,
+        message: pulsar.Message,
+        properties: Mapping[str, str],
+        delay: timedelta | None,
+    ) -> pulsar.MessageId:
+        """Send *message*; where that is too big, with less of its cause, but never of itself."""
+        for tried in envelope.shrinking(properties):
+            try:
+                return self.producers.send(topic, message, tried, delay)
+            except TooBigError as error:
+                refused = error
+        raise refused
+
+
+def _destination(verdict: Retry | Dead, policy: Policy) -> tuple[TopicName, timedelta | None]:
+    """Say where a message goes: the policy does, and never a property of the message."""
+    match verdict:
+        case Retry(delay=delay):
+            return policy.retry_topic, delay
+        case Dead():
+            return policy.dead_letter_topic, None
+
+
+def schema_version(message: pulsar.Message) -> int | None:
+    """Return the version of its topic's schema that *message* was produced with; None if none."""
+    try:
+        written = message.schema_version()
+    except UnicodeDecodeError:  # the client takes the bytes of the number for text
+        return None
+    return int.from_bytes(written.encode(), "big") if written else None
 
 
 def id_text(message_id: pulsar.MessageId) -> str:

@@ -1,71 +1,33 @@
 """What travels with a message through its hops: properties ⇄ attempt, origin and cause.
 
-The names in capitals without prefix are those of Pulsar's Java client, so that Java and Python
-consumers can share a subscription; `REDRIVE_…` are ours. Each hop gives a message a new id; the
-id it was first produced with is kept in `ORIGIN_MESSAGE_ID`.
-
 Properties are written by whoever may produce, so nothing here decides where a message goes: the
-policy alone does.
+policy alone does. Their names stand in `properties`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from redrive.policy import cause as causes
+from redrive.policy.cause import Cause
 from redrive.policy.model import Policy
+from redrive.policy.properties import (
+    DEAD_REASON,
+    DELAY_TIME,
+    FIRST_FAILED_AT,
+    ORIGIN_MESSAGE_ID,
+    REAL_SUBSCRIPTION,
+    REAL_TOPIC,
+    RECONSUMETIMES,
+    REPLAY,
+    REPLAYS,
+    RETRY_TOPIC,
+    SCHEMA_VERSION,
+)
 from redrive.policy.verdict import Dead, Retry
-
-RECONSUMETIMES = "RECONSUMETIMES"
-REAL_TOPIC = "REAL_TOPIC"
-REAL_SUBSCRIPTION = "REAL_SUBSCRIPTION"
-ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
-RETRY_TOPIC = "RETRY_TOPIC"
-DELAY_TIME = "DELAY_TIME"
-CAUSE_TYPE = "REDRIVE_CAUSE_TYPE"
-CAUSE_MESSAGE = "REDRIVE_CAUSE_MESSAGE"
-FAILED_AT = "REDRIVE_FAILED_AT"
-CONSUMER = "REDRIVE_CONSUMER"
-FIRST_FAILED_AT = "REDRIVE_FIRST_FAILED_AT"
-DEAD_REASON = "REDRIVE_DEAD_REASON"
-REPLAYS = "REDRIVE_REPLAYS"
-REPLAY = "REDRIVE_REPLAY"
-
-MAX_CAUSE_BYTES = 1_024
-"""The most that one property of the cause may take: a broker refuses a message that is too big."""
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why an attempt failed: what a triage needs to know.
-
-    Attributes:
-        type: the name of the exception's class.
-        message: its text, cut to 1 KiB when written.
-        failed_at: when, with a time zone.
-        consumer: the name of the consumer that saw it fail.
-    """
-
-    type: str
-    message: str
-    failed_at: datetime
-    consumer: str
-
-    @classmethod
-    def from_error(cls, error: BaseException, *, failed_at: datetime, consumer: str) -> Cause:
-        """Describe *error*, raised by a handler."""
-        return cls(type(error).__name__, str(error), failed_at, consumer)
-
-    def to_properties(self) -> dict[str, str]:
-        """Write the cause, each value cut to `MAX_CAUSE_BYTES`."""
-        return {
-            CAUSE_TYPE: _cut(self.type),
-            CAUSE_MESSAGE: _cut(self.message),
-            FAILED_AT: self.failed_at.isoformat(),
-            CONSUMER: _cut(self.consumer),
-        }
 
 
 @dataclass(frozen=True)
@@ -76,11 +38,17 @@ class Attempt:
         reconsume_times: the retries it has had.
         origin: the id it was first produced with, as `ledger:entry:partition`.
         first_failed_at: when its first attempt failed, where that is known.
+        cause: why the attempt before it failed, where a client of ours saw that; for a message
+            that was replayed, why it died.
+        schema_version: of the source topic's schema, which it was produced with; None if it has no
+            schema, or comes from a client that does not tell.
     """
 
     reconsume_times: int
     origin: str
-    first_failed_at: datetime | None
+    first_failed_at: datetime | None = None
+    cause: Cause | None = None
+    schema_version: int | None = None
 
     @property
     def number(self) -> int:
@@ -88,19 +56,31 @@ class Attempt:
         return self.reconsume_times + 1
 
     @classmethod
-    def of(cls, properties: Mapping[str, str], *, message_id: str, retried: bool) -> Attempt:
+    def of(
+        cls,
+        properties: Mapping[str, str],
+        *,
+        message_id: str,
+        retried: bool,
+        schema_version: int | None = None,
+    ) -> Attempt:
         """Read the attempt from what a message carries.
 
         Args:
             message_id: the id it arrived with.
             retried: whether it comes from the policy's retry topic. A message of the source topic
                 has had no retry, whatever it claims; one that was replayed keeps its origin.
+            schema_version: the version that its topic gives it. The retry topic counts its own.
         """
-        written = properties.get(ORIGIN_MESSAGE_ID, "")
+        origin = properties.get(ORIGIN_MESSAGE_ID, "")
+        if retried or schema_version is None:
+            schema_version = _number(properties, SCHEMA_VERSION)
         return cls(
             reconsume_times=reconsume_times(properties) if retried else 0,
-            origin=written if _ORIGIN.fullmatch(written) else message_id,
-            first_failed_at=_moment(properties.get(FIRST_FAILED_AT, "")) if retried else None,
+            origin=origin if _ORIGIN.fullmatch(origin) else message_id,
+            first_failed_at=causes.moment(properties.get(FIRST_FAILED_AT, "")) if retried else None,
+            cause=Cause.read(properties),
+            schema_version=schema_version,
         )
 
     def failing_for(self, now: datetime) -> timedelta:
@@ -114,12 +94,12 @@ def reconsume_times(properties: Mapping[str, str]) -> int:
     A count that is absent, or that no client of ours would write, is 0: such a message gets its
     retries, never an early end. A message of the source topic has had none, whatever it claims.
     """
-    return _count(properties, RECONSUMETIMES)
+    return _number(properties, RECONSUMETIMES) or 0
 
 
 def replays(properties: Mapping[str, str]) -> int:
     """Return how often a message has been replayed from the dead-letter topic."""
-    return _count(properties, REPLAYS)
+    return _number(properties, REPLAYS) or 0
 
 
 def for_hop(
@@ -154,6 +134,8 @@ def for_hop(
             kept[DEAD_REASON] = reason
     if attempt.first_failed_at is not None:
         kept[FIRST_FAILED_AT] = attempt.first_failed_at.isoformat()
+    if attempt.schema_version is not None:
+        kept[SCHEMA_VERSION] = str(attempt.schema_version)
     if cause is None:
         return kept
     return {FIRST_FAILED_AT: cause.failed_at.isoformat()} | kept | cause.to_properties()
@@ -173,28 +155,23 @@ def for_replay(properties: Mapping[str, str], *, replay: str) -> dict[str, str]:
     return kept | {RECONSUMETIMES: "0", REPLAYS: str(replays(properties) + 1), REPLAY: replay}
 
 
-_COUNT = re.compile(r"[0-9]{1,9}")
+def shrinking(properties: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield *properties*, then with ever less of the cause: for a message that is too big.
+
+    What the next consumer needs to go on stays to the last.
+    """
+    yield dict(properties)
+    for left_out in causes.SHRINKING:
+        yield {name: value for name, value in properties.items() if name not in left_out}
+
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
 # Harmless in a log, whoever wrote it: Java, RocketMQ, we.
 _ORIGIN = re.compile(r"[0-9A-Za-z:,()._-]{1,128}")
 _OVER = {DELAY_TIME, DEAD_REASON, FIRST_FAILED_AT}
-_REPLACED = _OVER | {CAUSE_TYPE, CAUSE_MESSAGE, FAILED_AT, CONSUMER}
+_REPLACED = _OVER | {SCHEMA_VERSION} | causes.SHRINKING[-1]
 
 
-def _moment(written: str) -> datetime | None:
-    """Read a moment with a time zone, as `isoformat` writes it; None if it is none."""
-    try:
-        moment = datetime.fromisoformat(written)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo is not None else None
-
-
-def _count(properties: Mapping[str, str], name: str) -> int:
+def _number(properties: Mapping[str, str], name: str) -> int | None:
     written = properties.get(name, "")
-    return int(written) if _COUNT.fullmatch(written) else 0
-
-
-def _cut(text: str) -> str:
-    """Make *text* fit a property: at most `MAX_CAUSE_BYTES` of valid UTF-8."""
-    encoded = text.encode("utf-8", "backslashreplace")[:MAX_CAUSE_BYTES]
-    return encoded.decode("utf-8", "ignore")
+    return int(written) if _NUMBER.fullmatch(written) else None

@@ -20,7 +20,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from redrive.errors import InvalidSpecError
-from redrive.policy import envelope
+from redrive.policy import properties
 
 _DIALECT = "spark"
 
@@ -38,13 +38,13 @@ def _moment(name: str) -> str:
 
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {
-        "cause_type": _property(envelope.CAUSE_TYPE),
-        "cause_message": _property(envelope.CAUSE_MESSAGE),
-        "failed_at": _moment(envelope.FAILED_AT),
-        "consumer": _property(envelope.CONSUMER),
-        "dead_reason": _property(envelope.DEAD_REASON),
-        "reconsume_times": f"COALESCE({_property(envelope.RECONSUMETIMES, 'INT')}, 0)",
-        "replays": f"COALESCE({_property(envelope.REPLAYS, 'INT')}, 0)",
+        "cause_type": _property(properties.CAUSE_TYPE),
+        "cause_message": _property(properties.CAUSE_MESSAGE),
+        "failed_at": _moment(properties.FAILED_AT),
+        "consumer": _property(properties.CONSUMER),
+        "dead_reason": _property(properties.DEAD_REASON),
+        "reconsume_times": f"COALESCE({_property(properties.RECONSUMETIMES, 'INT')}, 0)",
+        "replays": f"COALESCE({_property(properties.REPLAYS, 'INT')}, 0)",
         "key": "key",
         "value": "value",
         "size": "COALESCE(LENGTH(value), 0)",

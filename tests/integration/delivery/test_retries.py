@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import logging
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -9,8 +11,10 @@ from itertools import chain
 from typing import Any
 
 import pulsar
+import pulsar.schema
 import pytest
 
+from redrive import Redaction, RetryConsumer
 from redrive.delivery.settle import id_text
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import SubscriptionType
@@ -45,6 +49,7 @@ def test_a_failing_message_climbs_the_ladder_and_dies_after_max_retries(
     assert timedelta(seconds=2) - TICK <= delays[2] < SOON
     (dead,) = stage.dead_letters(1)
     properties = dead.properties()
+    assert re.fullmatch(r"[0-9a-f]{16}", properties.pop("REDRIVE_CAUSE_FINGERPRINT"))
     failed_at = datetime.fromisoformat(properties.pop("REDRIVE_FAILED_AT"))
     assert abs(failed_at - datetime.now(UTC)) < timedelta(minutes=1)  # noqa: TID251 - a test
     first_failed_at = datetime.fromisoformat(properties.pop("REDRIVE_FIRST_FAILED_AT"))
@@ -55,8 +60,10 @@ def test_a_failing_message_climbs_the_ladder_and_dies_after_max_retries(
         "REAL_TOPIC": str(stage.policy.topic),
         "REAL_SUBSCRIPTION": "fulfilment",
         "RETRY_TOPIC": str(stage.policy.retry_topic),
+        "REDRIVE_ATTEMPT": "3",
         "REDRIVE_CAUSE_TYPE": "ValueError",
         "REDRIVE_CAUSE_MESSAGE": "attempt 3",
+        "REDRIVE_CAUSE_TRACE": "",  # it was made, not raised
         "REDRIVE_CONSUMER": consumer.name,
         "REDRIVE_DEAD_REASON": "RetriesExhausted",
     }
@@ -292,3 +299,101 @@ def test_the_log_follows_a_message_through_its_hops(
         f"new id {ids[n + 1]}, failed attempts {n + 1}"
         for n, topic in enumerate([stage.policy.retry_topic] * 2 + [stage.policy.dead_letter_topic])
     ]
+
+
+def test_an_attempt_tells_how_the_one_before_it_failed_without_what_is_redacted(
+    set_stage: SetStage,
+) -> None:
+    stage = set_stage(max_retries=1)
+    (origin,) = stage.send(b"x", properties={"RECONSUMETIMES": "7", "REDRIVE_ATTEMPT": "8"})
+    client = stage.client(stage.role)
+    with RetryConsumer(client, stage.policy, redaction=Redaction([r"\S+@\S+"])) as consumer:
+        message = consumer.receive(SOON)
+        first = consumer.attempt_of(message)
+        assert (first.number, first.origin, first.cause) == (1, id_text(origin), None)
+        consumer.reconsume_later(message, cause=ValueError("no account for ann@example.com"))
+
+        second = consumer.attempt_of(consumer.receive(SOON))
+
+    assert (second.number, second.reconsume_times, second.origin) == (2, 1, id_text(origin))
+    assert second.cause is not None
+    assert second.cause.message == "no account for [redacted]"
+    assert (second.cause.attempt, second.cause.consumer) == (1, consumer.name)
+    assert second.first_failed_at == second.cause.failed_at
+
+
+def test_what_is_too_big_with_its_cause_goes_without_it_and_never_without_its_payload(
+    set_stage: SetStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = set_stage(max_retries=1)
+    largest = 5 * 1024 * 1024
+    payloads = [b"x" * (largest - room) for room in (20_000, 2_500, 900)]
+    for payload in payloads:
+        stage.send(payload)
+    consumer = stage.consumer()
+    for _ in range(2 * len(payloads)):
+        message = consumer.receive(SOON)
+        error = RuntimeError("x" * 2_000)
+        error.__cause__ = ValueError("y" * 5_000)
+        consumer.reconsume_later(message, cause=error)
+
+    causes = {
+        dead.data(): {name for name in dead.properties() if name.startswith("REDRIVE_CAUSE_")}
+        for dead in stage.dead_letters(3)
+    }
+    short = {"REDRIVE_CAUSE_TYPE", "REDRIVE_CAUSE_FINGERPRINT"}
+    assert causes == {
+        payloads[0]: short | {"REDRIVE_CAUSE_MESSAGE", "REDRIVE_CAUSE_TRACE"},
+        payloads[1]: short | {"REDRIVE_CAUSE_MESSAGE"},
+        payloads[2]: short,
+    }
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    consumer.close()
+    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+
+
+def test_what_is_too_big_for_any_hop_is_handled_again_and_never_lost(
+    set_stage: SetStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = set_stage()
+    producer = stage.client("superuser").create_producer(
+        str(stage.policy.topic), batching_enabled=False, chunking_enabled=True
+    )
+    payload = b"0123456789" * 1_000_000
+    producer.send(payload)
+    for _ in range(2):
+        # A new one each time: the client redelivers no chunked message on a negative
+        # acknowledgement, but the broker does when its consumer goes.
+        consumer = stage.consumer()
+        message = consumer.receive(timedelta(seconds=30))
+        assert message.data() == payload
+        consumer.reconsume_later(message, cause=ValueError())
+        consumer.close()
+
+    assert "too big for " in caplog.text
+    assert "keep payloads well below it" in caplog.text
+    assert stage.backlog(stage.policy.topic) > 0
+    consumer = stage.consumer()
+    consumer.acknowledge(consumer.receive(timedelta(seconds=30)))
+    consumer.close()
+    assert stage.backlog(stage.policy.topic) == 0
+
+
+def test_the_version_of_the_schema_travels_with_the_message(set_stage: SetStage) -> None:
+    stage = set_stage(max_retries=1)
+    superuser = stage.client("superuser")
+    fields = {"item": pulsar.schema.String()}
+    for item in ("first", "later"):
+        kind = type("Order", (pulsar.schema.Record,), dict(fields))
+        schema = pulsar.schema.JsonSchema(kind)
+        superuser.create_producer(str(stage.policy.topic), schema=schema).send(kind(item=item))
+        fields["note"] = pulsar.schema.String(required_default=True)
+    consumer = stage.consumer()
+    for _ in range(4):
+        consumer.reconsume_later(consumer.receive(SOON))
+
+    versions = {
+        json.loads(dead.data())["item"]: dead.properties()["REDRIVE_SCHEMA_VERSION"]
+        for dead in stage.dead_letters(2)
+    }
+    assert versions == {"first": "0", "later": "1"}

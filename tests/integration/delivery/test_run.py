@@ -45,7 +45,8 @@ def test_run_acknowledges_what_returns_and_retries_what_raises(
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "LookupError"
     assert dead.properties()["REDRIVE_CAUSE_MESSAGE"] == "out of order"
     assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
-    assert "Traceback" in caplog.text
+    assert "attempt 2 failed of " in caplog.text
+    assert "LookupError: out of order\nat " in caplog.text
 
 
 def test_close_waits_for_the_message_that_run_has_in_hand(set_stage: SetStage) -> None:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.policy import envelope
-from redrive.policy.envelope import Attempt, Cause
+from redrive.policy.cause import Cause
+from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Dead, DeadReason, Retry
@@ -17,6 +19,7 @@ POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 OURS = {
     "RECONSUMETIMES", "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID", "RETRY_TOPIC",
     "DELAY_TIME", "REDRIVE_CAUSE_TYPE", "REDRIVE_CAUSE_MESSAGE", "REDRIVE_FAILED_AT",
+    "REDRIVE_CAUSE_FINGERPRINT", "REDRIVE_CAUSE_TRACE", "REDRIVE_ATTEMPT", "REDRIVE_SCHEMA_VERSION",
     "REDRIVE_CONSUMER", "REDRIVE_FIRST_FAILED_AT", "REDRIVE_DEAD_REASON", "REDRIVE_REPLAYS",
     "REDRIVE_REPLAY",
 }  # fmt: skip
@@ -24,7 +27,9 @@ OURS = {
 texts = st.text(max_size=30)
 users = st.dictionaries(texts.filter(lambda key: key not in OURS), texts, max_size=5)
 forged = st.dictionaries(st.sampled_from(sorted(OURS)), texts, max_size=5)
-causes = st.builds(Cause, st.text(), st.text(), st.just(NOW), st.text())
+causes = st.builds(
+    Cause, st.text(), st.text(), st.just(NOW), st.text(), st.integers(1, 1_000), trace=st.text()
+)
 retries = st.builds(
     Retry, st.timedeltas(timedelta(seconds=1), timedelta(days=10)), st.integers(1, 1_000)
 )
@@ -102,8 +107,8 @@ def test_an_attempt_without_known_cause_does_not_keep_an_older_one(cause: Cause)
 
 
 def test_the_first_failure_is_remembered_through_every_hop() -> None:
-    first = hop({}, cause=Cause("E", "", NOW, "c"))
-    later = hop(first, cause=Cause("E", "", NOW + timedelta(hours=2), "c"))
+    first = hop({}, cause=Cause("E", "", NOW, "c", 1))
+    later = hop(first, cause=Cause("E", "", NOW + timedelta(hours=2), "c", 2))
     attempt = Attempt.of(later, message_id="9:9:9", retried=True)
     assert attempt.first_failed_at == NOW
     assert attempt.failing_for(NOW + timedelta(hours=3)) == timedelta(hours=3)
@@ -146,27 +151,45 @@ def test_a_moment_without_time_zone_is_none() -> None:
     assert Attempt.of(written, message_id="1:2:3", retried=True).first_failed_at is None
 
 
-@given(causes)
-def test_no_part_of_a_cause_takes_more_than_a_kibibyte_of_text(cause: Cause) -> None:
-    for value in cause.to_properties().values():
-        assert len(value.encode("utf-8")) <= 1_024
-
-
-@pytest.mark.parametrize("character", ["x", "é", "語", "🚀", "\ud800"])
-def test_a_long_cause_keeps_as_much_as_fits(character: str) -> None:
-    written = Cause("E", character * 2_000, NOW, "c").to_properties()["REDRIVE_CAUSE_MESSAGE"]
-    assert 1_024 - 4 < len(written.encode("utf-8")) <= 1_024
-    assert (character * 2_000).startswith(written) or character == "\ud800"
-
-
-def test_a_short_cause_is_kept_word_for_word() -> None:
-    cause = Cause.from_error(ValueError("größer als 0"), failed_at=NOW, consumer="c-1")
-    assert cause.to_properties() == {
-        "REDRIVE_CAUSE_TYPE": "ValueError",
-        "REDRIVE_CAUSE_MESSAGE": "größer als 0",
-        "REDRIVE_FAILED_AT": "2026-11-21T09:00:00+00:00",
-        "REDRIVE_CONSUMER": "c-1",
+@given(users, forged, causes)
+def test_a_message_too_big_loses_of_its_cause_step_by_step_and_nothing_else(
+    user: dict[str, str], ours: dict[str, str], cause: Cause
+) -> None:
+    sent = hop(user | ours, cause=cause)
+    steps = list(envelope.shrinking(sent))
+    assert steps[0] == sent
+    assert all(later.items() < former.items() for former, later in pairwise(steps))
+    assert steps[-1] == {
+        name: value for name, value in sent.items() if name not in cause.to_properties()
     }
+
+
+@given(users, forged, causes)
+def test_the_next_attempt_is_told_of_this_one(
+    user: dict[str, str], ours: dict[str, str], cause: Cause
+) -> None:
+    attempt = Attempt.of(hop(user | ours, cause=cause), message_id="9:9:9", retried=True)
+    assert attempt.cause is not None
+    assert attempt.cause.to_properties() == cause.to_properties()
+
+
+def test_the_version_of_the_schema_is_the_source_topics_through_every_hop() -> None:
+    first = Attempt.of({}, message_id="1:2:3", retried=False, schema_version=7)
+    sent = envelope.for_hop(
+        {}, first, policy=POLICY, verdict=Retry(timedelta(seconds=1), 1), cause=None
+    )
+    assert sent["REDRIVE_SCHEMA_VERSION"] == "7"
+    # A Java consumer in between sends with the retry topic's own versions.
+    assert Attempt.of(sent, message_id="4:5:6", retried=True, schema_version=0).schema_version == 7
+    assert Attempt.of({}, message_id="4:5:6", retried=True, schema_version=0).schema_version is None
+    replayed = envelope.for_replay(sent, replay="shop/fix")
+    assert Attempt.of(replayed, message_id="7:8:9", retried=False).schema_version == 7
+
+
+@given(texts)
+def test_no_forged_version_is_an_error(text: str) -> None:
+    attempt = Attempt.of({"REDRIVE_SCHEMA_VERSION": text}, message_id="1:2:3", retried=True)
+    assert attempt.schema_version is None or attempt.schema_version >= 0
 
 
 @given(st.integers(0, 999_999_999))

@@ -1,0 +1,119 @@
+"""A failed message: which attempt it was, why it failed, what becomes of it; called by `consumer`.
+
+verdict → settle: `policy.verdict` and `policy.failure` decide, `settle` obeys.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pulsar
+
+from redrive.delivery.parts import Clock, Subscription
+from redrive.delivery.settle import Settler, id_text, schema_version
+from redrive.policy.cause import Cause
+from redrive.policy.envelope import Attempt
+from redrive.policy.failure import FailureRules, after_error
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.policy.verdict import after_failure
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Failures:
+    """What one consumer does about failed messages.
+
+    Attributes:
+        policy: returns the policy in force.
+        consumer: its name.
+        redact: see `policy.cause.Redaction`.
+    """
+
+    policy: Callable[[], Policy]
+    settler: Settler
+    clock: Clock
+    consumer: str
+    redact: Callable[[str], str]
+
+    def attempt_of(self, message: pulsar.Message) -> Attempt:
+        """Return which attempt at *message* this is; on the source topic the first."""
+        return Attempt.of(
+            message.properties(),
+            message_id=id_text(message.message_id()),
+            retried=topic_of(message) == self.policy().retry_topic,
+            schema_version=schema_version(message),
+        )
+
+    def asked(
+        self,
+        message: pulsar.Message,
+        subscription: Subscription,
+        *,
+        delay: timedelta | None,
+        level: int | None,
+        error: BaseException | None,
+    ) -> None:
+        """Settle *message* as the application asks for; see `RetryConsumer.reconsume_later`."""
+        policy, attempt = self.policy(), self.attempt_of(message)
+        verdict = after_failure(
+            policy, attempt.reconsume_times, delay=delay, level=level, luck=_luck()
+        )
+        cause = None if error is None else self._cause(error, attempt)
+        self.settler.settle(
+            message, attempt, verdict, cause, policy=policy, subscription=subscription
+        )
+
+    def raised(
+        self,
+        message: pulsar.Message,
+        subscription: Subscription,
+        error: Exception,
+        rules: FailureRules,
+    ) -> None:
+        """Settle *message*, whose handler raised *error*, as *rules* and the policy say."""
+        policy, attempt = self.policy(), self.attempt_of(message)
+        cause = self._cause(error, attempt)
+        _log.warning(
+            "attempt %d failed of %s: %s: %s\n%s",
+            attempt.number, attempt.origin, cause.type, cause.message, cause.trace,
+        )  # fmt: skip
+        verdict = after_error(
+            policy, rules, type(error),
+            reconsume_times=attempt.reconsume_times,
+            failing_for=attempt.failing_for(cause.failed_at),
+            luck=_luck(),
+        )  # fmt: skip
+        self.settler.settle(
+            message, attempt, verdict, cause, policy=policy, subscription=subscription
+        )
+
+    def _cause(self, error: BaseException, attempt: Attempt) -> Cause:
+        return Cause.from_error(
+            error,
+            failed_at=self.clock.now(),
+            consumer=self.consumer,
+            attempt=attempt.number,
+            redact=self.redact,
+        )
+
+
+def topic_of(message: pulsar.Message) -> TopicName:
+    """Return the topic that *message* was consumed from, without partition."""
+    # Set by the client from its subscription: no producer can forge it.
+    return _whole(message.topic_name())
+
+
+@functools.lru_cache
+def _whole(name: str) -> TopicName:
+    return TopicName.parse(name).without_partition()
+
+
+def _luck() -> float:
+    return random.random()  # noqa: S311 - spreads load, keeps no secret

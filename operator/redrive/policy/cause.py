@@ -1,0 +1,212 @@
+"""Why an attempt failed, as a triage wants to know it, and without what must not be told.
+
+Made by `delivery` from the exception of a handler; travels with the message in `properties`. All of
+it together stays below 8 KiB: a broker refuses a message that is too big.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+
+from redrive.policy import properties as names
+
+MAX_TEXT_BYTES = 1_024
+"""The most that one property of the cause may take, but for the trace."""
+MAX_TRACE_BYTES = 4_096
+
+
+@dataclass(frozen=True)
+class Redaction:
+    """Keeps personal data out of causes: their text, trace and fingerprint.
+
+    Attributes:
+        patterns: regular expressions; what they match is replaced by `[redacted]`.
+        hook: is given each text after that, and returns what may be told of it. If it raises,
+            nothing is told.
+    """
+
+    patterns: Sequence[str | re.Pattern[str]] = ()
+    hook: Callable[[str], str] | None = None
+
+    def __call__(self, text: str) -> str:
+        """Return what may be told of *text*."""
+        for pattern in self.patterns:
+            text = re.sub(pattern, "[redacted]", text)
+        if self.hook is None:
+            return text
+        try:
+            return str(self.hook(text))
+        except Exception as error:  # noqa: BLE001 - a message must not be stuck for it
+            return f"[redacted, for the hook raised {type(error).__name__}]"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why an attempt failed.
+
+    Attributes:
+        type: the name of the exception's class.
+        message: its text.
+        failed_at: when, with a time zone.
+        consumer: the name of the consumer that saw it fail.
+        attempt: which attempt failed, from 1.
+        fingerprint: the same for failures of one kind, whatever ids and numbers their text holds
+            and on whichever lines their code stands.
+        trace: where it was raised, the innermost call first.
+    """
+
+    type: str
+    message: str
+    failed_at: datetime
+    consumer: str
+    attempt: int
+    fingerprint: str = ""
+    trace: str = ""
+
+    @classmethod
+    def from_error(
+        cls,
+        error: BaseException,
+        *,
+        failed_at: datetime,
+        consumer: str,
+        attempt: int,
+        redact: Callable[[str], str],
+    ) -> Cause:
+        """Describe *error*, raised by a handler."""
+        chain = list(_chain(error))
+        return cls(
+            type=type(error).__name__,
+            message=redact(_text(error)),
+            failed_at=failed_at,
+            consumer=consumer,
+            attempt=attempt,
+            fingerprint=_fingerprint(chain, redact),
+            trace=redact(_trace(chain)),
+        )
+
+    @classmethod
+    def read(cls, properties: Mapping[str, str]) -> Cause | None:
+        """Read what `to_properties` wrote; None if a message carries nothing of the kind."""
+        try:
+            return cls(
+                type=properties[names.CAUSE_TYPE],
+                message=properties.get(names.CAUSE_MESSAGE, ""),
+                failed_at=_known(moment(properties[names.FAILED_AT])),
+                consumer=properties[names.CONSUMER],
+                attempt=int(properties[names.ATTEMPT]),
+                fingerprint=properties.get(names.CAUSE_FINGERPRINT, ""),
+                trace=properties.get(names.CAUSE_TRACE, ""),
+            )
+        except (KeyError, ValueError):
+            return None
+
+    def to_properties(self) -> dict[str, str]:
+        """Write the cause, each value cut to its bound."""
+        return {
+            names.CAUSE_TYPE: _cut(self.type, MAX_TEXT_BYTES),
+            names.CAUSE_MESSAGE: _cut(self.message, MAX_TEXT_BYTES),
+            names.CAUSE_FINGERPRINT: self.fingerprint,
+            names.CAUSE_TRACE: _cut(self.trace, MAX_TRACE_BYTES),
+            names.FAILED_AT: self.failed_at.isoformat(),
+            names.CONSUMER: _cut(self.consumer, MAX_TEXT_BYTES),
+            names.ATTEMPT: str(self.attempt),
+        }
+
+
+SHRINKING = (
+    {names.CAUSE_TRACE},
+    {names.CAUSE_TRACE, names.CAUSE_MESSAGE},
+    {
+        names.CAUSE_TRACE, names.CAUSE_MESSAGE, names.CAUSE_TYPE, names.CAUSE_FINGERPRINT,
+        names.FAILED_AT, names.CONSUMER, names.ATTEMPT,
+    },
+)  # fmt: skip
+"""What of a cause is left out, step by step, where the whole makes a message too big."""
+
+_MAX_CHAIN = 5
+_MAX_FRAMES = 50
+# What makes two texts of one failure differ: ids, quoted values, and every word with a digit in it.
+_VARIABLE = re.compile(
+    r"""'[^']*'|"[^"]*"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8,}\b"""
+    r"""|[\w.:/@#-]*\d[\w.:/@#-]*""",
+    re.IGNORECASE,
+)
+
+
+def moment(written: str) -> datetime | None:
+    """Read a moment with a time zone, as `isoformat` writes it; None if it is none."""
+    try:
+        read = datetime.fromisoformat(written)
+    except ValueError:
+        return None
+    return read if read.tzinfo is not None else None
+
+
+def _known(read: datetime | None) -> datetime:
+    if read is None:
+        raise ValueError
+    return read
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an exception may be broken too
+        return ""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Go from *error* to what it was caused by, and on."""
+    following: BaseException | None = error
+    for _ in range(_MAX_CHAIN):
+        if following is None:
+            return
+        yield following
+        hidden = following.__suppress_context__
+        following = following.__cause__ or (None if hidden else following.__context__)
+
+
+def _calls(traceback: TracebackType | None) -> list[tuple[str, int]]:
+    """List function and line of each call, innermost first, but for ours that led to the handler.
+
+    No source text is shown: it may be out of date, and reading it is I/O.
+    """
+    calls = []
+    while traceback is not None:
+        module = str(traceback.tb_frame.f_globals.get("__name__", "?"))
+        if not module.startswith("redrive.delivery."):
+            function = traceback.tb_frame.f_code.co_qualname
+            calls.append((f"{module}.{function}", traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return calls[: -_MAX_FRAMES - 1 : -1]
+
+
+def _trace(chain: Sequence[BaseException]) -> str:
+    lines: list[str] = []
+    for number, error in enumerate(chain):
+        if number:
+            lines.append(f"caused by {type(error).__name__}: {_text(error)}")
+        lines += [f"at {function}:{line}" for function, line in _calls(error.__traceback__)]
+    return "\n".join(lines)
+
+
+def _fingerprint(chain: Sequence[BaseException], redact: Callable[[str], str]) -> str:
+    parts = []
+    for error in chain:
+        parts += [type(error).__module__, type(error).__qualname__]
+        parts.append(_VARIABLE.sub("?", redact(_text(error))))
+        parts += [function for function, _ in _calls(error.__traceback__)]
+    text = "\0".join(parts).encode("utf-8", "backslashreplace")
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _cut(text: str, limit: int) -> str:
+    """Make *text* fit a property: at most *limit* bytes of valid UTF-8."""
+    encoded = text.encode("utf-8", "backslashreplace")[:limit]
+    return encoded.decode("utf-8", "ignore")

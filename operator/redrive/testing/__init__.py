@@ -1,0 +1,18 @@
+"""For users' own unit tests: a consumer without a broker, in virtual time.
+
+`InMemoryConsumer` is a `RetryConsumer` in all but where its messages come from: verdicts, hops and
+everything that travels with a message are the real ones. Waiting takes no time: whoever waits for a
+message gets the next one that is due, and the clock is put forward.
+
+    consumer = InMemoryConsumer(policy)
+    consumer.send(b"…")
+    consumer.run(handle)  # until nothing is left to be handled
+    assert [letter.data() for letter in consumer.dead_letters] == [b"…"]
+"""
+
+from __future__ import annotations
+
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+from redrive.testing.consumer import InMemoryConsumer, NothingLeftError
+
+__all__ = ["InMemoryBroker", "InMemoryConsumer", "InMemoryMessage", "NothingLeftError"]

@@ -1,0 +1,208 @@
+"""The topics of one policy in memory; called by `testing.consumer`."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+
+import pulsar
+
+from redrive.delivery.producers import NotSentError
+from redrive.delivery.settle import HANDLE_AGAIN_AFTER
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+
+_MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class VirtualClock:
+    """Stands still unless it is put forward."""
+
+    def __init__(self, start: datetime) -> None:
+        self._start = start
+        self._passed = timedelta()
+
+    def now(self) -> datetime:
+        """Return the time of day."""
+        return self._start + self._passed
+
+    def monotonic(self) -> float:
+        """Return the seconds since the beginning."""
+        return self._passed.total_seconds()
+
+    def advance(self, by: timedelta) -> None:
+        """Put the clock forward; it never goes back."""
+        self._passed += max(by, timedelta())
+
+
+@dataclass(frozen=True)
+class InMemoryMessage:
+    """A message as `pulsar.Message` shows it, with the same methods."""
+
+    topic: TopicName
+    id: pulsar.MessageId
+    content: bytes | None
+    published: datetime
+    headers: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""
+    order: str = ""
+    event_time: int = 0
+    redeliveries: int = 0
+
+    def data(self) -> bytes:
+        """Return the payload; empty for a null value."""
+        return self.content or b""
+
+    def value(self) -> bytes:
+        """Return the payload: there are no schemas here."""
+        return self.data()
+
+    def has_null_value(self) -> bool:
+        """Tell a null value from an empty one."""
+        return self.content is None
+
+    def properties(self) -> dict[str, str]:
+        """Return a copy of its properties."""
+        return dict(self.headers)
+
+    def partition_key(self) -> str:
+        """Return its key; empty if it has none."""
+        return self.key
+
+    def ordering_key(self) -> str:
+        """Return its ordering key; empty if it has none."""
+        return self.order
+
+    def event_timestamp(self) -> int:
+        """Return its event time in milliseconds since 1970; 0 if it has none."""
+        return self.event_time
+
+    def publish_timestamp(self) -> int:
+        """Return when it was stored, in milliseconds since 1970."""
+        return (self.published - _EPOCH) // _MILLISECOND
+
+    def message_id(self) -> pulsar.MessageId:
+        """Return its id in its topic."""
+        return self.id
+
+    def topic_name(self) -> str:
+        """Return the topic it lies in."""
+        return str(self.topic)
+
+    def redelivery_count(self) -> int:
+        """Return how often it was given back unsettled."""
+        return self.redeliveries
+
+    def producer_name(self) -> str:
+        """Return a name: whoever sent it had none."""
+        return "in-memory"
+
+    def encryption_context(self) -> None:
+        """Return what says that it is not encrypted."""
+
+    def schema_version(self) -> str:
+        """Return what says that there is no schema."""
+        return ""
+
+
+class InMemoryBroker:
+    """Source, retry and dead-letter topic of *policy*, and a clock of its own.
+
+    Messages that were handed out and not settled are in hand of their consumer; closing that
+    consumer, as a crash would, gives them back. Not for several threads.
+
+    Attributes:
+        clock: what the broker and all its consumers go by.
+        dead_letters: what lies in the dead-letter topic, oldest first.
+        refused: sends to these topics fail, as after a permission was revoked.
+    """
+
+    def __init__(
+        self, policy: Policy, *, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    ) -> None:
+        self.clock = VirtualClock(start)
+        self.dead_letters: list[InMemoryMessage] = []
+        self.refused: set[TopicName] = set()
+        self._ledgers = MappingProxyType(
+            {policy.topic: 1, policy.retry_topic: 2, policy.dead_letter_topic: 3}
+        )
+        self._dead_letter_topic = policy.dead_letter_topic
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[datetime, int, InMemoryMessage]] = []
+        self._in_hand: dict[str, tuple[object, InMemoryMessage]] = {}
+
+    def store(
+        self, topic: TopicName, message: InMemoryMessage, deliver_after: timedelta | None = None
+    ) -> pulsar.MessageId:
+        """Store a copy of *message* in *topic*.
+
+        Raises:
+            NotSentError: *topic* is refused, or none of the policy's.
+        """
+        if topic in self.refused or topic not in self._ledgers:
+            raise NotSentError(
+                f"no receipt came for a message sent to {topic}",
+                got="a topic that takes nothing",
+                remedy="take it out of `refused`, or use a topic of the policy",
+            )
+        number = next(self._numbers)
+        now = self.clock.now()
+        stored = dataclasses.replace(
+            message,
+            topic=topic,
+            id=pulsar.MessageId(-1, self._ledgers[topic], number),
+            published=now,
+            redeliveries=0,
+        )
+        if topic == self._dead_letter_topic:
+            self.dead_letters.append(stored)
+        else:
+            due = now + (deliver_after or timedelta())
+            heapq.heappush(self._waiting, (due, number, stored))
+        return stored.id
+
+    def hand_out(self, consumer: object, within: timedelta | None) -> InMemoryMessage | None:
+        """Give *consumer* the next message that is due *within* that time, at any if None."""
+        if not self._waiting:
+            return None
+        due, _, message = self._waiting[0]
+        if within is not None and due > self.clock.now() + within:
+            return None
+        heapq.heappop(self._waiting)
+        self.clock.advance(due - self.clock.now())
+        self._in_hand[str(message.id)] = (consumer, message)
+        return message
+
+    def acknowledge(self, message: InMemoryMessage) -> None:
+        """Forget *message*; again changes nothing."""
+        self._in_hand.pop(str(message.id), None)
+
+    def negative_acknowledge(self, message: InMemoryMessage) -> None:
+        """Hand *message* out again after 5 s."""
+        if self._in_hand.pop(str(message.id), None) is not None:
+            self._give_back(message, self.clock.now() + HANDLE_AGAIN_AFTER)
+
+    def take_back(self, consumer: object) -> None:
+        """Take back what *consumer* has in hand, as if it had crashed."""
+        for held_by, message in list(self._in_hand.values()):
+            if held_by is consumer:
+                del self._in_hand[str(message.id)]
+                self._give_back(message, self.clock.now())
+
+    def unsettled(self) -> list[InMemoryMessage]:
+        """Return what lies in source and retry topic, waiting or in hand, in order of its ids."""
+        held = [message for _, message in self._in_hand.values()]
+        return sorted(
+            [*held, *(message for _, _, message in self._waiting)],
+            key=lambda message: message.id.entry_id(),
+        )
+
+    def _give_back(self, message: InMemoryMessage, due: datetime) -> None:
+        again = dataclasses.replace(message, redeliveries=message.redeliveries + 1)
+        heapq.heappush(self._waiting, (due, message.id.entry_id(), again))

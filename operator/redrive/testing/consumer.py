@@ -1,0 +1,176 @@
+"""`RetryConsumer` on a broker in memory; the way in for users' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import cast
+
+import pulsar
+
+from redrive.delivery import RetryConsumer
+from redrive.delivery.inbox import ConsumerStoppedError
+from redrive.delivery.parts import Parts
+from redrive.delivery.run import Run
+from redrive.policy.cause import Redaction
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+
+
+class NothingLeftError(ConsumerStoppedError):
+    """Whoever waited for a message would have waited for ever; `run` returns instead."""
+
+    reason = "NothingLeft"
+
+
+class InMemoryConsumer(RetryConsumer):
+    """A `RetryConsumer` whose messages, time and dead letters are in the hands of a test.
+
+    `run` and `run_batches` return when nothing is left to be handled, and can be called again. They
+    handle one message, or one batch, after another, however many workers they are given. A handler
+    that puts the clock forward by more than its time-out has timed out.
+
+    Args:
+        policy: what failures lead to.
+        broker: one to share with other consumers of the policy; by default one of its own.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        broker: InMemoryBroker | None = None,
+        name: str = "in-memory",
+        redaction: Redaction = Redaction(),
+    ) -> None:
+        self.broker = broker or InMemoryBroker(policy)
+        self._topic = policy.topic
+        subscription = _Subscription(self.broker)
+        parts = Parts(
+            self.broker.clock,
+            dict.fromkeys((policy.topic, policy.retry_topic), subscription),
+            _Incoming(self.broker),
+            _Outgoing(self.broker),
+        )
+        self._assemble(parts, policy, name, redaction)
+
+    def send(
+        self,
+        content: bytes | None,
+        *,
+        properties: Mapping[str, str] | None = None,
+        partition_key: str = "",
+        ordering_key: str = "",
+        event_timestamp: int = 0,
+    ) -> pulsar.MessageId:
+        """Produce a message to the source topic, as an application would."""
+        message = InMemoryMessage(
+            self._topic,
+            pulsar.MessageId(-1, 0, 0),
+            content,
+            self.broker.clock.now(),
+            headers=dict(properties or {}),
+            key=partition_key,
+            order=ordering_key,
+            event_time=event_timestamp,
+        )
+        return self.broker.store(self._topic, message)
+
+    @property
+    def dead_letters(self) -> list[InMemoryMessage]:
+        """Return what lies in the dead-letter topic, oldest first."""
+        return list(self.broker.dead_letters)
+
+    def advance(self, by: timedelta) -> None:
+        """Put the clock forward: let time pass while nobody waits for a message."""
+        self.broker.clock.advance(by)
+
+    def _execute(self, run: Run) -> None:
+        clock = self.broker.clock
+        while True:
+            try:
+                messages = run.take()
+            except ConsumerStoppedError:
+                return
+            began = clock.now()
+            outcomes = run.outcomes(messages)
+            if clock.now() - began > run.timeout:
+                run.give_up(messages)
+                run.ignore(outcomes)
+            else:
+                run.settle_all(messages, outcomes)
+
+
+class _Subscription:
+    def __init__(self, broker: InMemoryBroker) -> None:
+        self._broker = broker
+
+    def acknowledge(self, message: pulsar.Message) -> None:
+        self._broker.acknowledge(message)
+
+    def negative_acknowledge(self, message: pulsar.Message) -> None:
+        self._broker.negative_acknowledge(message)
+
+
+class _Outgoing:
+    def __init__(self, broker: InMemoryBroker) -> None:
+        self._broker = broker
+
+    def send(
+        self,
+        topic: TopicName,
+        message: pulsar.Message,
+        properties: dict[str, str],
+        deliver_after: timedelta | None,
+    ) -> pulsar.MessageId:
+        original = cast("InMemoryMessage", message)
+        copy = InMemoryMessage(
+            topic, original.id, original.content, original.published,
+            properties, original.key, original.order, original.event_time,
+        )  # fmt: skip
+        return self._broker.store(topic, copy, deliver_after)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class _Incoming:
+    def __init__(self, broker: InMemoryBroker) -> None:
+        self._broker = broker
+        self._paused = False
+        self._stopped = False
+
+    def take(self, timeout: float | None = None) -> pulsar.Message | None:
+        if self._stopped:
+            raise ConsumerStoppedError(
+                "this consumer was stopped", remedy="make a new one to go on consuming"
+            )
+        within = None if timeout is None else timedelta(seconds=timeout)
+        message = None if self._paused else self._broker.hand_out(self, within)
+        if message is not None:
+            return message
+        if within is None:
+            raise NothingLeftError(
+                "no message will ever come",
+                got="paused" if self._paused else "empty topics",
+                remedy="send one before, or wait with a time-out",
+            )
+        self._broker.clock.advance(within)
+        return None
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def sleep(self, seconds: float) -> None:
+        self._broker.clock.advance(timedelta(seconds=seconds))
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def close(self) -> None:
+        self.stop()
+        self._broker.take_back(self)

@@ -1,0 +1,81 @@
+"""Two worlds for one suite: a real broker, and the one in memory that users test with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pulsar
+import pytest
+from tests.stage import set_stage
+
+from redrive import Policy, RetryConsumer
+from redrive.policy.ladder import Ladder
+from redrive.policy.naming import TopicName
+from redrive.testing import InMemoryBroker, InMemoryConsumer
+
+__all__ = ["set_stage"]
+
+
+class World(Protocol):
+    """A policy with its topics."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+    def consumer(self) -> RetryConsumer:
+        """Make a consumer of the policy."""
+
+    def send(self, *contents: bytes | None, **fields: Any) -> list[pulsar.MessageId]:  # noqa: ANN401
+        """Produce to the source topic."""
+
+    def dead_letters(self, count: int) -> list[pulsar.Message]:
+        """Return exactly *count* dead letters."""
+
+    def backlog(self, topic: TopicName) -> int:
+        """Count what is not settled of *topic*, once every consumer is closed."""
+
+
+class InMemoryWorld:
+    """The topics in memory."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._broker = InMemoryBroker(policy)
+
+    def consumer(self) -> RetryConsumer:
+        return InMemoryConsumer(self.policy, broker=self._broker)
+
+    def send(self, *contents: bytes | None, **fields: Any) -> list[pulsar.MessageId]:  # noqa: ANN401
+        producer = InMemoryConsumer(self.policy, broker=self._broker)
+        return [producer.send(content, **fields) for content in contents]
+
+    def dead_letters(self, count: int) -> list[pulsar.Message]:
+        assert len(self._broker.dead_letters) == count
+        return list(self._broker.dead_letters)
+
+    def backlog(self, topic: TopicName) -> int:
+        return sum(message.topic == topic for message in self._broker.unsettled())
+
+
+MakeWorld = Callable[..., World]
+
+
+@pytest.fixture(params=["memory", "broker"])
+def make_world(request: pytest.FixtureRequest) -> MakeWorld:
+    """Make a policy's topics; takes `delays` and `max_retries`."""
+    if request.param == "broker":
+        make: MakeWorld = request.getfixturevalue("set_stage")
+        return make
+
+    def in_memory(*, delays: tuple[str, ...] = ("1s",), max_retries: int = 16) -> World:
+        return InMemoryWorld(
+            Policy(
+                topic=TopicName("shop", "prod", "orders"),
+                subscription="fulfilment",
+                max_retries=max_retries,
+                ladder=Ladder.from_delays(delays),
+            )
+        )
+
+    return in_memory

@@ -1,0 +1,186 @@
+"""What a consumer promises, at a real broker and in memory alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from redrive import Done, FailureRules
+from redrive.delivery.inbox import ConsumerStoppedError
+from redrive.delivery.settle import id_text
+from redrive.errors import InvalidSpecError
+
+MakeWorld = Callable[..., Any]
+SOON = timedelta(seconds=15)
+
+
+def assert_nothing_left(world: Any) -> None:  # noqa: ANN401 - see conftest
+    assert world.backlog(world.policy.topic) == world.backlog(world.policy.retry_topic) == 0
+
+
+def test_a_message_that_always_fails_gets_all_its_attempts_and_then_dies(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(delays=("2s", "3s"), max_retries=2)
+    (origin,) = world.send(b"bad", partition_key="k", properties={"mine": "1"})
+    with world.consumer() as consumer:
+        attempts = []
+        for number in (1, 2, 3):
+            message = consumer.receive(SOON)
+            attempts.append(consumer.attempt_of(message))
+            consumer.reconsume_later(message, cause=ValueError(f"no {number}"))
+        assert consumer.receive(timedelta(seconds=1)) is None
+
+    assert [attempt.number for attempt in attempts] == [1, 2, 3]
+    assert {attempt.origin for attempt in attempts} == {id_text(origin)}
+    assert [attempt.cause and attempt.cause.message for attempt in attempts] == [
+        None, "no 1", "no 2",
+    ]  # fmt: skip
+    (dead,) = world.dead_letters(1)
+    assert (dead.data(), dead.partition_key()) == (b"bad", "k")
+    properties = dead.properties()
+    assert properties["mine"] == "1"
+    assert properties["RECONSUMETIMES"] == "3"
+    assert properties["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
+    assert properties["REDRIVE_CAUSE_MESSAGE"] == "no 3"
+    assert_nothing_left(world)
+
+
+@pytest.mark.parametrize("content", [b"payload", b"", None])
+def test_everything_of_the_user_survives_a_hop(make_world: MakeWorld, content: bytes) -> None:
+    world = make_world()
+    world.send(
+        content,
+        partition_key="schlüssel",
+        ordering_key="order",
+        event_timestamp=1_700_000_000_123,
+        properties={"tenant": "größe", "RECONSUMETIMES": "999"},
+    )
+    with world.consumer() as consumer:
+        consumer.reconsume_later(consumer.receive(SOON))
+        moved = consumer.receive(SOON)
+        assert moved.topic_name() == str(world.policy.retry_topic)
+        assert moved.has_null_value() == (content is None)
+        assert moved.data() == (content or b"")
+        assert (moved.partition_key(), moved.ordering_key()) == ("schlüssel", "order")
+        assert moved.event_timestamp() == 1_700_000_000_123
+        assert moved.properties()["tenant"] == "größe"
+        assert moved.properties()["RECONSUMETIMES"] == "1"
+        consumer.acknowledge(moved)
+    assert_nothing_left(world)
+
+
+def test_a_delay_a_level_and_dead_lettering_can_be_asked_for(make_world: MakeWorld) -> None:
+    world = make_world(delays=("1h",))
+    world.send(b"delay")
+    with world.consumer() as consumer:
+        consumer.reconsume_later(consumer.receive(SOON), delay=timedelta(seconds=2))
+        consumer.reconsume_later(consumer.receive(SOON), level=1)
+        message = consumer.receive(SOON)
+        assert message.properties()["DELAY_TIME"] == "1000"
+        consumer.reconsume_later(message, level=-1)
+    (dead,) = world.dead_letters(1)
+    assert dead.properties()["REDRIVE_DEAD_REASON"] == "Requested"
+    assert dead.properties()["RECONSUMETIMES"] == "3"
+
+
+def test_a_retry_is_not_delivered_before_it_is_due(make_world: MakeWorld) -> None:
+    world = make_world(delays=("4s",))
+    world.send(b"later")
+    with world.consumer() as consumer:
+        consumer.reconsume_later(consumer.receive(SOON))
+        assert consumer.receive(timedelta(seconds=2)) is None
+        assert consumer.receive(SOON).data() == b"later"
+
+
+def test_a_wrong_way_to_ask_settles_nothing(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(b"x")
+    with world.consumer() as consumer:
+        message = consumer.receive(SOON)
+        with pytest.raises(InvalidSpecError, match="not by both"):
+            consumer.reconsume_later(message, delay=timedelta(seconds=1), level=1)
+    assert world.backlog(world.policy.topic) == 1
+
+
+def test_what_a_closed_consumer_had_in_hand_goes_to_the_next(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(b"in hand", b"handled", b"waiting")
+    with world.consumer() as consumer:
+        consumer.receive(SOON)
+        consumer.acknowledge(consumer.receive(SOON))
+    with world.consumer() as consumer:
+        again = [consumer.receive(SOON).data() for _ in range(2)]
+        assert sorted(again) == [b"in hand", b"waiting"]
+        assert consumer.receive(timedelta(seconds=1)) is None
+
+
+def test_run_retries_what_raises_and_buries_what_no_retry_mends(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(b"good", b"flaky", b"malformed")
+    consumer = world.consumer()
+    handled: list[bytes] = []
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        handled.append(message.data())
+        if len(handled) == 4:
+            consumer.stop()
+        if message.data() == b"malformed":
+            raise ValueError
+        if message.data() == b"flaky" and handled.count(b"flaky") == 1:
+            raise ConnectionError
+
+    consumer.run(handle, rules=FailureRules(dead_letter_on=(ValueError,)))
+    consumer.close()
+
+    assert sorted(handled) == [b"flaky", b"flaky", b"good", b"malformed"]
+    (dead,) = world.dead_letters(1)
+    assert dead.properties()["REDRIVE_DEAD_REASON"] == "NotRetryable"
+    assert "at " in dead.properties()["REDRIVE_CAUSE_TRACE"]
+    assert_nothing_left(world)
+
+
+def test_of_a_batch_only_what_failed_is_retried(make_world: MakeWorld) -> None:
+    world = make_world(max_retries=0)
+    world.send(*[f"{n}".encode() for n in range(6)])
+    consumer = world.consumer()
+    seen: list[bytes] = []
+
+    def handle(messages: Sequence[Any]) -> list[Done | None]:
+        seen.extend(message.data() for message in messages)
+        if len(seen) == 6:
+            consumer.stop()
+        return [None if message.data() == b"3" else Done() for message in messages]
+
+    consumer.run_batches(handle, size=4, explicit=True)
+    consumer.close()
+
+    (dead,) = world.dead_letters(1)
+    assert dead.data() == b"3"
+    assert sorted(seen) == [f"{n}".encode() for n in range(6)]
+    assert_nothing_left(world)
+
+
+def test_nothing_is_handed_out_between_pause_and_resume(make_world: MakeWorld) -> None:
+    world = make_world()
+    with world.consumer() as consumer:
+        consumer.pause()
+        world.send(b"x")
+        assert consumer.receive(timedelta(seconds=1)) is None
+        assert consumer.receive_batch(5, timedelta(seconds=1)) == []
+        consumer.resume()
+        assert [m.data() for m in consumer.receive_batch(5, timedelta(seconds=3))] == [b"x"]
+
+
+def test_a_stopped_consumer_hands_out_nothing(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(b"x")
+    with world.consumer() as consumer:
+        consumer.stop()
+        with pytest.raises(ConsumerStoppedError, match="was stopped; make a new one"):
+            consumer.receive(SOON)
+        consumer.run(print)
+    assert world.backlog(world.policy.topic) == 1

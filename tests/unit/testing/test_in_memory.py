@@ -1,0 +1,111 @@
+"""What tests can do in memory that no broker offers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pulsar
+import pytest
+
+from redrive import Policy, RetryConsumer
+from redrive.policy.ladder import Ladder
+from redrive.policy.naming import TopicName
+from redrive.testing import InMemoryBroker, InMemoryConsumer, InMemoryMessage, NothingLeftError
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("2h"))
+
+
+def fail(_message: object) -> None:
+    raise LookupError
+
+
+def test_sixteen_retries_of_two_hours_take_no_time() -> None:
+    consumer = InMemoryConsumer(POLICY)
+    consumer.send(b"x")
+    began = consumer.broker.clock.now()
+
+    consumer.run(fail)
+
+    (dead,) = consumer.dead_letters
+    assert dead.properties()["RECONSUMETIMES"] == "17"
+    assert consumer.broker.clock.now() - began == timedelta(hours=32)
+    assert dead.properties()["REDRIVE_FIRST_FAILED_AT"] == began.isoformat()
+    assert dead.properties()["REDRIVE_FAILED_AT"] == (began + timedelta(hours=32)).isoformat()
+
+
+def test_run_ends_when_nothing_is_left_and_can_go_on_later() -> None:
+    consumer = InMemoryConsumer(POLICY)
+    seen: list[bytes] = []
+    for content in (b"a", b"b"):
+        consumer.send(content)
+        consumer.run(lambda message: seen.append(message.data()), workers=4)
+    assert seen == [b"a", b"b"]
+
+
+def test_to_wait_for_ever_is_an_error_that_says_so() -> None:
+    consumer = InMemoryConsumer(POLICY)
+    with pytest.raises(NothingLeftError, match="no message will ever come; got 'empty topics'"):
+        consumer.receive()
+    consumer.send(b"x")
+    consumer.pause()
+    with pytest.raises(NothingLeftError, match="got 'paused'"):
+        consumer.receive()
+
+
+def test_a_handler_that_lets_its_time_pass_has_timed_out() -> None:
+    consumer = InMemoryConsumer(Policy(POLICY.topic, "s", max_retries=0))
+    consumer.send(b"x")
+    consumer.run(lambda _: consumer.advance(timedelta(seconds=61)))
+    (dead,) = consumer.dead_letters
+    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "HandlerTimeoutError"
+    assert consumer.late_successes == 1
+
+
+def test_a_rate_takes_virtual_time() -> None:
+    consumer = InMemoryConsumer(POLICY)
+    for _ in range(11):
+        consumer.send(b"x")
+    began = consumer.broker.clock.now()
+    consumer.run(str, max_rate=0.5)
+    assert consumer.broker.clock.now() - began == timedelta(seconds=20)
+
+
+def test_a_send_that_is_refused_leaves_the_message_to_be_handled_again_after_5_s() -> None:
+    consumer = InMemoryConsumer(POLICY)
+    consumer.broker.refused.add(POLICY.retry_topic)
+    consumer.send(b"x")
+    consumer.reconsume_later(consumer.receive())
+    refused = consumer.broker.clock.now()
+    again = consumer.receive()
+    assert again.topic_name() == str(POLICY.topic)
+    assert again.redelivery_count() == 1
+    assert consumer.broker.clock.now() - refused == timedelta(seconds=5)
+
+
+def test_consumers_of_one_broker_share_its_messages() -> None:
+    broker = InMemoryBroker(POLICY)
+    one, other = (InMemoryConsumer(POLICY, broker=broker, name=name) for name in ("a", "b"))
+    one.send(b"1")
+    one.send(b"2")
+    first, second = one.receive(), other.receive()
+    assert (first.data(), second.data()) == (b"1", b"2")
+    one.close()
+    assert other.receive().data() == b"1"
+    other.acknowledge(second)
+    assert [message.data() for message in broker.unsettled()] == [b"1"]
+
+
+def test_messages_show_all_that_the_clients_do() -> None:
+    methods = {name for name in vars(pulsar.Message) if not name.startswith("_")}
+    assert methods <= set(vars(InMemoryMessage))
+    broker = InMemoryBroker(POLICY, start=datetime(2026, 5, 1, tzinfo=UTC))
+    consumer = InMemoryConsumer(POLICY, broker=broker)
+    consumer.send(None)
+    message = consumer.receive(timedelta())
+    assert message is not None
+    assert message.publish_timestamp() == 1_777_593_600_000
+    assert (message.value(), message.has_null_value()) == (b"", True)
+
+
+def test_it_is_a_retry_consumer_to_whoever_asks_for_one() -> None:
+    assert isinstance(InMemoryConsumer(POLICY), RetryConsumer)

@@ -1,0 +1,168 @@
+"""The three laws of retry, under any sequence of outcomes, crashes, refusals and new policies.
+
+No message is ever lost; none is delivered more often than its policy allows, but for crashes and
+refused sends; none leaves the policy's own topics, whatever its properties claim.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from redrive import Policy
+from redrive.policy.ladder import Ladder
+from redrive.policy.naming import TopicName
+from redrive.testing import InMemoryBroker, InMemoryConsumer, InMemoryMessage
+
+POLICY = Policy(
+    TopicName("shop", "prod", "orders"), "billing", max_retries=2, ladder=Ladder.from_fixed("5s")
+)
+TOPICS = {POLICY.topic, POLICY.retry_topic, POLICY.dead_letter_topic}
+FORGED = st.dictionaries(
+    st.sampled_from(
+        ["RECONSUMETIMES", "REAL_TOPIC", "RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "DELAY_TIME"]
+    ),
+    st.sampled_from(["-1", "0", "3", "999", "x", "", "persistent://a/b/c", "1:2\n3"]),
+)
+ASKED = st.sampled_from(
+    [{}, {"delay": timedelta(hours=1)}, {"level": 1}, {"level": 0}, {"level": -1}]
+)
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+class WatchedBroker(InMemoryBroker):
+    """Remembers where messages were sent."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.used: set[TopicName] = set()
+        self.kills = False
+
+    def store(self, topic: TopicName, *args: Any, **kwargs: Any) -> pulsar.MessageId:  # noqa: ANN401
+        """Store it as ever."""
+        self.used.add(topic)
+        return super().store(topic, *args, **kwargs)
+
+    def acknowledge(self, message: InMemoryMessage) -> None:
+        """Acknowledge it, unless the process is killed first."""
+        if self.kills:
+            raise Killed
+        super().acknowledge(message)
+
+
+class Delivery(RuleBasedStateMachine):
+    """A broker, one consumer at a time, and what has become of each message sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = POLICY
+        self.broker = WatchedBroker(POLICY)
+        self.consumer = InMemoryConsumer(POLICY, broker=self.broker)
+        self.sent: list[str] = []  # what each message says, which nobody can forge
+        self.settled: set[str] = set()  # handled, or discarded
+        self.in_hand: list[pulsar.Message] = []
+        self.deliveries: Counter[tuple[str, int]] = Counter()
+        self.extra: Counter[str] = Counter()
+        self.most_retries = POLICY.max_retries
+
+    @rule(properties=FORGED)
+    def send(self, properties: dict[str, str]) -> None:
+        name = f"{len(self.sent)}"
+        self.consumer.send(name.encode(), properties=properties)
+        self.sent.append(name)
+
+    @rule(wait=st.sampled_from([0, 5, 7_200]))
+    def receive(self, wait: int) -> None:
+        message = self.consumer.receive(timedelta(seconds=wait))
+        if message is not None:
+            self.in_hand.append(message)
+            number = self.consumer.attempt_of(message).number
+            self.deliveries[message.data().decode(), number] += 1
+
+    @precondition(lambda self: self.in_hand)
+    @rule()
+    def succeed(self) -> None:
+        message = self.in_hand.pop(0)
+        self.consumer.acknowledge(message)
+        self.settled.add(message.data().decode())
+
+    @precondition(lambda self: self.in_hand)
+    @rule(asked=ASKED)
+    def fail(self, asked: dict[str, Any]) -> None:
+        message = self.in_hand.pop()
+        name = message.data().decode()
+        refused = self.refused_for(message, asked)
+        self.consumer.reconsume_later(message, cause=ValueError(name), **asked)
+        if refused:
+            self.extra[name] += 1
+        elif self.ends(message, asked) and not self.policy.dead_letters:
+            self.settled.add(name)
+
+    @precondition(lambda self: self.in_hand)
+    @rule(asked=ASKED)
+    def die_between_send_and_acknowledgement(self, asked: dict[str, Any]) -> None:
+        message = self.in_hand[0]
+        self.broker.kills = True
+        with suppress(Killed):
+            self.consumer.reconsume_later(message, **asked)
+        self.broker.kills = False
+        self.restart(self.policy)
+
+    @rule()
+    def crash(self) -> None:
+        self.restart(self.policy)
+
+    @rule(retries=st.integers(0, 4), kept=st.booleans())
+    def get_another_policy(self, retries: int, kept: bool) -> None:  # noqa: FBT001 - drawn
+        self.most_retries = max(self.most_retries, retries)
+        self.restart(replace(self.policy, max_retries=retries, dead_letters=kept))
+
+    @rule(topic=st.sampled_from(sorted(TOPICS - {POLICY.topic})))
+    def revoke_or_grant(self, topic: TopicName) -> None:
+        self.broker.refused ^= {topic}
+
+    def restart(self, policy: Policy) -> None:
+        self.extra.update(message.data().decode() for message in self.in_hand)
+        self.in_hand.clear()
+        self.consumer.close()
+        self.policy = policy
+        self.consumer = InMemoryConsumer(policy, broker=self.broker)
+
+    def ends(self, message: pulsar.Message, asked: dict[str, Any]) -> bool:
+        number = self.consumer.attempt_of(message).number
+        return asked.get("level") == -1 or number > self.policy.max_retries
+
+    def refused_for(self, message: pulsar.Message, asked: dict[str, Any]) -> bool:
+        if not self.ends(message, asked):
+            return self.policy.retry_topic in self.broker.refused
+        return self.policy.dead_letters and self.policy.dead_letter_topic in self.broker.refused
+
+    @invariant()
+    def no_message_is_lost(self) -> None:
+        kept = {m.data().decode() for m in [*self.broker.unsettled(), *self.broker.dead_letters]}
+        assert kept | self.settled >= set(self.sent)
+
+    @invariant()
+    def no_message_is_delivered_more_often_than_the_policy_allows(self) -> None:
+        for (name, number), count in self.deliveries.items():
+            assert number <= self.most_retries + 1
+            assert count <= 1 + self.extra[name]
+
+    @invariant()
+    def no_message_leaves_the_topics_of_the_policy(self) -> None:
+        assert self.broker.used <= TOPICS
+
+
+Delivery.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTheLawsOfRetry = Delivery.TestCase
