@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pulsar
 import pytest
 
-from redrive import Policy, RetryConsumer
+from redrive import Policy, PolicyFile, RetryConsumer
 from redrive.policy import naming
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
@@ -40,9 +40,9 @@ class Stage:
         self.closing.callback(_close, client)
         return client
 
-    def consumer(self) -> RetryConsumer:
+    def consumer(self, policy: PolicyFile | None = None) -> RetryConsumer:
         """A consumer with the consumer role's own token, closed when the test ends."""
-        consumer = RetryConsumer(self.client(self.role), self.policy)
+        consumer = RetryConsumer(self.client(self.role), policy or self.policy)
         self.closing.callback(consumer.close)
         return consumer
 

@@ -15,6 +15,7 @@ __all__ = [
     "Done",
     "FailureRules",
     "Policy",
+    "PolicyFile",
     "Redaction",
     "RedriveError",
     "RetryConsumer",
@@ -22,7 +23,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from redrive.delivery import RetryConsumer, load_policy
+    from redrive.delivery import PolicyFile, RetryConsumer, load_policy
     from redrive.errors import RedriveError
     from redrive.policy.cause import Cause, Redaction
     from redrive.policy.envelope import Attempt
@@ -37,6 +38,7 @@ else:
         "Done": "redrive.policy.verdict",
         "FailureRules": "redrive.policy.failure",
         "Policy": "redrive.policy.model",
+        "PolicyFile": "redrive.delivery",
         "RedriveError": "redrive.errors",
         "RetryConsumer": "redrive.delivery",
         "load_policy": "redrive.delivery",

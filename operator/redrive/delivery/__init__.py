@@ -8,6 +8,6 @@ order: `consumer` (receive → verdict → settle), `failures`, `settle`, `run`,
 from __future__ import annotations
 
 from redrive.delivery.consumer import RetryConsumer
-from redrive.delivery.policy_file import load_policy
+from redrive.delivery.policy_file import PolicyFile, load_policy
 
-__all__ = ["RetryConsumer", "load_policy"]
+__all__ = ["PolicyFile", "RetryConsumer", "load_policy"]

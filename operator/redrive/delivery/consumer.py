@@ -24,6 +24,7 @@ from redrive.delivery.failures import Failures, topic_of
 from redrive.delivery.inbox import Inbox
 from redrive.delivery.pace import Pace
 from redrive.delivery.parts import Parts, Subscription, SystemClock
+from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.producers import Producers
 from redrive.delivery.run import Run
 from redrive.delivery.settle import Settler
@@ -51,7 +52,8 @@ class RetryConsumer:
 
     Args:
         client: connects as a role that the policy lists among its consumer roles.
-        policy: see `load_policy`.
+        policy: a `PolicyFile`, which is followed when it changes, or one that stays; see
+            `load_policy`.
         name: names this consumer in the broker's statistics and in the cause of dead letters;
             by default the host's name and something random.
         redaction: what must not be told in the cause that travels with a failed message.
@@ -63,22 +65,25 @@ class RetryConsumer:
     def __init__(
         self,
         client: pulsar.Client,
-        policy: Policy,
+        policy: Policy | PolicyFile,
         *,
         name: str | None = None,
         redaction: Redaction = Redaction(),
     ) -> None:
         name = name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-        subscriptions = subscribe(client, policy, name=name)
+        clock = SystemClock()
+        subscriptions = subscribe(client, in_force(policy, clock)(), name=name)
         inbox = Inbox(list(subscriptions.values()))
-        parts = Parts(SystemClock(), subscriptions, inbox, Producers(client, name=name))
+        parts = Parts(clock, subscriptions, inbox, Producers(client, name=name))
         self._assemble(parts, policy, name, redaction)
 
-    def _assemble(self, parts: Parts, policy: Policy, name: str, redaction: Redaction) -> None:
+    def _assemble(
+        self, parts: Parts, policy: Policy | PolicyFile, name: str, redaction: Redaction
+    ) -> None:
         self.name = name
         self._parts = parts
         self._failures = Failures(
-            lambda: policy, Settler(parts.outgoing), parts.clock, name, redaction
+            in_force(policy, parts.clock), Settler(parts.outgoing), parts.clock, name, redaction
         )
         self._runs: dict[threading.Thread, threading.Event] = {}
         self._late_successes = 0
@@ -231,6 +236,11 @@ class RetryConsumer:
             return self._paced([first, *self.receive_batch(size - 1, wait)], pace)
 
         self._work(take, answer.many(handler, explicit=explicit), rules, workers, timeout)
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy in force; its `generation` tells which."""
+        return self._failures.policy()
 
     @property
     def late_successes(self) -> int:

@@ -1,10 +1,14 @@
-"""Finds and reads the policy a consumer runs with; called by the user's program at its start."""
+"""Finds and reads the policy a consumer runs with, and follows it; called by the user's program."""
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+from redrive.delivery.parts import Clock
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy import codec
 from redrive.policy.model import Policy
@@ -12,6 +16,11 @@ from redrive.policy.model import Policy
 VARIABLE = "REDRIVE_POLICY"
 MOUNTED = Path("/etc/redrive/policy.json")
 """Where a pod finds the policy when the operator's ConfigMap is mounted at /etc/redrive."""
+
+LOOK_EVERY_SECONDS = 1.0
+"""How seldom a followed file is looked at, however many messages fail."""
+
+_log = logging.getLogger(__name__)
 
 
 class PolicyFileError(RedriveError):
@@ -26,7 +35,7 @@ def load_policy(path: Path | str | None = None) -> Policy:
     Raises:
         PolicyFileError: the file can't be read, or holds no policy that a consumer could obey.
     """
-    file = Path(path or os.environ.get(VARIABLE) or MOUNTED)
+    file = _found(path)
     try:
         return codec.decode(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -41,3 +50,81 @@ def load_policy(path: Path | str | None = None) -> Policy:
             f"the policy file {file} can't be used: {error}",
             remedy=f"or name another one as an argument or in ${VARIABLE}",
         ) from error
+
+
+class PolicyFile:
+    """The policy in a file, read again when the file has changed.
+
+    A consumer that is given one looks at the file when a message fails, at most once a second, and
+    goes by what it finds: for that failure, and all later ones. A file that can't be used, or that
+    is for another subscription, is logged as an error, and the policy read before stays in force.
+    May be used by several threads.
+
+    Args:
+        path: found as by `load_policy`. In a mounted ConfigMap kubelet changes it; elsewhere
+            replace the file in one step (write another, rename it).
+
+    Raises:
+        PolicyFileError: at first there must be a policy.
+    """
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self.path = _found(path)
+        self._looking = threading.Lock()
+        self._looked: float | None = None
+        self._stamp = self._look_at()
+        self._policy = load_policy(self.path)
+
+    def current(self, now: float) -> Policy:
+        """Return the policy in force; *now* is in seconds, since any moment that stays the same."""
+        with self._looking:
+            if self._looked is None or now - self._looked >= LOOK_EVERY_SECONDS:
+                self._looked = now
+                stamp = self._look_at()
+                if stamp != self._stamp:
+                    self._stamp = stamp
+                    self._read_again()
+            return self._policy
+
+    def _look_at(self) -> tuple[int, int, int] | None:
+        """Return what changes with the file, or with any link on the way to it."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    def _read_again(self) -> None:
+        before = self._policy
+        try:
+            policy = load_policy(self.path)
+        except PolicyFileError as error:
+            _log.error("%s; generation %d stays in force", error, before.generation)
+            return
+        if _subscribed(policy) != _subscribed(before):
+            _log.error(
+                "the policy file %s is for other topics now: restart the consumer to follow it; "
+                "generation %d of %s stays in force",
+                self.path, before.generation, before.name,
+            )  # fmt: skip
+            return
+        self._policy = policy
+        _log.info(
+            "policy %s: generation %d in place of %d",
+            policy.name, policy.generation, before.generation,
+        )  # fmt: skip
+
+
+def in_force(policy: Policy | PolicyFile, clock: Clock) -> Callable[[], Policy]:
+    """Return what tells the policy at any moment."""
+    if isinstance(policy, Policy):
+        return lambda: policy
+    return lambda: policy.current(clock.monotonic())
+
+
+def _found(path: Path | str | None) -> Path:
+    return Path(path or os.environ.get(VARIABLE) or MOUNTED)
+
+
+def _subscribed(policy: Policy) -> tuple[object, ...]:
+    return policy.topic, policy.subscription, policy.subscription_type, policy.retry_topic

@@ -8,7 +8,7 @@ from typing import cast
 
 import pulsar
 
-from redrive.delivery import RetryConsumer
+from redrive.delivery import PolicyFile, RetryConsumer, load_policy
 from redrive.delivery.inbox import ConsumerStoppedError
 from redrive.delivery.parts import Parts
 from redrive.delivery.run import Run
@@ -32,24 +32,25 @@ class InMemoryConsumer(RetryConsumer):
     that puts the clock forward by more than its time-out has timed out.
 
     Args:
-        policy: what failures lead to.
+        policy: what failures lead to; a `PolicyFile` is looked at again in virtual time.
         broker: one to share with other consumers of the policy; by default one of its own.
     """
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Policy | PolicyFile,
         *,
         broker: InMemoryBroker | None = None,
         name: str = "in-memory",
         redaction: Redaction = Redaction(),
     ) -> None:
-        self.broker = broker or InMemoryBroker(policy)
-        self._topic = policy.topic
+        first = policy if isinstance(policy, Policy) else load_policy(policy.path)
+        self.broker = broker or InMemoryBroker(first)
+        self._topic = first.topic
         subscription = _Subscription(self.broker)
         parts = Parts(
             self.broker.clock,
-            dict.fromkeys((policy.topic, policy.retry_topic), subscription),
+            dict.fromkeys((first.topic, first.retry_topic), subscription),
             _Incoming(self.broker),
             _Outgoing(self.broker),
         )

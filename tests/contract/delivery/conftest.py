@@ -9,7 +9,7 @@ import pulsar
 import pytest
 from tests.stage import set_stage
 
-from redrive import Policy, RetryConsumer
+from redrive import Policy, PolicyFile, RetryConsumer
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryBroker, InMemoryConsumer
@@ -23,8 +23,8 @@ class World(Protocol):
     @property
     def policy(self) -> Policy: ...
 
-    def consumer(self) -> RetryConsumer:
-        """Make a consumer of the policy."""
+    def consumer(self, policy: PolicyFile | None = None) -> RetryConsumer:
+        """Make a consumer of the policy, or of the one in a file."""
 
     def send(self, *contents: bytes | None, **fields: Any) -> list[pulsar.MessageId]:  # noqa: ANN401
         """Produce to the source topic."""
@@ -43,8 +43,8 @@ class InMemoryWorld:
         self.policy = policy
         self._broker = InMemoryBroker(policy)
 
-    def consumer(self) -> RetryConsumer:
-        return InMemoryConsumer(self.policy, broker=self._broker)
+    def consumer(self, policy: PolicyFile | None = None) -> RetryConsumer:
+        return InMemoryConsumer(policy or self.policy, broker=self._broker)
 
     def send(self, *contents: bytes | None, **fields: Any) -> list[pulsar.MessageId]:  # noqa: ANN401
         producer = InMemoryConsumer(self.policy, broker=self._broker)

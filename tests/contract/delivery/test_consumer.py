@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from redrive import Done, FailureRules
+from redrive import Done, FailureRules, PolicyFile
 from redrive.delivery.inbox import ConsumerStoppedError
 from redrive.delivery.settle import id_text
 from redrive.errors import InvalidSpecError
+from redrive.policy import codec
 
 MakeWorld = Callable[..., Any]
 SOON = timedelta(seconds=15)
@@ -184,3 +187,24 @@ def test_a_stopped_consumer_hands_out_nothing(make_world: MakeWorld) -> None:
             consumer.receive(SOON)
         consumer.run(print)
     assert world.backlog(world.policy.topic) == 1
+
+
+def test_a_changed_policy_file_decides_about_the_next_failure(
+    make_world: MakeWorld, tmp_path: Path
+) -> None:
+    world = make_world(delays=("2s",))
+    file = tmp_path / "policy.json"
+    file.write_text(codec.encode(world.policy))
+    world.send(b"x")
+    with world.consumer(PolicyFile(file)) as consumer:
+        consumer.reconsume_later(consumer.receive(SOON))
+        message = consumer.receive(SOON)  # in hand while the policy changes
+        changed = replace(world.policy, max_retries=1, generation=7)
+        (tmp_path / "new.json").write_text(codec.encode(changed))
+        (tmp_path / "new.json").replace(file)
+        assert consumer.receive(timedelta(seconds=1.5)) is None
+        assert consumer.policy == changed
+        consumer.reconsume_later(message)
+    (dead,) = world.dead_letters(1)
+    assert dead.properties()["RECONSUMETIMES"] == "2"
+    assert_nothing_left(world)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from redrive import Policy, load_policy
+from redrive import Policy, PolicyFile, load_policy
 from redrive.delivery import policy_file
 from redrive.delivery.policy_file import PolicyFileError
 from redrive.policy import codec
@@ -74,3 +77,73 @@ def test_a_file_that_is_no_policy_is_named_with_what_is_wrong_in_it(
 
     assert str(file) in str(refused.value)
     assert says in str(refused.value)
+
+
+@pytest.fixture
+def config_map(tmp_path: Path) -> Callable[[Policy], Path]:
+    """Change a mounted ConfigMap as kubelet does: a new folder, and a link swapped in one step."""
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    (mount / "policy.json").symlink_to("..data/policy.json")
+
+    def change(policy: Policy) -> Path:
+        folder = mount / f"..{policy.generation}"
+        folder.mkdir()
+        (folder / "policy.json").write_text(codec.encode(policy))
+        (mount / "..new").symlink_to(folder.name)
+        (mount / "..new").replace(mount / "..data")
+        return mount / "policy.json"
+
+    return change
+
+
+def test_a_changed_config_map_is_followed_without_looking_more_than_once_a_second(
+    config_map: Callable[[Policy], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (replace(POLICY, name="shop/orders", generation=n) for n in (1, 2))
+    file = PolicyFile(config_map(first))
+    assert file.current(10.0) == first
+
+    config_map(second)
+    assert file.current(10.9) == first
+    with caplog.at_level(logging.INFO):
+        assert file.current(11.0) == second
+        assert file.current(12.0) == second
+    assert [record.getMessage() for record in caplog.records] == [
+        "policy shop/orders: generation 2 in place of 1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "holds JSON"),
+        (None, "No such file"),
+        (codec.encode(Policy(POLICY.topic, "other")), "is for other topics now: restart"),
+        (codec.encode(Policy(TopicName("a", "b", "c"), "größe")), "for other topics now"),
+    ],
+)
+def test_a_change_that_can_not_be_followed_is_said_once_and_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None, says: str
+) -> None:
+    path = written(tmp_path / "p.json")
+    file = PolicyFile(path)
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    for second in range(3):
+        assert file.current(second) == POLICY
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert says in record.getMessage()
+    assert "stays in force" in record.getMessage()
+
+    path.unlink(missing_ok=True)
+    changed = replace(POLICY, max_retries=3)
+    path.write_text(codec.encode(changed))
+    assert file.current(10) == changed
+
+
+def test_there_must_be_a_policy_to_begin_with(tmp_path: Path) -> None:
+    with pytest.raises(PolicyFileError):
+        PolicyFile(tmp_path / "none.json")

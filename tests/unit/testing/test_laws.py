@@ -10,6 +10,8 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pulsar
@@ -17,7 +19,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from redrive import Policy
+from redrive import Policy, PolicyFile
+from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryBroker, InMemoryConsumer, InMemoryMessage
@@ -68,7 +71,10 @@ class Delivery(RuleBasedStateMachine):
         super().__init__()
         self.policy = POLICY
         self.broker = WatchedBroker(POLICY)
-        self.consumer = InMemoryConsumer(POLICY, broker=self.broker)
+        self.folder = TemporaryDirectory()
+        self.file = Path(self.folder.name, "policy.json")
+        self.mount(POLICY)
+        self.consumer = self.start()
         self.sent: list[str] = []  # what each message says, which nobody can forge
         self.settled: set[str] = set()  # handled, or discarded
         self.in_hand: list[pulsar.Message] = []
@@ -117,27 +123,37 @@ class Delivery(RuleBasedStateMachine):
         with suppress(Killed):
             self.consumer.reconsume_later(message, **asked)
         self.broker.kills = False
-        self.restart(self.policy)
+        self.crash()
 
     @rule()
     def crash(self) -> None:
-        self.restart(self.policy)
+        self.extra.update(message.data().decode() for message in self.in_hand)
+        self.in_hand.clear()
+        self.consumer.close()
+        self.consumer = self.start()
 
     @rule(retries=st.integers(0, 4), kept=st.booleans())
     def get_another_policy(self, retries: int, kept: bool) -> None:  # noqa: FBT001 - drawn
         self.most_retries = max(self.most_retries, retries)
-        self.restart(replace(self.policy, max_retries=retries, dead_letters=kept))
+        self.mount(replace(self.policy, max_retries=retries, dead_letters=kept))
+        self.consumer.advance(timedelta(seconds=1))
+        assert self.consumer.policy == self.policy
 
     @rule(topic=st.sampled_from(sorted(TOPICS - {POLICY.topic})))
     def revoke_or_grant(self, topic: TopicName) -> None:
         self.broker.refused ^= {topic}
 
-    def restart(self, policy: Policy) -> None:
-        self.extra.update(message.data().decode() for message in self.in_hand)
-        self.in_hand.clear()
-        self.consumer.close()
+    def mount(self, policy: Policy) -> None:
         self.policy = policy
-        self.consumer = InMemoryConsumer(policy, broker=self.broker)
+        written = self.file.with_suffix(".new")
+        written.write_text(codec.encode(policy))
+        written.replace(self.file)
+
+    def start(self) -> InMemoryConsumer:
+        return InMemoryConsumer(PolicyFile(self.file), broker=self.broker)
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
 
     def ends(self, message: pulsar.Message, asked: dict[str, Any]) -> bool:
         number = self.consumer.attempt_of(message).number
