@@ -21,9 +21,9 @@ import yaml
 from pyspark.sql import SparkSession
 
 from redrive.api.crds import crds
-from redrive.policy import envelope
 from redrive.policy.model import Policy
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
+from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay import query
 from redrive.replay.progress import Progress
 from redrive.replay.spec import TOKEN_VARIABLE, ReplayJob
@@ -55,7 +55,7 @@ class Stage:
             str(self.policy.dead_letter_topic), batching_enabled=False
         )
         for _ in range(count):
-            properties = {"id": secrets.token_hex(4), envelope.CAUSE_TYPE: cause}
+            properties = {"id": secrets.token_hex(4), CAUSE_TYPE: cause}
             producer.send(content, properties=properties, **fields)
         producer.close()
 
@@ -73,7 +73,7 @@ class Stage:
         )
         results: list[pulsar.Result] = []
         for cause in causes:
-            properties = {"id": secrets.token_hex(4), envelope.CAUSE_TYPE: cause}
+            properties = {"id": secrets.token_hex(4), CAUSE_TYPE: cause}
             producer.send_async(b"", lambda r, _: results.append(r), properties=properties)
         producer.flush()
         producer.close()

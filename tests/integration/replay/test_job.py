@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from redrive.policy import envelope
+from redrive.policy.properties import CAUSE_TYPE, REPLAY
 from redrive.replay import job as jobs
 from redrive.replay import query, slices
 from redrive.replay.broker import AlreadyRunningError, connect, open_producer
@@ -36,7 +37,7 @@ def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_re
 
     moved = stage.replayed()
     assert len(moved) == 15
-    assert {m.properties()[envelope.CAUSE_TYPE] for m in moved} == {"TimeoutError"}
+    assert {m.properties()[CAUSE_TYPE] for m in moved} == {"TimeoutError"}
     assert len(stage.resting()) == 10
     status = progress.read()
     assert (status.matched, status.replayed, status.skipped, status.duplicates) == (15, 15, 10, 0)
@@ -56,7 +57,7 @@ def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_re
         assert message.ordering_key() == source.ordering_key()
         assert message.event_timestamp() == source.event_timestamp()
         assert message.properties() == envelope.for_replay(
-            source.properties(), replay=message.properties()[envelope.REPLAY]
+            source.properties(), replay=message.properties()[REPLAY]
         )
 
 

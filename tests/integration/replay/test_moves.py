@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from redrive.errors import RedriveError
-from redrive.policy import envelope
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay import rows, sink
 from redrive.replay.broker import AlreadyRunningError, BrokerRefusedError, TokenMissingError
 from redrive.replay.lane import DeduplicationOffError
@@ -163,7 +163,7 @@ def test_an_entry_is_moved_whole_or_not_at_all(set_stage: SetStage, tmp_path: Pa
         (0, 3), (1, 3), (2, 3), (0, 2), (1, 2), (0, 1),
     ]  # fmt: skip
 
-    selected = [x for x in letters if x.properties[envelope.CAUSE_TYPE] == "A"]
+    selected = [x for x in letters if x.properties[CAUSE_TYPE] == "A"]
     tally = write(writing(stage, tmp_path), selected)
 
     assert tally == Tally(replayed=3, duplicates=0, kept=2)

@@ -15,9 +15,9 @@ import pytest
 
 from redrive.cluster.resources import Key
 from redrive.cluster.world import Settings, World
-from redrive.policy import envelope
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
+from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay import launch
 from redrive.replay.reconcile import reconcile
 from redrive.sandbox import installation
@@ -119,7 +119,7 @@ class Shop:
         client = self.client()
         producer = client.create_producer(str(self.policy.dead_letter_topic))
         for _ in range(count):
-            properties = {"id": secrets.token_hex(4), envelope.CAUSE_TYPE: cause}
+            properties = {"id": secrets.token_hex(4), CAUSE_TYPE: cause}
             producer.send(b"order", properties=properties)
         client.close()
 
@@ -133,7 +133,7 @@ class Shop:
         try:
             while True:
                 properties = consumer.receive(1_500).properties()
-                found.setdefault(properties["id"], []).append(properties[envelope.CAUSE_TYPE])
+                found.setdefault(properties["id"], []).append(properties[CAUSE_TYPE])
         except pulsar.Timeout:
             client.close()
         assert all(len(copies) == 1 for copies in found.values())

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession, functions
 from sqlglot import exp
 
-from redrive.policy import envelope
+from redrive.policy.properties import CAUSE_TYPE, FAILED_AT, RECONSUMETIMES, REPLAYS
 from redrive.replay import rows, selection
 
 NASTY = [
@@ -50,10 +50,10 @@ def test_every_text_is_compared_as_it_was_written(spark: SparkSession) -> None:
 
 def test_a_cause_a_property_and_a_value_can_be_selected_by(spark: SparkSession) -> None:
     properties = {
-        envelope.CAUSE_TYPE: "TimeoutError",
-        envelope.FAILED_AT: "2026-11-20T10:00:00.5+01:00",
-        envelope.REPLAYS: "2",
-        envelope.RECONSUMETIMES: "not a number",
+        CAUSE_TYPE: "TimeoutError",
+        FAILED_AT: "2026-11-20T10:00:00.5+01:00",
+        REPLAYS: "2",
+        RECONSUMETIMES: "not a number",
     }
     conditions = [
         "cause_type = 'TimeoutError' and consumer is null",
@@ -65,9 +65,7 @@ def test_a_cause_a_property_and_a_value_can_be_selected_by(spark: SparkSession) 
     ]
     (found,) = verdicts(dead_letters(spark, "k", **properties), conditions)
     assert found == [True] * len(conditions)
-    (forged,) = verdicts(
-        dead_letters(spark, "k", **{envelope.FAILED_AT: "10:00:00"}), ["failed_at is null"]
-    )
+    (forged,) = verdicts(dead_letters(spark, "k", **{FAILED_AT: "10:00:00"}), ["failed_at is null"])
     assert forged == [True]
 
 
