@@ -105,7 +105,9 @@ class KeepsBacklog:
     """
 
     size: int | None
-    read = "backlogQuotaMap?applied=true"
+    # Never with applied=true: where neither topic nor namespace has a quota, that has the broker
+    # write its own default into the namespace, for good with the namespace's next change.
+    read = "backlogQuotaMap"
 
     def writes(self, found: Mapping[str, Mapping[str, Any]] | None) -> Iterator[Write]:
         """Turn quotas that evict into such that refuse, and set the size."""

@@ -77,13 +77,10 @@ async def _topic(
     name = wanted.name
     if not namespace.exists(name):
         return None
-    return TopicState(
-        partitions=await _partitions(name, namespace, admin),
-        subscriptions=await admin.subscriptions(name),
-        policies={
-            policy.read: await admin.topic_policy(name, policy) for policy in wanted.policies
-        },
-    )
+    partitions = await _partitions(name, namespace, admin)
+    subscriptions = await admin.subscriptions(name)
+    found = {policy.read: await admin.topic_policy(name, policy) for policy in wanted.policies}
+    return TopicState(partitions, subscriptions, topic_policies.in_force(found, namespace))
 
 
 async def _partitions(name: TopicName, namespace: NamespaceState, admin: Admin) -> int:

@@ -38,6 +38,15 @@ def inherited(namespace: NamespaceState) -> dict[str, Any]:
     }
 
 
+def in_force(found: Mapping[str, Any], namespace: NamespaceState) -> dict[str, Any]:
+    """Return what a topic of *namespace* has, where *found* was read of it.
+
+    Backlog quotas are read of the topic alone; a type it has none of is the namespace's.
+    """
+    quotas = {**namespace.backlog_quotas, **(found[KeepsBacklog.read] or {})}
+    return {**found, KeepsBacklog.read: quotas}
+
+
 def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:
     """Return the longest delay that the broker makes, by a topic's *policies*; None is any."""
     limit = (policies.get(_DELAYS.read) or {}).get("maxDeliveryDelayInMillis") or 0

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from redrive.admin.model import NamespaceState
+from redrive.admin.policies import KeepsBacklog, Ttl
+from redrive.provision import topic_policies
+
+BY_SIZE = {"limitSize": 5, "policy": "consumer_backlog_eviction"}
+BY_AGE = {"limitTime": 60, "policy": "producer_exception"}
+Quotas = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("of_topic", "of_namespace", "in_force"),
+    [
+        (None, {}, {}),
+        (None, {"message_age": BY_AGE}, {"message_age": BY_AGE}),
+        ({}, {"message_age": BY_AGE}, {"message_age": BY_AGE}),
+        ({"message_age": BY_AGE}, {"message_age": {}}, {"message_age": BY_AGE}),
+        (
+            {"destination_storage": BY_SIZE},
+            {"message_age": BY_AGE},
+            {"destination_storage": BY_SIZE, "message_age": BY_AGE},
+        ),
+    ],
+)
+def test_backlog_quotas_that_a_topic_lacks_are_those_of_its_namespace(
+    of_topic: Quotas | None, of_namespace: Quotas, in_force: Quotas
+) -> None:
+    namespace = NamespaceState(frozenset(), frozenset(), {}, 0, of_namespace, None)
+    found = {KeepsBacklog.read: of_topic, Ttl.read: 60}
+    assert topic_policies.in_force(found, namespace) == {KeepsBacklog.read: in_force, Ttl.read: 60}
+
+
+def test_no_read_has_the_broker_write_its_default_quota_into_the_namespace() -> None:
+    assert "applied" not in KeepsBacklog.read
