@@ -171,12 +171,12 @@ CASES = {
     ),
     "given-name-not-allowed": Case(
         "TopicNotAllowed",
-        ("got 'persistent://{tenant}/prod/given-name-not-allowed-RETRY'", "add it there"),
+        ("got 'persistent://{tenant}/prod/own-given-name-not-allowed-RETRY'", "add it there"),
         lambda shop: shop.connection("given-name-not-allowed"),
         stalls=True,
         connection={"allowedTopics": ["persistent://{tenant}/*/orders"]},
         policy={
-            "naming": {"retryTopic": "persistent://{tenant}/prod/given-name-not-allowed-RETRY"}
+            "naming": {"retryTopic": "persistent://{tenant}/prod/own-given-name-not-allowed-RETRY"}
         },
     ),
     "three-topics": Case(
