@@ -27,6 +27,10 @@ None of them is acknowledged, so none is lost when the process ends.
 """
 
 
+_PATIENCE_MS = 1_000
+"""How long a thread stays in the client when nothing comes."""
+
+
 class ConsumerStoppedError(RedriveError):
     """The consumer was stopped or closed: it hands out no further message."""
 
@@ -166,10 +170,16 @@ class _Line:
         while True:
             self.room.acquire()
             try:
-                message = self._consumer.receive()
+                message = self._receive()
             except pulsar.exceptions.PulsarException as error:
                 self.lost = error
                 self._arrivals.put(None)
                 return
             self.waiting.append(message)
             self._arrivals.put(None)
+
+    def _receive(self) -> pulsar.Message:
+        # Never without a timeout: the client forgets a receive that begins while it closes.
+        while True:
+            with contextlib.suppress(pulsar.Timeout):
+                return self._consumer.receive(_PATIENCE_MS)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from redrive import RetryConsumer
 from redrive.delivery.inbox import SubscriptionLostError
 from redrive.delivery.subscribe import SubscribeError
 from redrive.policy import codec
@@ -173,6 +174,19 @@ def test_a_client_closed_too_early_is_said_so_to_whoever_receives(set_stage: Set
         with pytest.raises(SubscriptionLostError, match="keep the client open"):
             consumer.receive(SOON)
     consumer.close()
+
+
+def test_a_client_may_be_closed_at_any_moment_and_nobody_waits_for_ever(
+    set_stage: SetStage,
+) -> None:
+    stage = set_stage()
+    for _ in range(20):  # the moment at which a thread enters the client is what matters
+        client = stage.client(stage.role)
+        consumer = RetryConsumer(client, stage.policy)
+        client.close()
+        with pytest.raises(SubscriptionLostError):
+            consumer.receive(SOON)
+        consumer.close()
 
 
 def test_a_refused_subscription_says_which_and_what_to_do(set_stage: SetStage) -> None:
