@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ import pulsar
 import pytest
 
 from redrive import Policy, PolicyFile, RetryConsumer
+from redrive.delivery.consumer import NACK_DELAY
 from redrive.policy import naming
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
@@ -40,9 +42,13 @@ class Stage:
         self.closing.callback(_close, client)
         return client
 
-    def consumer(self, policy: PolicyFile | None = None) -> RetryConsumer:
+    def consumer(
+        self, policy: PolicyFile | None = None, *, nack_delay: timedelta = NACK_DELAY
+    ) -> RetryConsumer:
         """A consumer with the consumer role's own token, closed when the test ends."""
-        consumer = RetryConsumer(self.client(self.role), policy or self.policy)
+        consumer = RetryConsumer(
+            self.client(self.role), policy or self.policy, nack_delay=nack_delay
+        )
         self.closing.callback(consumer.close)
         return consumer
 

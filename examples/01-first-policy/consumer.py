@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pulsar
 
-from redrive import RetryConsumer, load_policy
+from redrive import PolicyFile, RetryConsumer
 
 
 class WarehouseDown(Exception):  # noqa: N818 - a dead letter shows this name
@@ -64,7 +64,7 @@ def main() -> None:
     with (
         contextlib.closing(pulsar.Client(os.environ["PULSAR_URL"], authentication)) as client,
         given.log.open("a", encoding="utf-8", buffering=1) as log,
-        RetryConsumer(client, load_policy()) as consumer,
+        RetryConsumer(client, PolicyFile()) as consumer,
     ):
         while not stopping.is_set():
             message = consumer.receive(timeout=timedelta(seconds=1))

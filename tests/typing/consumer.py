@@ -10,7 +10,17 @@ from typing import assert_type
 import pulsar
 
 import redrive
-from redrive import Done, FailureRules, Policy, RedriveError, RetryConsumer, load_policy
+from redrive import (
+    Cause,
+    Done,
+    FailureRules,
+    Policy,
+    PolicyFile,
+    Redaction,
+    RedriveError,
+    RetryConsumer,
+    load_policy,
+)
 
 client = pulsar.Client("pulsar://localhost:6650")
 
@@ -65,11 +75,16 @@ with RetryConsumer(client, load_policy(), name="till-1") as consumer:
     consumer.run_batches(handle_and_answer)  # type: ignore[arg-type]
     assert_type(len(consumer.receive_batch(10, SECOND)), int)
     assert_type(consumer.late_successes, int)
+    assert_type(consumer.policy.generation, int)
+    assert_type(consumer.attempt_of(consumer.receive()).cause, Cause | None)
+    consumer.negative_acknowledge(consumer.receive(), cause=ValueError())
     consumer.pause()
     consumer.resume()
     consumer.stop()
     consumer.close()
 
+RetryConsumer(client, PolicyFile(), redaction=Redaction([r"\d{16}"], hook=str.lower))
+RetryConsumer(client, PolicyFile(), nack_delay=30)  # type: ignore[arg-type]
 RetryConsumer(client, "policy.json")  # type: ignore[arg-type]
 RetryConsumer(client, load_policy(), "till-1")  # type: ignore[call-arg]
 

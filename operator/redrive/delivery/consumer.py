@@ -36,6 +36,7 @@ from redrive.policy.failure import FailureRules
 from redrive.policy.model import Policy
 
 HANDLER_TIMEOUT = timedelta(seconds=60)
+NACK_DELAY = timedelta(minutes=1)
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class RetryConsumer:
         name: names this consumer in the broker's statistics and in the cause of dead letters;
             by default the host's name and something random.
         redaction: what must not be told in the cause that travels with a failed message.
+        nack_delay: when `negative_acknowledge` has a message delivered again.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
@@ -69,10 +71,13 @@ class RetryConsumer:
         *,
         name: str | None = None,
         redaction: Redaction = Redaction(),
+        nack_delay: timedelta = NACK_DELAY,
     ) -> None:
         name = name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         clock = SystemClock()
-        subscriptions = subscribe(client, in_force(policy, clock)(), name=name)
+        subscriptions = subscribe(
+            client, in_force(policy, clock)(), name=name, nack_delay=nack_delay
+        )
         inbox = Inbox(list(subscriptions.values()))
         parts = Parts(clock, subscriptions, inbox, Producers(client, name=name))
         self._assemble(parts, policy, name, redaction)
@@ -83,7 +88,11 @@ class RetryConsumer:
         self.name = name
         self._parts = parts
         self._failures = Failures(
-            in_force(policy, parts.clock), Settler(parts.outgoing), parts.clock, name, redaction
+            in_force(policy, parts.clock),
+            Settler(parts.outgoing, parts.incoming),
+            parts.clock,
+            name,
+            redaction,
         )
         self._runs: dict[threading.Thread, threading.Event] = {}
         self._late_successes = 0
@@ -134,6 +143,26 @@ class RetryConsumer:
             InvalidSpecError: it is not a message of this consumer.
         """
         self._subscription(message).acknowledge(message)
+        self._failures.forget(message)
+
+    def negative_acknowledge(
+        self, message: pulsar.Message, *, cause: BaseException | None = None
+    ) -> None:
+        """Leave *message* unacknowledged at the broker, which delivers it again after `nack_delay`.
+
+        For failures that concern this consumer rather than the message, and for applications that
+        want no retry topic: order and redelivery are the broker's. A message that comes again for
+        the `max_retries`-th time and is given here once more is dead-lettered. The count is the
+        broker's, which keeps it in memory: it begins anew when the last consumer of the
+        subscription has gone.
+
+        Args:
+            cause: travels with the message if it is dead-lettered.
+
+        Raises:
+            InvalidSpecError: it is not a message of this consumer.
+        """
+        self._failures.refused(message, self._subscription(message), cause)
 
     def reconsume_later(
         self,
@@ -150,7 +179,7 @@ class RetryConsumer:
         With neither *delay* nor *level* the policy's ladder says how long to wait. On return the
         message is in the hands of the broker: either stored on its next hop and acknowledged, or,
         if that could not be had within some seconds, logged as an error and handed out again by
-        `receive` after 5 s. In both cases the caller is done with it.
+        `receive` after 5 s, as the next attempt. In both cases the caller is done with it.
 
         Args:
             delay: wait this long, 1 s … 864 000 s.

@@ -9,7 +9,7 @@ import functools
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import pulsar
@@ -21,7 +21,7 @@ from redrive.policy.envelope import Attempt
 from redrive.policy.failure import FailureRules, after_error
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.policy.verdict import after_failure
+from redrive.policy.verdict import Dead, DeadReason, Discard, Retry, after_failure, end
 
 _log = logging.getLogger(__name__)
 
@@ -41,15 +41,25 @@ class Failures:
     clock: Clock
     consumer: str
     redact: Callable[[str], str]
+    # Failures of messages that could not be sent on, by id: a crash forgets them.
+    _unsent: dict[str, int] = field(default_factory=dict)
 
     def attempt_of(self, message: pulsar.Message) -> Attempt:
         """Return which attempt at *message* this is; on the source topic the first."""
-        return Attempt.of(
+        message_id = id_text(message.message_id())
+        attempt = Attempt.of(
             message.properties(),
-            message_id=id_text(message.message_id()),
+            message_id=message_id,
             retried=topic_of(message) == self.policy().retry_topic,
             schema_version=schema_version(message),
         )
+        unsent = self._unsent.get(message_id, 0)
+        return replace(attempt, reconsume_times=attempt.reconsume_times + unsent)
+
+    def forget(self, message: pulsar.Message) -> None:
+        """Hear that *message* was handled after all."""
+        if self._unsent:
+            self._unsent.pop(id_text(message.message_id()), None)
 
     def asked(
         self,
@@ -66,9 +76,21 @@ class Failures:
             policy, attempt.reconsume_times, delay=delay, level=level, luck=_luck()
         )
         cause = None if error is None else self._cause(error, attempt)
-        self.settler.settle(
-            message, attempt, verdict, cause, policy=policy, subscription=subscription
-        )
+        self._settle(message, subscription, attempt, verdict, cause, policy)
+
+    def refused(
+        self, message: pulsar.Message, subscription: Subscription, error: BaseException | None
+    ) -> None:
+        """Have *message* delivered again by the broker, or bury it after `max_retries` of that."""
+        policy, attempt = self.policy(), self.attempt_of(message)
+        redeliveries = message.redelivery_count()
+        if redeliveries < policy.max_retries:
+            subscription.negative_acknowledge(message)
+            return
+        failed = attempt.reconsume_times + redeliveries + 1
+        verdict = end(policy, DeadReason.RETRIES_EXHAUSTED, failed)
+        cause = None if error is None else self._cause(error, attempt)
+        self._settle(message, subscription, attempt, verdict, cause, policy)
 
     def raised(
         self,
@@ -90,9 +112,25 @@ class Failures:
             failing_for=attempt.failing_for(cause.failed_at),
             luck=_luck(),
         )  # fmt: skip
-        self.settler.settle(
+        self._settle(message, subscription, attempt, verdict, cause, policy)
+
+    def _settle(  # noqa: PLR0913, PLR0917 - all that a hop depends on
+        self,
+        message: pulsar.Message,
+        subscription: Subscription,
+        attempt: Attempt,
+        verdict: Retry | Dead | Discard,
+        cause: Cause | None,
+        policy: Policy,
+    ) -> None:
+        settled = self.settler.settle(
             message, attempt, verdict, cause, policy=policy, subscription=subscription
         )
+        if settled:
+            self.forget(message)
+        else:
+            message_id = id_text(message.message_id())
+            self._unsent[message_id] = self._unsent.get(message_id, 0) + 1
 
     def _cause(self, error: BaseException, attempt: Attempt) -> Cause:
         return Cause.from_error(

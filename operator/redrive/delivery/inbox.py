@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import heapq
+import itertools
 import threading
 import time
 from collections import deque
@@ -19,6 +21,9 @@ import pulsar
 
 from redrive.delivery.latch import Latch
 from redrive.errors import RedriveError
+
+_LOOK_EVERY_SECONDS = 1.0
+"""How late a message that is handed out again may be, for a taker who waits all the while."""
 
 _WINDOW = 100
 """Messages of one subscription between its thread and the taker: enough to seldom switch threads.
@@ -55,6 +60,8 @@ class Inbox:
         self._arrivals: SimpleQueue[None] = SimpleQueue()
         self._lines = deque(_Line(consumer, self._arrivals) for consumer in consumers)
         self._turn = threading.Lock()
+        self._again: list[tuple[float, int, pulsar.Message]] = []
+        self._numbers = itertools.count()
         self._stopping = False
         self._stopped = Latch()
         self._pause: Latch | None = None  # closed while nothing is handed out
@@ -77,13 +84,25 @@ class Inbox:
                 if not pause.wait(left):
                     return None
                 continue
+            due = self._due() if self._again else None
+            if due is not None:
+                return due
+            wait = _LOOK_EVERY_SECONDS if left is None else min(left, _LOOK_EVERY_SECONDS)
             try:
-                self._arrivals.get(timeout=left)
+                self._arrivals.get(timeout=wait)
             except Empty:
-                return None
+                if wait == left:
+                    return None
+                continue
             if self._pause is None:
                 return self._next()
             self._arrivals.put(None)  # paused while this thread waited
+
+    def again(self, message: pulsar.Message, seconds: float) -> None:
+        """Hand *message* out once more after so many *seconds*; it stays unacknowledged."""
+        with self._turn:
+            entry = (time.monotonic() + seconds, next(self._numbers), message)
+            heapq.heappush(self._again, entry)
 
     def pause(self) -> None:
         """Hand out nothing until `resume`."""
@@ -121,6 +140,13 @@ class Inbox:
         with contextlib.ExitStack() as closing:
             for line in lines:
                 closing.callback(line.close)
+
+    def _due(self) -> pulsar.Message | None:
+        with self._turn:
+            if not self._again or self._again[0][0] > time.monotonic():
+                return None
+            _, _, message = heapq.heappop(self._again)
+        return message
 
     def _next(self) -> pulsar.Message:
         with self._turn:

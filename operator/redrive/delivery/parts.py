@@ -45,7 +45,7 @@ class Subscription(Protocol):
         """Settle it for good."""
 
     def negative_acknowledge(self, message: pulsar.Message) -> None:
-        """Have it delivered again after `settle.HANDLE_AGAIN_AFTER`."""
+        """Have it delivered again, by the broker, after the subscription's own delay."""
 
 
 class Incoming(Protocol):
@@ -59,6 +59,9 @@ class Incoming(Protocol):
 
     def resume(self) -> None:
         """Go on."""
+
+    def again(self, message: pulsar.Message, seconds: float) -> None:
+        """Hand *message* out once more after so long; it stays unacknowledged."""
 
     def sleep(self, seconds: float) -> None:
         """Wait, but no longer than until `stop`."""

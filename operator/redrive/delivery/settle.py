@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pulsar
 
-from redrive.delivery.parts import Outgoing, Subscription
+from redrive.delivery.parts import Incoming, Outgoing, Subscription
 from redrive.delivery.producers import NotSentError, TooBigError
 from redrive.policy import envelope
 from redrive.policy.cause import Cause
@@ -23,8 +23,7 @@ from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Dead, Discard, Retry
 
 HANDLE_AGAIN_AFTER = timedelta(seconds=5)
-"""When a message is handled again that could be sent neither to the retry nor the dead-letter
-topic; the consumer's negative-acknowledgement delay."""
+"""When a message that could not be sent on its next hop is handed out again by this consumer."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +33,7 @@ class Settler:
     """Moves failed messages to where their policy wants them."""
 
     producers: Outgoing
+    incoming: Incoming
 
     def settle(  # noqa: PLR0913 - all that a hop depends on
         self,
@@ -44,16 +44,21 @@ class Settler:
         *,
         policy: Policy,
         subscription: Subscription,
-    ) -> None:
+    ) -> bool:
         """Send *message* on its next hop, and acknowledge it once the broker has stored it there.
 
-        Without a receipt nothing is acknowledged: the message will be handled again after
-        `HANDLE_AGAIN_AFTER`, and if it was stored all the same, it will have been duplicated.
+        Without a receipt nothing is acknowledged: the message will be handled again by the same
+        consumer after `HANDLE_AGAIN_AFTER`, and if it was stored all the same, it will have been
+        duplicated. Should the process end before, the broker delivers it again at once.
+
         A message to be discarded is acknowledged, and a warning in the log is all that is left.
 
         Args:
             attempt: the one that failed.
             subscription: where the message came from.
+
+        Returns:
+            Whether the message is settled.
         """
         previous = id_text(message.message_id())
         if isinstance(verdict, Discard):
@@ -62,7 +67,7 @@ class Settler:
                 "discarded (%s), as the policy asks: origin %s, id %s, failed attempts %d",
                 verdict.reason, attempt.origin, previous, verdict.reconsume_times,
             )  # fmt: skip
-            return
+            return True
         properties = envelope.for_hop(
             message.properties(), attempt, policy=policy, verdict=verdict, cause=cause
         )
@@ -70,18 +75,20 @@ class Settler:
         try:
             sent = self._send(topic, message, properties, delay)
         except NotSentError as error:
-            subscription.negative_acknowledge(message)
+            # Not by the broker: it delivers no chunked message again before its consumer is gone.
             again = HANDLE_AGAIN_AFTER.total_seconds()
+            self.incoming.again(message, again)
             _log.error(
                 "%s; origin %s, id %s, to be handled again in %d s",
                 error, attempt.origin, previous, again,
             )  # fmt: skip
-            return
+            return False
         subscription.acknowledge(message)
         _log.info(
             "moved to %s: origin %s, previous id %s, new id %s, failed attempts %d",
             topic, attempt.origin, previous, id_text(sent), verdict.reconsume_times,
         )  # fmt: skip
+        return True
 
     def _send(
         self,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import pulsar
 
-from redrive.delivery.settle import HANDLE_AGAIN_AFTER
 from redrive.errors import RedriveError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
@@ -25,9 +26,12 @@ class SubscribeError(RedriveError):
 
 
 def subscribe(
-    client: pulsar.Client, policy: Policy, *, name: str
+    client: pulsar.Client, policy: Policy, *, name: str, nack_delay: timedelta
 ) -> dict[TopicName, pulsar.Consumer]:
     """Subscribe the source and the retry topic of *policy*, both or neither.
+
+    Args:
+        nack_delay: when the broker delivers again what is acknowledged negatively.
 
     Raises:
         SubscribeError: the broker refused one of them.
@@ -40,7 +44,12 @@ def subscribe(
     consumers = {}
     with contextlib.ExitStack() as undo:
         for topic, kind in kinds.items():
-            consumers[topic] = _subscribe(client, topic, policy.subscription, kind, name)
+            options = {
+                "consumer_type": kind,
+                "consumer_name": name,
+                "negative_ack_redelivery_delay_ms": nack_delay // timedelta(milliseconds=1),
+            }
+            consumers[topic] = _subscribe(client, topic, policy.subscription, options)
             undo.callback(consumers[topic].close)
         undo.pop_all()
     return consumers
@@ -50,17 +59,10 @@ def _subscribe(
     client: pulsar.Client,
     topic: TopicName,
     subscription: str,
-    kind: pulsar.ConsumerType,
-    name: str,
+    options: Mapping[str, Any],
 ) -> pulsar.Consumer:
     try:
-        return client.subscribe(
-            str(topic),
-            subscription,
-            consumer_type=kind,
-            consumer_name=name,
-            negative_ack_redelivery_delay_ms=HANDLE_AGAIN_AFTER // timedelta(milliseconds=1),
-        )
+        return client.subscribe(str(topic), subscription, **options)
     except pulsar.Interrupted:
         raise  # the client's word for KeyboardInterrupt
     except pulsar.exceptions.PulsarException as error:

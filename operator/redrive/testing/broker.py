@@ -13,7 +13,6 @@ from types import MappingProxyType
 import pulsar
 
 from redrive.delivery.producers import NotSentError
-from redrive.delivery.settle import HANDLE_AGAIN_AFTER
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 
@@ -167,6 +166,10 @@ class InMemoryBroker:
             heapq.heappush(self._waiting, (due, number, stored))
         return stored.id
 
+    def next_due(self) -> datetime | None:
+        """Return when the next message can be handed out; None if there is none."""
+        return self._waiting[0][0] if self._waiting else None
+
     def hand_out(self, consumer: object, within: timedelta | None) -> InMemoryMessage | None:
         """Give *consumer* the next message that is due *within* that time, at any if None."""
         if not self._waiting:
@@ -183,10 +186,10 @@ class InMemoryBroker:
         """Forget *message*; again changes nothing."""
         self._in_hand.pop(str(message.id), None)
 
-    def negative_acknowledge(self, message: InMemoryMessage) -> None:
-        """Hand *message* out again after 5 s."""
+    def negative_acknowledge(self, message: InMemoryMessage, delay: timedelta) -> None:
+        """Hand *message* out again after *delay*, to any consumer."""
         if self._in_hand.pop(str(message.id), None) is not None:
-            self._give_back(message, self.clock.now() + HANDLE_AGAIN_AFTER)
+            self._give_back(message, self.clock.now() + delay)
 
     def take_back(self, consumer: object) -> None:
         """Take back what *consumer* has in hand, as if it had crashed."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import cast
 
 import pulsar
 
 from redrive.delivery import PolicyFile, RetryConsumer, load_policy
+from redrive.delivery.consumer import NACK_DELAY
 from redrive.delivery.inbox import ConsumerStoppedError
 from redrive.delivery.parts import Parts
 from redrive.delivery.run import Run
@@ -43,11 +46,12 @@ class InMemoryConsumer(RetryConsumer):
         broker: InMemoryBroker | None = None,
         name: str = "in-memory",
         redaction: Redaction = Redaction(),
+        nack_delay: timedelta = NACK_DELAY,
     ) -> None:
         first = policy if isinstance(policy, Policy) else load_policy(policy.path)
         self.broker = broker or InMemoryBroker(first)
         self._topic = first.topic
-        subscription = _Subscription(self.broker)
+        subscription = _Subscription(self.broker, nack_delay)
         parts = Parts(
             self.broker.clock,
             dict.fromkeys((first.topic, first.retry_topic), subscription),
@@ -104,14 +108,15 @@ class InMemoryConsumer(RetryConsumer):
 
 
 class _Subscription:
-    def __init__(self, broker: InMemoryBroker) -> None:
+    def __init__(self, broker: InMemoryBroker, nack_delay: timedelta) -> None:
         self._broker = broker
+        self._nack_delay = nack_delay
 
     def acknowledge(self, message: pulsar.Message) -> None:
         self._broker.acknowledge(message)
 
     def negative_acknowledge(self, message: pulsar.Message) -> None:
-        self._broker.negative_acknowledge(message)
+        self._broker.negative_acknowledge(message, self._nack_delay)
 
 
 class _Outgoing:
@@ -141,6 +146,8 @@ class _Incoming:
         self._broker = broker
         self._paused = False
         self._stopped = False
+        self._again: list[tuple[datetime, int, pulsar.Message]] = []
+        self._numbers = itertools.count()
 
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
         if self._stopped:
@@ -148,7 +155,7 @@ class _Incoming:
                 "this consumer was stopped", remedy="make a new one to go on consuming"
             )
         within = None if timeout is None else timedelta(seconds=timeout)
-        message = None if self._paused else self._broker.hand_out(self, within)
+        message = None if self._paused else self._next(within)
         if message is not None:
             return message
         if within is None:
@@ -159,6 +166,21 @@ class _Incoming:
             )
         self._broker.clock.advance(within)
         return None
+
+    def _next(self, within: timedelta | None) -> pulsar.Message | None:
+        clock, theirs = self._broker.clock, self._broker.next_due()
+        if not self._again or (theirs is not None and theirs < self._again[0][0]):
+            return self._broker.hand_out(self, within)
+        due, _, message = self._again[0]
+        if within is not None and due > clock.now() + within:
+            return None
+        heapq.heappop(self._again)
+        clock.advance(due - clock.now())
+        return message
+
+    def again(self, message: pulsar.Message, seconds: float) -> None:
+        due = self._broker.clock.now() + timedelta(seconds=seconds)
+        heapq.heappush(self._again, (due, next(self._numbers), message))
 
     def pause(self) -> None:
         self._paused = True

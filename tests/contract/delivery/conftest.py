@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Protocol
 
 import pulsar
@@ -10,6 +11,7 @@ import pytest
 from tests.stage import set_stage
 
 from redrive import Policy, PolicyFile, RetryConsumer
+from redrive.delivery.consumer import NACK_DELAY
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryBroker, InMemoryConsumer
@@ -23,7 +25,9 @@ class World(Protocol):
     @property
     def policy(self) -> Policy: ...
 
-    def consumer(self, policy: PolicyFile | None = None) -> RetryConsumer:
+    def consumer(
+        self, policy: PolicyFile | None = None, *, nack_delay: timedelta = NACK_DELAY
+    ) -> RetryConsumer:
         """Make a consumer of the policy, or of the one in a file."""
 
     def send(self, *contents: bytes | None, **fields: Any) -> list[pulsar.MessageId]:  # noqa: ANN401
@@ -43,8 +47,10 @@ class InMemoryWorld:
         self.policy = policy
         self._broker = InMemoryBroker(policy)
 
-    def consumer(self, policy: PolicyFile | None = None) -> RetryConsumer:
-        return InMemoryConsumer(policy or self.policy, broker=self._broker)
+    def consumer(
+        self, policy: PolicyFile | None = None, *, nack_delay: timedelta = NACK_DELAY
+    ) -> RetryConsumer:
+        return InMemoryConsumer(policy or self.policy, broker=self._broker, nack_delay=nack_delay)
 
     def send(self, *contents: bytes | None, **fields: Any) -> list[pulsar.MessageId]:  # noqa: ANN401
         producer = InMemoryConsumer(self.policy, broker=self._broker)

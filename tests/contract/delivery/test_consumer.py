@@ -208,3 +208,24 @@ def test_a_changed_policy_file_decides_about_the_next_failure(
     (dead,) = world.dead_letters(1)
     assert dead.properties()["RECONSUMETIMES"] == "2"
     assert_nothing_left(world)
+
+
+def test_a_message_acknowledged_negatively_comes_again_and_dies_in_the_end(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(max_retries=2)
+    (origin,) = world.send(b"x")
+    with world.consumer(nack_delay=timedelta(seconds=1)) as consumer:
+        for redeliveries in range(3):
+            message = consumer.receive(SOON)
+            assert message.topic_name() == str(world.policy.topic)
+            assert message.redelivery_count() == redeliveries
+            consumer.negative_acknowledge(message, cause=ValueError("not here"))
+        assert consumer.receive(timedelta(seconds=3)) is None
+    (dead,) = world.dead_letters(1)
+    properties = dead.properties()
+    assert properties["RECONSUMETIMES"] == "3"
+    assert properties["ORIGIN_MESSAGE_ID"] == id_text(origin)
+    assert properties["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
+    assert properties["REDRIVE_CAUSE_MESSAGE"] == "not here"
+    assert_nothing_left(world)

@@ -78,8 +78,27 @@ def test_a_send_that_is_refused_leaves_the_message_to_be_handled_again_after_5_s
     refused = consumer.broker.clock.now()
     again = consumer.receive()
     assert again.topic_name() == str(POLICY.topic)
-    assert again.redelivery_count() == 1
+    assert consumer.attempt_of(again).number == 2
     assert consumer.broker.clock.now() - refused == timedelta(seconds=5)
+
+    consumer.broker.refused.clear()
+    consumer.reconsume_later(again)
+    retried = consumer.receive()
+    assert (retried.topic_name(), consumer.attempt_of(retried).number) == (
+        str(POLICY.retry_topic),
+        3,
+    )
+
+
+def test_a_message_that_was_handled_after_all_leaves_no_count_behind() -> None:
+    consumer = InMemoryConsumer(POLICY)
+    consumer.broker.refused.add(POLICY.retry_topic)
+    consumer.send(b"x")
+    message = consumer.receive()
+    consumer.reconsume_later(message)
+    consumer.acknowledge(consumer.receive())
+    assert consumer.attempt_of(message).number == 1
+    assert consumer.broker.unsettled() == []
 
 
 def test_consumers_of_one_broker_share_its_messages() -> None:

@@ -78,8 +78,10 @@ class Delivery(RuleBasedStateMachine):
         self.sent: list[str] = []  # what each message says, which nobody can forge
         self.settled: set[str] = set()  # handled, or discarded
         self.in_hand: list[pulsar.Message] = []
+        self.unsent: list[str] = []  # waiting in the consumer to be handled again
         self.deliveries: Counter[tuple[str, int]] = Counter()
-        self.extra: Counter[str] = Counter()
+        self.crashes: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
         self.most_retries = POLICY.max_retries
 
     @rule(properties=FORGED)
@@ -93,6 +95,8 @@ class Delivery(RuleBasedStateMachine):
         message = self.consumer.receive(timedelta(seconds=wait))
         if message is not None:
             self.in_hand.append(message)
+            if message.data().decode() in self.unsent:
+                self.unsent.remove(message.data().decode())
             number = self.consumer.attempt_of(message).number
             self.deliveries[message.data().decode(), number] += 1
 
@@ -111,8 +115,25 @@ class Delivery(RuleBasedStateMachine):
         refused = self.refused_for(message, asked)
         self.consumer.reconsume_later(message, cause=ValueError(name), **asked)
         if refused:
-            self.extra[name] += 1
+            self.refusals[name] += 1
+            self.unsent.append(name)
         elif self.ends(message, asked) and not self.policy.dead_letters:
+            self.settled.add(name)
+
+    @precondition(lambda self: self.in_hand)
+    @rule()
+    def fail_negatively(self) -> None:
+        message = self.in_hand.pop()
+        name = message.data().decode()
+        exhausted = message.redelivery_count() >= self.policy.max_retries
+        refused = exhausted and self.refused_for(message, {"level": -1})
+        self.consumer.negative_acknowledge(message)
+        if refused:
+            self.refusals[name] += 1
+            self.unsent.append(name)
+        elif not exhausted:
+            self.crashes[name] += 1  # the same attempt again, as after a crash
+        elif not self.policy.dead_letters:
             self.settled.add(name)
 
     @precondition(lambda self: self.in_hand)
@@ -127,8 +148,10 @@ class Delivery(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        self.extra.update(message.data().decode() for message in self.in_hand)
+        self.crashes.update(message.data().decode() for message in self.in_hand)
+        self.crashes.update(self.unsent)
         self.in_hand.clear()
+        self.unsent.clear()
         self.consumer.close()
         self.consumer = self.start()
 
@@ -172,8 +195,8 @@ class Delivery(RuleBasedStateMachine):
     @invariant()
     def no_message_is_delivered_more_often_than_the_policy_allows(self) -> None:
         for (name, number), count in self.deliveries.items():
-            assert number <= self.most_retries + 1
-            assert count <= 1 + self.extra[name]
+            assert number <= self.most_retries + 1 + self.refusals[name]
+            assert count <= 1 + self.crashes[name]
 
     @invariant()
     def no_message_leaves_the_topics_of_the_policy(self) -> None:
