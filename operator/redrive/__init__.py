@@ -13,6 +13,7 @@ __all__ = [
     "Attempt",
     "Cause",
     "Done",
+    "Event",
     "FailureRules",
     "Policy",
     "PolicyFile",
@@ -23,7 +24,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from redrive.delivery import PolicyFile, RetryConsumer, load_policy
+    from redrive.delivery import Event, PolicyFile, RetryConsumer, load_policy
     from redrive.errors import RedriveError
     from redrive.policy.cause import Cause, Redaction
     from redrive.policy.envelope import Attempt
@@ -36,6 +37,7 @@ else:
         "Cause": "redrive.policy.cause",
         "Redaction": "redrive.policy.cause",
         "Done": "redrive.policy.verdict",
+        "Event": "redrive.delivery",
         "FailureRules": "redrive.policy.failure",
         "Policy": "redrive.policy.model",
         "PolicyFile": "redrive.delivery",

@@ -7,7 +7,6 @@ handles it, and if that fails, `failures` finds what becomes of it and `settle` 
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import threading
 import uuid
@@ -20,6 +19,7 @@ import pulsar
 
 from redrive.delivery import answer
 from redrive.delivery.answer import BatchHandler, Handler
+from redrive.delivery.events import Events, Hook
 from redrive.delivery.failures import Failures, topic_of
 from redrive.delivery.inbox import Inbox
 from redrive.delivery.pace import Pace
@@ -37,8 +37,6 @@ from redrive.policy.model import Policy
 
 HANDLER_TIMEOUT = timedelta(seconds=60)
 NACK_DELAY = timedelta(minutes=1)
-
-_log = logging.getLogger(__name__)
 
 
 class RetryConsumer:
@@ -59,12 +57,13 @@ class RetryConsumer:
             by default the host's name and something random.
         redaction: what must not be told in the cause that travels with a failed message.
         nack_delay: when `negative_acknowledge` has a message delivered again.
+        on_event: told of everything that becomes of a failed message, for metrics; see `Event`.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
         self,
         client: pulsar.Client,
         policy: Policy | PolicyFile,
@@ -72,6 +71,7 @@ class RetryConsumer:
         name: str | None = None,
         redaction: Redaction = Redaction(),
         nack_delay: timedelta = NACK_DELAY,
+        on_event: Hook | None = None,
     ) -> None:
         name = name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         clock = SystemClock()
@@ -80,16 +80,21 @@ class RetryConsumer:
         )
         inbox = Inbox(list(subscriptions.values()))
         parts = Parts(clock, subscriptions, inbox, Producers(client, name=name))
-        self._assemble(parts, policy, name, redaction)
+        self._assemble(parts, policy, name, redaction, on_event)
 
     def _assemble(
-        self, parts: Parts, policy: Policy | PolicyFile, name: str, redaction: Redaction
+        self,
+        parts: Parts,
+        policy: Policy | PolicyFile,
+        name: str,
+        redaction: Redaction,
+        on_event: Hook | None,
     ) -> None:
         self.name = name
         self._parts = parts
         self._failures = Failures(
             in_force(policy, parts.clock),
-            Settler(parts.outgoing, parts.incoming),
+            Settler(parts.outgoing, parts.incoming, Events(on_event)),
             parts.clock,
             name,
             redaction,
@@ -353,12 +358,10 @@ class RetryConsumer:
             self._parts.incoming.sleep(seconds)
         return messages
 
-    def _count_late(self) -> None:
+    def _count_late(self, message: pulsar.Message) -> None:
         with self._counting:
             self._late_successes += 1
-        _log.warning(
-            "a handler ended well, but after its time: the message is retried all the same"
-        )
+        self._failures.late(message)
 
     def _subscription(self, message: pulsar.Message) -> Subscription:
         topic = topic_of(message)

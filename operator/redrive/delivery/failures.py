@@ -6,7 +6,6 @@ verdict → settle: `policy.verdict` and `policy.failure` decide, `settle` obeys
 from __future__ import annotations
 
 import functools
-import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from datetime import timedelta
 
 import pulsar
 
+from redrive.delivery.events import Event, Name
 from redrive.delivery.parts import Clock, Subscription
 from redrive.delivery.settle import Settler, id_text, schema_version
 from redrive.policy.cause import Cause
@@ -22,8 +22,6 @@ from redrive.policy.failure import FailureRules, after_error
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Dead, DeadReason, Discard, Retry, after_failure, end
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,8 @@ class Failures:
         """Settle *message*, whose handler raised *error*, as *rules* and the policy say."""
         policy, attempt = self.policy(), self.attempt_of(message)
         cause = self._cause(error, attempt)
-        _log.warning(
+        self.settler.events.tell(
+            self._event(Name.ATTEMPT_FAILED, message, attempt, reason=cause.type),
             "attempt %d failed of %s: %s: %s\n%s",
             attempt.number, attempt.origin, cause.type, cause.message, cause.trace,
         )  # fmt: skip
@@ -113,6 +112,27 @@ class Failures:
             luck=_luck(),
         )  # fmt: skip
         self._settle(message, subscription, attempt, verdict, cause, policy)
+
+    def late(self, message: pulsar.Message) -> None:
+        """Hear that *message* was handled well, but after its time."""
+        attempt = self.attempt_of(message)
+        self.settler.events.tell(
+            self._event(Name.LATE_SUCCESS, message, attempt),
+            "a handler ended well, but after its time; what it did may be done again: origin %s",
+            attempt.origin,
+        )
+
+    def _event(
+        self, name: Name, message: pulsar.Message, attempt: Attempt, reason: str = ""
+    ) -> Event:
+        return Event(
+            name,
+            origin=attempt.origin,
+            message_id=id_text(message.message_id()),
+            attempt=attempt.number,
+            generation=self.policy().generation,
+            reason=reason,
+        )
 
     def _settle(  # noqa: PLR0913, PLR0917 - all that a hop depends on
         self,

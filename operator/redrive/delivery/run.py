@@ -56,7 +56,7 @@ class Run:
     take: Callable[[], Sequence[pulsar.Message]]
     handle: Handle
     settle: Callable[[pulsar.Message, Outcome], None]
-    late: Callable[[], None]
+    late: Callable[[pulsar.Message], None]
     stop: Callable[[], None]
     workers: int
     timeout: timedelta
@@ -136,11 +136,11 @@ class Run:
         )
         self.settle_all(messages, [error] * len(messages))
 
-    def ignore(self, outcomes: Sequence[Outcome]) -> None:
+    def ignore(self, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]) -> None:
         """Count the successes among outcomes that came too late."""
-        for outcome in outcomes:
+        for message, outcome in zip(messages, outcomes, strict=True):
             if outcome is None:
-                self.late()
+                self.late(message)
 
     def _handle(self, hand: _Hand) -> None:
         try:
@@ -151,7 +151,7 @@ class Run:
         if hand.claim():
             self.settle_all(hand.messages, outcomes)
         else:
-            self.ignore(outcomes)
+            self.ignore(hand.messages, outcomes)
 
     def _watch(self) -> None:
         look = min(1.0, self.timeout.total_seconds() / 10)

@@ -6,13 +6,14 @@ same origin and count, and never loses it.
 
 from __future__ import annotations
 
-import logging
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 import pulsar
 
+from redrive.delivery.events import Event, Events, Name
 from redrive.delivery.parts import Incoming, Outgoing, Subscription
 from redrive.delivery.producers import NotSentError, TooBigError
 from redrive.policy import envelope
@@ -25,8 +26,6 @@ from redrive.policy.verdict import Dead, Discard, Retry
 HANDLE_AGAIN_AFTER = timedelta(seconds=5)
 """When a message that could not be sent on its next hop is handed out again by this consumer."""
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class Settler:
@@ -34,6 +33,7 @@ class Settler:
 
     producers: Outgoing
     incoming: Incoming
+    events: Events
 
     def settle(  # noqa: PLR0913 - all that a hop depends on
         self,
@@ -61,9 +61,17 @@ class Settler:
             Whether the message is settled.
         """
         previous = id_text(message.message_id())
+        happened = functools.partial(
+            Event,
+            origin=attempt.origin,
+            message_id=previous,
+            attempt=attempt.number,
+            generation=policy.generation,
+        )
         if isinstance(verdict, Discard):
             subscription.acknowledge(message)
-            _log.warning(
+            self.events.tell(
+                happened(Name.DISCARDED, reason=verdict.reason),
                 "discarded (%s), as the policy asks: origin %s, id %s, failed attempts %d",
                 verdict.reason, attempt.origin, previous, verdict.reconsume_times,
             )  # fmt: skip
@@ -78,13 +86,17 @@ class Settler:
             # Not by the broker: it delivers no chunked message again before its consumer is gone.
             again = HANDLE_AGAIN_AFTER.total_seconds()
             self.incoming.again(message, again)
-            _log.error(
+            self.events.tell(
+                happened(Name.UNSENT, topic=str(topic), reason=error.reason),
                 "%s; origin %s, id %s, to be handled again in %d s",
                 error, attempt.origin, previous, again,
             )  # fmt: skip
             return False
         subscription.acknowledge(message)
-        _log.info(
+        name = Name.RETRIED if isinstance(verdict, Retry) else Name.DEAD_LETTERED
+        reason = verdict.reason if isinstance(verdict, Dead) else ""
+        self.events.tell(
+            happened(name, topic=str(topic), new_id=id_text(sent), reason=reason),
             "moved to %s: origin %s, previous id %s, new id %s, failed attempts %d",
             topic, attempt.origin, previous, id_text(sent), verdict.reconsume_times,
         )  # fmt: skip

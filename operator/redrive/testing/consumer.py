@@ -12,6 +12,7 @@ import pulsar
 
 from redrive.delivery import PolicyFile, RetryConsumer, load_policy
 from redrive.delivery.consumer import NACK_DELAY
+from redrive.delivery.events import Hook
 from redrive.delivery.inbox import ConsumerStoppedError
 from redrive.delivery.parts import Parts
 from redrive.delivery.run import Run
@@ -39,7 +40,7 @@ class InMemoryConsumer(RetryConsumer):
         broker: one to share with other consumers of the policy; by default one of its own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as of RetryConsumer
         self,
         policy: Policy | PolicyFile,
         *,
@@ -47,6 +48,7 @@ class InMemoryConsumer(RetryConsumer):
         name: str = "in-memory",
         redaction: Redaction = Redaction(),
         nack_delay: timedelta = NACK_DELAY,
+        on_event: Hook | None = None,
     ) -> None:
         first = policy if isinstance(policy, Policy) else load_policy(policy.path)
         self.broker = broker or InMemoryBroker(first)
@@ -58,7 +60,7 @@ class InMemoryConsumer(RetryConsumer):
             _Incoming(self.broker),
             _Outgoing(self.broker),
         )
-        self._assemble(parts, policy, name, redaction)
+        self._assemble(parts, policy, name, redaction, on_event)
 
     def send(
         self,
@@ -102,7 +104,7 @@ class InMemoryConsumer(RetryConsumer):
             outcomes = run.outcomes(messages)
             if clock.now() - began > run.timeout:
                 run.give_up(messages)
-                run.ignore(outcomes)
+                run.ignore(messages, outcomes)
             else:
                 run.settle_all(messages, outcomes)
 

@@ -236,7 +236,7 @@ def test_sigterm_lets_run_finish_the_messages_in_hand_and_hands_back_the_rest(
         f"""
 import time
 def handle(message):
-    print("handling", flush=True)
+    os.write(1, b"handling\\n")  # in one piece, from any thread
     time.sleep(1)
 with RetryConsumer(client, load_policy()) as consumer:
     consumer.run(handle, workers={workers})

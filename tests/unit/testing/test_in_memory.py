@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta
 
 import pulsar
 import pytest
 
-from redrive import Policy, RetryConsumer
+from redrive import Event, Policy, RetryConsumer
+from redrive.delivery.settle import id_text
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryBroker, InMemoryConsumer, InMemoryMessage, NothingLeftError
@@ -31,6 +34,65 @@ def test_sixteen_retries_of_two_hours_take_no_time() -> None:
     assert consumer.broker.clock.now() - began == timedelta(hours=32)
     assert dead.properties()["REDRIVE_FIRST_FAILED_AT"] == began.isoformat()
     assert dead.properties()["REDRIVE_FAILED_AT"] == (began + timedelta(hours=32)).isoformat()
+
+
+def test_the_log_and_a_hook_follow_a_message_through_sixteen_retries_to_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[Event] = []
+    consumer = InMemoryConsumer(replace(POLICY, generation=4), on_event=told.append)
+    origin = id_text(consumer.send(b"x"))
+    with caplog.at_level(logging.INFO, "redrive"):
+        consumer.run(fail)
+
+    names = ["redrive.attempt_failed", "redrive.retried"] * 16
+    names += ["redrive.attempt_failed", "redrive.dead_lettered"]
+    assert [event.event for event in told] == names
+    assert [event.attempt for event in told] == [n for n in range(1, 18) for _ in range(2)]
+    assert {(event.origin, event.generation) for event in told} == {(origin, 4)}
+    hops = told[1::2]
+    assert hops[0].message_id == origin
+    assert [event.message_id for event in hops[1:]] == [event.new_id for event in hops[:-1]]
+    (dead,) = consumer.dead_letters
+    assert (hops[-1].new_id, hops[-1].reason) == (id_text(dead.message_id()), "RetriesExhausted")
+    assert hops[-1].topic == str(POLICY.dead_letter_topic)
+    assert {event.reason for event in told[::2]} == {"LookupError"}
+    logged = [
+        {field.name: getattr(record, field.name) for field in fields(Event)}
+        for record in caplog.records
+    ]
+    assert logged == [asdict(event) for event in told]
+
+
+def test_other_ends_have_names_of_their_own() -> None:
+    told: list[Event] = []
+    policy = replace(POLICY, max_retries=0, dead_letters=False)
+    consumer = InMemoryConsumer(policy, on_event=told.append)
+    consumer.send(b"slow")
+    consumer.run(lambda _: consumer.advance(timedelta(seconds=61)))
+    consumer = InMemoryConsumer(POLICY, on_event=told.append)
+    consumer.broker.refused.add(POLICY.retry_topic)
+    consumer.send(b"x")
+    consumer.reconsume_later(consumer.receive())
+    assert [(event.event, event.reason) for event in told] == [
+        ("redrive.attempt_failed", "HandlerTimeoutError"),
+        ("redrive.discarded", "RetriesExhausted"),
+        ("redrive.late_success", ""),
+        ("redrive.unsent", "NotSent"),
+    ]
+
+
+def test_a_hook_that_fails_changes_nothing_about_the_message(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(_event: Event) -> None:
+        raise RuntimeError
+
+    consumer = InMemoryConsumer(POLICY, on_event=broken)
+    consumer.send(b"x")
+    consumer.run(fail)
+    assert len(consumer.dead_letters) == 1
+    assert "the hook for events failed at redrive.dead_lettered" in caplog.text
 
 
 def test_run_ends_when_nothing_is_left_and_can_go_on_later() -> None:

@@ -1,0 +1,86 @@
+"""What happens to messages, told under names that stay: to the log, and to a hook of the program.
+
+Called by `failures` and `settle`. Each record of the logger `redrive.delivery.events` has the
+fields of its `Event` as attributes (`record.event`, `record.origin` …), for formatters of JSON. The
+text is for people and may change; names and fields don't.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_log = logging.getLogger(__name__)
+
+
+class Name(enum.StrEnum):
+    """The names of all events."""
+
+    ATTEMPT_FAILED = "redrive.attempt_failed"
+    RETRIED = "redrive.retried"
+    DEAD_LETTERED = "redrive.dead_lettered"
+    DISCARDED = "redrive.discarded"
+    UNSENT = "redrive.unsent"
+    LATE_SUCCESS = "redrive.late_success"
+
+
+_LEVELS = {
+    Name.ATTEMPT_FAILED: logging.WARNING,
+    Name.RETRIED: logging.INFO,
+    Name.DEAD_LETTERED: logging.INFO,
+    Name.DISCARDED: logging.WARNING,
+    Name.UNSENT: logging.ERROR,
+    Name.LATE_SUCCESS: logging.WARNING,
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to a message.
+
+    Attributes:
+        origin: the id it was first produced with; the same in all of its events.
+        message_id: the id it had in this attempt.
+        attempt: which attempt that was, from 1.
+        topic: where it has been sent; empty if nowhere.
+        new_id: its id there.
+        reason: why it was dead-lettered, discarded or not sent, or the class of the exception.
+        generation: of the policy in force.
+    """
+
+    event: Name
+    origin: str
+    message_id: str
+    attempt: int
+    generation: int
+    topic: str = ""
+    new_id: str = ""
+    reason: str = ""
+
+
+Hook = Callable[[Event], object]
+
+
+@dataclass(frozen=True)
+class Events:
+    """Tells the log and, if there is one, a hook.
+
+    Attributes:
+        hook: called in the thread where it happened; an exception of it is logged and changes
+            nothing about the message.
+    """
+
+    hook: Hook | None = None
+
+    def tell(self, event: Event, text: str, *values: object) -> None:
+        """Tell *event*, in the log with *text*, which is formatted with *values*."""
+        _log.log(_LEVELS[event.event], text, *values, extra=dataclasses.asdict(event))
+        if self.hook is None:
+            return
+        try:
+            self.hook(event)
+        except Exception:  # noqa: BLE001 - a message must not be stuck for it
+            _log.exception("the hook for events failed at %s", event.event)
