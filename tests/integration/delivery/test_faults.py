@@ -292,7 +292,9 @@ def test_a_keyboard_interrupt_ends_run_and_leaves_the_message(
     process = start(
         stage,
         f"""
-import time
+import signal, time
+# A shell that starts its jobs in the background has them ignore the signal, and so would we.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 policy = load_policy()
 quiet = client.subscribe(
     str(policy.retry_topic), policy.subscription, consumer_type=pulsar.ConsumerType.Shared
