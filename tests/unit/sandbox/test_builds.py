@@ -6,14 +6,14 @@ import pytest
 
 from redrive.sandbox import builds
 
-NAMESPACES = ["", ' xmlns="http://maven.apache.org/SETTINGS/1.2.0"']
+NAMESPACES = ["", ' xmlns="urn:settings"']
 
 
 def settings(home: Path, mirror_of: str, namespace: str = "") -> None:
     file = home / ".m2" / "settings.xml"
     file.parent.mkdir()
     file.write_text(
-        f"<settings{namespace}><mirrors><mirror><id>m</id><url> https://mirror.test/maven/ </url>"
+        f"<settings{namespace}><mirrors><mirror><id>m</id><url> https://mirror.test/central/ </url>"
         f"<mirrorOf>{mirror_of}</mirrorOf></mirror></mirrors></settings>"
     )
 
@@ -28,7 +28,7 @@ def test_a_mirror_of_maven_central_is_asked_instead(
     tmp_path: Path, mirror_of: str, namespace: str
 ) -> None:
     settings(tmp_path, mirror_of, namespace)
-    assert builds.maven_mirror(tmp_path) == {"mirror": "https://mirror.test/maven"}
+    assert builds.maven_mirror(tmp_path) == {"mirror": "https://mirror.test/central"}
 
 
 @pytest.mark.parametrize("mirror_of", ["snapshots", "*,!central"])
