@@ -52,8 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     for data in ("kubernetes", "pulsar", "tokens"):
         shutil.rmtree(state / data)
     status = _close(account)
-    screen.console.print(_NEXT)
-    screen.console.print(f"The logs of this run are in {state}")
+    screen.output(f"{_NEXT}\n\nThe logs of this run are in {state}")
     return status
 
 

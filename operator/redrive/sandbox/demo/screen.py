@@ -62,6 +62,7 @@ def watch(look: Callable[[], Counts], until: Wish, *, seconds: float) -> bool:
             sleep(_REFRESH_SECONDS)
             counts = look()
             live.update(_table(counts))
+    console.print()
     return until(counts)
 
 
