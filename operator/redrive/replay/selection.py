@@ -158,6 +158,8 @@ def _check(node: exp.Expr) -> None:
             raise _refusal("only a property can be looked up", node, "write properties['name']")
         case exp.Cast() | exp.TryCast():
             _check_cast(node)
+        case exp.RegexpLike() if node.args.get("flag") is not None:
+            raise _refusal("a pattern takes no flags", node, "write them into it, as in (?i)a")
     if isinstance(node, _CALLS) and node.find(exp.Column) is None:
         raise _refusal("a function is called on literals alone", node, "write its value")
     if isinstance(node, (*_CALLS, *_COMPARISONS)) and _speaks_of_moments(node):
@@ -188,6 +190,14 @@ def _speaks_of_moments(node: exp.Expr) -> bool:
 
 
 def _check_moments(node: exp.Expr) -> None:
+    for column in node.find_all(exp.Column):
+        # Its text may be 'now', to which Spark would give another meaning in another run.
+        if column.name.lower() not in MOMENTS:
+            raise _refusal(
+                "a moment is compared with one that is written out, or another moment",
+                column,
+                _MOMENT_REMEDY,
+            )
     for literal in node.find_all(exp.Literal):
         named = isinstance(literal.parent, exp.Bracket)
         if literal.is_string and not named and not _WRITTEN_MOMENT.fullmatch(literal.name):

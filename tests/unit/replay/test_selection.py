@@ -125,6 +125,9 @@ def test_everything_else_is_refused(hostile: str) -> None:
     "moving",
     [
         "failed_at < 'now'",
+        "event_time < key",
+        "publish_time in (properties['until'])",
+        "failed_at between event_time and lower(key)",
         "event_time < timestamp 'now'",
         "publish_time > date 'today'",
         "event_time < timestamp ' Yesterday UTC'",
@@ -154,6 +157,16 @@ def test_a_moment_is_written_with_its_date(moment: str) -> None:
     assert to_sql(f"event_time >= '{moment}'") == f"event_time >= '{moment}'"
     written = f"event_time >= CAST('{moment}' AS TIMESTAMP)"
     assert to_sql(f"event_time >= timestamp '{moment}'") == written
+
+
+def test_moments_are_compared_with_one_another() -> None:
+    assert to_sql("event_time < publish_time") == "event_time < publish_time"
+
+
+def test_a_pattern_with_flags_is_refused_rather_than_read_without_them() -> None:
+    assert to_sql("key rlike '(?i)a'") == "key RLIKE '(?i)a'"
+    with pytest.raises(InvalidSpecError, match="takes no flags"):
+        to_sql("regexp_like(key, 'a', 'i')")
 
 
 def test_a_moment_may_stand_beside_any_other_text() -> None:
