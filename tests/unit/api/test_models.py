@@ -19,7 +19,7 @@ from redrive.policy.naming import Scheme, TopicName
 
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 words = st.from_regex(r"[-_.a-zA-Z0-9]{1,20}", fullmatch=True).filter(
-    lambda word: "-partition-" not in word
+    lambda word: "-partition-" not in word and word not in {".", ".."}
 )
 topics = st.builds("persistent://{}/{}/{}".format, words, words, words)
 delays = st.timedeltas(timedelta(seconds=1), timedelta(seconds=864_000)).map(durations.text_of)
