@@ -12,5 +12,5 @@ from redrive.sandbox.sandbox import Sandbox
 
 @pytest.fixture(scope="session")
 def operator_process(installed: Sandbox) -> Path:
-    """The operator with the rights of `examples/operator.yaml`, serving all namespaces: its log."""
+    """The operator with the rights that the chart gives it, serving all namespaces: its log."""
     return installed.processes.log(installation.OPERATOR)

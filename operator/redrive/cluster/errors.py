@@ -81,7 +81,7 @@ _KINDS: dict[int, type[KubernetesError]] = {
     429: UnavailableError,
 }
 _REMEDIES = {
-    403: "grant it to the ServiceAccount, as examples/operator.yaml does",
+    403: "grant it to the ServiceAccount, as the Helm chart does",
     404: "create it, or install its CustomResourceDefinition",
     409: "it is tried again with what is there now",
 }

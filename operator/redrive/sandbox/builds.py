@@ -1,4 +1,4 @@
-"""Fetches Pulsar's official distribution and builds etcd and Kubernetes from their Go modules.
+"""Fetches Pulsar's official distribution; builds etcd, Kubernetes, Helm from their Go modules.
 
 Called when a sandbox starts, and by ``make test`` beforehand, so that no test waits for a compiler.
 """
@@ -30,6 +30,7 @@ def prepare() -> None:
     toolchain.java_home(for_spark=True)
     etcd()
     kubernetes()
+    helm()
 
 
 def pulsar() -> Path:
@@ -60,8 +61,26 @@ def kubernetes() -> Path:
     """
     version = versions.go_module(versions.KUBERNETES_MODULE, "k8s.io/kubernetes")
     major, minor, _ = version.removeprefix("v").split(".", 2)
-    stamps = (f"gitVersion={version}", f"gitMajor={major}", f"gitMinor={minor}")
+    variables = (f"gitVersion={version}", f"gitMajor={major}", f"gitMinor={minor}")
+    stamps = [f"k8s.io/component-base/version.{variable}" for variable in variables]
     return _go_build("kubernetes", version, versions.KUBERNETES_MODULE, output="", stamps=stamps)
+
+
+def helm() -> Path:
+    """The directory that holds ``helm``.
+
+    Raises:
+        SandboxError: it did not compile.
+    """
+    version = versions.go_module(versions.HELM_MODULE, "helm.sh/helm/v3")
+    # Which Kubernetes a chart is rendered for that is not installed anywhere.
+    cluster = versions.go_module(versions.HELM_MODULE, "k8s.io/api").split(".")
+    stamps = [
+        f"helm.sh/helm/v3/internal/version.version={version}",
+        "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1",
+        f"helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor={cluster[1]}",
+    ]
+    return _go_build("helm", version, versions.HELM_MODULE, output="helm", stamps=stamps)
 
 
 def _fetch_pulsar(target: Path) -> None:
@@ -102,7 +121,7 @@ def maven_mirror(user_home: Path) -> dict[str, str] | None:
 
 
 def _go_build(name: str, version: str, module: Path, *, output: str, stamps: Sequence[str]) -> Path:
-    linker = ["-s", "-w", *(f"-X k8s.io/component-base/version.{stamp}" for stamp in stamps)]
+    linker = ["-s", "-w", *(f"-X {stamp}" for stamp in stamps)]
     arguments = ["-trimpath", "-ldflags", " ".join(linker)]
 
     def build(target: Path) -> None:

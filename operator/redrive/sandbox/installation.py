@@ -6,50 +6,69 @@ Called by the command ``python -m redrive.sandbox up``, the demo, and the fixtur
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from redrive.api.crds import crds
-from redrive.sandbox import spark
+from redrive.sandbox import chart, spark
 from redrive.sandbox.sandbox import Sandbox
 from redrive.sandbox.steps import step
 
 OPERATOR = "redrive-operator"
+RELEASE, NAMESPACE = "redrive", "redrive-system"
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
-_EXAMPLES = _SOURCE_ROOT.parent / "examples"
+_JOB = _SOURCE_ROOT / "redrive" / "replay" / "__main__.py"
 _START_SECONDS = 60.0
+
+VALUES: Mapping[str, Any] = {
+    "image": {"repository": "sandbox"},
+    "replay": {"image": "sandbox", "application": f"local://{_JOB}"},
+}
+"""What the sandbox chooses of the chart's values."""
 
 
 def install(sandbox: Sandbox) -> None:
-    """Install the CRDs and start the operator, as its ServiceAccount, and the stand-in for Spark's.
+    """Install the chart; start the operator as its ServiceAccount, and the stand-in for Spark's.
 
     Raises:
         SandboxError: the API server refused a manifest, or one of the two did not start.
     """
     with step("install redrive"):
         spark.start(sandbox.processes, sandbox.cluster, sandbox.state / "spark")
-        sandbox.cluster.define(yaml.safe_dump_all(crds()))
-        sandbox.cluster.kubectl("apply", "-f", str(_EXAMPLES / "operator.yaml"))
+        chart.install(sandbox.cluster, RELEASE, NAMESPACE, VALUES)
+        sandbox.cluster.wait_for_kinds([crd["metadata"]["name"] for crd in crds()])
         start_operator(sandbox)
 
 
-def start_operator(sandbox: Sandbox) -> None:
-    """Start the operator under the ServiceAccount that `examples/operator.yaml` describes.
+def start_operator(
+    sandbox: Sandbox,
+    *,
+    release: str = RELEASE,
+    namespace: str = NAMESPACE,
+    name: str = OPERATOR,
+) -> None:
+    """Start what a pod of the release's Deployment would run, as its ServiceAccount.
+
+    Args:
+        sandbox: where; nothing in it runs pods.
+        release: of the chart, installed there.
+        namespace: of the release.
+        name: of the process.
 
     Raises:
         SandboxError: it ended, or did not serve in time.
     """
-    account = sandbox.cluster.service_account_kubeconfig("redrive-system", OPERATOR)
-    application = _SOURCE_ROOT / "redrive" / "replay" / "__main__.py"
-    log = sandbox.processes.log(OPERATOR)
+    objects = chart.installed(sandbox.cluster, release, namespace)
+    (pod,) = (o["spec"]["template"]["spec"] for o in objects if o["kind"] == "Deployment")
+    account = sandbox.cluster.service_account_kubeconfig(namespace, pod["serviceAccountName"])
+    log = sandbox.processes.log(name)
     before = log.stat().st_size if log.exists() else 0
     sandbox.processes.start(
-        OPERATOR,
-        [sys.executable, "-m", "redrive", "operator",
-         "--replay-image=sandbox", f"--replay-application=local://{application}"],
+        name,
+        [sys.executable, "-m", "redrive", *pod["containers"][0]["args"]],
         env={"KUBECONFIG": str(account), "PYTHONPATH": str(_SOURCE_ROOT)},
-    )  # fmt: skip
+    )
     sandbox.processes.wait_until(
-        OPERATOR, lambda: b"redrive serves" in log.read_bytes()[before:], seconds=_START_SECONDS
+        name, lambda: b"redrive serves" in log.read_bytes()[before:], seconds=_START_SECONDS
     )

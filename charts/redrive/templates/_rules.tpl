@@ -1,0 +1,59 @@
+{{- /* What the operator may do where it serves; a test holds this against what it needs. */ -}}
+{{- define "redrive.rules" -}}
+# What users ask for. `patch` is for the finalizer of policies alone.
+- apiGroups: [redrive.io]
+  resources: [pulsarconnections, retrypolicies, replays]
+  verbs: [list, watch]
+- apiGroups: [redrive.io]
+  resources: [retrypolicies]
+  verbs: [patch]
+- apiGroups: [redrive.io]
+  resources: [pulsarconnections/status, retrypolicies/status, replays/status]
+  verbs: [patch]
+# Tokens of PulsarConnections. Each is read by name; Secrets are never listed.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get]
+# The policy that consumers mount.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, create, patch]
+# What happened, for `kubectl describe`.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+# The runs of Replays.
+- apiGroups: [sparkoperator.k8s.io]
+  resources: [sparkapplications]
+  verbs: [list, watch, create]
+{{- end }}
+
+{{- /* One role and its binding. Takes kind (Role or ClusterRole), namespace (of a Role), root. */ -}}
+{{- define "redrive.role" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}
+metadata:
+  name: {{ include "redrive.name" .root }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels: {{- include "redrive.labels" .root | nindent 4 }}
+rules: {{- include "redrive.rules" .root | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}Binding
+metadata:
+  name: {{ include "redrive.name" .root }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels: {{- include "redrive.labels" .root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .kind }}
+  name: {{ include "redrive.name" .root }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "redrive.serviceAccount" .root }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end }}

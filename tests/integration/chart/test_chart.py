@@ -1,0 +1,123 @@
+"""The Helm chart: what it renders, what it refuses, and what upgrades and uninstalls leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from redrive.api.crds import crds
+from redrive.sandbox import chart
+from redrive.sandbox.errors import SandboxError
+from redrive.sandbox.kubernetes import Cluster
+
+IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
+KEEP = {"helm.sh/resource-policy": "keep"}
+
+
+def of_kind(kind: str, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in objects if each["kind"] == kind]
+
+
+def test_helm_finds_nothing_to_warn_of() -> None:
+    told = chart.helm("lint", "--strict", str(chart.CHART), values=IMAGE)
+    assert "0 chart(s) failed" in told
+    assert "[WARNING]" not in told
+
+
+def test_the_kinds_are_those_that_the_models_generate_and_outlive_the_release() -> None:
+    rendered = of_kind("CustomResourceDefinition", chart.render(IMAGE))
+    assert [crd["metadata"].pop("annotations") for crd in rendered] == [KEEP] * 3
+    assert sorted(rendered, key=name) == sorted(crds(), key=name)
+
+
+def test_the_kinds_can_be_left_to_somebody_else() -> None:
+    rendered = chart.render(IMAGE | {"crds": {"install": False}})
+    assert of_kind("CustomResourceDefinition", rendered) == []
+
+
+def test_rights_reach_no_further_than_the_namespaces_that_are_named() -> None:
+    rules = of_kind("ClusterRole", chart.render(IMAGE))[0]["rules"]
+    rendered = chart.render(IMAGE | {"namespaces": ["shop", "billing"]})
+    assert of_kind("ClusterRole", rendered) + of_kind("ClusterRoleBinding", rendered) == []
+    served = {role["metadata"]["namespace"]: role for role in of_kind("Role", rendered)}
+    assert set(served) == {"shop", "billing"}
+    assert all(role["rules"] == rules for role in served.values())
+    (pod,) = of_kind("Deployment", rendered)
+    arguments = pod["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert {"--namespace=shop", "--namespace=billing"} <= set(arguments)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"namespaces": "shop"}, r"'/namespaces': got string, want array"),
+        ({"namespaces": ["Shop"]}, r"'/namespaces/0': 'Shop' does not match pattern"),
+        ({"namespaces": ["a", "a"]}, r"'/namespaces': items at 0 and 1 are equal"),
+        ({"namspaces": ["shop"]}, r"additional properties 'namspaces' not allowed"),
+        ({"image": {"pullPolicy": "Sometimes"}}, r"'/image/pullPolicy': value must be one of"),
+        ({"image": {"tag": "a b"}}, r"'/image/tag': 'a b' does not match pattern"),
+        ({"replay": {"application": "https://x"}}, r"'/replay/application': .* does not match"),
+        ({"crds": {"install": "yes"}}, r"'/crds/install': got string, want boolean"),
+        ({"image": {"repository": ""}}, r"image.repository: no image is published yet"),
+        ({"serviceAccount": {"create": False}}, r"serviceAccount.name: say which one to use"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(SandboxError, match=told):
+        chart.render(IMAGE | values)
+
+
+def test_an_upgrade_upgrades_the_kinds_and_an_uninstall_leaves_them(
+    cluster: Cluster, kube_namespace: str, tmp_path: Path
+) -> None:
+    copied = tmp_path / "redrive"
+    shutil.copytree(chart.CHART, copied)
+    shutil.rmtree(copied / "definitions")
+    definition = copied / "definitions" / "things.yaml"
+    definition.parent.mkdir()
+    values = IMAGE | {"namespaces": [kube_namespace]}
+    kind = f"things.{kube_namespace}.test"
+    try:
+        definition.write_text(yaml.safe_dump(a_kind(kube_namespace, "Old.")))
+        chart.install(cluster, "redrive", kube_namespace, values, copied)
+        assert description(cluster, kind) == "Old."
+        definition.write_text(yaml.safe_dump(a_kind(kube_namespace, "New.")))
+        chart.install(cluster, "redrive", kube_namespace, values, copied)
+        assert description(cluster, kind) == "New."
+        chart.uninstall(cluster, "redrive", kube_namespace)
+        assert description(cluster, kind) == "New."
+        assert "redrive" not in cluster.kubectl("get", "serviceaccounts", "-n", kube_namespace)
+    finally:
+        cluster.kubectl("delete", "crd", kind, "--ignore-not-found", "--wait=false")
+
+
+def name(body: dict[str, Any]) -> str:
+    written: str = body["metadata"]["name"]
+    return written
+
+
+def a_kind(word: str, description: str) -> dict[str, Any]:
+    schema = {"type": "object", "description": description}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"things.{word}.test"},
+        "spec": {
+            "group": f"{word}.test",
+            "scope": "Namespaced",
+            "names": {"kind": "Thing", "plural": "things"},
+            "versions": [version],
+        },
+    }
+
+
+def description(cluster: Cluster, kind: str) -> str:
+    crd = json.loads(cluster.kubectl("get", "crd", kind, "--output=json"))
+    found: str = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"]
+    return found
