@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "AsyncRetryProducer",
     "Attempt",
     "Cause",
     "Done",
@@ -20,11 +21,19 @@ __all__ = [
     "Redaction",
     "RedriveError",
     "RetryConsumer",
+    "RetryProducer",
     "load_policy",
 ]
 
 if TYPE_CHECKING:
-    from redrive.delivery import Event, PolicyFile, RetryConsumer, load_policy
+    from redrive.delivery import (
+        AsyncRetryProducer,
+        Event,
+        PolicyFile,
+        RetryConsumer,
+        RetryProducer,
+        load_policy,
+    )
     from redrive.errors import RedriveError
     from redrive.policy.cause import Cause, Redaction
     from redrive.policy.envelope import Attempt
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
     from redrive.policy.verdict import Done
 else:
     _HOMES = {
+        "AsyncRetryProducer": "redrive.delivery",
         "Attempt": "redrive.policy.envelope",
         "Cause": "redrive.policy.cause",
         "Redaction": "redrive.policy.cause",
@@ -43,6 +53,7 @@ else:
         "PolicyFile": "redrive.delivery",
         "RedriveError": "redrive.errors",
         "RetryConsumer": "redrive.delivery",
+        "RetryProducer": "redrive.delivery",
         "load_policy": "redrive.delivery",
     }
 

@@ -2,13 +2,23 @@
 
 For consumers in Python; `from redrive import RetryConsumer, PolicyFile` is the way in. Reading
 order: `consumer` (receive → verdict → settle), `failures`, `settle`, `events`; `run`, `answer`; its
-`parts`: `subscribe`, `inbox`, `producers`; and `policy_file`.
+`parts`: `subscribe`, `inbox`, `producers`; and `policy_file`. Beside it, for those who produce:
+`retry_producer`, `sends`, `async_retry_producer`.
 """
 
 from __future__ import annotations
 
+from redrive.delivery.async_retry_producer import AsyncRetryProducer
 from redrive.delivery.consumer import RetryConsumer
 from redrive.delivery.events import Event
 from redrive.delivery.policy_file import PolicyFile, load_policy
+from redrive.delivery.retry_producer import RetryProducer
 
-__all__ = ["Event", "PolicyFile", "RetryConsumer", "load_policy"]
+__all__ = [
+    "AsyncRetryProducer",
+    "Event",
+    "PolicyFile",
+    "RetryConsumer",
+    "RetryProducer",
+    "load_policy",
+]

@@ -1,0 +1,164 @@
+"""`RetryProducer`: sends again what got no receipt, without storing it twice.
+
+For programs that produce to a source topic; stands alone beside the consumers. `sends` has the
+sends of one message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from queue import LifoQueue
+from types import TracebackType
+from typing import Self
+
+import pulsar
+import pulsar.schema
+
+from redrive.delivery.producers import NotSentError
+from redrive.delivery.sends import REMEDY, Lane, Opening
+from redrive.errors import InvalidSpecError
+
+SEND_RETRIES = 3
+SEND_TIMEOUT = timedelta(seconds=3)
+
+
+class RetryProducer:
+    """Produces to a topic, and sends a message again when no receipt came for it in time.
+
+    Where the topic has deduplication switched on, a message is stored at most once however often it
+    was sent; elsewhere a send whose receipt was lost leaves a second copy. Nothing is kept when the
+    process ends: a message whose `send` has not returned may or may not be stored.
+
+    Use it as a context manager, within the life of *client*. May be used by several threads.
+
+    Args:
+        client: connects as a role that may produce to *topic*.
+        topic: partitioned or not. Partitions added later get messages without a key from the next
+            producer on.
+        name: begins the name under which the broker lists this producer; something random follows.
+        schema: of the messages; by default they are bytes.
+        send_retries: a message is sent at most once more than this.
+        timeout: how long each send waits for its receipt. Where the client has lost its producer
+            for good, making another takes up to the client's own operation time-out on top.
+        in_flight: at most so many messages are on their way at a time. With 1 they are stored in
+            the order of the calls; with more there is no order among calls at the same time.
+
+    Raises:
+        InvalidSpecError: an argument is out of bounds.
+        NotSentError: the broker let nobody produce.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
+        self,
+        client: pulsar.Client,
+        topic: str,
+        *,
+        name: str | None = None,
+        schema: pulsar.schema.Schema | None = None,
+        send_retries: int = SEND_RETRIES,
+        timeout: timedelta = SEND_TIMEOUT,
+        in_flight: int = 1,
+    ) -> None:
+        _check(send_retries, timeout, in_flight)
+        self.name = f"{name or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        self._topic = topic
+        self._turns = itertools.count()
+        options = {"schema": schema or pulsar.schema.BytesSchema()}
+        opening = Opening(client, options, send_retries + 1, timeout)
+        self._all = [Lane(opening, f"{self.name}-{number}") for number in range(in_flight)]
+        self._free: LifoQueue[Lane] = LifoQueue()
+        for lane in reversed(self._all):
+            self._free.put(lane)
+        try:
+            self._partitions = list(client.get_topic_partitions(topic))
+            self._all[0].line(self._partitions[0]).open()  # refused here rather than at a message
+        except pulsar.Interrupted:
+            raise  # the client's word for KeyboardInterrupt
+        except pulsar.exceptions.PulsarException as error:
+            raise NotSentError(
+                f"no producer could be made for {topic}", got=str(error), remedy=REMEDY
+            ) from error
+
+    def send(  # noqa: PLR0913 - what a message can have
+        self,
+        content: object,
+        *,
+        properties: Mapping[str, str] | None = None,
+        partition_key: str = "",
+        ordering_key: str = "",
+        event_timestamp: int = 0,
+        deliver_after: timedelta | None = None,
+    ) -> pulsar.MessageId | None:
+        """Send a message; on return the broker has stored it.
+
+        Args:
+            content: what the schema encodes; None for a null value.
+            partition_key: messages of one key go to one partition, the one that the client's own
+                producers choose; those without take the partitions in turn.
+            event_timestamp: in milliseconds since 1970; 0 for none.
+            deliver_after: Shared and Key_Shared subscriptions get the message so much later.
+
+        Returns:
+            The message's id; None if an earlier send had stored it, whose receipt was lost: the
+            broker doesn't tell the id again.
+
+        Raises:
+            TooBigError: the broker takes no message that big. It is not stored.
+            NotSentError: none of the sends got a receipt. Whether it is stored is not known.
+        """
+        turn = self._partitions[next(self._turns) % len(self._partitions)]
+        fields = {
+            "properties": dict(properties or {}),
+            "partition_key": partition_key,
+            "ordering_key": ordering_key,
+            "event_timestamp": event_timestamp,
+            "deliver_after": deliver_after,
+        }
+        lane = self._free.get()
+        try:
+            return lane.line(self._topic if partition_key else turn).send(content, fields)
+        finally:
+            self._free.put(lane)
+
+    def close(self) -> None:
+        """Leave the broker, once every send in another thread has ended."""
+        lanes = [self._free.get() for _ in self._all]
+        with contextlib.ExitStack() as closing:
+            for lane in lanes:
+                closing.callback(self._free.put, lane)
+                closing.callback(lane.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _check(send_retries: int, timeout: timedelta, in_flight: int) -> None:
+    if send_retries < 0:
+        raise InvalidSpecError(
+            "send_retries is a number of times", got=send_retries, remedy="0 sends once"
+        )
+    if timeout < timedelta(milliseconds=1):
+        raise InvalidSpecError(
+            "the time-out of a send is a positive time",
+            got=str(timeout),
+            remedy="give how long a receipt may take, 1 ms or more",
+        )
+    if in_flight < 1:
+        raise InvalidSpecError(
+            "at least one message is on its way at a time",
+            got=in_flight,
+            remedy="give 1 to keep the order of calls",
+        )

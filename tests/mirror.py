@@ -1,0 +1,95 @@
+"""A door to the broker that keeps chosen answers to itself."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+SEND_RECEIPT = 7
+"""The number of this command in Pulsar's binary protocol."""
+
+
+class Mirror:
+    """Stands between clients and the broker on *port* of this machine.
+
+    The broker tells clients its own address when they look a topic up; the mirror puts its own in
+    its place, so that they stay with it.
+
+    Attributes:
+        swallow: how many of the next frames of each command never reach the client.
+        deaf: whether it hangs up on everybody who comes.
+    """
+
+    def __init__(self, port: int, closing: ExitStack) -> None:
+        self.swallow: Counter[int] = Counter()
+        self.deaf = False
+        self._ends: list[socket.socket] = []
+        self._broker = port
+        self._listener = _listen_on_as_many_digits_as(port)
+        closing.callback(self._listener.close)
+        # Closing a socket wakes nobody who waits in accept(); shutting it down does.
+        closing.callback(self._listener.shutdown, socket.SHUT_RDWR)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._welcome, daemon=True).start()
+        closing.callback(self.cut)
+
+    def cut(self) -> None:
+        """Hang up on everybody."""
+        while self._ends:
+            _hang_up(self._ends.pop())
+
+    def _welcome(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self.deaf:
+                    _hang_up(client)
+                    continue
+                broker = socket.create_connection(("127.0.0.1", self._broker))
+                for source, target in ((client, broker), (broker, client)):
+                    self._ends.append(source)
+                    threading.Thread(
+                        target=self._pass, args=(source, target, source is broker), daemon=True
+                    ).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:  # noqa: FBT001
+        mine, theirs = (f"127.0.0.1:{port}".encode() for port in (self.port, self._broker))
+        with suppress(OSError):
+            for frame in _frames(source):
+                kind = frame[9]  # after the two sizes and the tag of the first field
+                if answers and self.swallow[kind] > 0:
+                    self.swallow[kind] -= 1
+                    continue
+                target.sendall(frame.replace(theirs, mine) if answers else frame)
+        _hang_up(target)
+
+
+@contextmanager
+def mirror_of(port: int) -> Iterator[Mirror]:
+    """Open a door beside the broker's own."""
+    with ExitStack() as closing:
+        yield Mirror(port, closing)
+
+
+def _listen_on_as_many_digits_as(port: int) -> socket.socket:
+    while True:
+        listener = socket.create_server(("127.0.0.1", 0))
+        if len(str(listener.getsockname()[1])) == len(str(port)):
+            return listener
+        listener.close()
+
+
+def _frames(source: socket.socket) -> Iterator[bytes]:
+    """Each frame is four bytes that tell how many follow."""
+    stream = source.makefile("rb")
+    while size := stream.read(4):
+        yield size + stream.read(int.from_bytes(size, "big"))
+
+
+def _hang_up(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
