@@ -35,7 +35,8 @@ def test_the_wheel_can_be_imported_and_consumes_without_the_extras(wheel: Path) 
     """What a consumer imports works from the wheel alone and loads nothing of the operator."""
     code = (
         "import sys, redrive; redrive.RetryConsumer, redrive.load_policy; "
-        "heavy = {'kopf', 'kubernetes', 'pyspark', 'pydantic', 'aiohttp'}; "
+        "heavy = {'kopf', 'kubernetes', 'pyspark', 'pydantic', 'aiohttp', "
+        "'prometheus_client', 'opentelemetry'}; "
         "print(redrive.__file__); sys.exit(bool(heavy & set(sys.modules)))"
     )
     ran = subprocess.run(

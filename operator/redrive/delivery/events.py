@@ -45,6 +45,8 @@ class Event:
         origin: the id it was first produced with; the same in all of its events.
         message_id: the id it had in this attempt.
         attempt: which attempt that was, from 1.
+        source: the source topic of the policy, which tells consumers apart.
+        subscription: the subscription of the policy.
         topic: where it has been sent; empty if nowhere.
         new_id: its id there.
         reason: why it was dead-lettered, discarded or not sent, or the class of the exception.
@@ -56,6 +58,8 @@ class Event:
     message_id: str
     attempt: int
     generation: int
+    source: str
+    subscription: str
     topic: str = ""
     new_id: str = ""
     reason: str = ""

@@ -125,12 +125,15 @@ class Failures:
     def _event(
         self, name: Name, message: pulsar.Message, attempt: Attempt, reason: str = ""
     ) -> Event:
+        policy = self.policy()
         return Event(
             name,
             origin=attempt.origin,
             message_id=id_text(message.message_id()),
             attempt=attempt.number,
-            generation=self.policy().generation,
+            generation=policy.generation,
+            source=str(policy.topic),
+            subscription=policy.subscription,
             reason=reason,
         )
 

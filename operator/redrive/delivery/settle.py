@@ -67,6 +67,8 @@ class Settler:
             message_id=previous,
             attempt=attempt.number,
             generation=policy.generation,
+            source=str(policy.topic),
+            subscription=policy.subscription,
         )
         if isinstance(verdict, Discard):
             subscription.acknowledge(message)

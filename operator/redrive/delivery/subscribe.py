@@ -47,12 +47,21 @@ def subscribe(
             options = {
                 "consumer_type": kind,
                 "consumer_name": name,
+                "properties": _told(policy),
                 "negative_ack_redelivery_delay_ms": nack_delay // timedelta(milliseconds=1),
             }
             consumers[topic] = _subscribe(client, topic, policy.subscription, options)
             undo.callback(consumers[topic].close)
         undo.pop_all()
     return consumers
+
+
+def _told(policy: Policy) -> dict[str, str]:
+    """Return what the broker's statistics show of a consumer as its metadata.
+
+    The policy is the one it begins with: the client can't change this later.
+    """
+    return {"redrive.policy": policy.name, "redrive.generation": str(policy.generation)}
 
 
 def _subscribe(

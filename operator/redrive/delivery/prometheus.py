@@ -1,0 +1,115 @@
+"""What becomes of failed messages, in numbers; for programs that ask for it, none imports it else.
+
+    from redrive.delivery import prometheus
+
+    with RetryConsumer(client, PolicyFile(), on_event=prometheus.count) as consumer:
+        prometheus.follow(consumer)
+        consumer.run(handle)
+
+Needs the extra `prometheus`. The metrics are those of the process: they sum up its consumers, told
+apart by topic and subscription, and lie in the default registry. All of them are in
+docs/reference/consumer-metrics.md.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client import REGISTRY, Counter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from redrive.delivery.events import Event, Name
+from redrive.policy.model import Policy
+
+_WHERE = ("topic", "subscription")  # the source topic and the subscription of a policy
+
+_COUNTERS = {
+    Name.RETRIED: Counter(
+        "redrive_consumer_retried_messages",
+        "Messages that the broker has stored in the retry topic.",
+        _WHERE,
+    ),
+    Name.LATE_SUCCESS: Counter(
+        "redrive_consumer_late_successes",
+        "Messages handled well, but after the handler's time-out; they may be handled again.",
+        _WHERE,
+    ),
+}
+_COUNTERS_BY_REASON = {
+    Name.ATTEMPT_FAILED: Counter(
+        "redrive_consumer_failed_attempts",
+        "Attempts by a handler that failed; the reason is the class of the exception.",
+        (*_WHERE, "reason"),
+    ),
+    Name.DEAD_LETTERED: Counter(
+        "redrive_consumer_dead_lettered_messages",
+        "Messages that the broker has stored in the dead-letter topic.",
+        (*_WHERE, "reason"),
+    ),
+    Name.DISCARDED: Counter(
+        "redrive_consumer_discarded_messages",
+        "Messages given up without a dead letter, as the policy asks.",
+        (*_WHERE, "reason"),
+    ),
+    Name.UNSENT: Counter(
+        "redrive_consumer_unsent_messages",
+        "Messages without a receipt from their next topic, which are handled again.",
+        (*_WHERE, "reason"),
+    ),
+}
+
+
+def count(event: Event) -> None:
+    """Count *event*: the hook to be given as `on_event`."""
+    if event.event in _COUNTERS:
+        _COUNTERS[event.event].labels(event.source, event.subscription).inc()
+    else:
+        by_reason = _COUNTERS_BY_REASON[event.event]
+        by_reason.labels(event.source, event.subscription, event.reason).inc()
+
+
+class Consumer(Protocol):
+    """What is asked of a consumer that is followed; each kind of ours has it."""
+
+    name: str
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy in force."""
+
+
+class _Generations(Collector):
+    """The generations of the policies that consumers run with, looked up when they are asked for.
+
+    A changed policy file is read then, as it would be when the next message fails.
+    """
+
+    def __init__(self) -> None:
+        self.consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        yield GaugeMetricFamily(
+            "redrive_consumer_policy_generation",
+            "Generation of the RetryPolicy in force; 0 if the policy was made by hand.",
+            labels=(*_WHERE, "consumer"),
+        )
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        for family in self.describe():
+            for consumer in list(self.consumers):
+                policy = consumer.policy
+                labels = (str(policy.topic), policy.subscription, consumer.name)
+                family.add_metric(labels, policy.generation)
+            yield family
+
+
+_generations = _Generations()
+REGISTRY.register(_generations)
+
+
+def follow(consumer: Consumer) -> None:
+    """Have the metrics tell the generation of *consumer*'s policy, for as long as it exists."""
+    _generations.consumers.add(consumer)

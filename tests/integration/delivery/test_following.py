@@ -1,0 +1,78 @@
+"""What is told of messages and of consumers is enough to follow them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.stage import path
+
+from redrive import Event, RetryConsumer
+from redrive.delivery.settle import id_text
+
+SetStage = Callable[..., Any]
+
+
+def fail(_message: object) -> None:
+    raise LookupError
+
+
+def test_messages_are_followed_through_sixteen_retries_to_their_dead_letters_by_the_log_alone(
+    set_stage: SetStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = set_stage(delays=["1s"], max_retries=16)
+    origins = [id_text(sent) for sent in stage.send(b"0", b"1", b"2")]
+    ended: list[Event] = []
+
+    def stop_at_the_end(event: Event) -> None:
+        if event.event == "redrive.dead_lettered":
+            ended.append(event)
+        if len(ended) == len(origins):
+            consumer.stop()
+
+    policy = replace(stage.policy, generation=4)
+    with (
+        caplog.at_level(logging.INFO, "redrive.delivery.events"),
+        RetryConsumer(stage.client(stage.role), policy, on_event=stop_at_the_end) as consumer,
+    ):
+        consumer.run(fail)
+
+    dead = {id_text(letter.message_id()): letter for letter in stage.dead_letters(3)}
+    records: list[Any] = [r for r in caplog.records if r.name == "redrive.delivery.events"]
+    for content, origin in zip((b"0", b"1", b"2"), origins, strict=True):
+        story = [record for record in records if record.origin == origin]
+        assert [record.attempt for record in story] == [n for n in range(1, 18) for _ in range(2)]
+        assert [record.event for record in story] == [
+            *["redrive.attempt_failed", "redrive.retried"] * 16,
+            *["redrive.attempt_failed", "redrive.dead_lettered"],
+        ]
+        at = origin
+        for failed, moved in zip(story[::2], story[1::2], strict=True):
+            assert failed.message_id == moved.message_id == at
+            at = moved.new_id
+        assert dead[at].data() == content
+        assert {record.generation for record in story} == {4}
+        assert {record.topic for record in story[1:-1:2]} == {str(policy.retry_topic)}
+        assert (story[-1].topic, story[-1].reason) == (
+            str(policy.dead_letter_topic),
+            "RetriesExhausted",
+        )
+
+
+def test_the_broker_shows_who_consumes_with_which_policy(set_stage: SetStage) -> None:
+    stage = set_stage()
+    policy = replace(stage.policy, name="shop/orders", generation=7)
+    with RetryConsumer(stage.client(stage.role), policy, name="worker-1"):
+        for topic in (policy.topic, policy.retry_topic):
+            answer = stage.broker.request("GET", f"{path(topic)}/stats")
+            subscription = json.loads(answer.body)["subscriptions"][policy.subscription]
+            (consumer,) = subscription["consumers"]
+            assert consumer["consumerName"] == "worker-1"
+            assert consumer["metadata"] == {
+                "redrive.policy": "shop/orders",
+                "redrive.generation": "7",
+            }
