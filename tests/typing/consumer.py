@@ -21,6 +21,8 @@ from redrive import (
     RetryConsumer,
     load_policy,
 )
+from redrive.delivery import prometheus
+from redrive.delivery.opentelemetry import Tracing
 
 client = pulsar.Client("pulsar://localhost:6650")
 
@@ -84,6 +86,11 @@ with RetryConsumer(client, load_policy(), name="till-1") as consumer:
     consumer.close()
 
 RetryConsumer(client, PolicyFile(), redaction=Redaction([r"\d{16}"], hook=str.lower))
+prometheus.follow(RetryConsumer(client, PolicyFile(), on_event=prometheus.count))
+prometheus.follow(load_policy())  # type: ignore[arg-type]
+with Tracing().attempt(consumer, consumer.receive()):
+    RetryConsumer(client, PolicyFile(), tracing=Tracing())
+RetryConsumer(client, PolicyFile(), tracing=Tracing)  # type: ignore[arg-type]
 RetryConsumer(client, PolicyFile(), nack_delay=30)  # type: ignore[arg-type]
 RetryConsumer(client, "policy.json")  # type: ignore[arg-type]
 RetryConsumer(client, load_policy(), "till-1")  # type: ignore[call-arg]

@@ -3,7 +3,8 @@
 For consumers in Python; `from redrive import RetryConsumer, PolicyFile` is the way in. Reading
 order: `consumer` (receive → verdict → settle), `failures`, `settle`, `events`; `run`, `answer`; its
 `parts`: `subscribe`, `inbox`, `producers`; and `policy_file`. Beside it, for those who produce:
-`retry_producer`, `sends`, `async_retry_producer`.
+`retry_producer`, `sends`, `async_retry_producer`. Imported by those only who want them:
+`prometheus`, and `opentelemetry` with its place in a consumer, `tracing`.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from redrive.delivery.producers import Producers
 from redrive.delivery.run import Run
 from redrive.delivery.settle import Settler
 from redrive.delivery.subscribe import subscribe
+from redrive.delivery.tracing import UNTRACED, Tracing
 from redrive.errors import InvalidSpecError
 from redrive.policy.cause import Redaction
 from redrive.policy.envelope import Attempt
@@ -57,7 +58,9 @@ class RetryConsumer:
             by default the host's name and something random.
         redaction: what must not be told in the cause that travels with a failed message.
         nack_delay: when `negative_acknowledge` has a message delivered again.
-        on_event: told of everything that becomes of a failed message, for metrics; see `Event`.
+        on_event: told of everything that becomes of a failed message, for metrics; see `Event`
+            and `delivery.prometheus`.
+        tracing: follows messages through their attempts; see `delivery.opentelemetry`.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
@@ -72,6 +75,7 @@ class RetryConsumer:
         redaction: Redaction = Redaction(),
         nack_delay: timedelta = NACK_DELAY,
         on_event: Hook | None = None,
+        tracing: Tracing = UNTRACED,
     ) -> None:
         name = name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         clock = SystemClock()
@@ -80,25 +84,27 @@ class RetryConsumer:
         )
         inbox = Inbox(list(subscriptions.values()))
         parts = Parts(clock, subscriptions, inbox, Producers(client, name=name))
-        self._assemble(parts, policy, name, redaction, on_event)
+        self._assemble(parts, policy, name, redaction, on_event, tracing)
 
-    def _assemble(
+    def _assemble(  # noqa: PLR0913, PLR0917 - all that a consumer is made of
         self,
         parts: Parts,
         policy: Policy | PolicyFile,
         name: str,
         redaction: Redaction,
         on_event: Hook | None,
+        tracing: Tracing,
     ) -> None:
         self.name = name
         self._parts = parts
         self._failures = Failures(
             in_force(policy, parts.clock),
-            Settler(parts.outgoing, parts.incoming, Events(on_event)),
+            Settler(parts.outgoing, parts.incoming, Events(on_event), tracing),
             parts.clock,
             name,
             redaction,
         )
+        self._tracing = tracing
         self._runs: dict[threading.Thread, threading.Event] = {}
         self._late_successes = 0
         self._counting = threading.Lock()
@@ -345,7 +351,15 @@ class RetryConsumer:
             else:
                 self._failures.raised(message, self._subscription(message), failure, rules)
 
-        run = Run(take, handle, settle, self._count_late, self.stop, workers, timeout)
+        run = Run(
+            take,
+            self._tracing.handling(handle, self),
+            self._tracing.settling(settle),
+            self._count_late,
+            self.stop,
+            workers,
+            timeout,
+        )
         with self._registered():
             self._execute(run)
 

@@ -16,6 +16,7 @@ import pulsar
 from redrive.delivery.events import Event, Events, Name
 from redrive.delivery.parts import Incoming, Outgoing, Subscription
 from redrive.delivery.producers import NotSentError, TooBigError
+from redrive.delivery.tracing import UNTRACED, Tracing
 from redrive.policy import envelope
 from redrive.policy.cause import Cause
 from redrive.policy.envelope import Attempt
@@ -34,6 +35,7 @@ class Settler:
     producers: Outgoing
     incoming: Incoming
     events: Events
+    tracing: Tracing = UNTRACED
 
     def settle(  # noqa: PLR0913 - all that a hop depends on
         self,
@@ -83,7 +85,8 @@ class Settler:
         )
         topic, delay = _destination(verdict, policy)
         try:
-            sent = self._send(topic, message, properties, delay)
+            with self.tracing.sending(topic, properties) as carried:
+                sent = self._send(topic, message, carried, delay)
         except NotSentError as error:
             # Not by the broker: it delivers no chunked message again before its consumer is gone.
             again = HANDLE_AGAIN_AFTER.total_seconds()

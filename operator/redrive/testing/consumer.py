@@ -16,6 +16,7 @@ from redrive.delivery.events import Hook
 from redrive.delivery.inbox import ConsumerStoppedError
 from redrive.delivery.parts import Parts
 from redrive.delivery.run import Run
+from redrive.delivery.tracing import UNTRACED, Tracing
 from redrive.policy.cause import Redaction
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -49,6 +50,7 @@ class InMemoryConsumer(RetryConsumer):
         redaction: Redaction = Redaction(),
         nack_delay: timedelta = NACK_DELAY,
         on_event: Hook | None = None,
+        tracing: Tracing = UNTRACED,
     ) -> None:
         first = policy if isinstance(policy, Policy) else load_policy(policy.path)
         self.broker = broker or InMemoryBroker(first)
@@ -60,7 +62,7 @@ class InMemoryConsumer(RetryConsumer):
             _Incoming(self.broker),
             _Outgoing(self.broker),
         )
-        self._assemble(parts, policy, name, redaction, on_event)
+        self._assemble(parts, policy, name, redaction, on_event, tracing)
 
     def send(
         self,

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.stage import path
 
 from redrive import Event, RetryConsumer
+from redrive.delivery.opentelemetry import Tracing
 from redrive.delivery.settle import id_text
 
 SetStage = Callable[..., Any]
@@ -61,6 +67,34 @@ def test_messages_are_followed_through_sixteen_retries_to_their_dead_letters_by_
             str(policy.dead_letter_topic),
             "RetriesExhausted",
         )
+
+
+def test_a_trace_goes_on_when_a_handler_is_out_of_time(set_stage: SetStage) -> None:
+    stage = set_stage(max_retries=0)
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    stage.send(b"slow", properties={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing = Tracing(provider.get_tracer("test"))
+    with RetryConsumer(stage.client(stage.role), stage.policy, tracing=tracing) as consumer:
+
+        def handle(_message: object) -> None:
+            consumer.stop()
+            time.sleep(1)
+
+        consumer.run(handle, timeout=timedelta(milliseconds=300))
+
+    sent, attempt = exporter.get_finished_spans()  # in the order in which they ended
+    assert (sent.name, attempt.name) == (
+        f"send {stage.policy.dead_letter_topic}",
+        f"process {stage.policy.topic}",
+    )
+    context = sent.get_span_context()
+    assert context is not None
+    assert sent.parent == attempt.get_span_context()
+    (dead,) = stage.dead_letters(1)
+    assert dead.properties()["traceparent"].startswith(f"00-{trace}-{context.span_id:016x}-")
 
 
 def test_the_broker_shows_who_consumes_with_which_policy(set_stage: SetStage) -> None:
