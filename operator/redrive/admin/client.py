@@ -16,8 +16,9 @@ from urllib.parse import quote
 from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError, unexpected
 from redrive.admin.gathering import Gathering
 from redrive.admin.http import Call, Http
-from redrive.admin.model import Grant, NamespaceState
+from redrive.admin.model import Grant, NamespaceState, SubscriptionStats
 from redrive.admin.policies import TopicPolicy, Write
+from redrive.admin.stats import read_stats
 from redrive.policy.naming import TopicName
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,25 @@ class Admin:
         """
         path = f"{_path(topic)}/internalStats"
         return await self._get(f"read the internal state of {topic}", path, dict[str, Any])
+
+    async def stats(
+        self, topic: TopicName, *, partitioned: bool, oldest: bool = False
+    ) -> dict[str, SubscriptionStats]:
+        """Return how the subscriptions of a topic stand, by name.
+
+        Args:
+            topic: the whole topic, never one partition.
+            partitioned: whether it is; a broker has two calls for this.
+            oldest: read the oldest message of each backlog too, which costs the broker a read.
+
+        Raises:
+            NotFoundError: there is no such topic, or it is partitioned and was not expected to be,
+                or the other way round.
+        """
+        kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
+        query = f"&getEarliestTimeInBacklog={str(oldest).lower()}&excludePublishers=true"
+        path = f"{_path(topic)}/{kind}{query}&subscriptionBacklogSize=false"
+        return await self._get(f"read the statistics of {topic}", path, read_stats)
 
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
         """Create a topic, without partitions where *partitions* is 0.

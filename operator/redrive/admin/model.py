@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from redrive.policy.naming import TopicName
@@ -47,3 +48,27 @@ class NamespaceState:
     def exists(self, topic: TopicName) -> bool:
         """Whether there is such a topic, partitioned or not."""
         return str(topic) in self.unpartitioned or str(topic) in self.partitioned
+
+
+@dataclass(frozen=True)
+class SubscriptionStats:
+    """How a subscription stands; of a partitioned topic, over all its partitions.
+
+    Attributes:
+        backlog: messages that are not acknowledged, those that wait for their time among them.
+        delivered: messages sent to consumers, also again; a broker counts from 0 whenever it loads
+            the topic.
+        consumers: how many are connected, where most are.
+        durable: whether it outlives its consumers; that of a reader does not.
+        ack_holes: ranges of acknowledged messages behind one that is not, where most are: a broker
+            persists so many of each partition, and forgets the others when it unloads it.
+        oldest: when the oldest message of the backlog was published; None if there is none, or if
+            that was not asked for.
+    """
+
+    backlog: int
+    delivered: int
+    consumers: int
+    durable: bool
+    ack_holes: int
+    oldest: datetime | None

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from redrive.api.choices import Choices
-from redrive.api.conditions import Conditions
+from redrive.api.conditions import Conditions, Timestamp
 from redrive.api.fields import MAX_LIST, ObjectName, Role, TopicField
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
@@ -201,6 +201,19 @@ class RetryPolicySpec(Choices):
         )
 
 
+class Backlog(StatusModel):
+    """Messages that the policy's subscriptions have not acknowledged."""
+
+    retry: Annotated[int, Field(ge=0)]
+    """How many messages wait in the retry topic for their next attempt, due or not."""
+
+    dead_letter: Annotated[int, Field(ge=0)] | None = None
+    """How many messages rest in the dead-letter topic; not there where they are discarded."""
+
+    oldest_dead_letter: Timestamp | None = None
+    """When the one that rests for longest came there; not there while there is none."""
+
+
 class RetryPolicyStatus(StatusModel):
     """What the operator made of the policy."""
 
@@ -220,3 +233,7 @@ class RetryPolicyStatus(StatusModel):
 
     config_map: str | None = None
     """The ConfigMap, in the policy's namespace, that consumers mount; its key is `policy.json`."""
+
+    backlog: Backlog | None = None
+    """What waits in these topics, looked at about once a minute; small changes are written every
+    ten minutes."""

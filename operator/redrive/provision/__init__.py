@@ -10,6 +10,6 @@ All checks come before the first write: a policy that is refused leaves the brok
 
 Reading order: `facts` and `errors` (the words), `reconcile` (the spine), then in the order it
 calls them `gather`, `conditions`, `claims`, `desired`, `observe`, `plan`, `apply`, `cautions`;
-`retire` for deletions; `connection` for PulsarConnections; `rounds` for drift; `handlers`
-for what wakes it all.
+`retire` for deletions; `connection` for PulsarConnections; `rounds` for drift; `health` for how
+the topics fare; `handlers` for what wakes it all.
 """

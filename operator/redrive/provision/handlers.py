@@ -18,6 +18,7 @@ from redrive.cluster.table import Table, is_asked_anew
 from redrive.cluster.world import World
 from redrive.provision import connection, reconcile
 from redrive.provision.claims import Claims
+from redrive.provision.health.watch import Health
 from redrive.provision.rounds import Rounds
 
 
@@ -34,9 +35,10 @@ def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Stoppable, 
     Returns:
         What the caller has to stop in the end.
     """
-    policies = Keeper("RetryPolicy", lambda key: reconcile.reconcile(key, world, claims))
+    policies = Keeper("RetryPolicy", lambda key: reconcile.reconcile(key, world, claims, health))
     connections = Keeper("PulsarConnection", lambda key: connection.reconcile(key, world))
     claims = Claims(world.policies, policies.wake)
+    health = Health(world, policies.wake)
 
     def policy_changed(key: Key, before: Body | None, after: Body | None) -> None:
         if is_asked_anew(before, after):
@@ -58,7 +60,7 @@ def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Stoppable, 
         policies.wake(Key.of(body))
     for body in world.connections:
         connections.wake(Key.of(body))
-    return Rounds(world.policies, policies.wake), policies, connections
+    return Rounds(world.policies, policies.wake), health, policies, connections
 
 
 def _users(key: Key, policies: Table) -> Iterator[Key]:

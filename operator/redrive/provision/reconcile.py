@@ -7,6 +7,7 @@ a policy is not ready for a reason that no watch would tell.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from redrive.api.conditions import READY, Condition, ConditionStatus
@@ -23,6 +24,7 @@ from redrive.provision.cautions import Seen, cautions
 from redrive.provision.claims import Claims
 from redrive.provision.desired import Desired, desired
 from redrive.provision.gather import gather, gather_admissible
+from redrive.provision.health.watch import Health
 from redrive.provision.observe import observe
 from redrive.provision.plan import Step, in_words, plan
 from redrive.provision.retire import hold, retire
@@ -35,19 +37,19 @@ REPAIRED = "Repaired"
 """Reason of an Event: what was ready had changed, and is again as policy and connection ask."""
 
 
-async def reconcile(key: Key, world: World, claims: Claims) -> Again:
+async def reconcile(key: Key, world: World, claims: Claims, health: Health) -> Again:
     """Look at one RetryPolicy, if it is still there."""
     body = world.policies.get(key)
     if body is None:
         return Again.NEVER
     try:
-        return await _look(body, world, claims)
+        return await _look(body, world, claims, health)
     except NotFoundError:
         world.policies.drop(body)  # it went unseen by the watch
         return Again.NEVER
 
 
-async def _look(body: Body, world: World, claims: Claims) -> Again:
+async def _look(body: Body, world: World, claims: Claims, health: Health) -> Again:
     """Hold a policy, provision it or let it go, and publish how it stands."""
     out = Publisher(world.kubernetes, resources.POLICIES, world.policies, world.clock)
     if "deletionTimestamp" in body["metadata"]:
@@ -62,7 +64,7 @@ async def _look(body: Body, world: World, claims: Claims) -> Again:
         stalls = isinstance(error, errors.STALLS)
         await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
         return Again.WHEN_WOKEN if isinstance(error, errors.WATCHED) else Again.SOON
-    after = await out.publish(body, _ready(made), _fields(made.desired))
+    after = await out.publish(body, _ready(made, health.cautions(body)), _fields(made.desired))
     if made.steps and _was_ready(body):
         await out.tell(after, REPAIRED, in_words(made.steps))
     return Again.WHEN_WOKEN
@@ -115,7 +117,7 @@ def _was_ready(body: Body) -> bool:
     return ready is not None and ready.status is ConditionStatus.TRUE and not status.is_new(body)
 
 
-def _ready(made: Provisioned) -> tuple[Condition, ...]:
+def _ready(made: Provisioned, unwell: Iterable[Caution]) -> tuple[Condition, ...]:
     wanted = made.desired
     if wanted.dead_letter is None:
         topics = f"{wanted.retry.name} is ready, and dead letters are discarded"
@@ -123,7 +125,7 @@ def _ready(made: Provisioned) -> tuple[Condition, ...]:
         topics = f"{wanted.retry.name} and {wanted.dead_letter.name} are ready"
     config_map = wanted.config_map["metadata"]["name"]
     message = f"{topics}; consumers find their policy in ConfigMap {config_map}"
-    return status.ready(PROVISIONED, message, made.cautions)
+    return status.ready(PROVISIONED, message, (*made.cautions, *unwell))
 
 
 def _fields(wanted: Desired) -> dict[str, str | None]:

@@ -12,6 +12,7 @@ from redrive.cluster.resources import Body, Key, Resource
 from redrive.cluster.table import Table
 from redrive.provision import connection, reconcile
 from redrive.provision.claims import Claims
+from redrive.provision.health.watch import Health
 
 MakeBody = Callable[..., dict[str, Any]]
 
@@ -47,8 +48,9 @@ async def test_an_object_that_went_unseen_is_forgotten_and_never_looked_at_again
     body = policy()
     policies, connections = Table([body]), Table([body | {"kind": "PulsarConnection"}])
     emptied, key = world(policies, connections), Key.of(body)
-    claims = Claims(policies, lambda _: None)
-    assert await reconcile.reconcile(key, emptied, claims) is Again.NEVER
+    claims, health = Claims(policies, lambda _: None), Health(emptied, lambda _: None)
+    assert await reconcile.reconcile(key, emptied, claims, health) is Again.NEVER
+    await health.stop()
     assert await connection.reconcile(key, emptied) is Again.NEVER
     assert policies.get(key) is None
     assert connections.get(key) is None

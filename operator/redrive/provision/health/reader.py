@@ -1,0 +1,81 @@
+"""Statistics of one connection's topics, asked for no more often than a broker should be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from redrive.admin.client import Admin
+from redrive.admin.errors import NotFoundError
+from redrive.admin.model import SubscriptionStats
+from redrive.policy.naming import TopicName
+
+CALLS_PER_SECOND = 10.0
+FORGET_AFTER_SECONDS = 3_600.0
+
+TopicStats = Mapping[str, SubscriptionStats]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    at: float
+    partitioned: bool
+    stats: TopicStats
+
+
+class Reader:
+    """Reads each topic at most once in *interval* seconds, and topics one after the other.
+
+    Whoever asks for a topic again within that time, as policies of one source topic do, gets the
+    same answer.
+
+    Args:
+        interval: in seconds.
+        calls_per_second: of all topics together.
+    """
+
+    def __init__(self, interval: float, calls_per_second: float = CALLS_PER_SECOND) -> None:
+        self._interval = interval
+        self._between = 1 / calls_per_second
+        self._free = 0.0
+        self._answers: dict[tuple[TopicName, bool], _Answer] = {}
+
+    async def read(self, admin: Admin, topic: TopicName, *, oldest: bool = False) -> TopicStats:
+        """Return how the subscriptions of *topic* stand, and the oldest messages if asked.
+
+        Raises:
+            NotFoundError: there is no such topic.
+            AdminError: it can't be read.
+        """
+        known = self._answers.get((topic, oldest))
+        if known is not None and known.at + self._interval > _now():
+            return known.stats
+        # What it was is tried first: a topic hardly ever turns into one of the other kind.
+        guess = known is not None and known.partitioned
+        try:
+            return await self._ask(admin, topic, partitioned=guess, oldest=oldest)
+        except NotFoundError:
+            return await self._ask(admin, topic, partitioned=not guess, oldest=oldest)
+
+    def tidy(self) -> None:
+        """Forget topics that were not asked for in an hour."""
+        recent = _now() - FORGET_AFTER_SECONDS
+        self._answers = {t: found for t, found in self._answers.items() if found.at > recent}
+
+    async def _ask(
+        self, admin: Admin, topic: TopicName, *, partitioned: bool, oldest: bool
+    ) -> TopicStats:
+        await self._turn()
+        stats = await admin.stats(topic, partitioned=partitioned, oldest=oldest)
+        self._answers[topic, oldest] = _Answer(_now(), partitioned, stats)
+        return stats
+
+    async def _turn(self) -> None:
+        begin = max(self._free, _now())
+        self._free = begin + self._between
+        await asyncio.sleep(begin - _now())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,175 @@
+"""What the statistics of a policy's topics tell that somebody should see to: named checks; pure.
+
+Called by `watch`. A message is not made anew while what it tells of stays: figures that differ at
+each look would be an Event each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from redrive.admin.model import SubscriptionStats
+from redrive.cluster.status import Caution
+from redrive.policy.model import Policy
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.provision.health.deliveries import Deliveries
+
+ACK_HOLES = "AckHoles"
+"""A broker that unloads the retry topic may soon deliver what was acknowledged once more."""
+FOREIGN_SUBSCRIPTION = "ForeignSubscription"
+"""A subscription that is not the policy's takes messages of its retry or dead-letter topic."""
+RETRIES_STRAND = "RetriesStrand"
+"""Messages are consumed from the source topic, and nobody consumes the retry topic."""
+RETRY_STORM = "RetryStorm"
+"""Most deliveries of the last ten minutes were retries."""
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """From where on something is worth a word.
+
+    Attributes:
+        ack_holes: half of the ranges that a broker persists unless it was configured otherwise
+            (`managedLedgerMaxUnackedRangesToPersist`, 10 000).
+        ack_holes_cleared: below this the word is taken back; lower, so that it is not said anew
+            every minute.
+        deliveries: fewer within the window are no storm.
+        retry_share: more of the deliveries than this are one.
+    """
+
+    ack_holes: int = 5_000
+    ack_holes_cleared: int = 4_500
+    deliveries: int = 100
+    retry_share: float = 0.5
+
+
+THRESHOLDS = Thresholds()
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """What these checks look at.
+
+    Attributes:
+        source: the policy's subscription on the source topic; None where there is none.
+        retry: all subscriptions of the retry topic, by name.
+        dead_letter: those of the dead-letter topic; empty where the policy discards.
+        strands_still: whether the look before found that retries strand, too.
+        standing: what was said before and was not taken back, by reason.
+    """
+
+    policy: Policy
+    source: SubscriptionStats | None
+    retry: Mapping[str, SubscriptionStats]
+    dead_letter: Mapping[str, SubscriptionStats]
+    deliveries: Deliveries
+    strands_still: bool
+    standing: Mapping[str, Caution]
+
+    @property
+    def retries(self) -> SubscriptionStats | None:
+        """Return the policy's own subscription on the retry topic."""
+        return self.retry.get(self.policy.subscription)
+
+    @property
+    def strands(self) -> bool:
+        """Whether somebody consumes the source topic, and nobody the retry topic."""
+        if self.source is None or self.retries is None or not self.policy.max_retries:
+            return False
+        return self.source.consumers > 0 and self.retries.consumers == 0
+
+
+def acknowledged_range_has_holes(checkup: Checkup, limits: Thresholds) -> Caution | None:
+    """Find a retry subscription with half as many holes as a broker persists."""
+    holes = 0 if checkup.retries is None else checkup.retries.ack_holes
+    said = checkup.standing.get(ACK_HOLES)
+    if holes < (limits.ack_holes if said is None else limits.ack_holes_cleared):
+        return None
+    return said or Caution(
+        ACK_HOLES,
+        f"subscription {checkup.policy.subscription} of {checkup.policy.retry_topic} has many "
+        "ranges of acknowledged messages between retries that still wait, and a broker remembers "
+        f"{2 * limits.ack_holes} of them when it unloads the topic, if not told otherwise: beyond "
+        f"that, processed messages come again; got {holes} ranges; make the delays more alike, "
+        "give the retry topic more partitions (retry.partitions), or raise "
+        "managedLedgerMaxUnackedRangesToPersist at the broker",
+    )
+
+
+def foreign_subscriptions_take_messages(checkup: Checkup, _: Thresholds) -> Caution | None:
+    """Find durable subscriptions on the policy's topics that are not its own.
+
+    Those of readers do not last, and names with two underscores are the broker's own.
+    """
+    policy = checkup.policy
+    own = (
+        (policy.retry_topic, checkup.retry, policy.subscription),
+        (policy.dead_letter_topic, checkup.dead_letter, DEAD_LETTER_SUBSCRIPTION),
+    )
+    found = [
+        f"{name} on {topic.local}"
+        for topic, subscriptions, ours in own
+        for name, subscription in sorted(subscriptions.items())
+        if name != ours and subscription.durable and not name.startswith("__")
+    ]
+    if not found:
+        return None
+    more = [f"{len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    return Caution(
+        FOREIGN_SUBSCRIPTION,
+        "subscriptions that are not this policy's take messages of its retry or dead-letter "
+        "topic, as one by a pattern does that matches these topics too; got "
+        f"{', '.join([*found[:_SHOWN], *more])}; have the pattern leave these topics out, then "
+        "delete the subscriptions there",
+    )
+
+
+def retries_strand(checkup: Checkup, _: Thresholds) -> Caution | None:
+    """Find consumers of the source topic while there is none on the retry topic, twice in a row.
+
+    A consumer that is just starting has the one for a moment before the other.
+    """
+    said = checkup.standing.get(RETRIES_STRAND)
+    if not checkup.strands or (said is None and not checkup.strands_still):
+        return None
+    policy = checkup.policy
+    return Caution(
+        RETRIES_STRAND,
+        f"subscription {policy.subscription} has consumers on {policy.topic.local} and none on "
+        f"{policy.retry_topic.local}, so messages that are to be retried stay there; have the "
+        "consumers subscribe to both, as redrive's RetryConsumer and Java's enableRetry do",
+    )
+
+
+def retries_storm(checkup: Checkup, limits: Thresholds) -> Caution | None:
+    """Find that more than half of the deliveries were retries; few deliveries are no storm."""
+    window, said = checkup.deliveries, checkup.standing.get(RETRY_STORM)
+    together = window.first + window.retries
+    if together < limits.deliveries or window.retries <= limits.retry_share * together:
+        # After a restart too little was seen yet to take it back.
+        return None if window.is_whole or together >= limits.deliveries else said
+    return said or Caution(
+        RETRY_STORM,
+        f"most of what subscription {checkup.policy.subscription} is given are retries: retries "
+        "are for single messages that fail, and what holds up all of them they only make worse; "
+        f"got {window.retries} retries among {together} deliveries within ten minutes; mend what "
+        "the consumers depend on, or have them slow down (max_rate) or pause until it is",
+    )
+
+
+SYMPTOMS: tuple[Callable[[Checkup, Thresholds], Caution | None], ...] = (
+    acknowledged_range_has_holes,
+    foreign_subscriptions_take_messages,
+    retries_strand,
+    retries_storm,
+)
+REASONS = frozenset({ACK_HOLES, FOREIGN_SUBSCRIPTION, RETRIES_STRAND, RETRY_STORM})
+
+
+def symptoms(checkup: Checkup, limits: Thresholds) -> tuple[Caution, ...]:
+    """Return all that is found."""
+    found = (check(checkup, limits) for check in SYMPTOMS)
+    return tuple(caution for caution in found if caution is not None)

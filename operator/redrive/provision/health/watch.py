@@ -1,0 +1,265 @@
+"""Looks at the topics of every ready policy, each at most once a minute, for as long as it lives.
+
+Made by `handlers`, beside the keepers. For each connection one task asks the broker, at most ten
+times a second: with more policies than that is enough for, a look comes later than every minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from redrive.admin.errors import AdminError, NotFoundError
+from redrive.api.conditions import READY, ConditionStatus
+from redrive.cluster import resources, status
+from redrive.cluster.resources import Body, Key
+from redrive.cluster.status import Caution
+from redrive.cluster.world import World
+from redrive.errors import RedriveError
+from redrive.policy.model import Policy
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.provision.gather import gather
+from redrive.provision.health import backlog
+from redrive.provision.health.deliveries import Deliveries
+from redrive.provision.health.gauges import Gauges
+from redrive.provision.health.reader import Reader, TopicStats
+from redrive.provision.health.symptoms import REASONS, THRESHOLDS, Checkup, Thresholds, symptoms
+
+INTERVAL_SECONDS = 60.0
+TICK_SECONDS = 1.0
+AT_A_TIME = 20
+"""So many policies are looked at before those that are new come first again."""
+REST_SECONDS = 15.0
+"""A broker that fails is left alone for so long."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Topics:
+    """The statistics of a policy's three topics; of one that discards the last are empty."""
+
+    source: TopicStats
+    retry: TopicStats
+    dead_letter: TopicStats
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the looks at one policy have found so far.
+
+    Attributes:
+        strands: whether retries strand, at the last look.
+        written: when its status was last written from here; None before the first time.
+    """
+
+    deliveries: Deliveries
+    strands: bool
+    cautions: tuple[Caution, ...]
+    written: datetime | None = None
+
+
+class Health:
+    """Watches over all ready policies; must be made in a running event loop.
+
+    It writes `status.backlog`, which nobody else does, and no condition: a reconcile, woken by a
+    caution that came or went, takes them from here.
+
+    Args:
+        wake: has a policy reconciled.
+        interval: how many seconds lie between two looks at a topic, at least.
+        limits: from where on something is worth a word.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        wake: Callable[[Key], None],
+        interval: float = INTERVAL_SECONDS,
+        limits: Thresholds = THRESHOLDS,
+    ) -> None:
+        self._world = world
+        self._wake = wake
+        self._interval = interval
+        self._limits = limits
+        self._gauges = Gauges(world.clock)
+        self._looked: dict[str, float] = {}
+        self._records: dict[str, Record] = {}
+        self._readers: dict[Key, Reader] = {}
+        self._walks: dict[Key, asyncio.Task[None]] = {}
+        self._task = asyncio.create_task(self._watch(), name="health")
+
+    async def stop(self) -> None:
+        """End all looks, and wait until they have ended."""
+        tasks = [self._task, *self._walks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def cautions(self, body: Body) -> tuple[Caution, ...]:
+        """Return what is to be seen to about a policy, by the last look at its topics.
+
+        Before the first one that is what its conditions say: a restart takes nothing back.
+        """
+        record = self._records.get(_uid(body))
+        return _standing(body) if record is None else record.cautions
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                self._begin_walks()
+            except Exception:
+                logger.exception("health: finding out whom to look at failed")
+            await asyncio.sleep(min(TICK_SECONDS, self._interval))
+
+    def _begin_walks(self) -> None:
+        ready = [body for body in self._world.policies if _is_ready(body)]
+        self._forget(ready)
+        for connection, due in self._due(ready).items():
+            if connection not in self._walks:
+                self._walks[connection] = asyncio.create_task(
+                    self._walk(connection, due[:AT_A_TIME]), name=f"health {connection}"
+                )
+
+    def _due(self, ready: Sequence[Body]) -> Mapping[Key, list[Body]]:
+        """Return what is to be looked at, by connection, what waits for longest first."""
+        now, never = _now(), float("-inf")
+        due = defaultdict(list)
+        for body in sorted(ready, key=lambda body: self._looked.get(_uid(body), never)):
+            if self._looked.get(_uid(body), never) + self._interval <= now:
+                ref = body["spec"]["connectionRef"]
+                due[Key(ref.get("namespace", Key.of(body).namespace), ref["name"])].append(body)
+        return due
+
+    def _forget(self, ready: Sequence[Body]) -> None:
+        """Drop what is known of policies that are gone, and show no figures of unready ones."""
+        self._gauges.keep({Key.of(body) for body in ready})
+        there = {_uid(body) for body in self._world.policies}
+        for known in (self._looked, self._records):
+            for uid in known.keys() - there:
+                del known[uid]
+        connections = {Key.of(body) for body in self._world.connections}
+        for key in self._readers.keys() - connections:
+            del self._readers[key]
+
+    async def _walk(self, connection: Key, due: Sequence[Body]) -> None:
+        reader = self._readers.setdefault(connection, Reader(self._interval))
+        reader.tidy()
+        try:
+            for body in due:
+                self._looked[_uid(body)] = _now()
+                if not await self._is_answered(body, reader):
+                    await asyncio.sleep(REST_SECONDS)
+                    return
+        finally:
+            del self._walks[connection]
+
+    async def _is_answered(self, body: Body, reader: Reader) -> bool:
+        """Look at one policy; return whether it makes sense to go on to the next."""
+        try:
+            await self._look(body, reader)
+        except NotFoundError as error:
+            # The rounds find that as drift, and say what they do about it.
+            logger.info("RetryPolicy %s: no statistics: %s", Key.of(body), error)
+        except RedriveError as error:
+            logger.warning("RetryPolicy %s: no statistics: %s", Key.of(body), error)
+            return not isinstance(error, AdminError)
+        except Exception:
+            logger.exception("RetryPolicy %s: reading statistics failed", Key.of(body))
+        return True
+
+    async def _look(self, body: Body, reader: Reader) -> None:
+        """Read the topics of one policy, and pass on what is new about them."""
+        asked = gather(body, self._world)
+        policy = asked.policy
+        connection = await self._world.brokers.resolve(
+            asked.spec.connection_ref, asked.key.namespace
+        )
+        admin = connection.admin
+        topics = Topics(
+            source=await reader.read(admin, policy.topic),
+            retry=await reader.read(admin, policy.retry_topic),
+            dead_letter=(
+                await reader.read(admin, policy.dead_letter_topic, oldest=True)
+                if policy.dead_letters
+                else {}
+            ),
+        )
+        latest = self._world.policies.get(asked.key)
+        if latest is None or _uid(latest) != _uid(body):
+            return  # it went meanwhile, and nobody wants to know any more
+        record = self._records[_uid(body)] = self._examine(latest, policy, topics)
+        if set(record.cautions) != set(_standing(latest)):
+            self._wake(asked.key)
+        await self._tell_backlog(latest, policy, topics)
+
+    def _examine(self, body: Body, policy: Policy, topics: Topics) -> Record:
+        """Return what is known of a policy by now."""
+        before = self._records.get(_uid(body))
+        source = topics.source.get(policy.subscription)
+        retry = topics.retry.get(policy.subscription)
+        counters = [None if found is None else found.delivered for found in (source, retry)]
+        window = (
+            Deliveries.begin(_now(), *counters)
+            if before is None
+            else before.deliveries.seen(_now(), *counters)
+        )
+        checkup = Checkup(
+            policy=policy,
+            source=source,
+            retry=topics.retry,
+            dead_letter=topics.dead_letter,
+            deliveries=window,
+            strands_still=before is not None and before.strands,
+            standing={caution.reason: caution for caution in self.cautions(body)},
+        )
+        return Record(
+            deliveries=window,
+            strands=checkup.strands,
+            cautions=symptoms(checkup, self._limits),
+            written=None if before is None else before.written,
+        )
+
+    async def _tell_backlog(self, body: Body, policy: Policy, topics: Topics) -> None:
+        found = backlog.backlog_of(
+            topics.retry.get(policy.subscription),
+            topics.dead_letter.get(DEAD_LETTER_SUBSCRIPTION),
+            discards=not policy.dead_letters,
+        )
+        record = self._records[_uid(body)]
+        self._gauges.show(Key.of(body), found, record.deliveries)
+        now = self._world.clock()
+        written = backlog.written_in(body.get("status") or {})
+        since = timedelta.max if record.written is None else now - record.written
+        if backlog.is_worth_writing(written, found, since):
+            after = await self._world.kubernetes.patch_status(
+                resources.POLICIES, Key.of(body), backlog.to_patch(found)
+            )
+            self._world.policies.renew(after)
+            self._records[_uid(body)] = replace(record, written=now)
+
+
+def _is_ready(body: Body) -> bool:
+    conditions = (body.get("status") or {}).get("conditions") or ()
+    return "deletionTimestamp" not in body["metadata"] and any(
+        c["type"] == READY and c["status"] == ConditionStatus.TRUE for c in conditions
+    )
+
+
+def _standing(body: Body) -> tuple[Caution, ...]:
+    """Return what a policy's conditions say of its topics' health."""
+    found = (status.find(body, reason) for reason in sorted(REASONS))
+    return tuple(Caution(c.type, c.message) for c in found if c is not None)
+
+
+def _uid(body: Body) -> str:
+    uid: str = body["metadata"]["uid"]
+    return uid
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

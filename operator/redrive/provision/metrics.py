@@ -1,0 +1,23 @@
+"""What provisioning counts and measures, for Prometheus; `docs/reference/metrics.md` lists it."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge
+
+_POLICY = ("namespace", "policy")
+
+BACKLOG = Gauge(
+    "redrive_backlog_messages",
+    "Messages that wait in a policy's retry topic or rest in its dead-letter topic.",
+    (*_POLICY, "topic"),
+)
+OLDEST_DEAD_LETTER = Gauge(
+    "redrive_oldest_dead_letter_age_seconds",
+    "Age of the oldest message that rests in a policy's dead-letter topic; 0 without any.",
+    _POLICY,
+)
+DELIVERIES = Counter(
+    "redrive_deliveries_total",
+    "Messages delivered to the consumers of a policy's subscription, seen while the operator ran.",
+    (*_POLICY, "topic"),
+)

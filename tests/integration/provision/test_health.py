@@ -1,0 +1,313 @@
+"""What is told of a policy's topics, by the loop that reads their statistics at the real broker.
+
+It runs in the test, so that it looks several times a second; the operator, which would take back
+what it has not seen itself, rests meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from prometheus_client import REGISTRY
+
+from redrive.cluster.keeper import Keeper
+from redrive.cluster.resources import Key
+from redrive.cluster.world import Settings, World
+from redrive.provision import reconcile
+from redrive.provision.claims import Claims
+from redrive.provision.health.symptoms import THRESHOLDS, Thresholds
+from redrive.provision.health.watch import Health
+from redrive.sandbox import installation
+from redrive.sandbox.pulsar import SUPERUSER, Broker
+from redrive.sandbox.sandbox import Sandbox
+
+Shop = Any  # of the conftest
+
+SHARED = pulsar.ConsumerType.Shared
+EARLIEST = {"ledgerId": -1, "entryId": -1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_operator(sandbox: Sandbox, operator_process: Path) -> Iterator[None]:
+    assert operator_process.is_file()
+    sandbox.processes.stop(installation.OPERATOR)
+    yield
+    installation.start_operator(sandbox)
+
+
+@pytest.fixture(autouse=True)
+def _kubeconfig(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(sandbox.cluster.kubeconfig))
+
+
+@pytest.fixture
+def client(broker: Broker) -> Iterator[pulsar.Client]:
+    client = pulsar.Client(
+        broker.service_url,
+        authentication=pulsar.AuthenticationToken(broker.token(SUPERUSER)),
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+    )
+    with ExitStack() as closing:
+        closing.callback(client.close)
+        yield client
+
+
+@dataclass(frozen=True)
+class Ward:
+    """A policy that is ready, and the loop that looks at it."""
+
+    shop: Shop
+    world: World
+    health: Health
+
+    async def shows(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The status of the policy, once *holds* is true of it."""
+        deadline = time.monotonic() + 20
+        while not holds(status := self.status()):
+            assert time.monotonic() < deadline, status
+            await asyncio.sleep(0.05)
+        written: dict[str, Any] = self.shop.get("retrypolicy", "orders")["status"]
+        assert written == status
+        return written
+
+    async def warns(self, reason: str) -> str:
+        """The message of the condition *reason*, once it is there."""
+        status = await self.shows(lambda status: reason in conditions(status))
+        return conditions(status)[reason]
+
+    async def is_over(self, reason: str) -> None:
+        """Return once the condition *reason* is gone."""
+        await self.shows(lambda status: reason not in conditions(status))
+
+    def status(self) -> dict[str, Any]:
+        """The status as the operator knows it."""
+        body = self.world.policies.get(Key(self.shop.namespace, "orders"))
+        assert body is not None
+        return dict(body.get("status") or {})
+
+
+def conditions(status: dict[str, Any]) -> dict[str, str]:
+    """Type → message."""
+    return {c["type"]: c["message"] for c in status.get("conditions", [])}
+
+
+@asynccontextmanager
+async def ward(shop: Shop, limits: Thresholds = THRESHOLDS) -> AsyncIterator[Ward]:
+    """Provision the policy `orders`, and look at its topics as often as a connection allows."""
+    async with World.open(Settings((shop.namespace,), "", "", "")) as world:
+
+        async def look(key: Key) -> Any:  # noqa: ANN401 - passed on
+            return await reconcile.reconcile(key, world, claims, health)
+
+        keeper = Keeper("RetryPolicy", look)
+        claims = Claims(world.policies, keeper.wake)
+        health = Health(world, keeper.wake, interval=0.1, limits=limits)
+        keeper.wake(Key(shop.namespace, "orders"))
+        watched = Ward(shop, world, health)
+        try:
+            await watched.shows(lambda status: "backlog" in status)
+            yield watched
+        finally:
+            await health.stop()
+            await keeper.stop()
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metrics(
+    shop: Shop, client: pulsar.Client, partitions: int
+) -> None:
+    shop.create_topic(shop.topic("orders"), partitions)
+    dead_letter = shop.topic("orders-fulfilment-DLQ")
+    shop.create_topic(dead_letter, partitions)  # adopted as it is
+    shop.policy()
+    async with ward(shop) as watched:
+        assert watched.status()["backlog"] == {"retry": 0, "deadLetter": 0}
+        assert age(shop) == 0
+        dead, waiting = (
+            client.create_producer(topic)
+            for topic in (dead_letter, shop.topic("orders-fulfilment-RETRY"))
+        )
+        # Of three partitions one stays empty.
+        died = []
+        for _ in range(2):
+            dead.send(b"dead")
+            died.append(datetime.now(UTC))  # noqa: TID251 - what is measured
+            await asyncio.sleep(1.1)
+        waiting.send(b"later", deliver_after=timedelta(hours=1))
+        status = await watched.shows(lambda status: oldest(status) is not None)
+        status = await watched.shows(
+            lambda status: (
+                {**status["backlog"], "oldestDeadLetter": ""}
+                == {"retry": 1, "deadLetter": 2, "oldestDeadLetter": ""}
+            )
+        )
+        first = oldest(status)
+        assert first is not None
+        assert abs(first - died[0]) < timedelta(seconds=1.05)
+        assert age(shop) == pytest.approx((datetime.now(UTC) - first).total_seconds(), abs=0.5)  # noqa: TID251
+        assert backlog_metric(shop, "dead-letter") == 2
+        assert backlog_metric(shop, "retry") == 1
+
+        consumer = client.subscribe(dead_letter, "redrive", consumer_type=SHARED)
+        messages = sorted(
+            (consumer.receive(5_000) for _ in range(2)), key=lambda m: m.publish_timestamp()
+        )
+        consumer.acknowledge(messages[0])
+        status = await watched.shows(lambda status: status["backlog"]["deadLetter"] == 1)
+        second = oldest(status)
+        assert second is not None
+        assert abs(second - died[1]) < timedelta(seconds=1.05)
+        consumer.acknowledge(messages[1])
+        status = await watched.shows(lambda status: status["backlog"]["deadLetter"] == 0)
+        assert status["backlog"] == {"retry": 1, "deadLetter": 0}
+        assert age(shop) == 0
+
+        body = watched.world.policies.get(Key(shop.namespace, "orders"))
+        assert body is not None
+        watched.world.policies.drop(body)
+        await asyncio.sleep(0.5)
+        assert age(shop) is None
+        assert backlog_metric(shop, "retry") is None
+
+
+async def test_a_status_is_not_written_while_little_changes(
+    shop: Shop, client: pulsar.Client
+) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.policy()
+    async with ward(shop) as watched:
+        producer = client.create_producer(shop.topic("orders-fulfilment-DLQ"))
+        for _ in range(20):
+            producer.send(b"dead")
+        await watched.shows(lambda status: status["backlog"]["deadLetter"] >= 19)
+        before = shop.get("retrypolicy", "orders")["metadata"]["resourceVersion"]
+        told = watched.status()["backlog"]["deadLetter"]
+        producer.send(b"dead")
+        deadline = time.monotonic() + 10
+        while backlog_metric(shop, "dead-letter") != 21:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        assert watched.status()["backlog"]["deadLetter"] == told
+        assert shop.get("retrypolicy", "orders")["metadata"]["resourceVersion"] == before
+
+
+async def test_a_subscription_that_takes_what_is_the_policys_is_named_until_it_goes(
+    shop: Shop, client: pulsar.Client
+) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.policy()
+    async with ward(shop) as watched:
+        path = f"persistent/{shop.tenant}/prod/orders-fulfilment-RETRY/subscription/all-orders"
+        reader = client.create_reader(
+            shop.topic("orders-fulfilment-DLQ"), pulsar.MessageId.earliest
+        )
+        shop.request("PUT", path, EARLIEST)
+        message = await watched.warns("ForeignSubscription")
+        assert "got all-orders on orders-fulfilment-RETRY; have the pattern leave" in message
+        assert ("Warning", "ForeignSubscription", message) in shop.events("orders")
+        shop.request("DELETE", path)
+        await watched.is_over("ForeignSubscription")
+        reader.close()
+
+
+async def test_retries_that_nobody_consumes_are_told_of_until_somebody_does(
+    shop: Shop, client: pulsar.Client
+) -> None:
+    source, retry = shop.topic("orders"), shop.topic("orders-fulfilment-RETRY")
+    shop.create_topic(source, 2)
+    shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
+    shop.policy()
+    async with ward(shop) as watched:
+        client.subscribe(source, "fulfilment", consumer_type=SHARED)
+        assert "none on orders-fulfilment-RETRY" in await watched.warns("RetriesStrand")
+        client.subscribe(retry, "fulfilment", consumer_type=SHARED)
+        await watched.is_over("RetriesStrand")
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_holes_in_what_is_acknowledged_are_told_of_until_they_are_closed(
+    shop: Shop, client: pulsar.Client, partitions: int
+) -> None:
+    shop.create_topic(shop.topic("orders"), partitions)
+    shop.policy()
+    retry = shop.topic("orders-fulfilment-RETRY")
+    async with ward(shop, replace(THRESHOLDS, ack_holes=4, ack_holes_cleared=2)) as watched:
+        first = f"{retry}-partition-0" if partitions else retry
+        producer = client.create_producer(first)
+        for number in range(9):
+            producer.send(str(number).encode())
+        consumer = client.subscribe(retry, "fulfilment", consumer_type=SHARED)
+        messages = [consumer.receive(5_000) for _ in range(9)]
+        for message in messages[1::2]:
+            consumer.acknowledge(message)
+        told = await watched.warns("AckHoles")
+        assert "got 4 ranges; make the delays more alike" in told
+        for message in messages[0::2]:
+            consumer.acknowledge(message)
+        await watched.is_over("AckHoles")
+
+
+async def test_a_storm_of_retries_is_told_of_until_most_deliveries_are_first_ones(
+    shop: Shop, client: pulsar.Client
+) -> None:
+    source, retry = shop.topic("orders"), shop.topic("orders-fulfilment-RETRY")
+    shop.create_topic(source)
+    shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
+    shop.policy()
+    async with ward(shop) as watched:
+        deliver(client, source, 40)
+        deliver(client, retry, 70)
+        message = await watched.warns("RetryStorm")
+        assert "among" in message
+        assert ("Warning", "RetryStorm", message) in shop.events("orders")
+        deliver(client, source, 60)
+        await watched.is_over("RetryStorm")
+        assert deliveries_metric(shop, "source") == 100
+        assert deliveries_metric(shop, "retry") == 70
+
+
+def deliver(client: pulsar.Client, topic: str, count: int) -> None:
+    """Have so many messages sent, delivered and acknowledged."""
+    producer = client.create_producer(topic)
+    for _ in range(count):
+        producer.send_async(b"x", None)
+    producer.flush()
+    consumer = client.subscribe(topic, "fulfilment", consumer_type=SHARED)
+    for _ in range(count):
+        consumer.acknowledge(consumer.receive(5_000))
+    consumer.close()
+    producer.close()
+
+
+def oldest(status: dict[str, Any]) -> datetime | None:
+    """When the oldest dead letter came, by a policy's status."""
+    written = status.get("backlog", {}).get("oldestDeadLetter")
+    return None if written is None else datetime.fromisoformat(written)
+
+
+def age(shop: Shop) -> float | None:
+    """The metric of the oldest dead letter's age."""
+    labels = {"namespace": shop.namespace, "policy": "orders"}
+    return REGISTRY.get_sample_value("redrive_oldest_dead_letter_age_seconds", labels)
+
+
+def backlog_metric(shop: Shop, topic: str) -> float | None:
+    """The metric of a topic's backlog."""
+    labels = {"namespace": shop.namespace, "policy": "orders", "topic": topic}
+    return REGISTRY.get_sample_value("redrive_backlog_messages", labels)
+
+
+def deliveries_metric(shop: Shop, topic: str) -> float | None:
+    """The metric of deliveries."""
+    labels = {"namespace": shop.namespace, "policy": "orders", "topic": topic}
+    return REGISTRY.get_sample_value("redrive_deliveries_total", labels)

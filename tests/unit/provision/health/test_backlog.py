@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from redrive.admin.model import SubscriptionStats
+from redrive.api.retrypolicy import Backlog
+from redrive.provision.health.backlog import (
+    AT_LATEST,
+    backlog_of,
+    is_worth_writing,
+    to_patch,
+    written_in,
+)
+
+MOMENT = datetime(2026, 11, 21, 9, 0, 0, 700_000, tzinfo=UTC)
+AT_ONCE = timedelta(0)
+
+
+def waits(count: int, oldest: datetime | None = None) -> SubscriptionStats:
+    """A subscription with so many messages."""
+    return SubscriptionStats(count, 0, 0, durable=True, ack_holes=0, oldest=oldest)
+
+
+def test_what_is_found_is_read_back_as_it_was_written() -> None:
+    found = backlog_of(waits(3), waits(41, MOMENT), discards=False)
+    written = to_patch(found)
+    assert written == {
+        "backlog": {"retry": 3, "deadLetter": 41, "oldestDeadLetter": "2026-11-21T09:00:00Z"}
+    }
+    assert written_in(written) == found
+
+
+def test_what_is_there_no_more_is_taken_away() -> None:
+    none = to_patch(backlog_of(None, waits(0), discards=False))["backlog"]
+    assert none == {"retry": 0, "deadLetter": 0, "oldestDeadLetter": None}
+    discards = to_patch(backlog_of(waits(2), None, discards=True))["backlog"]
+    assert discards == {"retry": 2, "deadLetter": None, "oldestDeadLetter": None}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "worth"),
+    [
+        ((0, 0), (0, 0), False),
+        ((0, 0), (1, 0), True),
+        ((0, 1), (0, 0), True),
+        ((100, 0), (110, 0), False),
+        ((100, 0), (111, 0), True),
+        ((0, 100), (0, 89), True),
+        ((0, 1), (0, 2), True),
+        ((0, None), (0, 0), True),
+    ],
+)
+def test_what_begins_or_ends_or_moves_much_is_written_at_once_and_the_rest_later(
+    before: tuple[int, int | None], now: tuple[int, int | None], *, worth: bool
+) -> None:
+    written, found = (Backlog(retry=r, dead_letter=d) for r, d in (before, now))
+    assert is_worth_writing(written, found, AT_ONCE) is worth
+    assert is_worth_writing(written, found, AT_LATEST) is (written != found)
+
+
+def test_the_first_look_is_written() -> None:
+    assert is_worth_writing(None, Backlog(retry=0), AT_ONCE)

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from redrive.admin.model import SubscriptionStats
+from redrive.cluster.status import Caution
+from redrive.policy import naming
+from redrive.policy.model import Policy
+from redrive.policy.naming import Scheme, TopicName
+from redrive.provision.health.deliveries import Deliveries
+from redrive.provision.health.symptoms import (
+    REASONS,
+    SYMPTOMS,
+    THRESHOLDS,
+    Checkup,
+    symptoms,
+)
+
+TOPIC = TopicName("shop", "prod", "orders")
+QUIET = Deliveries.begin(0.0, 0, 0)
+
+
+def policy(max_retries: int = 16) -> Policy:
+    """A policy of the subscription `s`."""
+    return Policy(
+        topic=TOPIC,
+        subscription="s",
+        max_retries=max_retries,
+        retry_topic=naming.retry_topic(TOPIC, "s", Scheme.PULSAR),
+        dead_letter_topic=naming.dead_letter_topic(TOPIC, "s", Scheme.PULSAR),
+    )
+
+
+def stats(consumers: int = 0, ack_holes: int = 0, *, durable: bool = True) -> SubscriptionStats:
+    """How a subscription stands that nothing waits in."""
+    return SubscriptionStats(0, 0, consumers, durable=durable, ack_holes=ack_holes, oldest=None)
+
+
+def found(standing: Iterable[Caution] = (), **changes: Any) -> tuple[Caution, ...]:  # noqa: ANN401
+    """What is found of a policy that fares well, but for *changes*."""
+    well: dict[str, Any] = {
+        "policy": policy(),
+        "source": stats(consumers=1),
+        "retry": {"s": stats(consumers=1)},
+        "dead_letter": {"redrive": stats()},
+        "deliveries": QUIET,
+        "strands_still": False,
+        "standing": {caution.reason: caution for caution in standing},
+    }
+    return symptoms(Checkup(**(well | changes)), THRESHOLDS)
+
+
+def test_a_policy_that_fares_well_needs_no_caution() -> None:
+    assert found() == ()
+    assert len(REASONS) == len(SYMPTOMS)
+
+
+def test_many_holes_are_told_once_and_taken_back_when_they_are_clearly_fewer() -> None:
+    def with_holes(count: int, standing: Iterable[Caution] = ()) -> tuple[Caution, ...]:
+        return found(standing, retry={"s": stats(consumers=1, ack_holes=count)})
+
+    assert with_holes(4_999) == ()
+    told = with_holes(5_000)
+    [caution] = told
+    assert caution.reason == "AckHoles"
+    assert "remembers 10000 of them" in caution.message
+    assert "got 5000 ranges; make the delays more alike, " in caution.message
+    assert with_holes(9_000, told) == told
+    assert with_holes(4_500, told) == told
+    assert with_holes(4_499, told) == ()
+
+
+def test_subscriptions_that_are_not_the_policys_are_named() -> None:
+    reader, broker = stats(durable=False), stats()
+    retry = {"s": stats(consumers=1), "all-orders": stats(), "__compaction": broker}
+    dead_letter = {"redrive": stats(), "reader-1": reader, "s": stats()}
+    [caution] = found(retry=retry, dead_letter=dead_letter)
+    assert caution.reason == "ForeignSubscription"
+    assert "got all-orders on orders-s-RETRY, s on orders-s-DLQ; have the pattern" in (
+        caution.message
+    )
+
+
+def test_of_many_foreign_subscriptions_the_first_are_named() -> None:
+    retry = {"s": stats(consumers=1)} | {f"f{number}": stats() for number in range(7)}
+    [caution] = found(retry=retry)
+    assert "f4 on orders-s-RETRY, 2 more; have" in caution.message
+
+
+def test_retries_strand_when_nobody_consumes_them_twice_in_a_row() -> None:
+    alone: dict[str, Any] = {"retry": {"s": stats()}}
+    assert found(**alone) == ()
+    told = found(**alone, strands_still=True)
+    [caution] = told
+    assert caution.reason == "RetriesStrand"
+    assert "consumers on orders and none on orders-s-RETRY" in caution.message
+    assert found(told, **alone) == told  # said before a restart, and still so
+    assert found(told, strands_still=True) == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"source": None},
+        {"source": stats()},
+        {"retry": {}},
+        {"policy": policy(max_retries=0)},
+    ],
+)
+def test_where_nobody_could_retry_nothing_strands(changes: dict[str, Any]) -> None:
+    assert found(**({"retry": {"s": stats()}} | changes), strands_still=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "retries", "storm"),
+    [(49, 51, True), (50, 50, False), (40, 59, False), (0, 100, True), (999, 1, False)],
+)
+def test_a_storm_is_more_than_half_of_at_least_a_hundred_deliveries(
+    first: int, retries: int, *, storm: bool
+) -> None:
+    cautions = found(deliveries=QUIET.seen(60.0, first, retries))
+    assert [caution.reason for caution in cautions] == ["RetryStorm"] * storm
+    for caution in cautions:
+        assert f"got {retries} retries among {first + retries} deliveries" in caution.message
+
+
+def test_a_storm_keeps_its_words_and_is_over_when_enough_was_seen() -> None:
+    told = found(deliveries=QUIET.seen(60.0, 0, 100))
+    assert found(told, deliveries=QUIET.seen(60.0, 0, 200)) == told
+    assert found(told, deliveries=QUIET.seen(60.0, 150, 50)) == ()
+    restarted = Deliveries.begin(0.0, 500, 500)
+    assert found(told, deliveries=restarted) == told
+    assert found(told, deliveries=restarted.seen(600.0, 501, 510)) == ()
