@@ -20,3 +20,10 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
+
+{{- define "redrive.clusterId" -}}
+{{- $system := lookup "v1" "Namespace" "" "kube-system" }}
+{{- if .Values.clusterId }}{{ .Values.clusterId }}
+{{- else if $system }}{{ $system.metadata.uid }}
+{{- end }}
+{{- end }}

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError, unexpected
 from redrive.admin.gathering import Gathering
 from redrive.admin.http import Call, Http
-from redrive.admin.model import Grant, NamespaceState, SubscriptionStats
+from redrive.admin.model import Grant, NamespaceState, SubscriptionStats, TopicMetadata
 from redrive.admin.policies import TopicPolicy, Write
 from redrive.admin.stats import read_stats
 from redrive.policy.naming import TopicName
@@ -29,6 +29,7 @@ Refusals = Mapping[Grant, AdminError]
 T = TypeVar("T")
 
 GRANT_PATIENCE_SECONDS = 2.0
+_WITH_PROPERTIES = "application/vnd.partitioned-topic-metadata+json"
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 
 
@@ -88,6 +89,22 @@ class Admin:
             f"read the partitions of {topic}", path, lambda answer: int(answer["partitions"])
         )
 
+    async def metadata(self, topic: TopicName, *, partitioned: bool) -> TopicMetadata:
+        """Return partitions and properties of a topic, in one call.
+
+        Raises:
+            NotFoundError: there is no such topic.
+        """
+        # Of one with partitions the first call tells all; of one without, it tells nothing.
+        path = f"{_path(topic)}/{'partitions' if partitioned else 'properties'}"
+        read = _partitioned if partitioned else _unpartitioned
+        return await self._get(f"read the properties of {topic}", path, read)
+
+    async def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
+        """Set properties of a topic; those that are not named stay as they are."""
+        call = Call(f"mark {topic}", "PUT", f"{_path(topic)}/properties", dict(properties))
+        await self._send(call)
+
     async def subscriptions(self, topic: TopicName) -> frozenset[str]:
         """Return the names of a topic's subscriptions.
 
@@ -133,17 +150,23 @@ class Admin:
         path = f"{_path(topic)}/{kind}{query}&subscriptionBacklogSize=false"
         return await self._get(f"read the statistics of {topic}", path, read_stats)
 
-    async def create_topic(self, topic: TopicName, partitions: int) -> None:
-        """Create a topic, without partitions where *partitions* is 0.
+    async def create_topic(
+        self, topic: TopicName, partitions: int, properties: Mapping[str, str]
+    ) -> None:
+        """Create a topic with *properties*, without partitions where *partitions* is 0.
+
+        In a namespace that is replicated, it is created in this cluster alone.
 
         Raises:
             ConflictError: it exists already, with however many partitions.
         """
         if partitions:
             does = f"create {topic} with {partitions} partitions"
-            await self._send(Call(does, "PUT", f"{_path(topic)}/partitions", partitions))
+            path = f"{_path(topic)}/partitions?createLocalTopicOnly=true"
+            body = {"partitions": partitions, "properties": dict(properties)}
+            await self._send(Call(does, "PUT", path, body, _WITH_PROPERTIES))
         else:
-            await self._send(Call(f"create {topic}", "PUT", _path(topic)))
+            await self._send(Call(f"create {topic}", "PUT", _path(topic), dict(properties)))
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
         """Have a partitioned topic grow to *partitions*, with its subscriptions on the new ones.
@@ -166,7 +189,7 @@ class Admin:
 
     @contextmanager
     def granting(self, namespace: str) -> Iterator[Granter]:
-        """Announce that rights on topics of one namespace may be granted within the block.
+        """Announce that rights on topics of one namespace may be set within the block.
 
         What this yields sets what roles may do, once; it waits a little for others who announced
         themselves, to go out with them in one call. It raises an `AdminError` if one of its
@@ -197,29 +220,44 @@ class Admin:
 
     async def _grant(self, namespace: str, asks: Sequence[Grants]) -> Refusals:
         grants = [grant for ask in asks for grant in ask]
-        does = f"grant {len(grants)} rights in {namespace}"
+        given = [grant for grant in grants if grant.actions]
+        taken = [grant for grant in grants if not grant.actions]
+        refused = {
+            **await self._in_one_call("grant", given, namespace),
+            **await self._in_one_call("revoke", taken, namespace),
+        }
+        logger.info("%d rights in %s: set for %d policies", len(grants), namespace, len(asks))
+        return refused
+
+    async def _in_one_call(self, verb: str, grants: Grants, namespace: str) -> Refusals:
+        if not grants:
+            return {}
+        does = f"{verb} {len(grants)} rights in {namespace}"
         try:
             body = [
                 {"topic": str(grant.topic), "role": grant.role, "actions": sorted(grant.actions)}
                 for grant in grants
             ]
-            await self._send(Call(does, "POST", "namespaces/grantPermissionsOnTopics", body))
+            await self._send(Call(does, "POST", f"namespaces/{verb}PermissionsOnTopics", body))
         except (NotFoundError, UnsupportedError) as error:
             # One missing topic refuses the whole batch, and not every broker knows batches (4.0.8
             # does).
             logger.info("%s: one by one, because: %s", does, error)
-            return await self._grant_one_by_one(grants)
-        logger.info("%s: granted in one call, for %d policies", does, len(asks))
+            return await self._one_by_one(grants)
         return {}
 
-    async def _grant_one_by_one(self, grants: Grants) -> Refusals:
-        """Grant in sequence: a broker answers parallel grants in one namespace with 409."""
+    async def _one_by_one(self, grants: Grants) -> Refusals:
+        """Set in sequence: a broker answers parallel changes in one namespace with 409."""
         refusals = {}
         for grant in grants:
-            does = f"grant {', '.join(sorted(grant.actions))} on {grant.topic} to {grant.role}"
             path = f"{_path(grant.topic)}/permissions/{quote(grant.role, safe='')}"
+            on = f"on {grant.topic} to {grant.role}"
+            call = Call(f"revoke all rights {on}", "DELETE", path)
+            if grant.actions:
+                actions = sorted(grant.actions)
+                call = Call(f"grant {', '.join(actions)} {on}", "POST", path, actions)
             try:
-                await self._send(Call(does, "POST", path, sorted(grant.actions)))
+                await self._send(call)
             except AdminError as error:
                 refusals[grant] = error
         return refusals
@@ -238,6 +276,14 @@ class Admin:
 
 def _as_is(answer: Any) -> Any:  # noqa: ANN401  JSON
     return answer
+
+
+def _partitioned(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
+    return TopicMetadata(int(answer["partitions"]), dict(answer.get("properties") or {}))
+
+
+def _unpartitioned(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
+    return TopicMetadata(0, dict(answer or {}))
 
 
 def _policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON

@@ -35,12 +35,14 @@ class Call:
         does: what it does, in words: "create the topic …".
         path: below `/admin/v2/`, its parts already quoted.
         body: sent as JSON; None sends nothing.
+        content_type: where a path takes more than one form of JSON, which one *body* has.
     """
 
     does: str
     method: str
     path: str
     body: Any = None
+    content_type: str = "application/json"
 
 
 class Http:
@@ -91,7 +93,7 @@ class Http:
         The HTTP library would drop the token on the way to another host.
         """
         # Without a content type a broker answers 415 to a PUT, even to one without a body.
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": call.content_type}
         body = None if call.body is None else json.dumps(call.body)
         for _ in range(MAX_REDIRECTS):
             async with self._session.request(

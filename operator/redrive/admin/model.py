@@ -16,12 +16,25 @@ class Grant:
 
     Attributes:
         actions: of `produce` and `consume`, the two that redrive grants, and whatever else the
-            role had.
+            role had; none takes the role's rights there away.
     """
 
     topic: TopicName
     role: str
     actions: frozenset[str]
+
+
+@dataclass(frozen=True)
+class TopicMetadata:
+    """What a broker keeps of a topic as a whole.
+
+    Attributes:
+        partitions: 0 where it is not partitioned.
+        properties: what anybody who administers the tenant wrote beside it.
+    """
+
+    partitions: int
+    properties: Mapping[str, str]
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,13 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "cluster it runs in, unless KUBECONFIG names another.",
     )
     parser.add_argument(
+        "--cluster-id",
+        default="",
+        metavar="ID",
+        help="tells this cluster from others that use the same brokers, in the marks on topics "
+        "(default: the uid of the namespace kube-system, if it may be read)",
+    )
+    parser.add_argument(
         "--namespace",
         action="append",
         default=[],
@@ -67,6 +74,7 @@ def run(options: argparse.Namespace) -> None:
     """
     _log_to_stderr()
     settings = Settings(
+        cluster_id=options.cluster_id,
         namespaces=tuple(options.namespace),
         replay_image=options.replay_image,
         replay_application=options.replay_application,

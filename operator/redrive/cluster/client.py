@@ -20,6 +20,8 @@ from kubernetes.aio import client, config
 
 from redrive.cluster import resources
 from redrive.cluster.errors import (
+    ClusterUnknownError,
+    ForbiddenError,
     KubernetesError,
     NoClusterError,
     NotFoundError,
@@ -76,6 +78,24 @@ class Kubernetes:
         async with client.ApiClient(configuration) as api:
             api.user_agent = COMPONENT
             yield cls(api)
+
+    async def cluster_id(self) -> str:
+        """Return the uid of the namespace `kube-system`, which is as old as the cluster.
+
+        Raises:
+            ClusterUnknownError: it may not be read.
+        """
+        try:
+            answer = await self._call("GET", "/api/v1/namespaces/kube-system")
+        except ForbiddenError as error:
+            raise ClusterUnknownError(
+                "nothing tells this cluster from others that may use the same brokers",
+                got=str(error),
+                remedy="start the operator with --cluster-id, clusterId in the Helm chart, and any "
+                "text that no other cluster uses; the uid of the namespace kube-system is usual",
+            ) from error
+        uid: str = answer["metadata"]["uid"]
+        return uid
 
     async def list(self, resource: Resource, namespaces: Sequence[str] = ()) -> list[Body]:
         """Read all objects of a kind, of these namespaces; of all if none is named."""

@@ -38,6 +38,12 @@ class NoClusterError(KubernetesError):
     reason = "NoCluster"
 
 
+class ClusterUnknownError(KubernetesError):
+    """Nothing tells this cluster from others that may use the same brokers."""
+
+    reason = "ClusterUnknown"
+
+
 class UnavailableError(KubernetesError):
     """The Kubernetes API does not answer, or asks for patience (429, 5xx)."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from redrive.admin.http import Http
 from redrive.cluster import resources
@@ -18,6 +20,7 @@ from redrive.cluster.resources import Resource
 from redrive.cluster.table import Table
 
 RETRY_SECONDS = 1.0
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +35,15 @@ class Settings:
     """How this operator was started.
 
     Attributes:
+        cluster_id: what tells this cluster from all others that use the same brokers; empty for
+            what `Kubernetes.cluster_id` reads.
         namespaces: the Kubernetes namespaces it serves; none means all.
         replay_image: the container image of replay jobs.
         replay_application: where the replay job lies in that image, as a `local://` URL.
         replay_service_account: which ServiceAccount of the Replay's namespace its driver uses.
     """
 
+    cluster_id: str
     namespaces: tuple[str, ...]
     replay_image: str
     replay_application: str
@@ -77,8 +83,12 @@ class World:
 
         Raises:
             KubernetesError: redrive's own kinds are not installed, or may not be read.
+            ClusterUnknownError: the settings have no id of the cluster, and it may not be read.
         """
         async with Kubernetes.connect() as kubernetes, Http.open() as http:
+            if not settings.cluster_id:
+                found = await _patiently(kubernetes.cluster_id)
+                settings = dataclasses.replace(settings, cluster_id=found)
             connections = await _load(kubernetes, resources.CONNECTIONS, settings.namespaces)
             yield cls(
                 settings=settings,
@@ -93,10 +103,15 @@ class World:
 
 
 async def _load(kubernetes: Kubernetes, resource: Resource, namespaces: Sequence[str]) -> Table:
-    """Read all objects of a kind, waiting for an API server that is just starting too."""
+    """Read all objects of a kind."""
+    return Table(await _patiently(lambda: kubernetes.list(resource, namespaces)))
+
+
+async def _patiently(read: Callable[[], Awaitable[T]]) -> T:
+    """Read something, waiting for an API server that is just starting too."""
     while True:
         try:
-            return Table(await kubernetes.list(resource, namespaces))
+            return await read()
         except UnavailableError as error:
             logger.warning("%s", error)
             await asyncio.sleep(RETRY_SECONDS)

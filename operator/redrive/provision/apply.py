@@ -11,13 +11,13 @@ from redrive.admin.client import Admin, Granter
 from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.resources import Key
-from redrive.provision import plan
+from redrive.provision import steps
 
 
 async def apply(
-    steps: Iterable[plan.Step], admin: Admin, grant: Granter, kubernetes: Kubernetes
+    planned: Iterable[steps.Step], admin: Admin, grant: Granter, kubernetes: Kubernetes
 ) -> None:
-    """Do *steps* in order.
+    """Do what is *planned*, in order.
 
     Args:
         grant: grants rights, together with others who announced theirs to *admin*.
@@ -25,20 +25,22 @@ async def apply(
     Raises:
         AdminError, KubernetesError: a step failed; those before it are done.
     """
-    for step in steps:
+    for step in planned:
         match step:
-            case plan.CreateTopic(topic, partitions):
-                await admin.create_topic(topic, partitions)
-            case plan.AddPartitions(topic, partitions):
+            case steps.CreateTopic(topic, partitions, properties):
+                await admin.create_topic(topic, partitions, properties)
+            case steps.Mark(topic, properties):
+                await admin.set_properties(topic, properties)
+            case steps.AddPartitions(topic, partitions):
                 await admin.add_partitions(topic, partitions)
-            case plan.SetTopicPolicy(topic, policy, write):
+            case steps.SetTopicPolicy(topic, policy, write):
                 await admin.set_topic_policy(topic, policy, write)
-            case plan.SetGrants(grants):
+            case steps.SetGrants(grants):
                 await grant(grants)
-            case plan.CreateSubscription(topic, subscription):
+            case steps.CreateSubscription(topic, subscription):
                 await admin.create_subscription(topic, subscription)
-            case plan.CreateConfigMap(body):
+            case steps.CreateConfigMap(body):
                 await kubernetes.create(resources.CONFIG_MAPS, body)
-            case plan.PatchConfigMap(body):
+            case steps.PatchConfigMap(body):
                 data = {"data": body["data"]}
                 await kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), data)

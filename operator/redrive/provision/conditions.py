@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from redrive.cluster.resources import Body, is_owned_by
+from redrive.cluster.resources import Body, Key, is_owned_by
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired, partitions_of_retry
 from redrive.provision.errors import (
     ConfigMapNotOursError,
     NameCollisionError,
+    OwnerConflictError,
     PartitionsDifferError,
     ResourceConflictError,
     RoleNotAllowedError,
@@ -23,6 +24,7 @@ from redrive.provision.errors import (
     TopicNotAllowedError,
 )
 from redrive.provision.facts import Asked, Observed
+from redrive.provision.ownership import OWNER, Owner, Record
 
 MAX_OBJECT_NAME = 253
 F = TypeVar("F")
@@ -30,11 +32,18 @@ F = TypeVar("F")
 
 @dataclass(frozen=True)
 class Buildable:
-    """What the checks at the broker look at."""
+    """What the checks at the broker look at.
+
+    Attributes:
+        older: policies that claim one of its names, and are older.
+        served: the Kubernetes namespaces whose policies are known here; none means all.
+    """
 
     body: Body
     desired: Desired
     observed: Observed
+    older: frozenset[Key]
+    served: tuple[str, ...]
 
 
 def name_is_too_long(asked: Asked) -> RedriveError | None:
@@ -120,6 +129,37 @@ def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
     )
 
 
+def topic_has_another_owner(facts: Buildable) -> RedriveError | None:
+    """Find a topic that another policy keeps: in another cluster, or in none that is known here.
+
+    Of a policy that is known here only an older one comes first, and only if it needs the topic:
+    where the two reach one broker at different addresses, `older_rival` can't tell.
+    """
+    pairs = [(facts.desired.retry, facts.observed.retry)]
+    if facts.desired.dead_letter is not None:
+        pairs.append((facts.desired.dead_letter, facts.observed.dead_letter))
+    for want, have in pairs:
+        mark = "" if have is None else Record.of(have.properties).owner
+        if mark and not _may_take_over(mark, facts):
+            return OwnerConflictError(
+                f"the topic {want.name} is marked as kept by another RetryPolicy, of this or "
+                "another Kubernetes cluster, and nothing of it is changed",
+                got=f"{OWNER}={mark}",
+                remedy="delete that policy or this one; where it is gone for good, run: "
+                f"pulsar-admin topics remove-properties -k {OWNER} {want.name}",
+            )
+    return None
+
+
+def _may_take_over(mark: str, facts: Buildable) -> bool:
+    owner, ours = Owner.parse(mark), facts.desired.owner
+    if owner == ours:
+        return True
+    if owner is None or owner.cluster != ours.cluster or owner.key in facts.older:
+        return False
+    return not facts.served or owner.key.namespace in facts.served
+
+
 def namespace_expires_subscriptions(facts: Buildable) -> RedriveError | None:
     """Find a Pulsar namespace that deletes idle subscriptions, and with them what they keep.
 
@@ -158,6 +198,7 @@ ADMISSIBLE: tuple[Callable[[Asked], RedriveError | None], ...] = (
 """May this policy be obeyed at all? Needs no broker."""
 
 BUILDABLE: tuple[Callable[[Buildable], RedriveError | None], ...] = (
+    topic_has_another_owner,
     namespace_expires_subscriptions,
     retry_topic_is_of_the_other_kind,
     config_map_is_not_ours,

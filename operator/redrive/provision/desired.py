@@ -15,6 +15,7 @@ from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import topic_policies
 from redrive.provision.facts import Asked
+from redrive.provision.ownership import Owner
 
 CONFIG_MAP_SUFFIX = "-redrive"
 CONFIG_MAP_KEY = "policy.json"
@@ -43,9 +44,8 @@ class DesiredTopic:
 class Desired:
     """All that a policy needs.
 
-    The dead-letter topic, which no consumer has to keep up with, has no partitions.
-
     Attributes:
+        owner: who its topics have to be marked as kept by.
         retry_partitions: of the retry topic; None means as many as the source topic has.
         dead_letter: None where the policy discards.
         grants: the rights that these roles need; others that they or others have are kept.
@@ -53,6 +53,7 @@ class Desired:
     """
 
     policy: Policy
+    owner: Owner
     retry: DesiredTopic
     retry_partitions: int | None
     dead_letter: DesiredTopic | None
@@ -68,18 +69,25 @@ def partitions_of_retry(wanted: Desired, source: int) -> int:
     return source if wanted.retry_partitions is None else wanted.retry_partitions
 
 
-def desired(asked: Asked, owner: Body) -> Desired:
-    """Return what has to exist for the policy that *owner*, a RetryPolicy, asks for."""
+def desired(asked: Asked, body: Body, cluster: str) -> Desired:
+    """Return what has to exist for what *body*, a RetryPolicy, asks for.
+
+    Args:
+        asked: what it asks for.
+        body: the owner of its ConfigMap.
+        cluster: the id of the Kubernetes cluster it is in.
+    """
     policy = asked.policy
     return Desired(
         policy=policy,
+        owner=Owner(cluster, asked.key),
         retry=DesiredTopic(
             policy.retry_topic, policy.subscription, topic_policies.of_retry(asked.spec.retry)
         ),
         retry_partitions=asked.spec.retry.partitions,
         dead_letter=_dead_letter(asked),
         grants=_united(_grants(asked)),
-        config_map=_config_map(policy, owner),
+        config_map=_config_map(policy, body),
     )
 
 

@@ -37,6 +37,12 @@ class NameCollisionError(RedriveError):
     reason = "NameCollision"
 
 
+class OwnerConflictError(RedriveError):
+    """A topic is marked as kept by another policy, which this operator may not know."""
+
+    reason = "OwnerConflict"
+
+
 class TenantNotFoundError(RedriveError):
     """A tenant, of the source topic or of a connection's topics, does not exist (yet)."""
 
@@ -88,6 +94,7 @@ WATCHED = (*_REFUSED, cluster_errors.ConnectionNotFoundError)
 
 STALLS = (
     *_REFUSED,
+    OwnerConflictError,
     SubscriptionExpiryError,
     PartitionsDifferError,
     ConfigMapNotOursError,

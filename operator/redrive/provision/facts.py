@@ -43,11 +43,13 @@ class TopicState:
 
     Attributes:
         policies: what the broker has of each topic policy, by how it is read.
+        properties: see `ownership`.
     """
 
     partitions: int
     subscriptions: frozenset[str]
     policies: Mapping[str, Any]
+    properties: Mapping[str, str]
 
 
 @dataclass(frozen=True)

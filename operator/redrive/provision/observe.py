@@ -77,10 +77,15 @@ async def _topic(
     name = wanted.name
     if not namespace.exists(name):
         return None
-    partitions = await _partitions(name, namespace, admin)
+    metadata = await admin.metadata(name, partitioned=str(name) in namespace.partitioned)
     subscriptions = await admin.subscriptions(name)
     found = {policy.read: await admin.topic_policy(name, policy) for policy in wanted.policies}
-    return TopicState(partitions, subscriptions, topic_policies.in_force(found, namespace))
+    return TopicState(
+        partitions=metadata.partitions,
+        subscriptions=subscriptions,
+        policies=topic_policies.in_force(found, namespace),
+        properties=metadata.properties,
+    )
 
 
 async def _partitions(name: TopicName, namespace: NamespaceState, admin: Admin) -> int:

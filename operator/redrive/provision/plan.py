@@ -1,166 +1,144 @@
-"""What is wanted, what is there → the steps between them, as frozen values; pure.
-
-A step as a string says, for people, what has been done once it is.
+"""What is wanted, what is there → the steps between them; pure.
 
 The order is the broker's: a grant on a missing topic is refused, and it costs least when topics
-are made first, then all rights are granted at once, then subscriptions are made.
+are made first, then all rights are granted at once, then subscriptions are made. What redrive adds
+to the rights of roles is on record before it is granted, and off the record after it is taken back;
+a subscription is on record after it was made, so that none is ever that somebody else made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from redrive.admin.model import Grant
-from redrive.admin.policies import TopicPolicy, Write
 from redrive.cluster.resources import Body
-from redrive.policy.naming import TopicName
+from redrive.provision import ownership
 from redrive.provision.desired import Desired, DesiredTopic, partitions_of_retry
-from redrive.provision.facts import Observed
-
-
-@dataclass(frozen=True)
-class CreateTopic:
-    """Create a topic; 0 partitions means that it is not partitioned."""
-
-    topic: TopicName
-    partitions: int
-
-    def __str__(self) -> str:
-        return f"created {self.topic} with {self.partitions or 'no'} partitions"
-
-
-@dataclass(frozen=True)
-class AddPartitions:
-    """Have a partitioned topic grow."""
-
-    topic: TopicName
-    partitions: int
-
-    def __str__(self) -> str:
-        return f"added partitions to {self.topic}, {self.partitions} now"
-
-
-@dataclass(frozen=True)
-class SetTopicPolicy:
-    """Make one write that a topic policy needs."""
-
-    topic: TopicName
-    policy: TopicPolicy
-    write: Write
-
-    def __str__(self) -> str:
-        return f"set {self.policy} on {self.topic.local}"
-
-
-@dataclass(frozen=True)
-class SetGrants:
-    """Set what roles may do: what they may do already, and what they need."""
-
-    grants: tuple[Grant, ...]
-
-    def __str__(self) -> str:
-        return ", ".join(
-            f"granted {'+'.join(sorted(grant.actions))} on {grant.topic.local} to {grant.role}"
-            for grant in self.grants
-        )
-
-
-@dataclass(frozen=True)
-class CreateSubscription:
-    """Create a subscription that begins with the first message."""
-
-    topic: TopicName
-    subscription: str
-
-    def __str__(self) -> str:
-        return f"created subscription {self.subscription} on {self.topic.local}"
-
-
-@dataclass(frozen=True)
-class CreateConfigMap:
-    """Create the ConfigMap for consumers."""
-
-    body: Body
-
-    def __str__(self) -> str:
-        return f"created ConfigMap {self.body['metadata']['name']}"
-
-
-@dataclass(frozen=True)
-class PatchConfigMap:
-    """Bring our key of our ConfigMap to what it should hold."""
-
-    body: Body
-
-    def __str__(self) -> str:
-        return f"updated ConfigMap {self.body['metadata']['name']}"
-
-
-Step = (
-    CreateTopic
-    | AddPartitions
-    | SetTopicPolicy
-    | SetGrants
-    | CreateSubscription
-    | CreateConfigMap
-    | PatchConfigMap
+from redrive.provision.facts import Observed, TopicState
+from redrive.provision.ownership import NOTHING, Granted, Record, Rights
+from redrive.provision.steps import (
+    AddPartitions,
+    CreateConfigMap,
+    CreateSubscription,
+    CreateTopic,
+    Mark,
+    PatchConfigMap,
+    SetGrants,
+    SetTopicPolicy,
+    Step,
 )
 
 
-def in_words(steps: Iterable[Step]) -> str:
-    """Describe *steps*, done, in one line."""
-    return "; ".join(map(str, steps))
+@dataclass(frozen=True)
+class _Pair:
+    """One topic: as it should be, as it is, and what becomes of the rights on it."""
+
+    want: DesiredTopic
+    have: TopicState | None
+    owner: str
+    rights: Rights
+
+    @property
+    def lacks_subscription(self) -> bool:
+        return self.have is None or self.want.subscription not in self.have.subscriptions
+
+    @property
+    def record(self) -> Record:
+        """Return what the topic's properties tell now; of one that will be made, what they will."""
+        if self.have is None:
+            return Record(owner=self.owner, created=True)
+        return Record.of(self.have.properties)
+
+    @property
+    def record_before(self) -> Record:
+        """Return what has to be on record before any right is granted."""
+        return dataclasses.replace(self.record, owner=self.owner, granted=self.rights.before)
+
+    @property
+    def record_after(self) -> Record:
+        """Return what is on record once all is done."""
+        adds = self.lacks_subscription and not self.record.created
+        return dataclasses.replace(
+            self.record_before,
+            granted=self.rights.after,
+            subscription=self.want.subscription if adds else self.record.subscription,
+        )
 
 
 def plan(desired: Desired, observed: Observed) -> tuple[Step, ...]:
     """Return what has to be done, in order; nothing where all is as it should be."""
-    pairs = [(desired.retry, observed.retry)]
-    if desired.dead_letter is not None:
-        pairs.append((desired.dead_letter, observed.dead_letter))
+    pairs = tuple(_pairs(desired, observed))
     return (
-        *_topics(desired, observed),
+        *_topics(pairs, desired, observed),
+        *(step for pair in pairs for step in _topic_policies(pair, observed)),
+        *_grants(pairs),
         *(
-            step
-            for want, have in pairs
-            for step in _topic_policies(want, observed.inherited if have is None else have.policies)
+            CreateSubscription(pair.want.name, pair.want.subscription)
+            for pair in pairs
+            if pair.lacks_subscription
         ),
-        *_grants(desired, observed),
-        *(
-            CreateSubscription(want.name, want.subscription)
-            for want, have in pairs
-            if have is None or want.subscription not in have.subscriptions
-        ),
+        *_marks_after(pairs),
         *_config_map(desired.config_map, observed.config_map),
     )
 
 
-def _topics(desired: Desired, observed: Observed) -> Iterator[CreateTopic | AddPartitions]:
+def _pairs(desired: Desired, observed: Observed) -> Iterator[_Pair]:
+    found = [(desired.retry, observed.retry)]
+    if desired.dead_letter is not None:
+        found.append((desired.dead_letter, observed.dead_letter))
+    for want, have in found:
+        needed = {g.role: g.actions for g in desired.grants if g.topic == want.name}
+        recorded = {} if have is None else _inherited(have, needed, str(desired.owner))
+        may = observed.permissions.get(str(want.name), {})
+        rights = ownership.rights(want.name, needed, may, recorded)
+        yield _Pair(want, have, str(desired.owner), rights)
+
+
+def _inherited(have: TopicState, needed: Granted, owner: str) -> Granted:
+    """Return which of the rights on record are this policy's to take back.
+
+    What a policy granted that is gone, and its successor does not need, stays: its consumers may
+    still run.
+    """
+    record = Record.of(have.properties)
+    if record.owner in {"", owner}:
+        return record.granted
+    return {role: may & needed.get(role, NOTHING) for role, may in record.granted.items()}
+
+
+def _topics(
+    pairs: Sequence[_Pair], desired: Desired, observed: Observed
+) -> Iterator[CreateTopic | Mark | AddPartitions]:
     partitions = partitions_of_retry(desired, observed.source_partitions)
-    if observed.retry is None:
-        yield CreateTopic(desired.retry.name, partitions)
-    if desired.dead_letter is not None and observed.dead_letter is None:
-        yield CreateTopic(desired.dead_letter.name, 0)
+    for pair in pairs:
+        if pair.have is None:
+            # The dead-letter topic, which no consumer has to keep up with, has no partitions.
+            count = partitions if pair.want is desired.retry else 0
+            yield CreateTopic(pair.want.name, count, pair.record_before.to_properties())
+        elif changes := pair.record_before.changes(pair.have.properties):
+            yield Mark(pair.want.name, changes)
     if observed.retry is not None and 0 < observed.retry.partitions < partitions:
         yield AddPartitions(desired.retry.name, partitions)
 
 
-def _topic_policies(want: DesiredTopic, found: Mapping[str, Any]) -> Iterator[SetTopicPolicy]:
-    for policy in want.policies:
+def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]:
+    found = observed.inherited if pair.have is None else pair.have.policies
+    for policy in pair.want.policies:
         for write in policy.writes(found.get(policy.read)):
-            yield SetTopicPolicy(want.name, policy, write)
+            yield SetTopicPolicy(pair.want.name, policy, write)
 
 
-def _grants(desired: Desired, observed: Observed) -> Iterator[SetGrants]:
-    missing = []
-    for grant in desired.grants:
-        have = observed.permissions.get(str(grant.topic), {}).get(grant.role, frozenset())
-        if not grant.actions <= have:
-            # A grant replaces what the role had: whatever that was, it keeps it.
-            missing.append(Grant(grant.topic, grant.role, grant.actions | have))
-    if missing:
-        yield SetGrants(tuple(missing))
+def _grants(pairs: Sequence[_Pair]) -> Iterator[SetGrants]:
+    grants = tuple(grant for pair in pairs for grant in pair.rights.grants)
+    if grants:
+        yield SetGrants(grants)
+
+
+def _marks_after(pairs: Sequence[_Pair]) -> Iterator[Mark]:
+    for pair in pairs:
+        if changes := pair.record_after.changes(pair.record_before.to_properties()):
+            yield Mark(pair.want.name, changes)
 
 
 def _config_map(want: Body, have: Body | None) -> Iterator[CreateConfigMap | PatchConfigMap]:

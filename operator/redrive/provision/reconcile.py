@@ -26,8 +26,9 @@ from redrive.provision.desired import Desired, desired
 from redrive.provision.gather import gather, gather_admissible
 from redrive.provision.health.watch import Health
 from redrive.provision.observe import observe
-from redrive.provision.plan import Step, in_words, plan
+from redrive.provision.plan import plan
 from redrive.provision.retire import hold, retire
+from redrive.provision.steps import Step, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -93,11 +94,13 @@ async def provision(body: Body, world: World, claims: Claims) -> Provisioned:
     rivals = tuple(gather_admissible(claims.rivals(asked.key), world))
     _refuse(conditions.older_rival(asked, rivals))
 
-    wanted = desired(asked, body)
+    wanted = desired(asked, body, world.settings.cluster_id)
     connection = await world.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
     with connection.admin.granting(asked.policy.topic.namespace_name) as grant:
         observed = await observe(wanted, connection.admin, world.kubernetes)
-        facts = conditions.Buildable(body, wanted, observed)
+        older = frozenset(rival.key for rival in rivals if rival.age < asked.age)
+        served = world.settings.namespaces
+        facts = conditions.Buildable(body, wanted, observed, older, served)
         _refuse(conditions.first_violation(conditions.BUILDABLE, facts))
 
         steps = plan(wanted, observed)

@@ -187,6 +187,7 @@ class Shop:
         return state | {
             "partitions": self.request("GET", f"{path}/partitions")["partitions"],
             "deduplication": self.request("GET", f"{path}/deduplicationEnabled"),
+            "properties": self.request("GET", f"{path}/properties") or {},
         }
 
 

@@ -103,7 +103,7 @@ def conditions(status: dict[str, Any]) -> dict[str, str]:
 @asynccontextmanager
 async def ward(shop: Shop, limits: Thresholds = THRESHOLDS) -> AsyncIterator[Ward]:
     """Provision the policy `orders`, and look at its topics as often as a connection allows."""
-    async with World.open(Settings((shop.namespace,), "", "", "")) as world:
+    async with World.open(Settings("here", (shop.namespace,), "", "", "")) as world:
 
         async def look(key: Key) -> Any:  # noqa: ANN401 - passed on
             return await reconcile.reconcile(key, world, claims, health)

@@ -182,7 +182,7 @@ def test_the_older_policy_keeps_a_subscription_and_the_younger_takes_over(shop: 
     assert shop.dump() == before
     shop.kubectl("delete", "retrypolicy", "older", "--timeout=20s")
     shop.ready("younger")
-    assert shop.dump() == before
+    assert unmarked(shop.dump()) == unmarked(before)
 
 
 def test_of_two_policies_one_is_ready_whatever_becomes_of_the_older(shop: Shop) -> None:
@@ -302,7 +302,7 @@ def test_the_younger_of_two_whose_names_met_takes_over_and_nothing_is_deleted(sh
     shop.reaches("younger", "NameCollision")
     shop.kubectl("delete", "retrypolicy", "older", "--timeout=20s")
     shop.ready("younger")
-    assert shop.dump() == before
+    assert unmarked(shop.dump()) == unmarked(before)
 
 
 def test_a_descending_ladder_is_obeyed_with_a_warning(shop: Shop) -> None:
@@ -323,7 +323,7 @@ def test_rights_of_many_policies_are_granted_in_few_calls(
     shop.policies({name: {"topic": shop.topic(name)} for name in names})
     shop.connection()  # now all of them can go on
     shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", "--timeout=60s")
-    pattern = rf"rights in {shop.tenant}/prod: granted in one call, for (\d+) policies"
+    pattern = rf"rights in {shop.tenant}/prod: set for (\d+) policies"
     calls = [int(policies) for policies in re.findall(pattern, operator_process.read_text())]
     assert sum(calls) == len(names)
     assert len(calls) <= 3
@@ -343,6 +343,13 @@ def test_a_restart_changes_nothing_and_takes_up_what_came_meanwhile(
     shop.ready("others")
     assert shop.get("retrypolicy", "orders") == settled
     assert [event[1] for event in shop.events("orders")] == ["Provisioned"]
+
+
+def unmarked(dump: Any) -> Any:  # noqa: ANN401 - JSON
+    """What the broker has, without the properties of topics, which tell whose they are."""
+    if not isinstance(dump, dict):
+        return dump
+    return {key: unmarked(value) for key, value in dump.items() if key != "properties"}
 
 
 def consumers_policy(shop: Shop) -> Policy:

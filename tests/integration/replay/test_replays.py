@@ -250,7 +250,7 @@ async def test_the_state_of_the_application_becomes_the_phase_of_the_replay(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(shop.sandbox.cluster.kubeconfig))
-    settings = Settings((shop.name,), "image", "local:///replay.py", "redrive-replay")
+    settings = Settings("here", (shop.name,), "image", "local:///replay.py", "redrive-replay")
     for index, (state, phase, reason, message) in enumerate(STATES):
         name = f"in-state-{index}"
         await asyncio.to_thread(shop.replay, name)

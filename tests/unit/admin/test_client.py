@@ -58,8 +58,8 @@ async def test_a_redirect_to_another_broker_is_followed_with_token_and_body() ->
 
         url = await stack.enter_async_context(broker(redirect))
         http = await stack.enter_async_context(Http.open())
-        await Admin(http, url, "the-token").create_topic(TOPIC, 3)
-    assert seen == [("PUT", "Bearer the-token", "3")]
+        await Admin(http, url, "the-token").create_topic(TOPIC, 3, {"k": "v"})
+    assert seen == [("PUT", "Bearer the-token", '{"partitions": 3, "properties": {"k": "v"}}')]
 
 
 async def test_redirects_without_end_are_an_error_that_keeps_the_token() -> None:
@@ -145,15 +145,16 @@ def test_a_token_sent_over_tls_never_goes_on_without(
 
 
 @pytest.mark.parametrize("batches", [404, 405])
-async def test_rights_are_granted_one_by_one_where_a_batch_is_refused(batches: int) -> None:
-    granted: list[tuple[str, list[str]]] = []
+async def test_rights_are_set_one_by_one_where_a_batch_is_refused(batches: int) -> None:
+    called: list[tuple[str, str, list[str] | None]] = []
 
     async def answer(request: web.Request) -> web.Response:
-        if request.path.endswith("grantPermissionsOnTopics"):
+        if request.path.endswith("PermissionsOnTopics"):
             return web.Response(status=batches)
         if "/missing/" in request.path:
             return web.json_response({"reason": "Topic missing not found"}, status=404)
-        granted.append((request.raw_path, json.loads(await request.text())))
+        sent = await request.text()
+        called.append((request.method, request.raw_path, json.loads(sent) if sent else None))
         return web.Response(status=204)
 
     async with broker(answer) as url, Http.open() as http:
@@ -162,13 +163,16 @@ async def test_rights_are_granted_one_by_one_where_a_batch_is_refused(batches: i
             Grant(TOPIC.sibling("missing"), "r", PRODUCE),
             Grant(TOPIC, "r", PRODUCE | {"consume"}),
             Grant(TOPIC, "team a/../b", PRODUCE),
+            Grant(TOPIC, "gone/now", frozenset()),
         ]
         with (
             admin.granting("t/n") as grant,
             pytest.raises(NotFoundError, match="Topic missing not found"),
         ):
             await grant(grants)
-    assert granted == [
-        ("/admin/v2/persistent/t/n/a/permissions/r", ["consume", "produce"]),
-        ("/admin/v2/persistent/t/n/a/permissions/team%20a%2F..%2Fb", ["produce"]),
+    rights = "/admin/v2/persistent/t/n/a/permissions"
+    assert called == [
+        ("POST", f"{rights}/r", ["consume", "produce"]),
+        ("POST", f"{rights}/team%20a%2F..%2Fb", ["produce"]),
+        ("DELETE", f"{rights}/gone%2Fnow", None),
     ]

@@ -45,7 +45,7 @@ def api() -> Lists:
 @pytest.fixture
 def world(api: Lists) -> World:
     """An operator for namespace `n` that knows a Replay `gone` and its application."""
-    settings = Settings(("n",), "image", "local:///job.py", "account")
+    settings = Settings("here", ("n",), "image", "local:///job.py", "account")
     brokers: Any = None  # nobody asks a broker
     return World(
         settings=settings,

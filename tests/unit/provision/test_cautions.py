@@ -23,9 +23,9 @@ def found(
     delayed: object = None,
 ) -> tuple[Caution, ...]:
     """What is found where the source topic has two partitions and the retry topic *retry*."""
-    state = TopicState(retry, frozenset(), {"delayedDelivery?applied=true": delayed})
+    state = TopicState(retry, frozenset(), {"delayedDelivery?applied=true": delayed}, {})
     observed = Observed(2, state, None, {}, {}, 0, None)
-    return cautions(Seen(asked, rivals, desired(asked, body), observed))
+    return cautions(Seen(asked, rivals, desired(asked, body, "here"), observed))
 
 
 def test_a_policy_that_nobody_contests_needs_no_caution(policy: MakeBody, asked: MakeAsked) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redrive.cluster.resources import Body
+from redrive.cluster.resources import Body, Key
 from redrive.provision import conditions
 from redrive.provision.conditions import ADMISSIBLE, BUILDABLE, Buildable
 from redrive.provision.desired import desired
@@ -128,10 +128,54 @@ def test_policies_at_different_brokers_are_no_rivals(policy: MakeBody, asked: Ma
 def buildable(
     body: Body, asked: Asked, *, source: int, retry: int | None, config_map: Body | None = None
 ) -> Buildable:
-    state = None if retry is None else TopicState(retry, frozenset(), {})
-    return Buildable(
-        body, desired(asked, body), Observed(source, state, None, {}, {}, 0, config_map)
+    state = None if retry is None else TopicState(retry, frozenset(), {}, {})
+    observed = Observed(source, state, None, {}, {}, 0, config_map)
+    return Buildable(body, desired(asked, body, "here"), observed, frozenset(), ())
+
+
+@pytest.mark.parametrize(
+    ("mark", "allowed"),
+    [
+        (None, True),
+        ("", True),
+        ("here/shop/orders", True),
+        ("here/shop/gone", True),
+        ("here/shop/older", False),
+        ("here/elsewhere/gone", False),
+        ("there/shop/orders", False),
+        ("by hand", False),
+        ("here//orders", False),
+    ],
+)
+def test_a_topic_that_another_policy_keeps_is_refused_unless_that_is_known_to_be_gone(
+    policy: MakeBody, asked: MakeAsked, mark: str | None, *, allowed: bool
+) -> None:
+    body = policy()
+    facts = buildable(body, asked(body), source=0, retry=None)
+    marked = TopicState(0, frozenset(), {}, {} if mark is None else {"redrive.io/owner": mark})
+    facts = dataclasses.replace(
+        facts,
+        observed=dataclasses.replace(facts.observed, dead_letter=marked),
+        older=frozenset({Key("shop", "older")}),
+        served=("shop",),
     )
+    violation = conditions.first_violation(BUILDABLE, facts)
+    assert (violation is None) is allowed
+    if violation is not None:
+        assert violation.reason == "OwnerConflict"
+        assert f"got 'redrive.io/owner={mark}'" in str(violation)
+        assert "remove-properties -k redrive.io/owner persistent://shop/prod/" in str(violation)
+
+
+def test_a_policy_of_any_namespace_is_known_where_all_are_served(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    body = policy()
+    facts = buildable(body, asked(body), source=0, retry=None)
+    marked = TopicState(0, frozenset(), {}, {"redrive.io/owner": "here/elsewhere/gone"})
+    observed = dataclasses.replace(facts.observed, retry=marked)
+    everywhere = dataclasses.replace(facts, observed=observed)
+    assert conditions.first_violation(BUILDABLE, everywhere) is None
 
 
 @pytest.mark.parametrize(
@@ -190,7 +234,7 @@ def test_a_config_map_that_somebody_else_made_is_left_alone(
     policy: MakeBody, asked: MakeAsked
 ) -> None:
     body = policy()
-    ours = desired(asked(body), body).config_map
+    ours = desired(asked(body), body, "here").config_map
     theirs = {**ours, "metadata": {"name": "orders-redrive", "namespace": "shop"}}
     reborn = policy() | {"metadata": body["metadata"] | {"uid": "another"}}
     read = asked(body)

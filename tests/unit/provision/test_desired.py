@@ -15,14 +15,14 @@ DEAD_LETTER = "persistent://shop/prod/orders-fulfilment-DLQ"
 
 
 def granted(asked: Asked, body: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
-    return {(str(g.topic), g.role): set(g.actions) for g in desired(asked, body).grants}
+    return {(str(g.topic), g.role): set(g.actions) for g in desired(asked, body, "here").grants}
 
 
 def test_a_policy_needs_two_topics_with_a_subscription_each(
     policy: MakeBody, asked: MakeAsked
 ) -> None:
     body = policy()
-    wanted = desired(asked(body), body)
+    wanted = desired(asked(body), body, "here")
     assert (str(wanted.retry.name), wanted.retry.subscription) == (RETRY, "fulfilment")
     assert [str(p) for p in wanted.retry.policies] == [
         "deduplication",
@@ -54,7 +54,7 @@ def test_what_is_kept_and_for_how_long_is_as_the_policy_says(
             "backlogQuota": {"megabytes": 3},
         },
     )
-    wanted = desired(asked(body), body)
+    wanted = desired(asked(body), body, "here")
     assert Ttl(11 * 86_400) in wanted.retry.policies
     assert wanted.dead_letter is not None
     assert {Ttl(30 * 86_400), KeepsBacklog(3 * 2**20)} <= set(wanted.dead_letter.policies)
@@ -78,9 +78,9 @@ def test_a_policy_that_discards_needs_no_dead_letter_topic_and_no_rights_on_one(
     policy: MakeBody, asked: MakeAsked
 ) -> None:
     body = policy(deadLetter={"enabled": False})
-    assert desired(asked(body), body).dead_letter is None
+    assert desired(asked(body), body, "here").dead_letter is None
     assert granted(asked(body), body) == {(RETRY, "fulfilment"): {"produce", "consume"}}
-    written = desired(asked(body), body).config_map["data"]["policy.json"]
+    written = desired(asked(body), body, "here").config_map["data"]["policy.json"]
     assert not codec.decode(written).dead_letters
 
 
@@ -114,7 +114,7 @@ def test_the_config_map_holds_the_policy_and_belongs_to_it(
     policy: MakeBody, asked: MakeAsked
 ) -> None:
     body = policy(maxRetries=3)
-    config_map = desired(asked(body), body).config_map
+    config_map = desired(asked(body), body, "here").config_map
     assert config_map["metadata"]["name"] == "orders-redrive"
     assert config_map["metadata"]["namespace"] == "shop"
     assert config_map["metadata"]["ownerReferences"] == [

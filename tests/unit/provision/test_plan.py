@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from redrive.admin.model import Grant
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, Ttl, Write
-from redrive.cluster.resources import Body
+from redrive.cluster.resources import Body, Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.provision import plan as steps
+from redrive.provision import steps
 from redrive.provision.desired import Desired, DesiredTopic
 from redrive.provision.facts import Observed, TopicState
+from redrive.provision.ownership import Owner, Record
 from redrive.provision.plan import plan
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
@@ -36,12 +37,25 @@ policies = st.fixed_dictionaries(
         KEEPS.read: st.sampled_from([{}, QUOTA]),
     }
 )
-states = st.none() | st.builds(TopicState, st.integers(0, 4), subscriptions, policies)
+OWNER = Owner("here", Key("shop", "orders"))
+recorded = st.dictionaries(roles, actions, max_size=2)
+records = st.builds(
+    Record,
+    owner=st.sampled_from(["", str(OWNER), "here/shop/gone"]),
+    created=st.booleans(),
+    granted=recorded,
+    subscription=st.sampled_from(["", "fulfilment"]),
+)
+properties = st.builds(
+    lambda r, own: r.to_properties() | own, records, st.sampled_from([{}, {"x": "y"}])
+)
+states = st.none() | st.builds(TopicState, st.integers(0, 4), subscriptions, policies, properties)
 wanted = st.dictionaries(
     st.tuples(st.sampled_from([RETRY, DEAD_LETTER]), roles), actions, max_size=4
 ).map(
     lambda grants: Desired(
         policy=POLICY,
+        owner=OWNER,
         retry=DesiredTopic(RETRY, "fulfilment", (DEDUPLICATES, TTL, STAYS, KEEPS)),
         retry_partitions=None,
         dead_letter=DesiredTopic(DEAD_LETTER, "redrive", (TTL, STAYS, KEEPS)),
@@ -74,7 +88,9 @@ observed = st.builds(
 )
 
 
-def done(planned: Iterable[steps.Step], before: Observed) -> Observed:
+def done(  # noqa: C901 - a case for each step
+    planned: Iterable[steps.Step], before: Observed
+) -> Observed:
     """What a broker and an API server make of *planned*."""
     topics = {RETRY: before.retry, DEAD_LETTER: before.dead_letter}
     granted: dict[str, dict[str, frozenset[str]]] = {
@@ -83,9 +99,13 @@ def done(planned: Iterable[steps.Step], before: Observed) -> Observed:
     config_map = before.config_map
     for step in planned:
         match step:
-            case steps.CreateTopic(topic, partitions):
+            case steps.CreateTopic(topic, partitions, marks):
                 assert topics[topic] is None
-                topics[topic] = TopicState(partitions, frozenset(), before.inherited)
+                topics[topic] = TopicState(partitions, frozenset(), before.inherited, marks)
+            case steps.Mark(topic, marks):
+                state = topics[topic]
+                assert state is not None
+                topics[topic] = change(state, properties={**state.properties, **marks})
             case steps.AddPartitions(topic, partitions):
                 state = topics[topic]
                 assert state is not None
@@ -104,7 +124,10 @@ def done(planned: Iterable[steps.Step], before: Observed) -> Observed:
             case steps.SetGrants(grants):
                 for grant in grants:
                     assert topics[grant.topic] is not None
-                    granted.setdefault(str(grant.topic), {})[grant.role] = grant.actions
+                    by_role = granted.setdefault(str(grant.topic), {})
+                    by_role[grant.role] = grant.actions
+                    if not grant.actions:
+                        del by_role[grant.role]
             case steps.CreateConfigMap(body):
                 assert config_map is None
                 config_map = body
@@ -149,9 +172,81 @@ def test_what_others_wrote_into_our_config_map_stays(desired: Desired, before: O
 
 
 @given(wanted, observed)
-def test_no_role_ever_loses_a_right(desired: Desired, before: Observed) -> None:
+def test_no_role_loses_a_right_but_one_that_is_on_record_as_ours(
+    desired: Desired, before: Observed
+) -> None:
+    lost = flat(before.permissions) - flat(done(plan(desired, before), before).permissions)
+    ours = {
+        (str(topic), role, action)
+        for topic, state in ((RETRY, before.retry), (DEAD_LETTER, before.dead_letter))
+        if state is not None and Record.of(state.properties).owner in {"", str(OWNER)}
+        for role, may in Record.of(state.properties).granted.items()
+        for action in may
+    }
+    assert lost <= ours
+
+
+@given(wanted, wanted, observed)
+def test_what_redrive_granted_is_taken_back_and_what_stood_before_is_back(
+    first: Desired, second: Desired, before: Observed
+) -> None:
+    fresh = dataclasses.replace(
+        before, retry=unmarked(before.retry), dead_letter=unmarked(before.dead_letter)
+    )
+    state = fresh
+    for desired in (first, second, dataclasses.replace(first, grants=())):
+        state = done(plan(desired, state), state)
+    assert flat(state.permissions) == flat(fresh.permissions)
+
+
+@given(wanted, observed, st.data())
+def test_a_crash_between_two_steps_changes_nothing_in_the_end(
+    desired: Desired, before: Observed, data: st.DataObject
+) -> None:
+    fresh = dataclasses.replace(
+        before, retry=unmarked(before.retry), dead_letter=unmarked(before.dead_letter)
+    )
+    state = fresh
+    for wish in (desired, desired, dataclasses.replace(desired, grants=())):
+        planned = plan(wish, state)
+        state = done(planned[: data.draw(st.integers(0, len(planned)))], state)
+        state = done(plan(wish, state), state)
+    assert flat(state.permissions) == flat(fresh.permissions)
+
+
+@given(wanted, observed)
+def test_a_topic_is_created_with_its_mark_and_one_that_was_there_is_never_called_ours(
+    desired: Desired, before: Observed
+) -> None:
     after = done(plan(desired, before), before)
-    assert flat(before.permissions) <= flat(after.permissions)
+    for was, now in ((before.retry, after.retry), (before.dead_letter, after.dead_letter)):
+        assert now is not None
+        record = Record.of(now.properties)
+        assert record.owner == str(OWNER)
+        assert record.created == (was is None or Record.of(was.properties).created)
+
+
+@given(wanted, observed)
+def test_a_subscription_is_on_record_only_where_redrive_added_it_to_the_topic_of_somebody_else(
+    desired: Desired, before: Observed
+) -> None:
+    after = done(plan(desired, before), before)
+    for was, now, name in (
+        (before.retry, after.retry, "fulfilment"),
+        (before.dead_letter, after.dead_letter, "redrive"),
+    ):
+        assert now is not None
+        known = Record() if was is None else Record.of(was.properties)
+        added = was is not None and name not in was.subscriptions and not known.created
+        assert Record.of(now.properties).subscription == (name if added else known.subscription)
+
+
+@given(wanted, observed)
+def test_properties_of_others_stay(desired: Desired, before: Observed) -> None:
+    after = done(plan(desired, before), before)
+    for was, now in ((before.retry, after.retry), (before.dead_letter, after.dead_letter)):
+        assert now is not None
+        assert was is None or now.properties.get("x") == was.properties.get("x")
 
 
 @given(wanted, observed)
@@ -169,16 +264,25 @@ def test_only_the_rights_that_are_needed_are_added(desired: Desired, before: Obs
 def test_topics_come_before_all_rights_and_rights_before_subscriptions(
     desired: Desired, before: Observed
 ) -> None:
-    order = [
-        steps.CreateTopic,
-        steps.AddPartitions,
-        steps.SetTopicPolicy,
-        steps.SetGrants,
-        steps.CreateSubscription,
-        steps.CreateConfigMap,
-        steps.PatchConfigMap,
+    order = {
+        steps.CreateTopic: 0,
+        steps.Mark: 0,
+        steps.AddPartitions: 1,
+        steps.SetTopicPolicy: 2,
+        steps.SetGrants: 3,
+        steps.CreateSubscription: 4,
+        steps.CreateConfigMap: 6,
+        steps.PatchConfigMap: 6,
+    }
+    planned = plan(desired, before)
+    places = [order[type(step)] for step in planned]
+    marks_again = [
+        place
+        for place, step in enumerate(planned)
+        if isinstance(step, steps.Mark) and place and max(places[:place])
     ]
-    places = [order.index(type(step)) for step in plan(desired, before)]
+    for place in marks_again:  # what is no longer so, or has been added, is noted after the fact
+        places[place] = 5
     assert places == sorted(places)
 
 
@@ -192,9 +296,9 @@ def test_rights_of_one_namespace_are_one_step(desired: Desired, before: Observed
 def test_a_new_retry_topic_has_the_partitions_of_its_source(
     desired: Desired, before: Observed
 ) -> None:
-    assert steps.CreateTopic(RETRY, before.source_partitions) in plan(desired, before)
+    assert created(plan(desired, before))[RETRY] == before.source_partitions
     other = dataclasses.replace(desired, retry_partitions=7)
-    assert steps.CreateTopic(RETRY, 7) in plan(other, before)
+    assert created(plan(other, before))[RETRY] == 7
 
 
 @given(wanted, observed, st.none() | st.integers(1, 5))
@@ -214,22 +318,40 @@ def test_partitions_are_added_until_they_are_enough_and_never_taken_away(
 def test_what_was_done_is_told_in_one_line() -> None:
     told = steps.in_words(
         (
-            steps.CreateTopic(RETRY, 0),
+            steps.CreateTopic(RETRY, 0, {}),
+            steps.Mark(RETRY, {"redrive.io/owner": "here/shop/orders"}),
+            steps.Mark(RETRY, {"redrive.io/granted": "{}"}),
             steps.AddPartitions(RETRY, 4),
             steps.SetTopicPolicy(RETRY, DEDUPLICATES, Write("deduplicationEnabled", body=True)),
-            steps.SetGrants((Grant(RETRY, "a", frozenset({"produce", "consume"})),)),
+            steps.SetGrants(
+                (
+                    Grant(RETRY, "a", frozenset({"produce", "consume"})),
+                    Grant(RETRY, "b", frozenset()),
+                )
+            ),
             steps.CreateSubscription(RETRY, "fulfilment"),
             steps.CreateConfigMap(CONFIG_MAP),
             steps.PatchConfigMap(CONFIG_MAP),
         )
     )
     assert told == (
-        f"created {RETRY} with no partitions; added partitions to {RETRY}, 4 now; "
+        f"created {RETRY} with no partitions; marked {RETRY} as kept by here/shop/orders; "
+        "noted on orders-fulfilment-RETRY what redrive added; "
+        f"added partitions to {RETRY}, 4 now; "
         "set deduplication on orders-fulfilment-RETRY; "
-        "granted consume+produce on orders-fulfilment-RETRY to a; "
+        "granted consume+produce on orders-fulfilment-RETRY to a, "
+        "revoked all rights on orders-fulfilment-RETRY of b; "
         "created subscription fulfilment on orders-fulfilment-RETRY; "
         "created ConfigMap orders-redrive; updated ConfigMap orders-redrive"
     )
+
+
+def unmarked(state: TopicState | None) -> TopicState | None:
+    return None if state is None else change(state, properties={})
+
+
+def created(planned: Iterable[steps.Step]) -> dict[TopicName, int]:
+    return {s.topic: s.partitions for s in planned if isinstance(s, steps.CreateTopic)}
 
 
 def flat(

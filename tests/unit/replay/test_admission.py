@@ -22,7 +22,7 @@ from redrive.replay.errors import (
     ReplayInProgressError,
 )
 
-SETTINGS = Settings((), "image", "local:///replay.py", "redrive-replay")
+SETTINGS = Settings("here", (), "image", "local:///replay.py", "redrive-replay")
 
 
 def named(

@@ -20,7 +20,9 @@ from redrive.policy.naming import TopicName
 from redrive.replay import launch
 from redrive.replay.spec import ReplayJob
 
-SETTINGS = Settings((), "registry/redrive:1", "local:///opt/redrive/replay.py", "redrive-replay")
+SETTINGS = Settings(
+    "here", (), "registry/redrive:1", "local:///opt/redrive/replay.py", "redrive-replay"
+)
 TOKEN = SecretKeyRef(name="pulsar-replayer", key="token")
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders", generation=3)
 JOB = ReplayJob(

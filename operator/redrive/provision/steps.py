@@ -1,0 +1,126 @@
+"""What can be done for a policy, as frozen values: `plan` chooses, `apply` does.
+
+A step as a string says, for people, what has been done once it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from redrive.admin.model import Grant
+from redrive.admin.policies import TopicPolicy, Write
+from redrive.cluster.resources import Body
+from redrive.policy.naming import TopicName
+from redrive.provision import ownership
+
+
+@dataclass(frozen=True)
+class CreateTopic:
+    """Create a topic with properties; 0 partitions means that it is not partitioned."""
+
+    topic: TopicName
+    partitions: int
+    properties: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"created {self.topic} with {self.partitions or 'no'} partitions"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Set properties of a topic, which tell whose it is and what redrive added to it."""
+
+    topic: TopicName
+    properties: Mapping[str, str]
+
+    def __str__(self) -> str:
+        if ownership.OWNER in self.properties:
+            return f"marked {self.topic} as kept by {self.properties[ownership.OWNER]}"
+        return f"noted on {self.topic.local} what redrive added"
+
+
+@dataclass(frozen=True)
+class AddPartitions:
+    """Have a partitioned topic grow."""
+
+    topic: TopicName
+    partitions: int
+
+    def __str__(self) -> str:
+        return f"added partitions to {self.topic}, {self.partitions} now"
+
+
+@dataclass(frozen=True)
+class SetTopicPolicy:
+    """Make one write that a topic policy needs."""
+
+    topic: TopicName
+    policy: TopicPolicy
+    write: Write
+
+    def __str__(self) -> str:
+        return f"set {self.policy} on {self.topic.local}"
+
+
+@dataclass(frozen=True)
+class SetGrants:
+    """Set what roles may do: what others gave them, and what they need."""
+
+    grants: tuple[Grant, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"granted {'+'.join(sorted(grant.actions))} on {grant.topic.local} to {grant.role}"
+            if grant.actions
+            else f"revoked all rights on {grant.topic.local} of {grant.role}"
+            for grant in self.grants
+        )
+
+
+@dataclass(frozen=True)
+class CreateSubscription:
+    """Create a subscription that begins with the first message."""
+
+    topic: TopicName
+    subscription: str
+
+    def __str__(self) -> str:
+        return f"created subscription {self.subscription} on {self.topic.local}"
+
+
+@dataclass(frozen=True)
+class CreateConfigMap:
+    """Create the ConfigMap for consumers."""
+
+    body: Body
+
+    def __str__(self) -> str:
+        return f"created ConfigMap {self.body['metadata']['name']}"
+
+
+@dataclass(frozen=True)
+class PatchConfigMap:
+    """Bring our key of our ConfigMap to what it should hold."""
+
+    body: Body
+
+    def __str__(self) -> str:
+        return f"updated ConfigMap {self.body['metadata']['name']}"
+
+
+Step = (
+    CreateTopic
+    | Mark
+    | AddPartitions
+    | SetTopicPolicy
+    | SetGrants
+    | CreateSubscription
+    | CreateConfigMap
+    | PatchConfigMap
+)
+
+
+def in_words(steps: Iterable[Step]) -> str:
+    """Describe *steps*, done, in one line."""
+    return "; ".join(map(str, steps))

@@ -1,0 +1,139 @@
+"""What was there before a policy is told from what redrive added, and only that is taken back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.integration.provision.conftest import MakeShop, Shop, rest_path
+
+
+@pytest.fixture(scope="module")
+def busy(make_shop: MakeShop) -> Shop:
+    """A shop for all tests here, each with a source topic of its own."""
+    shop = make_shop()
+    shop.connection(allowedRoles=["fulfilment", "shop-*"])
+    return shop
+
+
+def properties(shop: Shop, topic: str) -> dict[str, str]:
+    """Those of redrive that a topic has, without what is empty."""
+    found = shop.request("GET", f"{rest_path(topic)}/properties") or {}
+    return {key: value for key, value in found.items() if "redrive.io/" in key and value}
+
+
+def rights(shop: Shop, topic: str) -> dict[str, set[str]]:
+    """Who may do what on a topic."""
+    found = shop.request("GET", f"namespaces/{shop.tenant}/prod")
+    by_role = found["auth_policies"]["destination_auth"].get(topic, {})
+    return {role: set(actions) for role, actions in by_role.items()}
+
+
+def grant(shop: Shop, topic: str, role: str, *actions: str) -> None:
+    """Give a role rights, as somebody else would."""
+    shop.request("POST", f"{rest_path(topic)}/permissions/{role}", actions)
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_topics_that_redrive_makes_say_so_and_whose_they_are(busy: Shop, partitions: int) -> None:
+    name = f"made-{partitions}"
+    busy.create_topic(busy.topic(name), partitions)
+    busy.policy(name, topic=busy.topic(name))
+    status = busy.ready(name)["status"]
+    system = json.loads(busy.cluster.kubectl("get", "namespaces", "kube-system", "--output=json"))[
+        "metadata"
+    ]["uid"]
+    for topic, may in (
+        (status["retryTopic"], ["consume", "produce"]),
+        (status["deadLetterTopic"], ["produce"]),
+    ):
+        marks = properties(busy, topic)
+        assert json.loads(marks.pop("redrive.io/granted")) == {"fulfilment": may}
+        assert marks == {
+            "redrive.io/owner": f"{system}/{busy.namespace}/{name}",
+            "redrive.io/created": "true",
+        }
+
+
+def test_what_was_there_before_is_remembered_as_not_ours(busy: Shop) -> None:
+    retry = busy.topic("adopted-fulfilment-RETRY")
+    dead_letter = busy.topic("adopted-fulfilment-DLQ")
+    for topic in (busy.topic("adopted"), retry, dead_letter):
+        busy.create_topic(topic)
+    busy.request("PUT", f"{rest_path(retry)}/subscription/fulfilment", {})
+    busy.request("PUT", f"{rest_path(retry)}/properties", {"team": "orders"})
+    grant(busy, retry, "fulfilment", "consume")
+    busy.policy("adopted", topic=busy.topic("adopted"))
+    busy.ready("adopted")
+    marks = properties(busy, retry)
+    assert json.loads(marks.pop("redrive.io/granted")) == {"fulfilment": ["produce"]}
+    assert list(marks) == ["redrive.io/owner"]
+    assert properties(busy, dead_letter)["redrive.io/subscription"] == "redrive"
+    assert "redrive.io/created" not in properties(busy, dead_letter)
+    assert busy.request("GET", f"{rest_path(retry)}/properties")["team"] == "orders"
+
+
+def test_a_role_that_is_taken_out_keeps_what_others_gave_it_and_no_more(busy: Shop) -> None:
+    busy.create_topic(busy.topic("roles"))
+    retry, dead_letter = (busy.topic(f"roles-fulfilment-{end}") for end in ("RETRY", "DLQ"))
+    busy.create_topic(retry)
+    for role, *actions in (
+        ("shop-before", "consume", "functions"),
+        ("shop-same", "consume", "produce"),
+        ("nobody", "consume"),
+    ):
+        grant(busy, retry, role, *actions)
+    before = rights(busy, retry)
+    ours = ["fulfilment", "shop-before", "shop-same"]
+    readers = {"readerRoles": ["shop-before"]}
+    busy.policy("roles", topic=busy.topic("roles"), consumerRoles=ours, deadLetter=readers)
+    busy.ready("roles")
+    assert rights(busy, retry) == before | {
+        "fulfilment": {"consume", "produce"},
+        "shop-before": {"consume", "functions", "produce"},
+    }
+    assert rights(busy, dead_letter)["shop-before"] == {"consume", "produce"}
+    grant(busy, retry, "fulfilment", "consume", "produce", "functions")  # beside what is ours
+    busy.policy("roles", topic=busy.topic("roles"), consumerRoles=[], deadLetter=readers)
+    busy.ready("roles")
+    assert rights(busy, retry) == before | {"fulfilment": {"functions"}}
+    assert rights(busy, dead_letter) == {"shop-before": {"consume"}}
+    assert "redrive.io/granted" not in properties(busy, retry)
+
+
+def test_the_topic_of_another_cluster_is_refused_and_left_alone_until_it_is_given_up(
+    busy: Shop,
+) -> None:
+    busy.create_topic(busy.topic("foreign"))
+    retry = busy.topic("foreign-fulfilment-RETRY")
+    busy.create_topic(retry)
+    mark = {"redrive.io/owner": f"elsewhere/{busy.namespace}/foreign"}
+    busy.request("PUT", f"{rest_path(retry)}/properties", mark)
+    before = state(busy, "foreign")
+    busy.policy("foreign", topic=busy.topic("foreign"))
+    refused = busy.reaches("foreign", "OwnerConflict")
+    conditions = {c["type"]: c["message"] for c in refused["status"]["conditions"]}
+    assert conditions.keys() == {"Ready", "Stalled"}
+    assert f"got 'redrive.io/owner=elsewhere/{busy.namespace}/foreign'" in conditions["Stalled"]
+    assert state(busy, "foreign") == before
+    busy.request("DELETE", f"{rest_path(retry)}/properties?key=redrive.io/owner")
+    busy.ready("foreign")
+
+
+def test_a_policy_made_anew_knows_its_topics_again(busy: Shop) -> None:
+    busy.create_topic(busy.topic("again"))
+    for _ in range(2):
+        busy.policy("again", topic=busy.topic("again"))
+        retry = busy.ready("again")["status"]["retryTopic"]
+        assert properties(busy, retry)["redrive.io/created"] == "true"
+        busy.kubectl("delete", "retrypolicy", "again", "--timeout=20s")
+
+
+def state(shop: Shop, name: str) -> dict[str, Any]:
+    """Of the topics of one source: all that the broker has."""
+    return {
+        topic: (found, properties(shop, topic), rights(shop, topic))
+        for topic, found in shop.topics().items()
+        if f"/{name}" in topic
+    }
