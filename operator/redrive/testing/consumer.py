@@ -10,11 +10,11 @@ from typing import cast
 
 import pulsar
 
-from redrive.delivery import PolicyFile, RetryConsumer, load_policy
-from redrive.delivery.consumer import NACK_DELAY
+from redrive.delivery.consumer import NACK_DELAY, RetryConsumer
 from redrive.delivery.events import Hook
 from redrive.delivery.inbox import ConsumerStoppedError
 from redrive.delivery.parts import Parts
+from redrive.delivery.policy_file import PolicyFile, load_policy
 from redrive.delivery.run import Run
 from redrive.delivery.tracing import UNTRACED, Tracing
 from redrive.policy.cause import Redaction
