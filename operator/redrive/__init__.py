@@ -22,6 +22,7 @@ __all__ = [
     "RedriveError",
     "RetryConsumer",
     "RetryProducer",
+    "SimpleConsumer",
     "load_policy",
 ]
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from redrive.delivery.events import Event
     from redrive.delivery.policy_file import PolicyFile, load_policy
     from redrive.delivery.retry_producer import RetryProducer
+    from redrive.delivery.simple import SimpleConsumer
     from redrive.errors import RedriveError
     from redrive.policy.cause import Cause, Redaction
     from redrive.policy.envelope import Attempt
@@ -51,6 +53,7 @@ else:
         "RedriveError": "redrive.errors",
         "RetryConsumer": "redrive.delivery.consumer",
         "RetryProducer": "redrive.delivery.retry_producer",
+        "SimpleConsumer": "redrive.delivery.simple",
         "load_policy": "redrive.delivery.policy_file",
     }
 

@@ -2,9 +2,10 @@
 
 For consumers in Python; `from redrive import RetryConsumer, PolicyFile` is the way in. Reading
 order: `consumer` (receive → verdict → settle), `failures`, `settle`, `events`; `run`, `answer`; its
-`parts`: `subscribe`, `inbox`, `producers`; and `policy_file`. Beside it, for those who produce:
-`retry_producer`, `sends`, `async_retry_producer`. Imported by those only who want them:
-`prometheus`, and `opentelemetry` with its place in a consumer, `tracing`.
+`parts`: `subscribe`, `inbox`, `producers`; and `policy_file`. For those who ask for messages:
+`simple`, `alarm`. For those who produce: `retry_producer`, `sends`, `async_retry_producer`.
+Imported by those only who want them: `prometheus`, and `opentelemetry` with its place in a
+consumer, `tracing`.
 
 Nothing is imported here: `redrive` imports each name from its module when it is first used, so that
 a program pays for what it uses.
