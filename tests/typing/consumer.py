@@ -76,7 +76,6 @@ with RetryConsumer(client, load_policy(), name="till-1") as consumer:
     consumer.run_batches(handle_many, size=10, wait=SECOND)
     consumer.run_batches(handle_and_answer)  # type: ignore[arg-type]
     assert_type(len(consumer.receive_batch(10, SECOND)), int)
-    assert_type(consumer.late_successes, int)
     assert_type(consumer.policy.generation, int)
     assert_type(consumer.attempt_of(consumer.receive()).cause, Cause | None)
     consumer.negative_acknowledge(consumer.receive(), cause=ValueError())

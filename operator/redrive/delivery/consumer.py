@@ -1,7 +1,6 @@
-"""`RetryConsumer`: what an application consumes with; the spine of the second journey.
+"""`RetryConsumer`: what an application consumes with.
 
-receive → verdict → settle: a message comes from the source or the retry topic, the application
-handles it, and if that fails, `failures` finds what becomes of it and `settle` obeys.
+By hand with the methods of its base, `receiver`; or by handlers: take → handle → settle.
 """
 
 from __future__ import annotations
@@ -12,27 +11,22 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from types import TracebackType
-from typing import Self, overload
 
 import pulsar
 
 from redrive.delivery import answer
 from redrive.delivery.answer import BatchHandler, Handler
-from redrive.delivery.events import Events, Hook
-from redrive.delivery.failures import Failures, topic_of
+from redrive.delivery.events import Hook
 from redrive.delivery.inbox import Inbox
 from redrive.delivery.pace import Pace
-from redrive.delivery.parts import Parts, Subscription, SystemClock
+from redrive.delivery.parts import Parts, SystemClock
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.producers import Producers
+from redrive.delivery.receiver import Receiver
 from redrive.delivery.run import Run
-from redrive.delivery.settle import Settler
 from redrive.delivery.subscribe import subscribe
 from redrive.delivery.tracing import UNTRACED, Tracing
-from redrive.errors import InvalidSpecError
 from redrive.policy.cause import Redaction
-from redrive.policy.envelope import Attempt
 from redrive.policy.failure import FailureRules
 from redrive.policy.model import Policy
 
@@ -40,7 +34,7 @@ HANDLER_TIMEOUT = timedelta(seconds=60)
 NACK_DELAY = timedelta(minutes=1)
 
 
-class RetryConsumer:
+class RetryConsumer(Receiver):
     """Consumes a topic, retries later what failed, and lays aside what keeps failing.
 
     Every message is handled at least once, and is acknowledged only after it was handled or after
@@ -95,116 +89,8 @@ class RetryConsumer:
         on_event: Hook | None,
         tracing: Tracing,
     ) -> None:
-        self.name = name
-        self._parts = parts
-        self._failures = Failures(
-            in_force(policy, parts.clock),
-            Settler(parts.outgoing, parts.incoming, Events(on_event), tracing),
-            parts.clock,
-            name,
-            redaction,
-        )
-        self._tracing = tracing
+        super()._assemble(parts, policy, name, redaction, on_event, tracing)
         self._runs: dict[threading.Thread, threading.Event] = {}
-        self._late_successes = 0
-        self._counting = threading.Lock()
-
-    @overload
-    def receive(self) -> pulsar.Message: ...
-    @overload
-    def receive(self, timeout: timedelta | None) -> pulsar.Message | None: ...
-    def receive(self, timeout: timedelta | None = None) -> pulsar.Message | None:
-        """Return the next message of the source or the retry topic, or None after *timeout*.
-
-        The two topics take turns while both have messages.
-
-        Raises:
-            ConsumerStoppedError: `stop` or `close` was called.
-            SubscriptionLostError: the client was closed.
-        """
-        return self._parts.incoming.take(None if timeout is None else timeout.total_seconds())
-
-    def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
-        """Return up to *size* messages: as soon as there are so many, or what came within *wait*.
-
-        Raises:
-            ConsumerStoppedError: `stop` or `close` was called.
-            SubscriptionLostError: the client was closed.
-        """
-        end = self._parts.clock.monotonic() + wait.total_seconds()
-        messages: list[pulsar.Message] = []
-        while len(messages) < size:
-            message = self._parts.incoming.take(max(0.0, end - self._parts.clock.monotonic()))
-            if message is None:
-                break
-            messages.append(message)
-        return messages
-
-    def attempt_of(self, message: pulsar.Message) -> Attempt:
-        """Return which attempt at *message* this is, where it came from, and why it failed before.
-
-        A message of the source topic is at its first attempt, whatever its properties claim.
-        """
-        return self._failures.attempt_of(message)
-
-    def acknowledge(self, message: pulsar.Message) -> None:
-        """Settle *message* as handled. It may come again if the broker doesn't hear of this.
-
-        Raises:
-            InvalidSpecError: it is not a message of this consumer.
-        """
-        self._subscription(message).acknowledge(message)
-        self._failures.forget(message)
-
-    def negative_acknowledge(
-        self, message: pulsar.Message, *, cause: BaseException | None = None
-    ) -> None:
-        """Leave *message* unacknowledged at the broker, which delivers it again after `nack_delay`.
-
-        For failures that concern this consumer rather than the message, and for applications that
-        want no retry topic: order and redelivery are the broker's. A message that comes again for
-        the `max_retries`-th time and is given here once more is dead-lettered. The count is the
-        broker's, which keeps it in memory: it begins anew when the last consumer of the
-        subscription has gone.
-
-        Args:
-            cause: travels with the message if it is dead-lettered.
-
-        Raises:
-            InvalidSpecError: it is not a message of this consumer.
-        """
-        self._failures.refused(message, self._subscription(message), cause)
-
-    def reconsume_later(
-        self,
-        message: pulsar.Message,
-        *,
-        delay: timedelta | None = None,
-        level: int | None = None,
-        cause: BaseException | None = None,
-    ) -> None:
-        """Settle *message* as failed: it is retried later, or dead-lettered with retries used up.
-
-        A policy with dead-lettering switched off discards it instead of dead-lettering it.
-
-        With neither *delay* nor *level* the policy's ladder says how long to wait. On return the
-        message is in the hands of the broker: either stored on its next hop and acknowledged, or,
-        if that could not be had within some seconds, logged as an error and handed out again by
-        `receive` after 5 s, as the next attempt. In both cases the caller is done with it.
-
-        Args:
-            delay: wait this long, 1 s … 864 000 s.
-            level: k waits as long as delay level k says, or the highest if k is above it;
-                0 leaves it to the ladder; below 0 the message is dead-lettered now.
-            cause: why it failed; its class and text travel with the message.
-
-        Raises:
-            InvalidSpecError: both were given, the delay is out of bounds, or the message is not
-                one of this consumer. Nothing has been settled then.
-        """
-        self._failures.asked(
-            message, self._subscription(message), delay=delay, level=level, error=cause
-        )
 
     def run(  # noqa: PLR0913 - each is a choice of its own, with a default
         self,
@@ -233,7 +119,7 @@ class RetryConsumer:
                 first of them is the calling thread.
             timeout: a handler that takes longer has failed, with `HandlerTimeoutError` as the
                 cause. It can't be interrupted and keeps its worker busy until it ends; if it ends
-                well after all, that is ignored, logged and counted.
+                well after all, that is ignored, and told as the event `redrive.late_success`.
             max_rate: at most so many messages begin to be handled per second.
 
         Raises:
@@ -277,32 +163,6 @@ class RetryConsumer:
 
         self._work(take, answer.many(handler, explicit=explicit), rules, workers, timeout)
 
-    @property
-    def policy(self) -> Policy:
-        """Return the policy in force; its `generation` tells which."""
-        return self._failures.policy()
-
-    @property
-    def late_successes(self) -> int:
-        """Return how many messages were handled well, but after `run` had given them up."""
-        return self._late_successes
-
-    def pause(self) -> None:
-        """Hand out no message until `resume`; those in hand are finished.
-
-        Messages that have come to this consumer stay with it, unacknowledged; other consumers of
-        the subscription get the rest.
-        """
-        self._parts.incoming.pause()
-
-    def resume(self) -> None:
-        """Go on after `pause`."""
-        self._parts.incoming.resume()
-
-    def stop(self) -> None:
-        """Make every `run` return once its messages in hand are settled; callable from a signal."""
-        self._parts.incoming.stop()
-
     def close(self) -> None:
         """Stop, wait until every `run` in another thread has ended, and leave the subscriptions.
 
@@ -313,20 +173,7 @@ class RetryConsumer:
         for thread, ended in list(self._runs.items()):
             if thread is not threading.current_thread():
                 ended.wait()
-        with contextlib.ExitStack() as closing:
-            closing.callback(self._parts.outgoing.close)
-            closing.callback(self._parts.incoming.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().close()
 
     @contextlib.contextmanager
     def _registered(self) -> Iterator[None]:
@@ -349,13 +196,14 @@ class RetryConsumer:
             if failure is None:
                 self.acknowledge(message)
             else:
-                self._failures.raised(message, self._subscription(message), failure, rules)
+                subscription = self._subscriptions[message.topic_name()]
+                self._failures.raised(message, subscription, failure, rules)
 
         run = Run(
             take,
             self._tracing.handling(handle, self),
             self._tracing.settling(settle),
-            self._count_late,
+            self._failures.late,
             self.stop,
             workers,
             timeout,
@@ -371,18 +219,3 @@ class RetryConsumer:
         if seconds > 0:
             self._parts.incoming.sleep(seconds)
         return messages
-
-    def _count_late(self, message: pulsar.Message) -> None:
-        with self._counting:
-            self._late_successes += 1
-        self._failures.late(message)
-
-    def _subscription(self, message: pulsar.Message) -> Subscription:
-        topic = topic_of(message)
-        if topic not in self._parts.subscriptions:
-            raise InvalidSpecError(
-                "a message is settled by the consumer it came from",
-                got=str(topic),
-                remedy=f"this one consumes {' and '.join(map(str, self._parts.subscriptions))}",
-            )
-        return self._parts.subscriptions[topic]

@@ -5,7 +5,6 @@ verdict → settle: `policy.verdict` and `policy.failure` decide, `settle` obeys
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,22 +13,14 @@ from datetime import timedelta
 import pulsar
 
 from redrive.delivery.events import Event, Name
+from redrive.delivery.origin import topic_of
 from redrive.delivery.parts import Clock, Subscription
 from redrive.delivery.settle import Settler, id_text, schema_version
 from redrive.policy.cause import Cause
 from redrive.policy.envelope import Attempt
 from redrive.policy.failure import FailureRules, after_error
 from redrive.policy.model import Policy
-from redrive.policy.naming import TopicName
-from redrive.policy.verdict import (
-    Dead,
-    DeadReason,
-    Discard,
-    Retry,
-    after_expiry,
-    after_failure,
-    end,
-)
+from redrive.policy.verdict import Dead, DeadReason, Discard, Retry, after_failure, end
 
 
 @dataclass(frozen=True)
@@ -107,22 +98,18 @@ class Failures:
     ) -> None:
         """Settle *message*, whose handler raised *error*, as *rules* and the policy say."""
         policy, attempt = self.policy(), self.attempt_of(message)
-        cause = self._failed(message, attempt, error)
+        cause = self._cause(error, attempt)
+        self.settler.events.tell(
+            self._event(Name.ATTEMPT_FAILED, message, attempt, reason=cause.type),
+            "attempt %d failed of %s: %s: %s\n%s",
+            attempt.number, attempt.origin, cause.type, cause.message, cause.trace,
+        )  # fmt: skip
         verdict = after_error(
             policy, rules, type(error),
             reconsume_times=attempt.reconsume_times,
             failing_for=attempt.failing_for(cause.failed_at),
             luck=_luck(),
         )  # fmt: skip
-        self._settle(message, subscription, attempt, verdict, cause, policy)
-
-    def expired(
-        self, message: pulsar.Message, subscription: Subscription, error: Exception
-    ) -> None:
-        """Have *message*, which nobody settled in time, received again at once, or bury it."""
-        policy, attempt = self.policy(), self.attempt_of(message)
-        cause = self._failed(message, attempt, error)
-        verdict = after_expiry(policy, attempt.reconsume_times)
         self._settle(message, subscription, attempt, verdict, cause, policy)
 
     def late(self, message: pulsar.Message) -> None:
@@ -133,16 +120,6 @@ class Failures:
             "a handler ended well, but after its time; what it did may be done again: origin %s",
             attempt.origin,
         )
-
-    def _failed(self, message: pulsar.Message, attempt: Attempt, error: Exception) -> Cause:
-        """Tell that an attempt has failed, and why."""
-        cause = self._cause(error, attempt)
-        self.settler.events.tell(
-            self._event(Name.ATTEMPT_FAILED, message, attempt, reason=cause.type),
-            "attempt %d failed of %s: %s: %s\n%s",
-            attempt.number, attempt.origin, cause.type, cause.message, cause.trace,
-        )  # fmt: skip
-        return cause
 
     def _event(
         self, name: Name, message: pulsar.Message, attempt: Attempt, reason: str = ""
@@ -185,17 +162,6 @@ class Failures:
             attempt=attempt.number,
             redact=self.redact,
         )
-
-
-def topic_of(message: pulsar.Message) -> TopicName:
-    """Return the topic that *message* was consumed from, without partition."""
-    # Set by the client from its subscription: no producer can forge it.
-    return _whole(message.topic_name())
-
-
-@functools.lru_cache
-def _whole(name: str) -> TopicName:
-    return TopicName.parse(name).without_partition()
 
 
 def _luck() -> float:

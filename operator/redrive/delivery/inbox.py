@@ -1,8 +1,7 @@
 """Several subscriptions as one stream of messages; called by `consumer`.
 
-A thread per subscription blocks in the client's `receive` and hands over what comes. The taker
-serves the subscriptions in turn, so that neither a busy source topic nor a flood of retries keeps
-the other waiting for longer than one message.
+The lines that flow are served in turn, so that neither a busy source topic nor a flood of retries
+keeps the other waiting for longer than one message.
 """
 
 from __future__ import annotations
@@ -13,27 +12,20 @@ import heapq
 import itertools
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 
 import pulsar
 
 from redrive.delivery.latch import Latch
+from redrive.delivery.line import Line
 from redrive.errors import RedriveError
 
 _LOOK_EVERY_SECONDS = 1.0
 """How late a message that is handed out again may be, for a taker who waits all the while."""
 
-_WINDOW = 100
-"""Messages of one subscription between its thread and the taker: enough to seldom switch threads.
-
-None of them is acknowledged, so none is lost when the process ends.
-"""
-
-
-_PATIENCE_MS = 1_000
-"""How long a thread stays in the client when nothing comes."""
+_LINGER_MS = 20
+"""How long a taker stays with the only line that flows before he leaves it to its thread."""
 
 
 class ConsumerStoppedError(RedriveError):
@@ -55,17 +47,20 @@ class Inbox:
     """
 
     def __init__(self, consumers: Sequence[pulsar.Consumer]) -> None:
-        # One entry for each waiting message, and one to wake the taker at the end. A signal
-        # handler may put one in at any moment, even into this queue's own methods.
-        self._arrivals: SimpleQueue[None] = SimpleQueue()
-        self._lines = deque(_Line(consumer, self._arrivals) for consumer in consumers)
-        self._turn = threading.Lock()
+        # Wakes a taker; he wakes the next if there may be more. A signal handler may put one in
+        # at any moment, even into this queue's own methods.
+        self._wakings: SimpleQueue[None] = SimpleQueue()
+        self._changing = threading.Lock()
+        self._flowing: list[Line] = []
+        self._turns: Iterator[Sequence[Line]] = itertools.repeat(())
+        self._linger_ms = 0
         self._again: list[tuple[float, int, pulsar.Message]] = []
         self._numbers = itertools.count()
         self._stopping = False
         self._stopped = Latch()
+        self._lost: Exception | None = None
         self._pause: Latch | None = None  # closed while nothing is handed out
-        # A thread that is inside the client when the interpreter goes away aborts the process.
+        self._lines = [Line(consumer, self._flows, self._lose) for consumer in consumers]
         atexit.register(self.close)
 
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
@@ -75,32 +70,15 @@ class Inbox:
             ConsumerStoppedError: `stop` was called.
             SubscriptionLostError: the client ended a subscription.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            self._check_running()
-            left = None if end is None else max(0.0, end - time.monotonic())
-            pause = self._pause
-            if pause is not None:
-                if not pause.wait(left):
-                    return None
-                continue
-            due = self._due() if self._again else None
-            if due is not None:
-                return due
-            wait = _LOOK_EVERY_SECONDS if left is None else min(left, _LOOK_EVERY_SECONDS)
-            try:
-                self._arrivals.get(timeout=wait)
-            except Empty:
-                if wait == left:
-                    return None
-                continue
-            if self._pause is None:
-                return self._next()
-            self._arrivals.put(None)  # paused while this thread waited
+        if not (self._stopping or self._pause or self._again or self._lost):
+            message = self._next()
+            if message is not None:
+                return message
+        return self._wait(None if timeout is None else time.monotonic() + timeout)
 
     def again(self, message: pulsar.Message, seconds: float) -> None:
         """Hand *message* out once more after so many *seconds*; it stays unacknowledged."""
-        with self._turn:
+        with self._changing:
             entry = (time.monotonic() + seconds, next(self._numbers), message)
             heapq.heappush(self._again, entry)
 
@@ -128,84 +106,95 @@ class Inbox:
         """Hand out nothing more; may be called from a signal handler."""
         self._stopping = True
         self._stopped.open()
-        self._arrivals.put(None)
+        self._wakings.put(None)
         self.resume()
 
     def close(self) -> None:
         """Stop, and give back to the broker whatever was not acknowledged; once is enough."""
         self.stop()
         atexit.unregister(self.close)
-        with self._turn:
-            lines, self._lines = self._lines, deque()
+        with self._changing:
+            lines, self._lines = self._lines, []
         with contextlib.ExitStack() as closing:
             for line in lines:
                 closing.callback(line.close)
 
+    def _next(self) -> pulsar.Message | None:
+        for line in next(self._turns):
+            message = line.take(self._linger_ms)
+            if message is not None:
+                return message
+            self._dried(line)
+        return None
+
+    def _wait(self, end: float | None) -> pulsar.Message | None:
+        while True:
+            self._check_running()
+            left = None if end is None else max(0.0, end - time.monotonic())
+            pause = self._pause
+            if pause is not None:
+                if not pause.wait(left):
+                    return None
+                continue
+            message = self._due() or self._next()
+            if message is not None:
+                if self._flowing:
+                    self._wake()
+                return message
+            wait = _LOOK_EVERY_SECONDS if left is None else min(left, _LOOK_EVERY_SECONDS)
+            try:
+                self._wakings.get(timeout=wait)
+            except Empty:
+                if wait == left:
+                    return None
+
     def _due(self) -> pulsar.Message | None:
-        with self._turn:
+        with self._changing:
             if not self._again or self._again[0][0] > time.monotonic():
                 return None
             _, _, message = heapq.heappop(self._again)
         return message
 
-    def _next(self) -> pulsar.Message:
-        with self._turn:
-            self._check_running()
-            self._lines.rotate()
-            line = next(line for line in self._lines if line.waiting)
-            message = line.waiting.popleft()
-        line.room.release()
-        return message
+    def _flows(self, line: Line) -> None:
+        with self._changing:
+            self._flowing.append(line)
+            self._arrange()
+        self._wake()
+
+    def _dried(self, line: Line) -> None:
+        with self._changing:
+            # Another taker has seen it too; and the thread may have brought something since.
+            if line not in self._flowing or line.handed_over:
+                return
+            self._flowing.remove(line)
+            self._arrange()
+        line.leave_to_thread()
+
+    def _arrange(self) -> None:
+        flowing = self._flowing
+        orders = [flowing[n:] + flowing[:n] for n in range(len(flowing))]
+        # Several threads may go to the next turn at a time.
+        self._turns = itertools.cycle(orders or [[]])
+        self._linger_ms = _LINGER_MS if len(flowing) == 1 else 0
+
+    def _lose(self, error: Exception) -> None:
+        self._lost = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wakings.empty():
+            self._wakings.put(None)
 
     def _check_running(self) -> None:
         if self._stopping:
-            self._arrivals.put(None)  # wakes the next of several takers
+            self._wakings.put(None)  # wakes the next of several takers
             raise ConsumerStoppedError(
                 "this consumer was stopped", remedy="make a new one to go on consuming"
             )
-        lost = next((line.lost for line in self._lines if line.lost), None)
-        if lost is not None:
-            self._arrivals.put(None)
+        if self._lost is not None:
+            self._wakings.put(None)
             raise SubscriptionLostError(
                 "the client ended a subscription of this consumer",
-                got=str(lost),
+                got=str(self._lost),
                 remedy="keep the client open for as long as its consumers; make a new consumer",
-            ) from lost
-
-
-class _Line:
-    """The messages of one subscription that wait to be taken, and the thread that brings them."""
-
-    def __init__(self, consumer: pulsar.Consumer, arrivals: SimpleQueue[None]) -> None:
-        self.waiting: deque[pulsar.Message] = deque()
-        self.room = threading.Semaphore(_WINDOW)
-        self.lost: Exception | None = None
-        self._consumer = consumer
-        self._arrivals = arrivals
-        self._thread = threading.Thread(target=self._feed, name="redrive-inbox", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        # A client that was closed first has closed its consumers: the end that was wanted.
-        with contextlib.suppress(pulsar.AlreadyClosed):
-            self._consumer.close()  # wakes the thread if it is in receive()
-        self.room.release()  # … or if it waits for room
-        self._thread.join()
-
-    def _feed(self) -> None:
-        while True:
-            self.room.acquire()
-            try:
-                message = self._receive()
-            except pulsar.exceptions.PulsarException as error:
-                self.lost = error
-                self._arrivals.put(None)
-                return
-            self.waiting.append(message)
-            self._arrivals.put(None)
-
-    def _receive(self) -> pulsar.Message:
-        # Never without a timeout: the client forgets a receive that begins while it closes.
-        while True:
-            with contextlib.suppress(pulsar.Timeout):
-                return self._consumer.receive(_PATIENCE_MS)
+            ) from self._lost

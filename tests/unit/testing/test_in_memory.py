@@ -115,12 +115,14 @@ def test_to_wait_for_ever_is_an_error_that_says_so() -> None:
 
 
 def test_a_handler_that_lets_its_time_pass_has_timed_out() -> None:
-    consumer = InMemoryConsumer(Policy(POLICY.topic, "s", max_retries=0))
+    events: list[Event] = []
+    policy = Policy(POLICY.topic, "s", max_retries=0)
+    consumer = InMemoryConsumer(policy, on_event=events.append)
     consumer.send(b"x")
     consumer.run(lambda _: consumer.advance(timedelta(seconds=61)))
     (dead,) = consumer.dead_letters
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "HandlerTimeoutError"
-    assert consumer.late_successes == 1
+    assert [event.event for event in events][-1] == "redrive.late_success"
 
 
 def test_a_rate_takes_virtual_time() -> None:

@@ -113,11 +113,12 @@ class Delivery(RuleBasedStateMachine):
         message = self.in_hand.pop()
         name = message.data().decode()
         refused = self.refused_for(message, asked)
+        ends = self.ends(message, asked)  # before the consumer forgets what it could not send
         self.consumer.reconsume_later(message, cause=ValueError(name), **asked)
         if refused:
             self.refusals[name] += 1
             self.unsent.append(name)
-        elif self.ends(message, asked) and not self.policy.dead_letters:
+        elif ends and not self.policy.dead_letters:
             self.settled.add(name)
 
     @precondition(lambda self: self.in_hand)

@@ -1,0 +1,185 @@
+"""Receives messages and settles them: the spine of the second journey; what `consumer` is based on.
+
+receive → verdict → settle: a message comes from the source or the retry topic, the application
+handles it, and if that fails, `failures` finds what becomes of it and `settle` obeys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from types import TracebackType
+from typing import Self, overload
+
+import pulsar
+
+from redrive.delivery.events import Events, Hook
+from redrive.delivery.failures import Failures
+from redrive.delivery.origin import Subscriptions
+from redrive.delivery.parts import Parts
+from redrive.delivery.policy_file import PolicyFile, in_force
+from redrive.delivery.settle import Settler
+from redrive.delivery.tracing import Tracing
+from redrive.policy.cause import Redaction
+from redrive.policy.envelope import Attempt
+from redrive.policy.model import Policy
+
+
+class Receiver:
+    """Receives from source and retry topic, and settles; see `RetryConsumer`."""
+
+    def _assemble(  # noqa: PLR0913, PLR0917 - all that a consumer is made of
+        self,
+        parts: Parts,
+        policy: Policy | PolicyFile,
+        name: str,
+        redaction: Redaction,
+        on_event: Hook | None,
+        tracing: Tracing,
+    ) -> None:
+        self.name = name
+        self._parts = parts
+        self._failures = Failures(
+            in_force(policy, parts.clock),
+            Settler(parts.outgoing, parts.incoming, Events(on_event), tracing),
+            parts.clock,
+            name,
+            redaction,
+        )
+        self._tracing = tracing
+        self._subscriptions = Subscriptions(parts.subscriptions)
+
+    @overload
+    def receive(self) -> pulsar.Message: ...
+    @overload
+    def receive(self, timeout: timedelta | None) -> pulsar.Message | None: ...
+    def receive(self, timeout: timedelta | None = None) -> pulsar.Message | None:
+        """Return the next message of the source or the retry topic, or None after *timeout*.
+
+        The two topics take turns while both have messages.
+
+        Raises:
+            ConsumerStoppedError: `stop` or `close` was called.
+            SubscriptionLostError: the client was closed.
+        """
+        return self._parts.incoming.take(None if timeout is None else timeout.total_seconds())
+
+    def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
+        """Return up to *size* messages: as soon as there are so many, or what came within *wait*.
+
+        Raises:
+            ConsumerStoppedError: `stop` or `close` was called.
+            SubscriptionLostError: the client was closed.
+        """
+        end = self._parts.clock.monotonic() + wait.total_seconds()
+        messages: list[pulsar.Message] = []
+        while len(messages) < size:
+            message = self._parts.incoming.take(max(0.0, end - self._parts.clock.monotonic()))
+            if message is None:
+                break
+            messages.append(message)
+        return messages
+
+    def attempt_of(self, message: pulsar.Message) -> Attempt:
+        """Return which attempt at *message* this is, where it came from, and why it failed before.
+
+        A message of the source topic is at its first attempt, whatever its properties claim.
+        """
+        return self._failures.attempt_of(message)
+
+    def acknowledge(self, message: pulsar.Message) -> None:
+        """Settle *message* as handled. It may come again if the broker doesn't hear of this.
+
+        Raises:
+            InvalidSpecError: it is not a message of this consumer.
+        """
+        self._subscriptions[message.topic_name()].acknowledge(message)
+        self._failures.forget(message)
+
+    def negative_acknowledge(
+        self, message: pulsar.Message, *, cause: BaseException | None = None
+    ) -> None:
+        """Leave *message* unacknowledged at the broker, which delivers it again after `nack_delay`.
+
+        For failures that concern this consumer rather than the message, and for applications that
+        want no retry topic: order and redelivery are the broker's. A message that comes again for
+        the `max_retries`-th time and is given here once more is dead-lettered. The count is the
+        broker's, which keeps it in memory: it begins anew when the last consumer of the
+        subscription has gone.
+
+        Args:
+            cause: travels with the message if it is dead-lettered.
+
+        Raises:
+            InvalidSpecError: it is not a message of this consumer.
+        """
+        self._failures.refused(message, self._subscriptions[message.topic_name()], cause)
+
+    def reconsume_later(
+        self,
+        message: pulsar.Message,
+        *,
+        delay: timedelta | None = None,
+        level: int | None = None,
+        cause: BaseException | None = None,
+    ) -> None:
+        """Settle *message* as failed: it is retried later, or dead-lettered with retries used up.
+
+        A policy with dead-lettering switched off discards it instead of dead-lettering it.
+
+        With neither *delay* nor *level* the policy's ladder says how long to wait. On return the
+        message is in the hands of the broker: either stored on its next hop and acknowledged, or,
+        if that could not be had within some seconds, logged as an error and handed out again by
+        `receive` after 5 s, as the next attempt. In both cases the caller is done with it.
+
+        Args:
+            delay: wait this long, 1 s … 864 000 s.
+            level: k waits as long as delay level k says, or the highest if k is above it;
+                0 leaves it to the ladder; below 0 the message is dead-lettered now.
+            cause: why it failed; its class and text travel with the message.
+
+        Raises:
+            InvalidSpecError: both were given, the delay is out of bounds, or the message is not
+                one of this consumer. Nothing has been settled then.
+        """
+        subscription = self._subscriptions[message.topic_name()]
+        self._failures.asked(message, subscription, delay=delay, level=level, error=cause)
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy in force; its `generation` tells which."""
+        return self._failures.policy()
+
+    def pause(self) -> None:
+        """Hand out no message until `resume`; those in hand are finished.
+
+        Messages that have come to this consumer stay with it, unacknowledged; other consumers of
+        the subscription get the rest.
+        """
+        self._parts.incoming.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._parts.incoming.resume()
+
+    def stop(self) -> None:
+        """Make every `run` return once its messages in hand are settled; callable from a signal."""
+        self._parts.incoming.stop()
+
+    def close(self) -> None:
+        """Stop, and leave the subscriptions."""
+        self.stop()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._parts.outgoing.close)
+            closing.callback(self._parts.incoming.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,82 @@
+"""Messages that are handled well: what a consumer costs beside the bare client.
+
+The two take turns on one topic, with the same messages, in one process. The topic is filled before
+it is consumed, so that the consumers are compared, and not the producers.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pulsar
+import pytest
+from tests.benchmarks.figures import Figure
+from tests.stage import Stage
+
+from redrive import RetryConsumer
+from redrive.policy.naming import TopicName
+
+PAIRS = 5
+FLOOR = 0.7
+
+
+class Receiving(Protocol):
+    """What both consumers have."""
+
+    def receive(self) -> pulsar.Message: ...
+
+    def acknowledge(self, message: pulsar.Message) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("producer", "messages"), [("batched", 100_000), ("unbatched", 40_000)], ids=str
+)
+def test_the_success_path_costs_little_more_than_the_bare_client(
+    set_stage: Callable[..., Any], figures: list[Figure], producer: str, messages: int
+) -> None:
+    stage: Stage = set_stage()
+    client, topic = stage.client("superuser"), stage.policy.topic
+    bare, ours = [], []
+    for _ in range(PAIRS):
+        fill(client, topic, messages, batched=producer == "batched")
+        consumer = client.subscribe(
+            str(topic), stage.policy.subscription, consumer_type=pulsar.ConsumerType.Shared
+        )
+        bare.append(rate(consumer, messages))
+        consumer.close()
+        fill(client, topic, messages, batched=producer == "batched")
+        with RetryConsumer(client, stage.policy) as retry_consumer:
+            ours.append(rate(retry_consumer, messages))
+    name = f"success path, {producer} producer"
+    # Of each pair, since what else the machine does changes from one to the next.
+    ratio = statistics.median(mine / its for mine, its in zip(ours, bare, strict=True))
+    figures += [
+        Figure(name, "bare client", statistics.median(bare), "messages/s"),
+        Figure(name, "RetryConsumer", statistics.median(ours), "messages/s"),
+        Figure(name, "ratio", ratio, "of bare", at_least=FLOOR),
+    ]
+
+
+def fill(client: pulsar.Client, topic: TopicName, messages: int, *, batched: bool) -> None:
+    """Produce what one run consumes."""
+    producer = client.create_producer(
+        str(topic), batching_enabled=batched, block_if_queue_full=True, max_pending_messages=5_000
+    )
+    for number in range(messages):
+        producer.send_async(
+            b"x" * 512, lambda *_: None, properties={"number": f"{number}", "kind": "order"}
+        )
+    producer.flush()
+    producer.close()
+
+
+def rate(consumer: Receiving, messages: int) -> float:
+    """Consume what `fill` produced, and return how much of it per second."""
+    consumer.acknowledge(consumer.receive())  # the first one waits for the connection
+    began = time.perf_counter()
+    for _ in range(messages - 1):
+        consumer.acknowledge(consumer.receive())
+    return (messages - 1) / (time.perf_counter() - began)

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.stage import set_stage
+
+__all__ = ["set_stage"]
