@@ -89,11 +89,14 @@ _REMEDIES = {
 }
 
 
+_LACKS_RIGHT = ("Unauthorized to ", "Don't have permission to ")
+
+
 def error_for(call: str, status: int, answer: str) -> AdminError:
     """Name the failure of *call* by its HTTP *status* and the body of the broker's *answer*."""
     kind = _KINDS.get(status, BrokerFailedError if status >= 500 else BrokerRefusedError)  # noqa: PLR2004
     said = _what_it_says(answer)
-    if said.startswith("Unauthorized to "):
+    if said.startswith(_LACKS_RIGHT):
         # Some calls answer 401 where others answer 403: the token is good, a right is missing.
         kind = ForbiddenError
     return kind(

@@ -10,6 +10,7 @@ from redrive.admin import errors
     [
         (401, "<html><title>Error 401 Authentication required</title>", "AuthenticationFailed"),
         (401, '{"reason":"Unauthorized to validateTopicOperation for …"}', "Forbidden"),
+        (401, '{"reason":"Don\'t have permission to administrate …"}', "Forbidden"),
         (403, '{"reason":"Unauthorized to validateNamespaceOperation for …"}', "Forbidden"),
         (404, '{"reason":"Namespace does not exist"}', "NotFound"),
         (405, "", "Unsupported"),

@@ -1,0 +1,252 @@
+"""What redrive relies on of a broker's admin API: the real one and the fake do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from redrive.admin.client import Admin
+from redrive.admin.errors import (
+    AdminError,
+    AuthenticationFailedError,
+    BrokerRefusedError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+)
+from redrive.admin.model import Grant, SubscriptionStats
+from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, TopicPolicy, Ttl
+from redrive.policy.naming import TopicName
+
+World = Any  # of the conftest
+
+CONSUME, BOTH = frozenset({"consume"}), frozenset({"consume", "produce"})
+NOTHING: frozenset[str] = frozenset()
+STAYS = Holds("inactiveTopicPolicies", (("deleteWhileInactive", False),))
+
+
+def topic(world: World, name: str) -> TopicName:
+    return TopicName(world.tenant, "prod", name)
+
+
+async def make(world: World, name: str, partitions: int = 0) -> TopicName:
+    made = topic(world, name)
+    await world.admin.create_topic(made, partitions, {"owner": "me"})
+    return made
+
+
+async def set_grants(admin: Admin, *grants: Grant) -> None:
+    with admin.granting(grants[0].topic.namespace_name) as grant:
+        await grant(grants)
+
+
+async def test_any_token_is_good_for_the_clusters_and_no_other_is(world: World) -> None:
+    assert await world.client("nobody").clusters() == {"standalone"}
+    for token in ("x", "not.a.token"):
+        with pytest.raises(AuthenticationFailedError):
+            await world.client_with(token).clusters()
+
+
+async def test_tenants_and_namespaces_are_there_or_not(world: World) -> None:
+    assert await world.admin.tenant_exists(world.tenant)
+    assert not await world.admin.tenant_exists("absent")
+    empty = await world.admin.namespace(world.namespace)
+    assert (empty.unpartitioned, empty.partitioned, empty.permissions) == (set(), set(), {})
+    for namespace in (f"{world.tenant}/absent", "absent/prod"):
+        with pytest.raises(NotFoundError):
+            await world.admin.namespace(namespace)
+
+
+async def test_who_administers_no_tenant_is_told_that_a_right_is_missing(world: World) -> None:
+    there, nobody = await make(world, "a"), world.client("nobody")
+    asks: list[Callable[[], Awaitable[object]]] = [
+        lambda: nobody.tenant_exists(world.tenant),
+        lambda: nobody.namespace(world.namespace),
+        lambda: nobody.create_topic(topic(world, "b"), 0, {}),
+        lambda: nobody.create_topic(topic(world, "b"), 2, {}),
+        lambda: nobody.subscriptions(there),
+        lambda: nobody.create_subscription(there, "s"),
+        lambda: nobody.set_properties(there, {"a": "b"}),
+        lambda: nobody.topic_policy(there, Deduplicates()),
+        lambda: set_grants(nobody, Grant(there, "r", CONSUME)),
+        lambda: set_grants(nobody, Grant(there, "r", NOTHING)),
+    ]
+    for ask in asks:
+        with pytest.raises(ForbiddenError):
+            await ask()
+    state = await world.admin.namespace(world.namespace)
+    assert (state.unpartitioned, state.permissions) == ({str(there)}, {})
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+async def test_a_topic_is_made_once_with_properties_that_can_be_added_to(
+    world: World, partitions: int
+) -> None:
+    made = await make(world, "größe 100%+#".replace(" ", ""), partitions)
+    for other in (0, 2):
+        with pytest.raises(ConflictError):
+            await world.admin.create_topic(made, other, {})
+    await world.admin.set_properties(made, {"more": "of it"})
+    metadata = await world.admin.metadata(made, partitioned=bool(partitions))
+    assert metadata.partitions == await world.admin.partitions(made) == partitions
+    assert metadata.properties == {"owner": "me", "more": "of it"}
+    state = await world.admin.namespace(world.namespace)
+    assert state.partitioned == ({str(made)} if partitions else set())
+    parts = {f"{made}-partition-{index}" for index in range(partitions)}
+    assert state.unpartitioned == (parts or {str(made)})
+
+
+async def test_partitions_are_added_and_never_taken_away(world: World) -> None:
+    parts, plain = await make(world, "parts", 2), await make(world, "plain")
+    await world.admin.create_subscription(parts, "s")
+    await world.admin.add_partitions(parts, 3)
+    await world.admin.add_partitions(parts, 3)
+    assert await world.admin.partitions(parts) == 3
+    last = TopicName(world.tenant, "prod", "parts-partition-2")
+    assert await world.admin.subscriptions(last) == {"s"}
+    with pytest.raises(BrokerRefusedError):
+        await world.admin.add_partitions(parts, 2)
+    for no_such in (plain, topic(world, "absent")):
+        with pytest.raises(ConflictError):
+            await world.admin.add_partitions(no_such, 3)
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_a_subscription_is_made_once(world: World, partitions: int) -> None:
+    made = await make(world, "a", partitions)
+    assert await world.admin.subscriptions(made) == set()
+    for name in ("s", "a+b%41"):
+        await world.admin.create_subscription(made, name)
+        with pytest.raises(ConflictError):
+            await world.admin.create_subscription(made, name)
+    assert await world.admin.subscriptions(made) == {"s", "a+b%41"}
+
+
+READS: dict[str, Callable[[Admin, TopicName], Awaitable[object]]] = {
+    "partitions": lambda admin, absent: admin.partitions(absent),
+    "metadata": lambda admin, absent: admin.metadata(absent, partitioned=False),
+    "subscriptions": lambda admin, absent: admin.subscriptions(absent),
+    "policy": lambda admin, absent: admin.topic_policy(absent, Deduplicates()),
+    "stats": lambda admin, absent: admin.stats(absent, partitioned=False),
+    "partitioned stats": lambda admin, absent: admin.stats(absent, partitioned=True),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+async def test_what_is_not_there_is_not_found(world: World, read: str) -> None:
+    with pytest.raises(NotFoundError, match="absent"):
+        await READS[read](world.admin, topic(world, "absent"))
+
+
+async def test_nothing_is_made_for_a_topic_that_is_not_there(world: World) -> None:
+    absent = topic(world, "absent")
+    with pytest.raises(AdminError, match="412"):
+        await world.admin.create_subscription(absent, "s")
+    with pytest.raises(NotFoundError):
+        await set_grants(world.admin, Grant(absent, "r", CONSUME))
+    with pytest.raises(NotFoundError):
+        await world.admin.create_topic(TopicName(world.tenant, "absent", "a"), 0, {})
+    assert (await world.admin.namespace(world.namespace)).unpartitioned == set()
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_statistics_are_told_of_the_kind_of_topic_that_it_is(
+    world: World, partitions: int
+) -> None:
+    made = await make(world, "a", partitions)
+    await world.admin.create_subscription(made, "s")
+    for oldest in (False, True):
+        stats = await world.admin.stats(made, partitioned=bool(partitions), oldest=oldest)
+        none = SubscriptionStats(0, 0, 0, durable=True, ack_holes=0, oldest=None)
+        assert stats == {"s": none}
+    with pytest.raises(NotFoundError):
+        await world.admin.stats(made, partitioned=not partitions)
+
+
+async def test_a_grant_replaces_and_an_empty_one_takes_away(world: World) -> None:
+    a, b = await make(world, "a"), await make(world, "b", 2)
+    await set_grants(world.admin, Grant(a, "r", BOTH), Grant(b, "r", CONSUME))
+    await set_grants(world.admin, Grant(a, "r", CONSUME), Grant(a, "other", BOTH))
+    found = (await world.admin.namespace(world.namespace)).permissions
+    assert found == {str(a): {"r": CONSUME, "other": BOTH}, str(b): {"r": CONSUME}}
+    await set_grants(world.admin, Grant(a, "r", NOTHING), Grant(b, "never", NOTHING))
+    found = (await world.admin.namespace(world.namespace)).permissions
+    assert {name: roles for name, roles in found.items() if roles} == {
+        str(a): {"other": BOTH},
+        str(b): {"r": CONSUME},
+    }
+
+
+async def test_one_missing_topic_does_not_keep_the_others_from_their_grants(world: World) -> None:
+    there = await make(world, "a")
+    grants = Grant(topic(world, "absent"), "r", CONSUME), Grant(there, "team a/../b", CONSUME)
+    with pytest.raises(NotFoundError):
+        await set_grants(world.admin, *grants)
+    found = (await world.admin.namespace(world.namespace)).permissions
+    assert found == {str(there): {"team a/../b": CONSUME}}
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_a_deleted_topic_takes_its_grants_with_it(world: World, partitions: int) -> None:
+    made = await make(world, "a", partitions)
+    await set_grants(world.admin, Grant(made, "r", CONSUME))
+    path = f"persistent/{world.namespace}/a"
+    right, wrong = (f"{path}/partitions", path) if partitions else (path, f"{path}/partitions")
+    with pytest.raises(ConflictError):
+        await world.send("DELETE", wrong)
+    await world.send("DELETE", right)
+    with pytest.raises(NotFoundError):
+        await world.send("DELETE", right)
+    state = await world.admin.namespace(world.namespace)
+    assert (state.unpartitioned, state.partitioned) == (set(), set())
+    assert not any(state.permissions.values())
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+@pytest.mark.parametrize(
+    ("policy", "before"),
+    [
+        (Deduplicates(), None),
+        (Ttl(0), None),
+        (Ttl(864_001), None),
+        (STAYS, {"deleteWhileInactive": True}),
+        (Holds("delayedDelivery", (("active", True), ("tickTime", 2_000))), {"active": True}),
+        (
+            Holds("retention", (("retentionTimeInMinutes", 5), ("retentionSizeInMB", -1))),
+            {"retentionTimeInMinutes": 0},
+        ),
+        (KeepsBacklog(1_024), {}),
+    ],
+    ids=str,
+)
+async def test_a_topic_policy_that_was_written_will_do(
+    world: World, policy: TopicPolicy, before: object, partitions: int
+) -> None:
+    made = await make(world, "a", partitions)
+    found = await world.admin.topic_policy(made, policy)
+    if isinstance(before, dict):
+        assert before.items() <= found.items()
+    else:
+        assert found is before
+    writes = list(policy.writes(found))
+    assert writes
+    for write in writes:
+        await world.admin.set_topic_policy(made, policy, write)
+    assert list(policy.writes(await settled(world.admin, made, policy, found))) == []
+
+
+async def settled(admin: Admin, made: TopicName, policy: TopicPolicy, before: object) -> object:
+    """What a policy is, once the broker shows that it was written."""
+    for _ in range(100):
+        if (found := await admin.topic_policy(made, policy)) != before:
+            return found
+    raise AssertionError(policy)
+
+
+async def test_a_time_to_live_below_nothing_is_refused(world: World) -> None:
+    made = await make(world, "a")
+    [write] = Ttl(-5).writes(None)
+    with pytest.raises(BrokerRefusedError, match="412 Invalid value for message TTL"):
+        await world.admin.set_topic_policy(made, Ttl(-5), write)

@@ -1,0 +1,449 @@
+"""A broker's admin API over HTTP, with topics, subscriptions, grants and policies in memory.
+
+For tests that need a broker to fail at a given call, or many brokers at once. It answers as the
+real one does, status and reason: `tests/contract/admin` holds both to that. It holds no messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from aiohttp import web
+
+SUPERUSER = "superuser"
+_TOKEN = "token-of-"  # noqa: S105 - of nobody anywhere
+
+Do = Callable[[], Awaitable[web.StreamResponse]]
+"""Has the broker do what it is asked, and returns its answer."""
+Fault = Callable[[web.Request, Do], Awaitable[web.StreamResponse]]
+"""Comes between each call and the broker: what it returns is the answer."""
+
+_DEFAULTS: Mapping[str, Any] = {
+    "retention": {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0},
+    "inactiveTopicPolicies": {
+        "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+        "maxInactiveDurationSeconds": 60,
+        "deleteWhileInactive": True,
+    },
+    "delayedDelivery": {"tickTime": 1000, "active": True, "maxDeliveryDelayInMillis": 0},
+}
+_NO_STATS = {"msgBacklog": 0, "msgOutCounter": 0, "consumers": [], "isDurable": True}
+
+
+@dataclass
+class Topic:
+    """A topic; 0 partitions means that it has none."""
+
+    partitions: int
+    properties: dict[str, str]
+    subscriptions: list[str] = field(default_factory=list)
+    policies: dict[str, Any] = field(default_factory=dict)
+    quotas: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Namespace:
+    """A Pulsar namespace: its topics by local name, and topic → role → actions."""
+
+    topics: dict[str, Topic] = field(default_factory=dict)
+    grants: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+
+
+class Refused(Exception):  # noqa: N818 - what it is, not what it is called
+    """The broker refuses a call."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class FakeBroker:
+    """What the broker holds, and what it was asked.
+
+    Attributes:
+        calls: method and path of each call, in order, failed ones too.
+        writes: those of them that were no reads.
+        fault: see `Fault`.
+        url: where its admin API is.
+    """
+
+    def __init__(self) -> None:
+        self.tenants: dict[str, list[str]] = {}
+        self.namespaces: dict[str, Namespace] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.fault: Fault | None = None
+        self.url = ""
+
+    @classmethod
+    @asynccontextmanager
+    async def serving(cls) -> AsyncIterator[FakeBroker]:
+        """Serve on a free port of the loopback interface."""
+        broker = cls()
+        application = web.Application(middlewares=[broker._answer])
+        application.add_routes(broker._routes())
+        # One that tests let hang is not waited for.
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            broker.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            yield broker
+        finally:
+            await runner.cleanup()
+
+    @staticmethod
+    def token(role: str) -> str:
+        """A token whose bearer acts as *role*."""
+        return f"{_TOKEN}{role}"
+
+    @property
+    def writes(self) -> list[tuple[str, str]]:
+        return [call for call in self.calls if call[0] != "GET"]
+
+    def _routes(self) -> list[web.RouteDef]:
+        topic = "/persistent/{tenant}/{namespace}/{topic}"
+        table = {
+            "GET /clusters": self._clusters,
+            "PUT /tenants/{tenant}": self._create_tenant,
+            "GET /namespaces/{tenant}": self._list_namespaces,
+            "POST /namespaces/grantPermissionsOnTopics": self._grant_many,
+            "POST /namespaces/revokePermissionsOnTopics": self._revoke_many,
+            "PUT /namespaces/{tenant}/{namespace}": self._create_namespace,
+            "GET /namespaces/{tenant}/{namespace}": self._namespace_policies,
+            "GET /persistent/{tenant}/{namespace}": self._list_topics,
+            "GET /persistent/{tenant}/{namespace}/partitioned": self._list_partitioned,
+            f"PUT {topic}": self._create_topic,
+            f"DELETE {topic}": self._delete_topic,
+            f"PUT {topic}/partitions": self._create_partitioned,
+            f"GET {topic}/partitions": self._partitions,
+            f"POST {topic}/partitions": self._add_partitions,
+            f"DELETE {topic}/partitions": self._delete_topic,
+            f"GET {topic}/properties": self._properties,
+            f"PUT {topic}/properties": self._set_properties,
+            f"DELETE {topic}/properties": self._remove_property,
+            f"GET {topic}/subscriptions": self._subscriptions,
+            f"PUT {topic}/subscription/{{name}}": self._create_subscription,
+            f"DELETE {topic}/subscription/{{name}}": self._delete_subscription,
+            f"POST {topic}/permissions/{{role}}": self._grant,
+            f"DELETE {topic}/permissions/{{role}}": self._revoke,
+            f"GET {topic}/stats": self._stats,
+            f"GET {topic}/partitioned-stats": self._partitioned_stats,
+            f"POST {topic}/messageTTL": self._set_ttl,
+            f"GET {topic}/backlogQuotaMap": self._quotas,
+            f"POST {topic}/backlogQuota": self._set_quota,
+            f"GET {topic}/{{policy}}": self._policy,
+            f"POST {topic}/{{policy}}": self._set_policy,
+        }
+        return [
+            web.route(method, f"/admin/v2{path}", handler)
+            for (method, path), handler in ((line.split(), do) for line, do in table.items())
+        ]
+
+    @web.middleware
+    async def _answer(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]
+    ) -> web.StreamResponse:
+        self.calls.append((request.method, request.raw_path.removeprefix("/admin/v2/")))
+        if self.fault is None:
+            return await self._do(request, handler)
+        return await self.fault(request, lambda: self._do(request, handler))
+
+    async def _do(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]
+    ) -> web.StreamResponse:
+        if not request.headers.get("Authorization", "").startswith(f"Bearer {_TOKEN}"):
+            page = "<html><title>Error 401 Authentication required</title></html>"
+            return web.Response(status=401, text=page, content_type="text/html")
+        if request.method == "PUT" and "Content-Type" not in request.headers:
+            return web.json_response({"reason": "HTTP 415 Unsupported Media Type"}, status=415)
+        try:
+            said = await handler(request)
+        except Refused as refused:
+            return web.json_response({"reason": refused.reason}, status=refused.status)
+        if request.method != "GET":
+            return web.Response(status=204)
+        return web.Response() if said is None else web.json_response(said)
+
+    # Who may do what: the super-user everything, a tenant's administrators all that is in it.
+
+    def _check(self, request: web.Request, does: str, status: int = 403) -> str:
+        """Return the namespace that the call is about."""
+        tenant = request.match_info["tenant"]
+        role = request.headers["Authorization"].removeprefix(f"Bearer {_TOKEN}")
+        if tenant not in self.tenants:
+            raise Refused(404, "Tenant does not exist")
+        if role != SUPERUSER and role not in self.tenants[tenant]:
+            raise Refused(status, f"Unauthorized to {does}")
+        return f"{tenant}/{request.match_info.get('namespace', '')}"
+
+    def _in(self, request: web.Request, does: str) -> tuple[str, Namespace]:
+        name = self._check(request, does)
+        if name not in self.namespaces:
+            raise Refused(404, "Namespace does not exist")
+        return name, self.namespaces[name]
+
+    def _find(self, request: web.Request, does: str, status: int = 403) -> tuple[str, Topic]:
+        name = self._check(request, does, status)
+        local = request.match_info["topic"]
+        whole, _, number = local.rpartition("-partition-")
+        topics = self.namespaces.get(name, Namespace()).topics
+        if local in topics:
+            return f"persistent://{name}/{local}", topics[local]
+        if whole in topics and int(number) < topics[whole].partitions:
+            return f"persistent://{name}/{local}", topics[whole]
+        raise Refused(404, f"Topic persistent://{name}/{local} not found")
+
+    # Tenants and namespaces.
+
+    async def _clusters(self, _: web.Request) -> Any:  # noqa: ANN401
+        return ["standalone"]
+
+    async def _create_tenant(self, request: web.Request) -> None:
+        tenant = request.match_info["tenant"]
+        if tenant in self.tenants:
+            raise Refused(409, "Tenant already exist")
+        self.tenants[tenant] = (await request.json()).get("adminRoles", [])
+
+    async def _list_namespaces(self, request: web.Request) -> Any:  # noqa: ANN401
+        tenant = self._check(request, "list namespaces", 401)
+        return [name for name in self.namespaces if name.startswith(tenant)]
+
+    async def _create_namespace(self, request: web.Request) -> None:
+        name = self._check(request, "create a namespace")
+        if name in self.namespaces:
+            raise Refused(409, "Namespace already exists")
+        self.namespaces[name] = Namespace()
+
+    async def _namespace_policies(self, request: web.Request) -> Any:  # noqa: ANN401
+        _, namespace = self._in(request, "read policies")
+        return {"auth_policies": {"destination_auth": namespace.grants}, "backlog_quota_map": {}}
+
+    async def _list_topics(self, request: web.Request) -> Any:  # noqa: ANN401
+        name, namespace = self._in(request, "get topics")
+        return [
+            f"persistent://{name}/{part}"
+            for local, topic in namespace.topics.items()
+            for part in _parts(local, topic)
+        ]
+
+    async def _list_partitioned(self, request: web.Request) -> Any:  # noqa: ANN401
+        name, namespace = self._in(request, "get topics")
+        topics = namespace.topics.items()
+        return [f"persistent://{name}/{local}" for local, topic in topics if topic.partitions]
+
+    # Topics.
+
+    async def _create_topic(self, request: web.Request) -> None:
+        self._create(request, 0, await _body(request) or {})
+
+    async def _create_partitioned(self, request: web.Request) -> None:
+        body = await _body(request)
+        whole = body if isinstance(body, dict) else {"partitions": body, "properties": {}}
+        if whole["partitions"] <= 0:
+            raise Refused(406, "Number of partitions should be more than 0")
+        self._create(request, whole["partitions"], whole["properties"])
+
+    def _create(self, request: web.Request, partitions: int, properties: dict[str, str]) -> None:
+        name, local = self._check(request, "create a topic"), request.match_info["topic"]
+        if name not in self.namespaces:
+            raise Refused(404, "Namespace not found")
+        if local in self.namespaces[name].topics:
+            raise Refused(409, "This topic already exists")
+        self.namespaces[name].topics[local] = Topic(partitions, dict(properties))
+
+    async def _delete_topic(self, request: web.Request) -> None:
+        name, topic = self._find(request, "delete a topic")
+        if bool(topic.partitions) != request.path.endswith("/partitions"):
+            kind = "partitioned" if topic.partitions else "non-partitioned"
+            raise Refused(409, f"{name} is a {kind} topic")
+        namespace, local = self.namespaces[self._check(request, "")], request.match_info["topic"]
+        del namespace.topics[local]
+        namespace.grants.pop(name, None)
+
+    async def _partitions(self, request: web.Request) -> Any:  # noqa: ANN401
+        _, topic = self._find(request, "get metadata", 401)
+        of_whole = {"properties": topic.properties} if topic.partitions else {}
+        return {"partitions": topic.partitions, "deleted": False, **of_whole}
+
+    async def _add_partitions(self, request: web.Request) -> None:
+        name = f"persistent://{self._check(request, '')}/{request.match_info['topic']}"
+        topics = self.namespaces[self._check(request, "")].topics
+        topic = topics.get(request.match_info["topic"])
+        if topic is None or not topic.partitions:
+            raise Refused(409, f"Topic {name} is not the partitioned topic.")
+        count = await _body(request)
+        if count < topic.partitions:
+            have = f"the current partitions {topic.partitions}."
+            raise Refused(422, f"Desired partitions {count} can't be less than {have}")
+        topic.partitions = count
+
+    async def _properties(self, request: web.Request) -> Any:  # noqa: ANN401
+        return self._find(request, "read properties", 401)[1].properties
+
+    async def _set_properties(self, request: web.Request) -> None:
+        self._find(request, "set properties")[1].properties.update(await _body(request))
+
+    async def _remove_property(self, request: web.Request) -> None:
+        self._find(request, "remove a property")[1].properties.pop(request.query["key"], None)
+
+    # Subscriptions.
+
+    async def _subscriptions(self, request: web.Request) -> Any:  # noqa: ANN401
+        return self._find(request, "get subscriptions", 401)[1].subscriptions
+
+    async def _create_subscription(self, request: web.Request) -> None:
+        try:
+            _, topic = self._find(request, "subscribe")
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            raise Refused(412, "Topic does not exist and cannot be auto-created") from refused
+        name = unquote(request.match_info["name"])  # the second time, as the broker does
+        if name in topic.subscriptions:
+            raise Refused(409, "Subscription already exists for topic")
+        topic.subscriptions.append(name)
+
+    async def _delete_subscription(self, request: web.Request) -> None:
+        whole, topic = self._find(request, "unsubscribe")
+        name = unquote(request.match_info["name"])
+        if name not in topic.subscriptions:
+            raise Refused(404, f"Subscription {name} not found for topic {whole}")
+        topic.subscriptions.remove(name)
+
+    # Grants.
+
+    async def _grant_many(self, request: web.Request) -> None:
+        self._set_grants(request, await _body(request))
+
+    async def _revoke_many(self, request: web.Request) -> None:
+        self._set_grants(request, [asked | {"actions": []} for asked in await _body(request)])
+
+    async def _grant(self, request: web.Request) -> None:
+        name, _ = self._find(request, "grant")
+        asked = {"topic": name, "role": request.match_info["role"]}
+        self._set_grants(request, [asked | {"actions": await _body(request)}])
+
+    async def _revoke(self, request: web.Request) -> None:
+        name, _ = self._find(request, "revoke")
+        role = request.match_info["role"]
+        self._set_grants(request, [{"topic": name, "role": role, "actions": []}])
+
+    def _set_grants(self, request: web.Request, asked: list[dict[str, Any]]) -> None:
+        """Replace what roles may do; all or nothing of it."""
+        bearer = request.headers["Authorization"].removeprefix(f"Bearer {_TOKEN}")
+        found = []
+        for grant in asked:
+            tenant, namespace, local = grant["topic"].removeprefix("persistent://").split("/", 2)
+            if bearer != SUPERUSER and bearer not in self.tenants.get(tenant, []):
+                raise Refused(401, "Don't have permission to administrate resources on this tenant")
+            within = self.namespaces.get(f"{tenant}/{namespace}", Namespace())
+            if local not in within.topics:
+                raise Refused(404, f"Topic {grant['topic']} not found")
+            found.append((within, grant))
+        for within, grant in found:
+            roles = within.grants.setdefault(grant["topic"], {})
+            roles.pop(grant["role"], None)
+            if grant["actions"]:
+                roles[grant["role"]] = grant["actions"]
+            if not roles:
+                del within.grants[grant["topic"]]
+
+    # Statistics and policies.
+
+    async def _stats(self, request: web.Request) -> Any:  # noqa: ANN401
+        name, topic = self._find(request, "read statistics", 401)
+        if topic.partitions and name.endswith(f"/{request.match_info['topic']}"):
+            local = request.match_info["topic"]
+            if local in self.namespaces[self._check(request, "")].topics:
+                raise Refused(404, f"Topic {name} not found")
+        return {"subscriptions": dict.fromkeys(topic.subscriptions, _NO_STATS)}
+
+    async def _partitioned_stats(self, request: web.Request) -> Any:  # noqa: ANN401
+        name, topic = self._find(request, "read statistics", 401)
+        if not topic.partitions:
+            raise Refused(404, f"Partitioned Topic {name} not found")
+        one = {"subscriptions": dict.fromkeys(topic.subscriptions, _NO_STATS)}
+        return {**one, "partitions": dict.fromkeys(_parts(name, topic), one)}
+
+    async def _policy(self, request: web.Request) -> Any:  # noqa: ANN401
+        _, topic = self._find(request, "read a policy")
+        policy = request.match_info["policy"]
+        inherited = _DEFAULTS.get(policy) if request.query.get("applied") == "true" else None
+        return topic.policies.get(policy, inherited)
+
+    async def _set_policy(self, request: web.Request) -> None:
+        _, topic = self._find(request, "set a policy")
+        topic.policies[request.match_info["policy"]] = await _body(request)
+
+    async def _set_ttl(self, request: web.Request) -> None:
+        _, topic = self._find(request, "set a policy")
+        seconds = int(request.query["messageTTL"])
+        if seconds < 0:
+            raise Refused(412, "Invalid value for message TTL")
+        topic.policies["messageTTL"] = seconds
+
+    async def _quotas(self, request: web.Request) -> Any:  # noqa: ANN401
+        return self._find(request, "read a policy")[1].quotas
+
+    async def _set_quota(self, request: web.Request) -> None:
+        body = await _body(request)
+        size = body.get("limitSize", -1)
+        quota = {"limit": size, "limitSize": size, "limitTime": body.get("limitTime", 0)}
+        _, topic = self._find(request, "set a policy")
+        kind = request.query["backlogQuotaType"]
+        topic.quotas[kind] = quota | {"policy": body["policy"]}
+
+
+def _parts(name: str, topic: Topic) -> Iterator[str]:
+    """Yield the name of a topic without partitions, or those of its partitions."""
+    if not topic.partitions:
+        yield name
+    for index in range(topic.partitions):
+        yield f"{name}-partition-{index}"
+
+
+async def _body(request: web.Request) -> Any:  # noqa: ANN401 - JSON
+    text = await request.text()
+    return json.loads(text) if text else None
+
+
+def at_call(number: int, fault: Fault) -> Fault:
+    """Have *fault* befall the call of that number alone, counted from 1."""
+    count = 0
+
+    async def befall(request: web.Request, do: Do) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        return await (fault(request, do) if count == number else do())
+
+    return befall
+
+
+def answering(status: int) -> Fault:
+    """Refuse with *status*."""
+
+    async def refuse(_: web.Request, __: Do) -> web.StreamResponse:
+        return web.json_response({"reason": f"injected {status}"}, status=status)
+
+    return refuse
+
+
+async def hanging(_: web.Request, do: Do) -> web.StreamResponse:
+    """Never answer, and do nothing."""
+    await asyncio.Event().wait()
+    return await do()
+
+
+async def done_but_not_told(request: web.Request, do: Do) -> web.StreamResponse:
+    """Do it, then close the connection instead of answering."""
+    answer = await do()
+    assert request.transport is not None
+    request.transport.close()
+    return answer

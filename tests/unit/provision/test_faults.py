@@ -1,0 +1,124 @@
+"""Every call to the broker fails once, in every way: the next look makes up for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.fake_admin import (
+    SUPERUSER,
+    FakeBroker,
+    Fault,
+    Namespace,
+    Topic,
+    answering,
+    at_call,
+    done_but_not_told,
+    hanging,
+)
+
+from redrive.admin.client import Admin
+from redrive.admin.errors import AdminError
+from redrive.admin.http import Http
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.connections import Connection, ConnectionRef
+from redrive.cluster.errors import NotFoundError
+from redrive.cluster.resources import Body, Key, Resource
+from redrive.cluster.table import Table
+from redrive.provision import reconcile
+from redrive.provision.claims import Claims
+
+MakeBody = Callable[..., dict[str, Any]]
+
+HASTY = aiohttp.ClientTimeout(total=0.2)
+FAULTS: dict[str, Fault] = {
+    **{str(status): answering(status) for status in (409, 412, 429, 500, 503)},
+    "no answer": hanging,
+    "done, but not told": done_but_not_told,
+}
+
+
+class ConfigMaps(Kubernetes):
+    """An API server that holds ConfigMaps."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[Key, Body] = {}
+
+    async def get(self, resource: Resource, key: Key) -> Body:
+        if key not in self.bodies:
+            raise NotFoundError(f"no {resource.kind} {key}", remedy="none")
+        return self.bodies[key]
+
+    async def create(self, resource: Resource, body: Body) -> Body:
+        del resource
+        self.bodies[Key.of(body)] = body
+        return body
+
+
+@dataclass(frozen=True)
+class Shop:
+    """A broker with a source topic and what is somebody else's, and a policy to provision."""
+
+    broker: FakeBroker
+    http: Http
+    config_maps: ConfigMaps
+    connection: Body
+    policy: Body
+
+    async def look(self, http: Http | None = None) -> reconcile.Provisioned:
+        """Provision the policy as a restarted operator would: nothing is remembered."""
+
+        async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
+            admin = Admin(http or self.http, self.broker.url, FakeBroker.token(SUPERUSER))
+            spec = PulsarConnectionSpec.model_validate(self.connection["spec"])
+            return Connection(Key(namespace, ref.name), spec, admin)
+
+        policies, connections = Table([self.policy]), Table([self.connection])
+        world: Any = SimpleNamespace(
+            kubernetes=self.config_maps,
+            policies=policies,
+            connections=connections,
+            brokers=SimpleNamespace(resolve=resolve),
+            settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
+        )
+        return await reconcile.provision(self.policy, world, Claims(policies, lambda _: None))
+
+
+@asynccontextmanager
+async def shop(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
+    body = {"metadata": {"namespace": "shop", "name": "main", "uid": "u"}, "spec": connection}
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        broker.tenants = {"shop": []}
+        grants = {"persistent://shop/prod/others": {"fulfilment": ["consume"]}}
+        topics = {"orders": Topic(2, {}), "others": Topic(0, {"a": "b"}, ["s"])}
+        broker.namespaces = {"shop/prod": Namespace(topics, grants)}
+        yield Shop(broker, Http(session), ConfigMaps(), body, policy)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
+    connection: dict[str, Any], policy: MakeBody, fault: str
+) -> None:
+    async with shop(connection, policy()) as undisturbed:
+        made = await undisturbed.look()
+        assert made.steps
+        calls = len(undisturbed.broker.calls)
+        assert (await undisturbed.look()).steps == ()
+    for number in range(1, calls + 1):
+        async with shop(connection, policy()) as disturbed:
+            disturbed.broker.fault = at_call(number, FAULTS[fault])
+            try:
+                async with aiohttp.ClientSession(timeout=HASTY) as session:
+                    await disturbed.look(Http(session))
+            except AdminError:
+                await disturbed.look()
+            broker = disturbed.broker
+            assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[number - 1]
+            assert disturbed.config_maps.bodies == undisturbed.config_maps.bodies
+            assert (await disturbed.look()).steps == ()
