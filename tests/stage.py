@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pulsar
 import pytest
 
-from redrive import Policy, PolicyFile, RetryConsumer
+from redrive import Policy, PolicyFile, RetryConsumer, SimpleConsumer
 from redrive.delivery.consumer import NACK_DELAY
 from redrive.policy import naming
 from redrive.policy.ladder import Ladder
@@ -49,6 +49,12 @@ class Stage:
         consumer = RetryConsumer(
             self.client(self.role), policy or self.policy, nack_delay=nack_delay
         )
+        self.closing.callback(consumer.close)
+        return consumer
+
+    def simple_consumer(self) -> SimpleConsumer:
+        """The same for those who ask for messages."""
+        consumer = SimpleConsumer(self.client(self.role), self.policy)
         self.closing.callback(consumer.close)
         return consumer
 

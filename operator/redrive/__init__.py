@@ -22,18 +22,17 @@ __all__ = [
     "RedriveError",
     "RetryConsumer",
     "RetryProducer",
+    "SimpleConsumer",
     "load_policy",
 ]
 
 if TYPE_CHECKING:
-    from redrive.delivery import (
-        AsyncRetryProducer,
-        Event,
-        PolicyFile,
-        RetryConsumer,
-        RetryProducer,
-        load_policy,
-    )
+    from redrive.delivery.async_retry_producer import AsyncRetryProducer
+    from redrive.delivery.consumer import RetryConsumer
+    from redrive.delivery.events import Event
+    from redrive.delivery.policy_file import PolicyFile, load_policy
+    from redrive.delivery.retry_producer import RetryProducer
+    from redrive.delivery.simple import SimpleConsumer
     from redrive.errors import RedriveError
     from redrive.policy.cause import Cause, Redaction
     from redrive.policy.envelope import Attempt
@@ -42,19 +41,20 @@ if TYPE_CHECKING:
     from redrive.policy.verdict import Done
 else:
     _HOMES = {
-        "AsyncRetryProducer": "redrive.delivery",
+        "AsyncRetryProducer": "redrive.delivery.async_retry_producer",
         "Attempt": "redrive.policy.envelope",
         "Cause": "redrive.policy.cause",
         "Redaction": "redrive.policy.cause",
         "Done": "redrive.policy.verdict",
-        "Event": "redrive.delivery",
+        "Event": "redrive.delivery.events",
         "FailureRules": "redrive.policy.failure",
         "Policy": "redrive.policy.model",
-        "PolicyFile": "redrive.delivery",
+        "PolicyFile": "redrive.delivery.policy_file",
         "RedriveError": "redrive.errors",
-        "RetryConsumer": "redrive.delivery",
-        "RetryProducer": "redrive.delivery",
-        "load_policy": "redrive.delivery",
+        "RetryConsumer": "redrive.delivery.consumer",
+        "RetryProducer": "redrive.delivery.retry_producer",
+        "SimpleConsumer": "redrive.delivery.simple",
+        "load_policy": "redrive.delivery.policy_file",
     }
 
     def __getattr__(name: str) -> object:

@@ -6,6 +6,7 @@ of an error.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
+from redrive.admin import metrics
 from redrive.admin.errors import (
     AdminUrlInvalidError,
     BrokerUnreachableError,
@@ -65,9 +67,22 @@ class Http:
         Raises:
             AdminError: the subclass says what became of it.
         """
+        status, answer = await self._answer(call, admin_url, token)
+        if status not in range(200, 300):
+            raise error_for(call.does, status, answer)
         try:
-            url = URL(f"{admin_url.rstrip('/')}/admin/v2/{call.path}", encoded=True)
-            status, answer = await self._follow(call, url, token)
+            return json.loads(answer) if answer else None
+        except ValueError as error:
+            raise unexpected(call.does, answer) from error
+
+    async def _answer(self, call: Call, admin_url: str, token: str) -> tuple[int, str]:
+        """Return status and text of the broker's answer, and count it."""
+        outcome = "uncallable"
+        try:
+            with metrics.SECONDS.labels(call.method).time():
+                url = URL(f"{admin_url.rstrip('/')}/admin/v2/{call.path}", encoded=True)
+                status, answer = await self._follow(call, url, token)
+            outcome = str(status)
         except ValueError as error:  # some parts of an address are looked at only when it is called
             raise AdminUrlInvalidError(
                 "adminUrl, or an address that the broker redirects to, is none that can be called",
@@ -75,17 +90,18 @@ class Http:
                 remedy="correct its host and port, or those that the broker advertises",
             ) from error
         except (aiohttp.ClientError, OSError) as error:
+            outcome = "unreachable"
             raise BrokerUnreachableError(
                 f"the broker's admin API does not answer at {admin_url}",
                 got=str(error) or type(error).__name__,
                 remedy="check adminUrl, and that the broker runs and can be reached from here",
             ) from error
-        if status not in range(200, 300):
-            raise error_for(call.does, status, answer)
-        try:
-            return json.loads(answer) if answer else None
-        except ValueError as error:
-            raise unexpected(call.does, answer) from error
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            metrics.CALLS.labels(call.method, outcome).inc()
+        return status, answer
 
     async def _follow(self, call: Call, url: URL, token: str) -> tuple[int, str]:
         """Make *call*, going on to the broker that serves the namespace when told to.

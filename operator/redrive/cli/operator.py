@@ -10,10 +10,15 @@ import argparse
 import asyncio
 import logging
 import sys
+from contextlib import ExitStack
+from functools import partial
 
 import kopf
 
+from redrive.cli import endpoint
+from redrive.cluster import metrics, watching
 from redrive.cluster.client import is_in_cluster
+from redrive.cluster.health import Health
 from redrive.cluster.sweep import sweeping
 from redrive.cluster.world import Settings, World
 from redrive.provision import handlers as provision
@@ -63,6 +68,13 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="ServiceAccount of the drivers of replay jobs, in the namespace of each Replay "
         "(default: %(default)s)",
     )
+    parser.add_argument(
+        "--listen",
+        type=_address,
+        metavar="ADDRESS:PORT",
+        help="serve /metrics, /livez and /readyz there, for example on 0.0.0.0:8080 "
+        "(default: not at all)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -80,12 +92,17 @@ def run(options: argparse.Namespace) -> None:
         replay_application=options.replay_application,
         replay_service_account=options.replay_service_account,
     )
-    asyncio.run(serve(settings))
+    health = Health()
+    with ExitStack() as stack:
+        if options.listen is not None:
+            address, port = options.listen
+            stack.enter_context(endpoint.serving(address, port, health))
+        asyncio.run(serve(settings, health))
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, health: Health) -> None:
     """Watch and reconcile until a signal ends it, then let go of everything."""
-    async with World.open(settings) as world, sweeping(world):
+    async with health.beating(), World.open(settings) as world, sweeping(world):
         registry = kopf.OperatorRegistry()
         keepers = (*provision.register(registry, world), *replay.register(registry, world))
 
@@ -93,17 +110,19 @@ async def serve(settings: Settings) -> None:
             for keeper in keepers:
                 await keeper.stop()
 
-        kopf.on.login(registry=registry)(_login)
+        kopf.on.login(registry=registry)(partial(_login, health))
         # Here and not after kopf has ended: it waits for tasks that began under it.
         kopf.on.cleanup(registry=registry)(stop)
+        health.ready = True
         logger.info("redrive serves %s", ", ".join(settings.namespaces) or "all namespaces")
-        await kopf.operator(
-            registry=registry,
-            settings=_kopf_settings(),
-            namespaces=settings.namespaces,
-            clusterwide=not settings.namespaces,
-            standalone=True,
-        )
+        with metrics.counting(world.tables):
+            await kopf.operator(
+                registry=registry,
+                settings=_kopf_settings(),
+                namespaces=settings.namespaces,
+                clusterwide=not settings.namespaces,
+                standalone=True,
+            )
     logger.info("redrive has stopped")
 
 
@@ -112,14 +131,41 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
+    settings.watching.server_timeout = watching.ROUND_SECONDS
+    settings.watching.inactivity_timeout = watching.SILENCE_SECONDS
+    settings.networking.error_backoffs = watching.BackOffs()
     return settings
 
 
-async def _login(settings: kopf.OperatorSettings, **_: object) -> kopf.ConnectionInfo | None:
-    """Log kopf in as our own client does."""
+async def _login(
+    health: Health, *, settings: kopf.OperatorSettings, **_: object
+) -> kopf.AiohttpSession | None:
+    """Log kopf in as our own client does, with connections that give signs of life."""
     if is_in_cluster():
-        return kopf.login_with_service_account(settings=settings)
-    return kopf.login_with_kubeconfig(settings=settings)
+        found = kopf.login_with_service_account(settings=settings)
+    else:
+        found = kopf.login_with_kubeconfig(settings=settings)
+    if found is None:
+        return None
+    connections = watching.session(
+        health,
+        tls=found.as_ssl_context(),
+        headers=found.as_http_headers(),
+        proxy=found.proxy_url,
+    )
+    return kopf.AiohttpSession(server=found.server, aiohttp_session=connections)
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Read `ADDRESS:PORT`, the address of IPv6 in brackets.
+
+    Raises:
+        ArgumentTypeError: it is none; argparse tells the user.
+    """
+    address, _, port = text.rpartition(":")
+    if not address or not port.isdecimal():
+        raise argparse.ArgumentTypeError(f"not written ADDRESS:PORT: {text!r}")
+    return address.strip("[]"), int(port)
 
 
 def _log_to_stderr() -> None:

@@ -20,7 +20,15 @@ from redrive.policy.cause import Cause
 from redrive.policy.envelope import Attempt
 from redrive.policy.failure import FailureRules, after_error
 from redrive.policy.model import Policy
-from redrive.policy.verdict import Dead, DeadReason, Discard, Retry, after_failure, end
+from redrive.policy.verdict import (
+    Dead,
+    DeadReason,
+    Discard,
+    Retry,
+    after_expiry,
+    after_failure,
+    end,
+)
 
 
 @dataclass(frozen=True)
@@ -98,18 +106,22 @@ class Failures:
     ) -> None:
         """Settle *message*, whose handler raised *error*, as *rules* and the policy say."""
         policy, attempt = self.policy(), self.attempt_of(message)
-        cause = self._cause(error, attempt)
-        self.settler.events.tell(
-            self._event(Name.ATTEMPT_FAILED, message, attempt, reason=cause.type),
-            "attempt %d failed of %s: %s: %s\n%s",
-            attempt.number, attempt.origin, cause.type, cause.message, cause.trace,
-        )  # fmt: skip
+        cause = self._failed(message, attempt, error)
         verdict = after_error(
             policy, rules, type(error),
             reconsume_times=attempt.reconsume_times,
             failing_for=attempt.failing_for(cause.failed_at),
             luck=_luck(),
         )  # fmt: skip
+        self._settle(message, subscription, attempt, verdict, cause, policy)
+
+    def expired(
+        self, message: pulsar.Message, subscription: Subscription, error: Exception
+    ) -> None:
+        """Have *message*, which nobody settled in time, received again at once, or bury it."""
+        policy, attempt = self.policy(), self.attempt_of(message)
+        cause = self._failed(message, attempt, error)
+        verdict = after_expiry(policy, attempt.reconsume_times)
         self._settle(message, subscription, attempt, verdict, cause, policy)
 
     def late(self, message: pulsar.Message) -> None:
@@ -120,6 +132,16 @@ class Failures:
             "a handler ended well, but after its time; what it did may be done again: origin %s",
             attempt.origin,
         )
+
+    def _failed(self, message: pulsar.Message, attempt: Attempt, error: Exception) -> Cause:
+        """Tell that an attempt has failed, and why."""
+        cause = self._cause(error, attempt)
+        self.settler.events.tell(
+            self._event(Name.ATTEMPT_FAILED, message, attempt, reason=cause.type),
+            "attempt %d failed of %s: %s: %s\n%s",
+            attempt.number, attempt.origin, cause.type, cause.message, cause.trace,
+        )  # fmt: skip
+        return cause
 
     def _event(
         self, name: Name, message: pulsar.Message, attempt: Attempt, reason: str = ""

@@ -19,6 +19,9 @@ _CONSUMER_TYPES = {
 }
 
 
+PREFETCH = 1_000
+
+
 class SubscribeError(RedriveError):
     """The broker refused a subscription that the policy asks for."""
 
@@ -26,12 +29,18 @@ class SubscribeError(RedriveError):
 
 
 def subscribe(
-    client: pulsar.Client, policy: Policy, *, name: str, nack_delay: timedelta
+    client: pulsar.Client,
+    policy: Policy,
+    *,
+    name: str,
+    nack_delay: timedelta,
+    prefetch: int = PREFETCH,
 ) -> dict[TopicName, pulsar.Consumer]:
     """Subscribe the source and the retry topic of *policy*, both or neither.
 
     Args:
         nack_delay: when the broker delivers again what is acknowledged negatively.
+        prefetch: at most so many messages of a topic's partition wait in the client.
 
     Raises:
         SubscribeError: the broker refused one of them.
@@ -49,6 +58,7 @@ def subscribe(
                 "consumer_name": name,
                 "properties": _told(policy),
                 "negative_ack_redelivery_delay_ms": nack_delay // timedelta(milliseconds=1),
+                "receiver_queue_size": prefetch,
             }
             consumers[topic] = _subscribe(client, topic, policy.subscription, options)
             undo.callback(consumers[topic].close)

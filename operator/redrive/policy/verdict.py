@@ -104,6 +104,17 @@ def after_failure(
     return Retry(policy.levels.delay(level) if level else policy.ladder.delay(retry, luck), retry)
 
 
+def after_expiry(policy: Policy, reconsume_times: int) -> Retry | Dead | Discard:
+    """Decide about a message whose invisible duration has ended after *reconsume_times* retries.
+
+    It knows no waiting: it turns visible at once, or has used up its retries.
+    """
+    retry = reconsume_times + 1
+    if retry > policy.max_retries:
+        return end(policy, DeadReason.RETRIES_EXHAUSTED, retry)
+    return Retry(timedelta(), retry)
+
+
 def end(policy: Policy, reason: DeadReason, failed: int) -> Dead | Discard:
     """Decide about a message that gets no retry any more, after *failed* attempts."""
     return Dead(reason, failed) if policy.dead_letters else Discard(reason, failed)

@@ -12,6 +12,7 @@ from typing import Any
 
 from redrive.api.crds import crds
 from redrive.sandbox import chart, spark
+from redrive.sandbox.process import free_port
 from redrive.sandbox.sandbox import Sandbox
 from redrive.sandbox.steps import step
 
@@ -50,6 +51,8 @@ def start_operator(
 ) -> None:
     """Start what a pod of the release's Deployment would run, as its ServiceAccount.
 
+    Only the port is another one: it has no address of its own as a pod has; see `endpoint`.
+
     Args:
         sandbox: where; nothing in it runs pods.
         release: of the chart, installed there.
@@ -62,13 +65,25 @@ def start_operator(
     objects = chart.installed(sandbox.cluster, release, namespace)
     (pod,) = (o["spec"]["template"]["spec"] for o in objects if o["kind"] == "Deployment")
     account = sandbox.cluster.service_account_kubeconfig(namespace, pod["serviceAccountName"])
+    listen = f"127.0.0.1:{free_port()}"
+    _endpoint_file(sandbox, name).write_text(f"http://{listen}")
     log = sandbox.processes.log(name)
     before = log.stat().st_size if log.exists() else 0
     sandbox.processes.start(
         name,
-        [sys.executable, "-m", "redrive", *pod["containers"][0]["args"]],
+        [sys.executable, "-m", "redrive", *pod["containers"][0]["args"],
+         f"--listen={listen}"],
         env={"KUBECONFIG": str(account), "PYTHONPATH": str(_SOURCE_ROOT)},
-    )
+    )  # fmt: skip
     sandbox.processes.wait_until(
         name, lambda: b"redrive serves" in log.read_bytes()[before:], seconds=_START_SECONDS
     )
+
+
+def endpoint(sandbox: Sandbox, name: str = OPERATOR) -> str:
+    """Where the operator that was started as *name* serves metrics and probes, as a URL."""
+    return _endpoint_file(sandbox, name).read_text()
+
+
+def _endpoint_file(sandbox: Sandbox, name: str) -> Path:
+    return sandbox.state / f"{name}.endpoint"

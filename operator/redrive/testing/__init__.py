@@ -8,11 +8,21 @@ message gets the next one that is due, and the clock is put forward.
     consumer.send(b"…")
     consumer.run(handle)  # until nothing is left to be handled
     assert [letter.data() for letter in consumer.dead_letters] == [b"…"]
+
+`InMemorySimpleConsumer` is the same for a `SimpleConsumer`.
 """
 
 from __future__ import annotations
 
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
-from redrive.testing.consumer import InMemoryConsumer, NothingLeftError
+from redrive.testing.consumer import InMemoryConsumer
+from redrive.testing.parts import NothingLeftError
+from redrive.testing.simple import InMemorySimpleConsumer
 
-__all__ = ["InMemoryBroker", "InMemoryConsumer", "InMemoryMessage", "NothingLeftError"]
+__all__ = [
+    "InMemoryBroker",
+    "InMemoryConsumer",
+    "InMemoryMessage",
+    "InMemorySimpleConsumer",
+    "NothingLeftError",
+]

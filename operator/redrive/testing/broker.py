@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -20,10 +21,35 @@ _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+class VirtualAlarm:
+    """Calls *ring* when *clock* has come to the moment that *next_due* tells; as `Alarm` does."""
+
+    def __init__(
+        self, clock: VirtualClock, next_due: Callable[[], float | None], ring: Callable[[], None]
+    ) -> None:
+        self.next_due = next_due
+        self.ring = ring
+        self._clock = clock
+        clock.alarms.append(self)
+
+    def look(self) -> None:
+        """Do nothing: the clock asks whenever it moves."""
+
+    def close(self) -> None:
+        """Ring no more."""
+        if self in self._clock.alarms:
+            self._clock.alarms.remove(self)
+
+
 class VirtualClock:
-    """Stands still unless it is put forward."""
+    """Stands still unless it is put forward.
+
+    Attributes:
+        alarms: what it rings on its way.
+    """
 
     def __init__(self, start: datetime) -> None:
+        self.alarms: list[VirtualAlarm] = []
         self._start = start
         self._passed = timedelta()
 
@@ -37,7 +63,24 @@ class VirtualClock:
 
     def advance(self, by: timedelta) -> None:
         """Put the clock forward; it never goes back."""
-        self._passed += max(by, timedelta())
+        end = self.now() + max(by, timedelta())
+        while self.ring_next(end):
+            pass
+        self._passed = end - self._start
+
+    def ring_next(self, end: datetime | None) -> bool:
+        """Go on to the next alarm and ring it, if one comes until *end*, at any time if None."""
+        dues = [(due, alarm) for alarm in self.alarms if (due := alarm.next_due()) is not None]
+        if not dues:
+            return False
+        due, alarm = min(dues, key=lambda entry: entry[0])
+        # Rounded up: an alarm that rings too early would ring for ever.
+        at = self._start + timedelta(microseconds=math.ceil(due * 1_000_000))
+        if end is not None and at > end:
+            return False
+        self._passed = max(self._passed, at - self._start)
+        alarm.ring()
+        return True
 
 
 @dataclass(frozen=True)

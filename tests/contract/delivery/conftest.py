@@ -10,11 +10,11 @@ import pulsar
 import pytest
 from tests.stage import set_stage
 
-from redrive import Policy, PolicyFile, RetryConsumer
+from redrive import Policy, PolicyFile, RetryConsumer, SimpleConsumer
 from redrive.delivery.consumer import NACK_DELAY
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryBroker, InMemoryConsumer
+from redrive.testing import InMemoryBroker, InMemoryConsumer, InMemorySimpleConsumer
 
 __all__ = ["set_stage"]
 
@@ -29,6 +29,9 @@ class World(Protocol):
         self, policy: PolicyFile | None = None, *, nack_delay: timedelta = NACK_DELAY
     ) -> RetryConsumer:
         """Make a consumer of the policy, or of the one in a file."""
+
+    def simple_consumer(self) -> SimpleConsumer:
+        """Make one for those who ask for messages."""
 
     def send(self, *contents: bytes | None, **fields: Any) -> list[pulsar.MessageId]:  # noqa: ANN401
         """Produce to the source topic."""
@@ -52,6 +55,9 @@ class InMemoryWorld:
     ) -> RetryConsumer:
         return InMemoryConsumer(policy or self.policy, broker=self._broker, nack_delay=nack_delay)
 
+    def simple_consumer(self) -> SimpleConsumer:
+        return InMemorySimpleConsumer(self.policy, broker=self._broker)
+
     def send(self, *contents: bytes | None, **fields: Any) -> list[pulsar.MessageId]:  # noqa: ANN401
         producer = InMemoryConsumer(self.policy, broker=self._broker)
         return [producer.send(content, **fields) for content in contents]
@@ -69,17 +75,20 @@ MakeWorld = Callable[..., World]
 
 @pytest.fixture(params=["memory", "broker"])
 def make_world(request: pytest.FixtureRequest) -> MakeWorld:
-    """Make a policy's topics; takes `delays` and `max_retries`."""
+    """Make a policy's topics; takes `delays`, `max_retries` and `dead_letters`."""
     if request.param == "broker":
         make: MakeWorld = request.getfixturevalue("set_stage")
         return make
 
-    def in_memory(*, delays: tuple[str, ...] = ("1s",), max_retries: int = 16) -> World:
+    def in_memory(
+        *, delays: tuple[str, ...] = ("1s",), max_retries: int = 16, dead_letters: bool = True
+    ) -> World:
         return InMemoryWorld(
             Policy(
                 topic=TopicName("shop", "prod", "orders"),
                 subscription="fulfilment",
                 max_retries=max_retries,
+                dead_letters=dead_letters,
                 ladder=Ladder.from_delays(delays),
             )
         )

@@ -31,6 +31,21 @@ def test_the_operator_does_not_pay_for_what_consumers_need() -> None:
     assert output == "False\n"
 
 
+def test_a_consumer_imports_nothing_that_it_may_never_use() -> None:
+    """`make bench` measures what importing costs; this is what would double it unseen."""
+    program = "from redrive import PolicyFile, RetryConsumer; import sys; print(*sys.modules)"
+    imported = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    unused = {"asyncio", "ssl", "subprocess", "multiprocessing", "prometheus_client"}
+    unused |= {"opentelemetry", "redrive.testing"}
+    assert not unused & set(imported)
+
+
 def test_the_package_says_that_it_is_typed() -> None:
     assert resources.files(redrive).joinpath("py.typed").is_file()
 

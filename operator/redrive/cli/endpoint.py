@@ -1,0 +1,92 @@
+"""The operator's own HTTP endpoint: `/metrics`, `/livez` and `/readyz`.
+
+Served by threads, so that it answers while the event loop hangs, and can say so. It shows no secret
+and needs no authentication: bind it to where only the kubelet and Prometheus come from.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from redrive.cluster.health import Health
+from redrive.errors import RedriveError
+
+_StartResponse = Callable[..., Any]
+_App = Callable[[dict[str, Any], _StartResponse], Iterable[bytes]]
+
+
+class EndpointError(RedriveError):
+    """The endpoint can't be served where it was asked for."""
+
+    reason = "EndpointUnavailable"
+
+
+@contextmanager
+def serving(address: str, port: int, health: Health) -> Iterator[int]:
+    """Serve while the block runs; yield the port.
+
+    Args:
+        address: of this machine, on which to listen; `0.0.0.0` is all of IPv4.
+        port: 0 takes a free one.
+        health: what the probes tell.
+
+    Raises:
+        EndpointError: the address is none of this machine's, or the port is taken.
+    """
+    try:
+        server = make_server(
+            address, port, _app(health), server_class=ThreadingWSGIServer, handler_class=_Silent
+        )
+    except OSError as error:
+        raise EndpointError(
+            f"metrics and probes can't be served: {error.strerror}",
+            got=f"{address}:{port}",
+            remedy="choose another --listen",
+        ) from error
+    thread = threading.Thread(target=server.serve_forever, name="endpoint", daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Silent(WSGIRequestHandler):
+    """Requests of kubelet and Prometheus are no news."""
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+def _app(health: Health) -> _App:
+    metrics: _App = make_wsgi_app()
+
+    def livez() -> tuple[str, str]:
+        said = [
+            f"{part}: heard {silence:.0f} s ago" for part, silence in health.silent_for().items()
+        ]
+        return ("503 Stalled" if health.has_stalled() else "200 OK", "\n".join(sorted(said)))
+
+    def readyz() -> tuple[str, str]:
+        return ("200 OK", "ready") if health.ready else ("503 Starting", "starting")
+
+    probes = {"/livez": livez, "/readyz": readyz}
+
+    def app(environ: dict[str, Any], start_response: _StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return metrics(environ, start_response)
+        status, said = probes[path]() if path in probes else ("404 Not Found", "no such page")
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{said}\n".encode()]
+
+    return app

@@ -1,0 +1,248 @@
+"""`SimpleConsumer`: the application asks for messages when it wants some, and for how long.
+
+receive ─ acknowledged in time ──────────▶ settled
+        └ its invisible duration ends ─ retries left ▶ to the retry topic, with no delay
+                                      └ none ▶ dead-letter topic, or discarded
+
+`policy.invisible` decides whose a message is, `failures` what becomes of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import uuid
+from datetime import timedelta
+from types import TracebackType
+from typing import Protocol, Self
+
+import pulsar
+
+from redrive.delivery.alarm import Alarm
+from redrive.delivery.events import Events, Hook
+from redrive.delivery.failures import Failures
+from redrive.delivery.inbox import Inbox
+from redrive.delivery.origin import Subscriptions
+from redrive.delivery.parts import Parts, SystemClock
+from redrive.delivery.policy_file import PolicyFile, in_force
+from redrive.delivery.producers import Producers
+from redrive.delivery.settle import HANDLE_AGAIN_AFTER, Settler, id_text
+from redrive.delivery.subscribe import subscribe
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy.cause import Redaction
+from redrive.policy.envelope import Attempt
+from redrive.policy.invisible import InFlight, check_invisible
+from redrive.policy.model import Policy
+
+_log = logging.getLogger(__name__)
+
+_PREFETCH = 1
+_LINGER = timedelta(milliseconds=100)
+"""How long `receive` waits for more once it has a message: others are still on their way."""
+
+
+class InvisibleDurationEndedError(RedriveError, TimeoutError):
+    """Nobody settled a message within its invisible duration."""
+
+    reason = "InvisibleDurationEnded"
+
+
+class Rings(Protocol):
+    """Has messages become visible in time; see `alarm.Alarm`."""
+
+    def look(self) -> None:
+        """Look again when that is."""
+
+    def close(self) -> None:
+        """End."""
+
+
+class SimpleConsumer:
+    """Consumes a topic on request: each message is the caller's for as long as was asked for.
+
+    A message that is not acknowledged in time has failed, and turns visible at once: it is moved to
+    the retry topic, without delay, with its number of retries one higher; or to the dead-letter
+    topic, when these are used up. So the count outlives every process. A process that ends while
+    messages are in flight leaves them visible at once, as the same attempt; one that ends between
+    sending a message on and acknowledging it leaves two copies. Nothing is ever lost.
+
+    Up to two messages of each partition wait in this consumer between calls of `receive`, and no
+    other consumer gets them.
+
+    Use it as a context manager, within the life of *client*. May be used by several threads.
+
+    Args:
+        client: connects as a role that the policy lists among its consumer roles.
+        policy: see `RetryConsumer`; its ladder means nothing here.
+        name: see `RetryConsumer`, as for *redaction* and *on_event*.
+
+    Raises:
+        SubscribeError: the broker refused one of the two subscriptions.
+    """
+
+    def __init__(
+        self,
+        client: pulsar.Client,
+        policy: Policy | PolicyFile,
+        *,
+        name: str | None = None,
+        redaction: Redaction = Redaction(),
+        on_event: Hook | None = None,
+    ) -> None:
+        name = name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        clock = SystemClock()
+        subscriptions = subscribe(
+            client, in_force(policy, clock)(), name=name, nack_delay=timedelta(), prefetch=_PREFETCH
+        )
+        inbox = Inbox(list(subscriptions.values()))
+        parts = Parts(clock, subscriptions, inbox, Producers(client, name=name))
+        self._assemble(parts, policy, name, redaction, on_event, _LINGER)
+        self._alarm: Rings = Alarm(self._next_end, self._expire)
+
+    def _assemble(  # noqa: PLR0913, PLR0917 - what it is put together from
+        self,
+        parts: Parts,
+        policy: Policy | PolicyFile,
+        name: str,
+        redaction: Redaction,
+        on_event: Hook | None,
+        linger: timedelta,
+    ) -> None:
+        self.name = name
+        self._parts = parts
+        self._subscriptions = Subscriptions(parts.subscriptions)
+        self._linger = linger.total_seconds()
+        self._failures = Failures(
+            in_force(policy, parts.clock),
+            Settler(parts.outgoing, parts.incoming, Events(on_event)),
+            parts.clock,
+            name,
+            redaction,
+        )
+        self._in_flight = InFlight[pulsar.Message]()
+        self._changing = threading.Lock()
+
+    def receive(
+        self, max_messages: int, invisible: timedelta, timeout: timedelta | None = None
+    ) -> list[pulsar.Message]:
+        """Return up to *max_messages*, which nobody else gets while they are invisible.
+
+        Waits for the first message, but no longer than *timeout*; then takes what else is there.
+
+        Args:
+            invisible: 10 s … 12 h, from now.
+            timeout: None waits for ever.
+
+        Raises:
+            InvalidSpecError: an argument is out of bounds.
+            ConsumerStoppedError: `stop` or `close` was called.
+            SubscriptionLostError: the client was closed.
+        """
+        check_invisible(invisible)
+        if max_messages < 1:
+            raise InvalidSpecError(
+                "at least one message is received", got=max_messages, remedy="ask for 1 or more"
+            )
+        messages: list[pulsar.Message] = []
+        wait = None if timeout is None else timeout.total_seconds()
+        while len(messages) < max_messages:
+            message = self._parts.incoming.take(wait)
+            if message is None:
+                break
+            messages.append(message)
+            wait = self._linger
+        with self._changing:
+            now = self._parts.clock.monotonic()
+            for message in messages:
+                self._in_flight.begin(_key(message), message, now, invisible)
+        self._alarm.look()
+        return messages
+
+    def acknowledge(self, message: pulsar.Message) -> None:
+        """Settle *message* as handled. It may come again if the broker doesn't hear of this.
+
+        Raises:
+            NotInFlightError: its invisible duration has ended, or it was settled before. What was
+                done with it will be done again.
+            InvalidSpecError: it is not a message of this consumer.
+        """
+        subscription = self._subscriptions[message.topic_name()]
+        with self._changing:
+            self._in_flight.settle(_key(message), self._parts.clock.monotonic())
+        subscription.acknowledge(message)
+        self._failures.forget(message)
+
+    def change_invisible_duration(self, message: pulsar.Message, invisible: timedelta) -> None:
+        """Have *message* stay invisible for *invisible* from now, longer or shorter than before.
+
+        To fail a message is to do nothing: it comes again after what is left of its duration. To
+        have it come earlier, or to get more time for it, is this.
+
+        Args:
+            invisible: 10 s … 12 h.
+
+        Raises:
+            NotInFlightError: its invisible duration has ended, or it was settled. Nothing changes.
+            InvalidSpecError: the duration is out of bounds.
+        """
+        check_invisible(invisible)
+        with self._changing:
+            self._in_flight.change(_key(message), self._parts.clock.monotonic(), invisible)
+        self._alarm.look()
+
+    def attempt_of(self, message: pulsar.Message) -> Attempt:
+        """Return which attempt at *message* this is; see `RetryConsumer.attempt_of`."""
+        return self._failures.attempt_of(message)
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy in force; its `generation` tells which."""
+        return self._failures.policy()
+
+    def stop(self) -> None:
+        """Make every `receive` raise ConsumerStoppedError; callable from a signal handler."""
+        self._parts.incoming.stop()
+
+    def close(self) -> None:
+        """Stop, and leave the subscriptions: what is in flight is visible, at the same attempt."""
+        self.stop()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._parts.outgoing.close)
+            closing.callback(self._parts.incoming.close)
+            closing.callback(self._alarm.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _next_end(self) -> float | None:
+        with self._changing:
+            return self._in_flight.next_end()
+
+    def _expire(self) -> None:
+        with self._changing:
+            over = self._in_flight.expired(self._parts.clock.monotonic())
+        error = InvisibleDurationEndedError(
+            "nobody settled the message within its invisible duration",
+            remedy="ask for more time, or change it while handling",
+        )
+        for message in over:
+            subscription = self._subscriptions[message.topic_name()]
+            try:
+                self._failures.expired(message, subscription, error)
+            except Exception:  # noqa: BLE001 - else it would be nobody's, and the others too
+                _log.exception("message %s is handed out again", _key(message))
+                self._parts.incoming.again(message, HANDLE_AGAIN_AFTER.total_seconds())
+
+
+def _key(message: pulsar.Message) -> str:
+    return id_text(message.message_id())

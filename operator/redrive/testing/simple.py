@@ -1,0 +1,41 @@
+"""`SimpleConsumer` on a broker in memory."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from redrive.delivery.events import Hook
+from redrive.delivery.policy_file import PolicyFile, load_policy
+from redrive.delivery.simple import SimpleConsumer
+from redrive.policy.cause import Redaction
+from redrive.policy.model import Policy
+from redrive.testing.broker import InMemoryBroker, VirtualAlarm
+from redrive.testing.parts import InMemoryTopics, parts_of
+
+
+class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
+    """A `SimpleConsumer` whose messages, time and dead letters are in the hands of a test.
+
+    Invisible durations end while the clock is put forward, by `advance` or by whoever waits for a
+    message, of this consumer or of another one of its broker.
+
+    Args:
+        policy: what failures lead to; a `PolicyFile` is looked at again in virtual time.
+        broker: one to share with other consumers of the policy; by default one of its own.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | PolicyFile,
+        *,
+        broker: InMemoryBroker | None = None,
+        name: str = "in-memory",
+        redaction: Redaction = Redaction(),
+        on_event: Hook | None = None,
+    ) -> None:
+        first = policy if isinstance(policy, Policy) else load_policy(policy.path)
+        self.broker = broker or InMemoryBroker(first)
+        self._topic = first.topic
+        parts = parts_of(self.broker, first, timedelta())
+        self._assemble(parts, policy, name, redaction, on_event, linger=timedelta())
+        self._alarm = VirtualAlarm(self.broker.clock, self._next_end, self._expire)

@@ -1,0 +1,155 @@
+"""What a simple consumer promises, at a real broker and in memory alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from redrive.delivery.inbox import ConsumerStoppedError
+from redrive.delivery.settle import id_text
+from redrive.errors import InvalidSpecError
+from redrive.policy import invisible
+from redrive.policy.invisible import NotInFlightError
+
+MakeWorld = Callable[..., Any]
+SECOND = timedelta(seconds=1)
+SOON = 15 * SECOND
+
+
+@pytest.fixture(autouse=True)
+def short_durations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds have tests of their own; these need not wait for 10 s each time."""
+    monkeypatch.setattr(invisible, "MIN_INVISIBLE", SECOND)
+
+
+def settled(world: Any) -> bool:  # noqa: ANN401 - see conftest
+    return bool(world.backlog(world.policy.topic) == world.backlog(world.policy.retry_topic) == 0)
+
+
+def test_what_is_acknowledged_in_time_is_settled(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(*[b"%d" % n for n in range(5)])
+    with world.simple_consumer() as consumer:
+        received: list[Any] = []
+        while len(received) < 5:
+            received += consumer.receive(5 - len(received), 2 * SECOND, SOON)
+        for message in received:
+            consumer.acknowledge(message)
+        assert consumer.receive(1, 2 * SECOND, 3 * SECOND) == []
+    assert sorted(message.data() for message in received) == [b"%d" % n for n in range(5)]
+    assert settled(world)
+
+
+def test_a_message_nobody_settles_comes_again_after_its_duration_and_dies_in_the_end(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(max_retries=1, delays=("1h",))
+    (origin,) = world.send(b"bad", partition_key="k")
+    with world.simple_consumer() as consumer:
+        attempts = []
+        for duration in (2, 3):
+            (message,) = consumer.receive(10, duration * SECOND, SOON)
+            attempts.append(consumer.attempt_of(message))
+            assert consumer.receive(10, 2 * SECOND, (duration - 1) * SECOND) == []
+        assert consumer.receive(10, 2 * SECOND, 3 * SECOND) == []
+    assert [attempt.number for attempt in attempts] == [1, 2]
+    assert {attempt.origin for attempt in attempts} == {id_text(origin)}
+    (dead,) = world.dead_letters(1)
+    properties = dead.properties()
+    assert (dead.data(), dead.partition_key()) == (b"bad", "k")
+    assert properties["RECONSUMETIMES"] == "2"
+    assert properties["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
+    assert properties["REDRIVE_CAUSE_TYPE"] == "InvisibleDurationEndedError"
+    assert settled(world)
+
+
+def test_a_duration_can_be_changed_and_takes_effect_at_once(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(b"longer")
+    with world.simple_consumer() as consumer:
+        (message,) = consumer.receive(1, SECOND, SOON)
+        consumer.change_invisible_duration(message, 60 * SECOND)
+        assert consumer.receive(1, SECOND, 2 * SECOND) == []
+        consumer.change_invisible_duration(message, SECOND)
+        (again,) = consumer.receive(1, SECOND, SOON)
+        assert consumer.attempt_of(again).number == 2
+        consumer.acknowledge(again)
+    assert settled(world)
+
+
+def test_a_message_that_has_timed_out_or_was_settled_is_no_more_the_callers(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    world.send(b"late")
+    with world.simple_consumer() as consumer:
+        (late,) = consumer.receive(1, SECOND, SOON)
+        (again,) = consumer.receive(1, 30 * SECOND, SOON)
+        with pytest.raises(NotInFlightError, match="ask for more time before it ends"):
+            consumer.acknowledge(late)
+        with pytest.raises(NotInFlightError):
+            consumer.change_invisible_duration(late, 2 * SECOND)
+        consumer.acknowledge(again)
+        with pytest.raises(NotInFlightError):
+            consumer.acknowledge(again)
+        with pytest.raises(NotInFlightError):
+            consumer.change_invisible_duration(again, 2 * SECOND)
+        assert consumer.receive(1, SECOND, 2 * SECOND) == []
+    assert settled(world)
+
+
+def test_what_is_in_flight_when_a_consumer_closes_is_visible_at_once(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    world.send(b"x")
+    with world.simple_consumer() as consumer:
+        consumer.receive(1, timedelta(hours=12), SOON)
+    with world.simple_consumer() as consumer:
+        (message,) = consumer.receive(1, timedelta(hours=12), SOON)
+        assert consumer.attempt_of(message).number == 1
+        consumer.acknowledge(message)
+    assert settled(world)
+
+
+def test_the_count_outlives_every_consumer(make_world: MakeWorld) -> None:
+    world = make_world(max_retries=5)
+    world.send(b"x")
+    for number in (1, 2):
+        with world.simple_consumer() as consumer:
+            (message,) = consumer.receive(1, SECOND, SOON)
+            assert consumer.attempt_of(message).number == number
+            assert consumer.receive(1, SECOND, 0.9 * SECOND) == []
+            (message,) = consumer.receive(1, timedelta(hours=1), SOON)
+            assert consumer.attempt_of(message).number == number + 1
+
+
+def test_a_policy_without_dead_letters_discards(make_world: MakeWorld) -> None:
+    world = make_world(max_retries=0, dead_letters=False)
+    world.send(b"x")
+    with world.simple_consumer() as consumer:
+        consumer.receive(1, SECOND, SOON)
+        assert consumer.receive(1, SECOND, 2 * SECOND) == []
+    world.dead_letters(0)
+    assert settled(world)
+
+
+def test_what_nobody_could_do_is_refused(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(b"x")
+    with world.simple_consumer() as consumer:
+        with pytest.raises(InvalidSpecError, match="10 s to 12 h"):
+            consumer.receive(1, 0.9 * SECOND)
+        with pytest.raises(InvalidSpecError, match="at least one"):
+            consumer.receive(0, SECOND)
+        (message,) = consumer.receive(1, SECOND, SOON)
+        with pytest.raises(InvalidSpecError, match="10 s to 12 h"):
+            consumer.change_invisible_duration(message, timedelta(hours=13))
+        consumer.acknowledge(message)
+        consumer.stop()
+        with pytest.raises(ConsumerStoppedError):
+            consumer.receive(1, SECOND)
+    assert settled(world)

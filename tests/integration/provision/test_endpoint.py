@@ -1,0 +1,42 @@
+"""What the running operator shows to Prometheus and to the kubelet."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+from tests.integration.provision.conftest import Shop
+
+from redrive.sandbox import installation
+from redrive.sandbox.sandbox import Sandbox
+
+
+def get(sandbox: Sandbox, path: str) -> tuple[int, str]:
+    url = installation.endpoint(sandbox) + path
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  our own, of http
+        return answer.status, answer.read().decode()
+
+
+def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.policy()
+    shop.ready()
+    status, parts = get(installed, "/livez")
+    assert status == 200
+    assert [part.split(": heard ")[0] for part in parts.splitlines()] == [
+        "event loop",
+        "watch of /apis/redrive.io/v1alpha1/pulsarconnections",
+        "watch of /apis/redrive.io/v1alpha1/replays",
+        "watch of /apis/redrive.io/v1alpha1/retrypolicies",
+        "watch of /apis/sparkoperator.k8s.io/v1beta2/sparkapplications",
+    ]
+    assert get(installed, "/readyz") == (200, "ready\n")
+    _, shown = get(installed, "/metrics")
+    ready = (
+        'redrive_objects{condition="Ready",kind="RetryPolicy",reason="Provisioned",status="True"}'
+    )
+    assert float(shown.split(ready)[1].split("\n")[0]) >= 1
+    created = re.search(r'redrive_admin_calls_total\{status="20\d",verb="PUT"\} (\S+)', shown)
+    assert created is not None
+    assert float(created[1]) >= 3
+    assert 'redrive_admin_call_seconds_count{verb="GET"}' in shown

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from redrive.errors import InvalidSpecError
+from redrive.policy.invisible import InFlight, NotInFlightError, check_invisible
+
+
+@pytest.mark.parametrize("seconds", [10, 43_200])
+def test_the_bounds_themselves_are_allowed(seconds: int) -> None:
+    assert check_invisible(timedelta(seconds=seconds)) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("seconds", [9.999, 43_200.001, 0, -10])
+def test_what_is_out_of_bounds_is_refused(seconds: float) -> None:
+    with pytest.raises(InvalidSpecError, match="10 s to 12 h"):
+        check_invisible(timedelta(seconds=seconds))
+
+
+@given(st.integers(10, 43_200), st.data())
+def test_the_interval_is_the_invisible_duration_less_the_time_spent(
+    invisible: int, data: st.DataObject
+) -> None:
+    spent = data.draw(st.integers(0, invisible - 1))
+    flight = InFlight[str]()
+    flight.begin("m", "m", 0, timedelta(seconds=invisible))
+    # Whoever fails at *spent* does nothing more; the message comes after what is left.
+    end = flight.next_end()
+    assert end is not None
+    assert end - spent == invisible - spent
+    assert flight.expired(end - 0.001) == []
+    assert flight.expired(end) == ["m"]
+
+
+class Flight(RuleBasedStateMachine):
+    """What is in flight, against a plain account of when each message's time ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flight = InFlight[str]()
+        self.now = 0.0
+        self.ends: dict[str, float] = {}
+
+    keys = st.sampled_from("abc")
+    durations = st.integers(10, 60)
+
+    @rule(seconds=st.integers(1, 40))
+    def pass_time(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule(key=keys, seconds=durations)
+    def begin(self, key: str, seconds: int) -> None:
+        self.flight.begin(key, key, self.now, timedelta(seconds=seconds))
+        self.ends[key] = self.now + seconds
+
+    @rule(key=keys, seconds=durations)
+    def change(self, key: str, seconds: int) -> None:
+        if self.ends.get(key, 0.0) > self.now:
+            self.flight.change(key, self.now, timedelta(seconds=seconds))
+            self.ends[key] = self.now + seconds
+        else:
+            with pytest.raises(NotInFlightError, match="ask for more time before it ends"):
+                self.flight.change(key, self.now, timedelta(seconds=seconds))
+
+    @rule(key=keys)
+    def settle(self, key: str) -> None:
+        if self.ends.get(key, 0.0) > self.now:
+            self.flight.settle(key, self.now)
+            del self.ends[key]
+        else:
+            with pytest.raises(NotInFlightError):
+                self.flight.settle(key, self.now)
+
+    @rule()
+    def look_for_what_has_ended(self) -> None:
+        over = {key: end for key, end in self.ends.items() if end <= self.now}
+        found = self.flight.expired(self.now)
+        assert [over[key] for key in found] == sorted(over.values())
+        for key in found:
+            del self.ends[key]
+        assert self.flight.expired(self.now) == []
+
+    @invariant()
+    def the_next_end_is_the_earliest(self) -> None:
+        assert self.flight.next_end() == min(self.ends.values(), default=None)
+
+
+Flight.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMessagesInFlight = Flight.TestCase
