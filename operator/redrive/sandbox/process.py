@@ -23,6 +23,7 @@ from redrive.sandbox.errors import SandboxError
 # Below the ports that systems hand out by themselves, so that no connection takes one in between.
 _PORTS = range(20_000, 32_000)
 _handed_out: set[int] = set()
+_KILLED_SECONDS = 10.0  # for the system to take back the memory of a big process
 _LOG_LINES_SHOWN = 30
 # Systems derive the moment a process started from a clock that may be set meanwhile.
 _START_TOLERANCE_SECONDS = 2.0
@@ -128,7 +129,7 @@ class Processes:
                 process.wait(patience)
             except psutil.TimeoutExpired:
                 process.kill()
-                process.wait(patience)
+                process.wait(_KILLED_SECONDS)
         if child := self._children.pop(name, None):
             child.wait()
         self._record(name).unlink(missing_ok=True)

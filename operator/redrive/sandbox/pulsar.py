@@ -130,22 +130,27 @@ class Broker:
 
 def launch(state: Path, processes: Processes) -> Broker:
     """Start a broker whose data are under *state*, without waiting until it answers."""
-    home, java_home = builds.pulsar(), toolchain.java_home()
     folder = state / NAME
     folder.mkdir(mode=0o700)
     broker = Broker(state, free_port(), free_port())
     _key_file(state).touch(mode=0o600)
     _key_file(state).write_bytes(secrets.token_bytes(32))
-    configuration = folder / "standalone.conf"
-    stock = (home / "conf" / "standalone.conf").read_text()
+    stock = (builds.pulsar() / "conf" / "standalone.conf").read_text()
     ours = "".join(f"{key}={value}\n" for key, value in _settings(broker).items())
-    configuration.write_text(f"{stock}\n{ours}")  # the last line about a key counts
+    _configuration(state).write_text(f"{stock}\n{ours}")  # the last line about a key counts
+    start(broker, processes)
+    return broker
+
+
+def start(broker: Broker, processes: Processes) -> None:
+    """Start *broker*, also once more after it was stopped, without waiting until it answers."""
+    home, folder = builds.pulsar(), broker.state / NAME
     command = [str(home / "bin" / "pulsar"), "standalone", "--no-stream-storage",
                "--no-functions-worker", f"--metadata-dir={folder / 'metadata'}",
                f"--bookkeeper-dir={folder / 'bookkeeper'}"]  # fmt: skip
     env = {
-        "JAVA_HOME": str(java_home),
-        "PULSAR_STANDALONE_CONF": str(configuration),
+        "JAVA_HOME": str(toolchain.java_home()),
+        "PULSAR_STANDALONE_CONF": str(_configuration(broker.state)),
         "PULSAR_LOG_DIR": str(folder / "logs"),
         "PULSAR_MEM": "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1g",
         # For a short life on a small machine: ready with half the processor time, in a third of
@@ -154,7 +159,6 @@ def launch(state: Path, processes: Processes) -> Broker:
         "PULSAR_EXTRA_OPTS": "-XX:TieredStopAtLevel=1",
     }
     processes.start(NAME, command, env=env, cwd=folder)
-    return broker
 
 
 def wait(broker: Broker, processes: Processes) -> None:
@@ -197,6 +201,10 @@ def _loopback() -> str:
         if any(address.address == "127.0.0.1" for address in addresses):
             return interface
     raise SandboxError("no network interface has the address 127.0.0.1", remedy="bring it up")
+
+
+def _configuration(state: Path) -> Path:
+    return state / NAME / "standalone.conf"
 
 
 def _key_file(state: Path) -> Path:

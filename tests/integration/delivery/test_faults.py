@@ -148,6 +148,43 @@ def test_a_delay_that_the_broker_refuses_ends_in_bounded_time_and_blocks_no_othe
             consumer.reconsume_later(message, delay=timedelta(seconds=1))
 
 
+@pytest.mark.parametrize(("seconds_ahead", "earliest", "latest"), [(-3600, 0, 3), (3, 3, 8)])
+def test_a_clock_that_is_wrong_shifts_a_retry_by_as_much_and_loses_nothing(
+    set_stage: SetStage, start: Start, seconds_ahead: int, earliest: int, latest: int
+) -> None:
+    stage = set_stage(delays=["1s"], max_retries=1)
+    stage.send(b"x")
+    process = start(
+        stage,
+        f"""
+import datetime, time, _pulsar
+from redrive.delivery.parts import SystemClock
+ahead = datetime.timedelta(seconds={seconds_ahead})
+now = lambda *_: datetime.datetime.now(datetime.UTC) + ahead
+SystemClock.now = now
+# What the client does with its clock, with another clock.
+_pulsar.MessageBuilder.deliver_after = lambda builder, delay: builder.deliver_at(
+    int((now() + delay).timestamp() * 1000)
+)
+with RetryConsumer(client, load_policy()) as consumer:
+    consumer.reconsume_later(consumer.receive(), cause=ValueError())
+    sent = time.monotonic()
+    message = consumer.receive()
+    print(time.monotonic() - sent)
+    print(consumer.attempt_of(message).number)
+    consumer.reconsume_later(message, cause=ValueError())
+client.close()
+""",
+    )
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    waited, attempt = output.split()
+    assert earliest <= float(waited) < latest
+    assert attempt == "2"
+    (dead,) = stage.dead_letters(1)
+    assert dead.properties()["RECONSUMETIMES"] == "2"
+
+
 def test_messages_in_flight_when_a_consumer_closes_are_delivered_again(
     set_stage: SetStage,
 ) -> None:

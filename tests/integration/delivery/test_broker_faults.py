@@ -1,0 +1,165 @@
+"""The broker fails or is changed under a consumer at work: every message comes through."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pulsar
+import pytest
+from tests.stage import path
+
+from redrive import Event, FailureRules, RetryConsumer
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.sandbox import pulsar as pulsar_part
+from redrive.sandbox.sandbox import Sandbox
+
+SetStage = Callable[..., Any]
+
+
+class AtWork:
+    """A consumer that fails each message once, and never mends those that begin with ``bad``."""
+
+    def __init__(self, stage: Any) -> None:  # noqa: ANN401 - see conftest
+        self.events: Counter[str] = Counter()
+        self.handled: Counter[bytes] = Counter()
+        self._stage = stage
+        self.consumer = RetryConsumer(stage.client(stage.role), stage.policy, on_event=self._count)
+
+    def handle(self, message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        if message.data().startswith(b"bad"):
+            raise ValueError
+        if message.topic_name() == str(self._stage.policy.topic):
+            raise LookupError
+        self.handled[message.data()] += 1
+
+    def _count(self, event: Event) -> None:
+        self.events[event.event] += 1
+
+    def wait(self, reached: Callable[[], bool], seconds: float = 45) -> None:
+        """Return once *reached*; fail with what has happened if that takes too long."""
+        end = time.monotonic() + seconds
+        while not reached():
+            assert time.monotonic() < end, (self.events, self.handled)
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def at_work() -> Iterator[Callable[[Any], AtWork]]:
+    """Have a consumer of a stage run until the test ends."""
+    running: list[tuple[AtWork, threading.Thread]] = []
+
+    def begin(stage: Any) -> AtWork:  # noqa: ANN401 - see conftest
+        work = AtWork(stage)
+        thread = threading.Thread(
+            target=work.consumer.run,
+            args=(work.handle,),
+            kwargs={"workers": 2, "rules": FailureRules(dead_letter_on=(ValueError,))},
+        )
+        thread.start()
+        running.append((work, thread))
+        return work
+
+    yield begin
+    for work, thread in running:
+        work.consumer.close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+Begin = Callable[[Any], AtWork]
+
+
+def dead_letters(stage: Any) -> set[bytes]:  # noqa: ANN401 - see conftest
+    """Read them all; what the broker stored without our hearing of it is there twice."""
+    dead = stage.client("superuser").subscribe(
+        str(stage.policy.dead_letter_topic),
+        DEAD_LETTER_SUBSCRIPTION,
+        consumer_type=pulsar.ConsumerType.Shared,
+    )
+    found = set()
+    with contextlib.suppress(pulsar.Timeout):
+        while True:
+            found.add(dead.receive(timeout_millis=1_000).data())
+    return found
+
+
+def test_messages_wait_for_rights_revoked_and_a_dead_letter_topic_deleted_in_flight(
+    set_stage: SetStage, at_work: Begin
+) -> None:
+    stage = set_stage()
+    retry, dead = stage.policy.retry_topic, stage.policy.dead_letter_topic
+    work = at_work(stage)
+    stage.send(b"before", b"bad before")
+    work.wait(lambda: work.handled[b"before"] == 1 and work.events["redrive.dead_lettered"] == 1)
+
+    stage.broker.request("DELETE", f"{path(retry)}/permissions/{stage.role}").check("revoke")
+    stage.broker.request("DELETE", f"{path(dead)}?force=true").check("delete the topic")
+    stage.send(b"after", b"bad after")
+    work.wait(lambda: work.events["redrive.unsent"] >= 2)
+    assert stage.backlog(stage.policy.topic) == 2
+    stage.create(dead, DEAD_LETTER_SUBSCRIPTION, 0)
+    stage.grant(dead, "produce")
+    stage.grant(retry, "consume", "produce")
+
+    work.wait(lambda: work.handled[b"after"] >= 1)
+    assert dead_letters(stage) == {b"bad after"}
+    work.wait(lambda: stage.backlog(stage.policy.topic) == stage.backlog(retry) == 0)
+
+
+def test_the_right_to_consume_revoked_and_granted_again_loses_nothing(
+    set_stage: SetStage, at_work: Begin
+) -> None:
+    stage = set_stage()
+    source = stage.policy.topic
+    work = at_work(stage)
+    stage.send(b"before")
+    work.wait(lambda: work.handled[b"before"] == 1)
+
+    stage.broker.request("DELETE", f"{path(source)}/permissions/{stage.role}").check("revoke")
+    stage.send(b"meanwhile")
+    time.sleep(1)
+    assert work.handled[b"meanwhile"] == 0
+    stage.grant(source, "consume")
+
+    work.wait(lambda: work.handled[b"meanwhile"] >= 1)
+    work.wait(lambda: stage.backlog(source) == stage.backlog(stage.policy.retry_topic) == 0)
+
+
+def test_topics_unloaded_again_and_again_lose_nothing(set_stage: SetStage, at_work: Begin) -> None:
+    stage = set_stage()
+    topics = (stage.policy.topic, stage.policy.retry_topic, stage.policy.dead_letter_topic)
+    sent = [f"{n}".encode() for n in range(60)]
+    work = at_work(stage)
+    for third in range(3):
+        stage.send(*sent[third * 20 : (third + 1) * 20], b"bad %d" % third)
+        for topic in topics:
+            stage.broker.request("PUT", f"{path(topic)}/unload").check(f"unload {topic}")
+
+    work.wait(lambda: set(sent) <= work.handled.keys())
+    work.wait(lambda: work.events["redrive.dead_lettered"] >= 3)
+    work.wait(lambda: all(stage.backlog(topic) == 0 for topic in topics[:2]))
+    assert dead_letters(stage) == {b"bad 0", b"bad 1", b"bad 2"}
+
+
+def test_a_broker_that_is_killed_and_started_again_loses_nothing(
+    sandbox: Sandbox, set_stage: SetStage, at_work: Begin
+) -> None:
+    stage = set_stage(delays=["3s"])
+    work = at_work(stage)
+    stage.send(b"before", b"bad before", b"waiting")
+    work.wait(lambda: work.events["redrive.retried"] == 2)
+    sandbox.processes.stop(pulsar_part.NAME, patience=0.5)
+    pulsar_part.start(sandbox.pulsar, sandbox.processes)
+    pulsar_part.wait(sandbox.pulsar, sandbox.processes)
+    stage.send(b"after", b"bad after")
+
+    work.wait(lambda: {b"before", b"waiting", b"after"} <= work.handled.keys())
+    work.wait(lambda: work.events["redrive.dead_lettered"] >= 2)
+    topics = (stage.policy.topic, stage.policy.retry_topic)
+    work.wait(lambda: all(stage.backlog(topic) == 0 for topic in topics))
+    assert dead_letters(stage) == {b"bad before", b"bad after"}
