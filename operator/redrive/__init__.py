@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "AsyncRetryProducer",
     "Attempt",
+    "BroadcastConsumer",
     "Cause",
     "Done",
     "Event",
@@ -28,6 +29,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from redrive.delivery.async_retry_producer import AsyncRetryProducer
+    from redrive.delivery.broadcast import BroadcastConsumer
     from redrive.delivery.consumer import RetryConsumer
     from redrive.delivery.events import Event
     from redrive.delivery.policy_file import PolicyFile, load_policy
@@ -43,6 +45,7 @@ else:
     _HOMES = {
         "AsyncRetryProducer": "redrive.delivery.async_retry_producer",
         "Attempt": "redrive.policy.envelope",
+        "BroadcastConsumer": "redrive.delivery.broadcast",
         "Cause": "redrive.policy.cause",
         "Redaction": "redrive.policy.cause",
         "Done": "redrive.policy.verdict",

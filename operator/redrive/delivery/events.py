@@ -25,6 +25,7 @@ class Name(enum.StrEnum):
     DISCARDED = "redrive.discarded"
     UNSENT = "redrive.unsent"
     LATE_SUCCESS = "redrive.late_success"
+    DROPPED = "redrive.dropped"
 
 
 _LEVELS = {
@@ -34,6 +35,7 @@ _LEVELS = {
     Name.DISCARDED: logging.WARNING,
     Name.UNSENT: logging.ERROR,
     Name.LATE_SUCCESS: logging.WARNING,
+    Name.DROPPED: logging.WARNING,
 }
 
 
@@ -46,7 +48,7 @@ class Event:
         message_id: the id it had in this attempt.
         attempt: which attempt that was, from 1.
         source: the source topic of the policy, which tells consumers apart.
-        subscription: the subscription of the policy.
+        subscription: the subscription of the policy; empty for a consumer that broadcasts.
         topic: where it has been sent; empty if nowhere.
         new_id: its id there.
         reason: why it was dead-lettered, discarded or not sent, or the class of the exception.

@@ -54,6 +54,11 @@ _COUNTERS_BY_REASON = {
         "Messages given up without a dead letter, as the policy asks.",
         (*_WHERE, "reason"),
     ),
+    Name.DROPPED: Counter(
+        "redrive_consumer_dropped_messages",
+        "Messages whose handler failed, of a consumer that broadcasts; never handled again.",
+        (*_WHERE, "reason"),
+    ),
     Name.UNSENT: Counter(
         "redrive_consumer_unsent_messages",
         "Messages without a receipt from their next topic, which are handled again.",
