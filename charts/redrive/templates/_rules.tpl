@@ -14,10 +14,11 @@
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get]
-# The policy that consumers mount.
+# The policy that consumers mount. Watched by a label that only redrive's have: one that somebody
+# deletes or changes is put right at once.
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, create, patch]
+  verbs: [get, list, watch, create, patch]
 # What happened, for `kubectl describe`.
 - apiGroups: [""]
   resources: [events]

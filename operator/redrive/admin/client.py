@@ -45,6 +45,7 @@ class Admin:
         self._admin_url = admin_url
         self._token = token
         self._readings: dict[str, Gathering[None, NamespaceState]] = {}
+        self._known: dict[str, tuple[float, NamespaceState]] = {}
         self._grantings: dict[str, Gathering[Grants, Refusals]] = {}
 
     def is_for(self, admin_url: str, token: str) -> bool:
@@ -68,15 +69,24 @@ class Admin:
             return False
         return True
 
-    async def namespace(self, namespace: str) -> NamespaceState:
-        """Read the topics and permissions of a Pulsar namespace, `tenant/namespace`.
+    async def namespace(self, namespace: str, *, max_age: float = 0.0) -> NamespaceState:
+        """Read the topics and permissions of a Pulsar namespace, `tenant/namespace`: three calls.
+
+        Args:
+            max_age: what was read so many seconds ago, or later, is not read again.
 
         Raises:
             NotFoundError: the tenant or the namespace does not exist.
         """
+        asked = asyncio.get_running_loop().time()
+        known = self._known.get(namespace)
+        if known is not None and asked - known[0] < max_age:
+            return known[1]
         if namespace not in self._readings:
             self._readings[namespace] = Gathering(lambda _: self._read(namespace))
-        return await self._readings[namespace].ask(None)
+        state = await self._readings[namespace].ask(None)
+        self._known[namespace] = asked, state
+        return state
 
     async def partitions(self, topic: TopicName) -> int:
         """Return how many partitions a topic has; 0 if it is not partitioned.

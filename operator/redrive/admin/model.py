@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -61,6 +62,16 @@ class NamespaceState:
     def exists(self, topic: TopicName) -> bool:
         """Whether there is such a topic, partitioned or not."""
         return str(topic) in self.unpartitioned or str(topic) in self.partitioned
+
+    def partitions(self, topic: TopicName) -> int:
+        """Return how many partitions of *topic* are there; 0 if it is not partitioned.
+
+        For a moment, while they are being made, that is fewer than the topic has.
+        """
+        if str(topic) not in self.partitioned:
+            return 0
+        numbers = itertools.count()
+        return next(n for n in numbers if f"{topic}-partition-{n}" not in self.unpartitioned)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -30,9 +31,12 @@ from redrive.cluster.errors import (
     UnavailableError,
     error_for,
 )
-from redrive.cluster.resources import Body, Key, Resource
+from redrive.cluster.resources import Body, Key, Label, Resource
 
 TIMEOUT_SECONDS = 30.0
+WATCH_SECONDS = 300
+WATCH_SILENCE = 90.0
+"""Seconds; an API server sends a bookmark about every minute."""
 COMPONENT = "redrive"
 _MERGE_PATCH = "application/merge-patch+json"
 
@@ -103,6 +107,49 @@ class Kubernetes:
         # The items of a list leave out what the list itself says.
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}
         return [typed | item for answer in answers for item in answer["items"]]
+
+    async def list_labelled(
+        self, resource: Resource, namespace: str | None, label: Label
+    ) -> tuple[Sequence[Body], str]:
+        """Read the objects of a kind that have *label*, of one namespace or of all.
+
+        Returns:
+            The objects, and from where `watch` goes on.
+        """
+        query = {"labelSelector": "=".join(label)}
+        answer = await self._call("GET", resource.path(namespace), query=query)
+        typed = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return [typed | item for item in answer["items"]], answer["metadata"]["resourceVersion"]
+
+    async def watch(
+        self, resource: Resource, namespace: str | None, label: Label, since: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield what happens to the objects of `list_labelled`, until the API server ends it.
+
+        Each event has a `type`, such as `DELETED`, and an `object`. The end comes after five
+        minutes at the latest, or where nothing was heard for a while, not even a bookmark.
+
+        Raises:
+            KubernetesError: it could not begin, or broke off.
+        """
+        query = {
+            "labelSelector": "=".join(label),
+            "resourceVersion": since,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        path = resource.path(namespace)
+        patience = aiohttp.ClientTimeout(connect=TIMEOUT_SECONDS, sock_read=WATCH_SILENCE)
+        try:
+            answer = await self._send("GET", path, None, query, patience)
+            async with answer.response as response:
+                if response.status != HTTPStatus.OK:
+                    raise error_for(f"watch {path}", response.status, await response.text())
+                async for line in response.content:
+                    yield json.loads(line)
+        except (aiohttp.ClientError, OSError) as error:
+            raise _unavailable(error) from error
 
     async def get(self, resource: Resource, key: Key) -> Body:
         """Read one object.
@@ -195,6 +242,24 @@ class Kubernetes:
     async def _call(
         self, method: str, path: str, body: Body | None = None, query: dict[str, str] | None = None
     ) -> dict[str, Any]:
+        try:
+            response = await self._send(method, path, body, query, TIMEOUT_SECONDS)
+            answer = (await response.read()).decode()
+        except (aiohttp.ClientError, OSError) as error:
+            raise _unavailable(error) from error
+        if not 200 <= response.status < 300:  # noqa: PLR2004  success, as HTTP has it
+            raise error_for(f"{method} {path}", response.status, answer)
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Body | None,
+        query: dict[str, str] | None,
+        patience: float | aiohttp.ClientTimeout,
+    ) -> Any:  # noqa: ANN401  a response, of which the library gives no types
         headers = {"Accept": "application/json"}
         if method == "PATCH":
             headers["Content-Type"] = _MERGE_PATCH
@@ -206,19 +271,15 @@ class Kubernetes:
             body=body,
             auth_settings=["BearerToken"],
         )
-        try:
-            response = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
-            answer = (await response.read()).decode()  # type: ignore[no-untyped-call]
-        except (aiohttp.ClientError, OSError) as error:
-            raise UnavailableError(
-                "the Kubernetes API does not answer",
-                got=str(error) or type(error).__name__,
-                remedy="it is tried again; check the API server and the way to it",
-            ) from error
-        if not 200 <= response.status < 300:  # noqa: PLR2004  success, as HTTP has it
-            raise error_for(f"{method} {path}", response.status, answer)
-        found: dict[str, Any] = json.loads(answer)
-        return found
+        return await self._api.call_api(*request, _request_timeout=patience)
+
+
+def _unavailable(error: Exception) -> UnavailableError:
+    return UnavailableError(
+        "the Kubernetes API does not answer",
+        got=str(error) or type(error).__name__,
+        remedy="it is tried again; check the API server and the way to it",
+    )
 
 
 def _event(about: Body, kind: str, reason: str, message: str, now: datetime) -> Body:

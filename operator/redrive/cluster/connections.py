@@ -7,6 +7,7 @@ changed Secret needs no restart.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from redrive.cluster.errors import (
     ConnectionNotFoundError,
     NamespaceNotAllowedError,
 )
-from redrive.cluster.resources import Key
+from redrive.cluster.resources import Body, Key
 from redrive.cluster.table import Table
 from redrive.errors import InvalidSpecError
 
@@ -68,6 +69,14 @@ def find(ref: ConnectionRef, namespace: str, table: Table) -> PulsarConnectionSp
             remedy="add the namespace to its allowedNamespaces, or use another connection",
         )
     return spec
+
+
+def users(connection: Key, objects: Table) -> Iterator[Body]:
+    """Yield those of *objects* whose `connectionRef` means *connection*."""
+    for body in objects:
+        ref = body["spec"]["connectionRef"]
+        if connection == (ref.get("namespace", body["metadata"]["namespace"]), ref["name"]):
+            yield body
 
 
 class Connections:

@@ -64,6 +64,10 @@ SECRETS = Resource("", "v1", "secrets", "Secret")
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 EVENTS = Resource("", "v1", "events", "Event")
 
+Label = tuple[str, str]
+MANAGED: Label = ("app.kubernetes.io/managed-by", "redrive")
+"""The label, and its value, by which a watch selects the ConfigMaps that redrive makes."""
+
 
 def owner_reference(resource: Resource, owner: Body) -> dict[str, Any]:
     """Return the entry that makes *owner* the controller of another object of its namespace."""
@@ -74,6 +78,14 @@ def owner_reference(resource: Resource, owner: Body) -> dict[str, Any]:
         "uid": owner["metadata"]["uid"],
         "controller": True,
     }
+
+
+def owner_of(body: Body, resource: Resource) -> Key | None:
+    """Return which object of *resource*'s kind owns *body*, if one does."""
+    for owner in body["metadata"].get("ownerReferences", []):
+        if (owner["apiVersion"], owner["kind"]) == (resource.api_version, resource.kind):
+            return Key(body["metadata"]["namespace"], owner["name"])
+    return None
 
 
 def is_owned_by(body: Body, owner: Body) -> bool:

@@ -78,6 +78,17 @@ def is_new(body: Body) -> bool:
     return bool(status.get("observedGeneration") != body["metadata"]["generation"])
 
 
+def is_settled(body: Body) -> bool:
+    """Whether the object was found as it should be, for the spec as it is, and is not going."""
+    ready = find(body, READY)
+    return (
+        ready is not None
+        and ready.status is ConditionStatus.TRUE
+        and not is_new(body)
+        and "deletionTimestamp" not in body["metadata"]
+    )
+
+
 def find(body: Body, kind: str) -> Condition | None:
     """Return one condition from the status of *body*."""
     return next((c for c in _conditions(body) if c.type == kind), None)

@@ -16,6 +16,7 @@ from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.connections import Connections
 from redrive.cluster.errors import NotFoundError, UnavailableError
+from redrive.cluster.follow import following
 from redrive.cluster.resources import Resource
 from redrive.cluster.table import Table
 
@@ -55,6 +56,9 @@ class World:
     """What the watches have shown, and the clients to act with.
 
     The tables are complete from the start: who owns a topic can't be told from half the policies.
+
+    Attributes:
+        config_maps: those that redrive made.
     """
 
     settings: Settings
@@ -63,12 +67,13 @@ class World:
     policies: Table
     replays: Table
     applications: Table
+    config_maps: Table
     brokers: Connections
     clock: Callable[[], datetime]
 
     @property
     def tables(self) -> Mapping[Resource, Table]:
-        """Return what the watches have shown, by kind."""
+        """Return what kopf's watches have shown, by kind."""
         return {
             resources.CONNECTIONS: self.connections,
             resources.POLICIES: self.policies,
@@ -85,7 +90,13 @@ class World:
             KubernetesError: redrive's own kinds are not installed, or may not be read.
             ClusterUnknownError: the settings have no id of the cluster, and it may not be read.
         """
-        async with Kubernetes.connect() as kubernetes, Http.open() as http:
+        async with (
+            Kubernetes.connect() as kubernetes,
+            Http.open() as http,
+            following(
+                kubernetes, resources.CONFIG_MAPS, settings.namespaces, resources.MANAGED
+            ) as config_maps,
+        ):
             if not settings.cluster_id:
                 found = await _patiently(kubernetes.cluster_id)
                 settings = dataclasses.replace(settings, cluster_id=found)
@@ -97,6 +108,7 @@ class World:
                 policies=await _load(kubernetes, resources.POLICIES, settings.namespaces),
                 replays=await _load(kubernetes, resources.REPLAYS, settings.namespaces),
                 applications=await _load_applications(kubernetes, settings.namespaces),
+                config_maps=config_maps,
                 brokers=Connections(connections, kubernetes, http),
                 clock=wall_clock,
             )

@@ -42,5 +42,6 @@ async def apply(
             case steps.CreateConfigMap(body):
                 await kubernetes.create(resources.CONFIG_MAPS, body)
             case steps.PatchConfigMap(body):
-                data = {"data": body["data"]}
-                await kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), data)
+                labels = {"labels": body["metadata"]["labels"]}
+                ours = {"metadata": labels, "data": body["data"]}
+                await kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), ours)

@@ -134,6 +134,7 @@ def _config_map(policy: Policy, owner: Body) -> dict[str, Any]:
         "metadata": {
             "name": config_map_name(owner["metadata"]["name"]),
             "namespace": owner["metadata"]["namespace"],
+            "labels": dict([resources.MANAGED]),
             "ownerReferences": [resources.owner_reference(resources.POLICIES, owner)],
         },
         "data": {CONFIG_MAP_KEY: codec.encode(policy)},

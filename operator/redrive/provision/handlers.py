@@ -6,20 +6,21 @@ once, by the operator's command.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Protocol
 
 import kopf
 
-from redrive.cluster import resources
+from redrive.cluster import resources, status
+from redrive.cluster.connections import users
 from redrive.cluster.keeper import Keeper
 from redrive.cluster.resources import Body, Key
-from redrive.cluster.table import Table, is_asked_anew
+from redrive.cluster.table import is_asked_anew
 from redrive.cluster.world import World
 from redrive.provision import connection, reconcile
 from redrive.provision.claims import Claims
 from redrive.provision.health.watch import Health
 from redrive.provision.rounds import Rounds
+from redrive.provision.survey import Survey
 
 
 class Stoppable(Protocol):
@@ -30,43 +31,66 @@ class Stoppable(Protocol):
 
 
 def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Stoppable, ...]:
-    """Watch policies and connections from then on, and look at all that there are now.
+    """Watch policies and connections from then on, and see to all that there are now.
 
     Returns:
         What the caller has to stop in the end.
     """
-    policies = Keeper("RetryPolicy", lambda key: reconcile.reconcile(key, world, claims, health))
-    connections = Keeper("PulsarConnection", lambda key: connection.reconcile(key, world))
-    claims = Claims(world.policies, policies.wake)
-    health = Health(world, policies.wake)
-
-    def policy_changed(key: Key, before: Body | None, after: Body | None) -> None:
-        if is_asked_anew(before, after):
-            policies.wake(key)
-
-    def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
-        if is_asked_anew(before, after):
-            connections.wake(key)
-            for user in _users(key, world.policies):
-                policies.wake(user)
-                for rival in claims.rivals(user):
-                    policies.wake(rival)
-
-    world.policies.listen(policy_changed)
-    world.connections.listen(connection_changed)
+    journey = _Journey(world)
+    journey.listen()
     kopf.on.event(*resources.POLICIES.address, registry=registry)(world.policies.seen)
     kopf.on.event(*resources.CONNECTIONS.address, registry=registry)(world.connections.seen)
-    for body in world.policies:
-        policies.wake(Key.of(body))
-    for body in world.connections:
-        connections.wake(Key.of(body))
-    return Rounds(world.policies, policies.wake), health, policies, connections
+    journey.begin()
+    rounds = Rounds(journey.survey, journey.policies.wake)
+    return rounds, journey.health, journey.policies, journey.connections
 
 
-def _users(key: Key, policies: Table) -> Iterator[Key]:
-    """Yield the policies that refer to connection *key*."""
-    for body in policies:
-        ref = body["spec"]["connectionRef"]
-        own = Key.of(body)
-        if key == (ref.get("namespace", own.namespace), ref["name"]):
-            yield own
+class _Journey:
+    """Who wakes whom."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.policies = Keeper(
+            "RetryPolicy", lambda key: reconcile.reconcile(key, world, self._claims, self.health)
+        )
+        self.connections = Keeper("PulsarConnection", lambda key: connection.reconcile(key, world))
+        self._claims = Claims(world.policies, self.policies.wake)
+        self.survey = Survey(world, self._claims)
+        self.health = Health(world, self.policies.wake)
+
+    def listen(self) -> None:
+        """Answer what changes from then on."""
+        self._world.policies.listen(self._policy_changed)
+        self._world.connections.listen(self._connection_changed)
+        self._world.config_maps.listen(self._config_map_changed)
+
+    def begin(self) -> None:
+        """Look at all that may need it; settled policies are for the first survey to see to."""
+        for body in self._world.policies:
+            if not status.is_settled(body) or self._claims.rivals(Key.of(body)):
+                self.policies.wake(Key.of(body))
+        for body in self._world.connections:
+            self.connections.wake(Key.of(body))
+            if status.is_new(body):
+                self._wake_users(Key.of(body))
+
+    def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+        if is_asked_anew(before, after):
+            self.policies.wake(key)
+
+    def _connection_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+        if is_asked_anew(before, after):
+            self.connections.wake(key)
+            self._wake_users(key)
+
+    def _config_map_changed(self, _key: Key, before: Body | None, after: Body | None) -> None:
+        owner = resources.owner_of(after or before or {}, resources.POLICIES)
+        body = None if owner is None else self._world.policies.get(owner)
+        if body is not None and status.is_settled(body) and self.survey.lacks_config_map(body):
+            self.policies.wake(Key.of(body))
+
+    def _wake_users(self, connection: Key) -> None:
+        for body in users(connection, self._world.policies):
+            self.policies.wake(Key.of(body))
+            for rival in self._claims.rivals(Key.of(body)):
+                self.policies.wake(rival)

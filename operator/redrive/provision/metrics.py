@@ -21,3 +21,8 @@ DELIVERIES = Counter(
     "Messages delivered to the consumers of a policy's subscription, seen while the operator ran.",
     (*_POLICY, "topic"),
 )
+REPAIRS = Counter(
+    "redrive_drift_repairs_total",
+    "Steps that put right what somebody had changed of a policy that was ready.",
+    ("kind",),
+)

@@ -1,6 +1,6 @@
 """What is there of what a policy needs: reads only, so it may run as often as it likes.
 
-Topics and grants are read for a whole Pulsar namespace at once, in one call for all policies that
+Topics and grants are read for a whole Pulsar namespace at once, in one go for all policies that
 are reconciled at the time; subscriptions and the rest have no such call.
 """
 
@@ -10,9 +10,9 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import NotFoundError
 from redrive.admin.model import NamespaceState
 from redrive.cluster import resources
-from redrive.cluster.client import Kubernetes
 from redrive.cluster.errors import NotFoundError as ObjectNotFoundError
 from redrive.cluster.resources import Body, Key
+from redrive.cluster.world import World
 from redrive.policy.naming import TopicName
 from redrive.provision import topic_policies
 from redrive.provision.desired import Desired, DesiredTopic
@@ -23,16 +23,25 @@ from redrive.provision.errors import (
 )
 from redrive.provision.facts import Observed, TopicState
 
+RECENT_SECONDS = 60.0
 
-async def observe(desired: Desired, admin: Admin, kubernetes: Kubernetes) -> Observed:
+
+async def observe(
+    desired: Desired, admin: Admin, world: World, *, recent: bool = False
+) -> Observed:
     """Read what is there of *desired*.
+
+    Args:
+        recent: whether what a survey or a watch has shown lately will do for the Pulsar namespace
+            and the ConfigMap: good enough to see that nothing is to be done, never to do it.
 
     Raises:
         TenantNotFoundError, NamespaceNotFoundError, TopicNotFoundError: the source topic, or what
             it lies in, does not exist.
         AdminError, KubernetesError: a read failed.
     """
-    namespace = await _namespace(desired.policy.topic, admin)
+    age = RECENT_SECONDS if recent else 0.0
+    namespace = await _namespace(desired.policy.topic, admin, max_age=age)
     if not namespace.exists(desired.policy.topic):
         raise TopicNotFoundError(
             "the source topic does not exist",
@@ -50,13 +59,13 @@ async def observe(desired: Desired, admin: Admin, kubernetes: Kubernetes) -> Obs
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         subscription_expiry_minutes=namespace.subscription_expiry_minutes,
-        config_map=await _config_map(Key.of(desired.config_map), kubernetes),
+        config_map=await _config_map(Key.of(desired.config_map), world, recent=recent),
     )
 
 
-async def _namespace(source: TopicName, admin: Admin) -> NamespaceState:
+async def _namespace(source: TopicName, admin: Admin, *, max_age: float) -> NamespaceState:
     try:
-        return await admin.namespace(source.namespace_name)
+        return await admin.namespace(source.namespace_name, max_age=max_age)
     except NotFoundError as error:
         if not await admin.tenant_exists(source.tenant):
             raise TenantNotFoundError(
@@ -92,8 +101,10 @@ async def _partitions(name: TopicName, namespace: NamespaceState, admin: Admin) 
     return await admin.partitions(name) if str(name) in namespace.partitioned else 0
 
 
-async def _config_map(key: Key, kubernetes: Kubernetes) -> Body | None:
+async def _config_map(key: Key, world: World, *, recent: bool) -> Body | None:
+    if recent and (known := world.config_maps.get(key)) is not None:
+        return known
     try:
-        return await kubernetes.get(resources.CONFIG_MAPS, key)
+        return await world.kubernetes.get(resources.CONFIG_MAPS, key)
     except ObjectNotFoundError:
         return None

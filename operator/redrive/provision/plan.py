@@ -79,7 +79,7 @@ def plan(desired: Desired, observed: Observed) -> tuple[Step, ...]:
             if pair.lacks_subscription
         ),
         *_marks_after(pairs),
-        *_config_map(desired.config_map, observed.config_map),
+        *config_map_steps(desired.config_map, observed.config_map),
     )
 
 
@@ -141,8 +141,15 @@ def _marks_after(pairs: Sequence[_Pair]) -> Iterator[Mark]:
             yield Mark(pair.want.name, changes)
 
 
-def _config_map(want: Body, have: Body | None) -> Iterator[CreateConfigMap | PatchConfigMap]:
+def config_map_steps(want: Body, have: Body | None) -> Iterator[CreateConfigMap | PatchConfigMap]:
+    """Yield what makes the ConfigMap for consumers as it should be; other keys are not ours."""
     if have is None:
         yield CreateConfigMap(want)
-    elif not want["data"].items() <= (have.get("data") or {}).items():  # other keys are not ours
+        return
+    labels = have["metadata"].get("labels") or {}
+    as_wanted = (
+        want["data"].items() <= (have.get("data") or {}).items()
+        and want["metadata"]["labels"].items() <= labels.items()
+    )
+    if not as_wanted:
         yield PatchConfigMap(want)

@@ -31,6 +31,8 @@ NEEDED: dict[str, dict[str, str]] = {
     "/secrets": {"get": "credentials of connections, each read by its name"},
     "/configmaps": {
         "get": "one that is there already may belong to somebody else",
+        "list": "those of redrive, by their label, are compared with what they should be",
+        "watch": "and one that is deleted or changed is put right at once",
         "create": "the policy that consumers mount",
         "patch": "the same, when the policy has changed",
     },

@@ -54,6 +54,7 @@ def world(api: Lists) -> World:
         policies=Table(),
         replays=Table([named("gone")]),
         applications=Table([named("gone")]),
+        config_maps=Table(),
         brokers=brokers,
         clock=wall_clock,
     )

@@ -117,6 +117,7 @@ def test_the_config_map_holds_the_policy_and_belongs_to_it(
     config_map = desired(asked(body), body, "here").config_map
     assert config_map["metadata"]["name"] == "orders-redrive"
     assert config_map["metadata"]["namespace"] == "shop"
+    assert config_map["metadata"]["labels"] == {"app.kubernetes.io/managed-by": "redrive"}
     assert config_map["metadata"]["ownerReferences"] == [
         {
             "apiVersion": "redrive.io/v1alpha1",

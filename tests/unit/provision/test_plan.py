@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from redrive.admin.model import Grant
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, Ttl, Write
+from redrive.cluster import resources
 from redrive.cluster.resources import Body, Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -20,7 +21,11 @@ from redrive.provision.plan import plan
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
 RETRY, DEAD_LETTER = POLICY.retry_topic, POLICY.dead_letter_topic
-CONFIG_MAP: Body = {"metadata": {"name": "orders-redrive"}, "data": {"policy.json": "{}"}}
+LABELS = dict([resources.MANAGED])
+CONFIG_MAP: Body = {
+    "metadata": {"name": "orders-redrive", "labels": LABELS},
+    "data": {"policy.json": "{}"},
+}
 
 STAYS = Holds("inactiveTopicPolicies", (("deleteWhileInactive", False),), (("x", 2),))
 KEEPS = KeepsBacklog(None)
@@ -75,7 +80,12 @@ found_data = st.sampled_from(
         for theirs in ({}, {"note": "by somebody else"})
     ]
 )
-config_maps = st.none() | found_data.map(lambda data: {"metadata": CONFIG_MAP["metadata"], **data})
+found_labels = st.sampled_from([{}, {"labels": {"team": "a"}}, {"labels": LABELS}])
+config_maps = st.none() | st.builds(
+    lambda data, labels: {"metadata": {"name": "orders-redrive", **labels}, **data},
+    found_data,
+    found_labels,
+)
 observed = st.builds(
     Observed,
     source_partitions=st.integers(0, 4),
@@ -134,7 +144,9 @@ def done(  # noqa: C901 - a case for each step
             case steps.PatchConfigMap(body):
                 assert config_map is not None
                 merged = {**(config_map.get("data") or {}), **body["data"]}
-                config_map = {**config_map, "data": merged}
+                labels = {**(config_map["metadata"].get("labels") or {}), **LABELS}
+                metadata = {**config_map["metadata"], "labels": labels}
+                config_map = {**config_map, "metadata": metadata, "data": merged}
     return dataclasses.replace(
         before,
         retry=topics[RETRY],

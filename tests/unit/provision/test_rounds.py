@@ -1,45 +1,146 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import pytest
 
+from redrive.admin.errors import BrokerUnreachableError
+from redrive.cluster.resources import Body, Key
 from redrive.cluster.table import Table
+from redrive.cluster.world import World, wall_clock
 from redrive.provision import rounds
+from redrive.provision.claims import Claims
 from redrive.provision.rounds import Rounds, pause
+from redrive.provision.survey import Survey
 
 MakeBody = Callable[..., dict[str, Any]]
+NOTHING = cast("Any", None)
 
 
-async def test_every_policy_is_woken_in_turn_those_that_come_and_go_too(
-    policy: MakeBody, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rounds, "ROUND_SECONDS", 0.002)
+class Surveys(Survey):
+    """Finds amiss what it is told to, and remembers what it was asked about."""
+
+    asked: asyncio.Queue[tuple[Key, list[str]]]
+    amiss_now: list[Key]
+    fails: list[Exception]
+
+    async def amiss(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
+        self.asked.put_nowait((connection, [Key.of(body).name for body in bodies]))
+        if self.fails:
+            raise self.fails.pop()
+        return self.amiss_now
+
+
+@pytest.fixture
+def survey() -> Surveys:
+    tables = ("connections", "policies", "replays", "applications", "config_maps")
+    world = World(
+        settings=NOTHING,
+        kubernetes=NOTHING,
+        brokers=NOTHING,
+        clock=wall_clock,
+        **{name: Table() for name in tables},
+    )
+    made = Surveys(world, Claims(world.policies, lambda _: None))
+    for name, value in (("asked", asyncio.Queue()), ("amiss_now", []), ("fails", [])):
+        object.__setattr__(made, name, value)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "SURVEY_SECONDS", 0.002)
+    monkeypatch.setattr(rounds, "ROTATION_SECONDS", 0.002)
     monkeypatch.setattr(rounds, "CALLS_PER_LOOK", 0)
-    table = Table()
-    woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Rounds(table, lambda key: woken.put_nowait(key.name))
 
-    async def seen(*names: str) -> None:
-        latest: deque[str] = deque(maxlen=len(names))
+
+def connection(name: str) -> Body:
+    metadata = {"namespace": "shop", "name": name, "uid": f"uid-{name}", "resourceVersion": "1"}
+    return {"metadata": metadata, "spec": {}}
+
+
+def settled(body: dict[str, Any]) -> dict[str, Any]:
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Provisioned",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    generation = body["metadata"]["generation"]
+    return body | {"status": {"observedGeneration": generation, "conditions": [ready]}}
+
+
+async def test_every_settled_policy_is_looked_at_in_turn_those_that_come_and_go_too(
+    policy: MakeBody, survey: Surveys
+) -> None:
+    woken: asyncio.Queue[str] = asyncio.Queue()
+    walk = Rounds(survey, lambda key: woken.put_nowait(key.name))
+    survey.world.connections.put(connection("main"))
+
+    async def only(*names: str) -> None:
         async with asyncio.timeout(5):
-            while [*latest] != [*names]:
-                latest.append(await woken.get())
+            while {await woken.get() for _ in range(3 * len(names))} != {*names}:
+                pass
 
     for name in "abc":
-        table.put(policy(name))
-    await seen("a", "b", "c", "a", "b", "c")
-    table.drop(policy("b"))
-    await seen("a", "c", "a", "c")
+        survey.world.policies.put(settled(policy(name)))
+    survey.world.policies.put(policy("waits"))
+    survey.world.policies.put(settled(policy("elsewhere", connectionRef={"name": "other"})))
+    await only("a", "b", "c")
+    survey.world.policies.drop(policy("b"))
+    await only("a", "c")
+    await walk.stop()
+
+
+async def test_a_connection_is_surveyed_again_and_again_until_it_goes(
+    policy: MakeBody, survey: Surveys, caplog: pytest.LogCaptureFixture
+) -> None:
+    survey.world.connections.put(connection("main"))
+    survey.world.policies.put(settled(policy("a")))
+    survey.world.policies.put(policy("waits"))
+    survey.fails.extend(
+        [KeyError("surprise"), BrokerUnreachableError("no broker", remedy="start it")]
+    )
+    walk = Rounds(survey, lambda _: None)
+    async with asyncio.timeout(5):
+        for _ in range(4):
+            assert await survey.asked.get() == (Key("shop", "main"), ["a"])
+    assert "survey of PulsarConnection shop/main: failed" in caplog.text
+    survey.world.connections.put(connection("other"))
+    async with asyncio.timeout(5):
+        while await survey.asked.get() != (Key("shop", "other"), []):
+            pass
+    survey.world.connections.drop(connection("main"))
+    survey.world.connections.drop(connection("other"))
+    await asyncio.sleep(0.01)
+    while not survey.asked.empty():
+        survey.asked.get_nowait()
+    await asyncio.sleep(0.01)
+    assert survey.asked.empty()
+    await walk.stop()
+
+
+async def test_what_a_survey_finds_amiss_is_looked_at(
+    policy: MakeBody, survey: Surveys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "ROTATION_SECONDS", 60)
+    survey.world.policies.put(settled(policy("a")))
+    survey.amiss_now.append(Key("shop", "a"))
+    woken: asyncio.Queue[Key] = asyncio.Queue()
+    walk = Rounds(survey, woken.put_nowait)
+    survey.world.connections.put(connection("main"))
+    async with asyncio.timeout(5):
+        assert await woken.get() == Key("shop", "a")
     await walk.stop()
 
 
 @pytest.mark.parametrize("policies", [1, 10, 100, 1_000])
-def test_a_round_costs_at_most_twenty_calls_a_second_and_less_than_fifteen_minutes(
-    policies: int,
+def test_a_rotation_costs_at_most_twenty_calls_a_second_and_ends_within_fifteen_minutes(
+    policies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.undo()
     assert rounds.CALLS_PER_LOOK / pause(policies) <= 20
-    assert 30 <= policies * pause(policies) <= 15 * 60
+    assert 15 <= policies * pause(policies) <= 15 * 60

@@ -96,6 +96,7 @@ def world(**tables: list[dict[str, Any]]) -> World:
     return World(
         settings=SETTINGS,
         kubernetes=cast("Kubernetes", None),
+        config_maps=Table(),
         brokers=cast("Connections", None),
         clock=wall_clock,
         **{name: Table(bodies) for name, bodies in (known | tables).items()},

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from redrive.cluster import follow, resources
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.errors import ForbiddenError, UnavailableError
+from redrive.cluster.follow import following
+from redrive.cluster.resources import Body, Label, Resource
+
+EXPIRED = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
+BOOKMARK = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}
+
+
+class Watched(Kubernetes):
+    """An API server's part in it: what lists show in turn, and what watches then tell."""
+
+    def __init__(self, *lists: list[Body] | Exception) -> None:
+        self.lists = list(lists)
+        self.events: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
+        self.since: list[str] = []
+
+    async def list_labelled(
+        self, resource: Resource, namespace: str | None, label: Label
+    ) -> tuple[Sequence[Body], str]:
+        assert (resource, namespace, label) == (resources.CONFIG_MAPS, None, resources.MANAGED)
+        answer = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer, str(len(self.lists))
+
+    async def watch(
+        self, _resource: Resource, _namespace: str | None, _label: Label, since: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        self.since.append(since)
+        while (event := await self.events.get()) is not None:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "RETRY_SECONDS", 0.001)
+
+
+def named(name: str, version: int = 1, uid: str = "") -> Body:
+    metadata = {"namespace": "n", "name": name, "uid": uid or name}
+    return {"metadata": {**metadata, "resourceVersion": str(version)}}
+
+
+def event(kind: str, body: Body) -> dict[str, Any]:
+    return {"type": kind, "object": body}
+
+
+@pytest.mark.parametrize("end", [None, EXPIRED, UnavailableError("it is away", remedy="wait")])
+async def test_the_table_is_complete_at_first_then_follows_and_begins_anew_after_an_end(
+    end: dict[str, Any] | Exception | None,
+) -> None:
+    api = Watched([named("a"), named("b")], [named("b"), named("d", 7)])
+    told: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
+    async with (
+        asyncio.timeout(5),
+        following(api, resources.CONFIG_MAPS, (), resources.MANAGED) as table,
+    ):
+        assert [*table] == [named("a"), named("b")]
+        table.listen(lambda key, _, after: told.put_nowait((key.name, after is not None)))
+        for happened in (
+            event("ADDED", named("c", 5)),
+            BOOKMARK,
+            event("MODIFIED", named("a", 6)),
+            event("DELETED", named("c", 7)),
+        ):
+            api.events.put_nowait(happened)
+        assert [await told.get() for _ in range(3)] == [("c", True), ("a", True), ("c", False)]
+        api.events.put_nowait(end)
+        if isinstance(end, Exception):
+            api.events.put_nowait(None)
+        assert {await told.get() for _ in range(3)} == {("a", False), ("b", True), ("d", True)}
+        assert [*table] == [named("b"), named("d", 7)]
+        api.events.put_nowait(event("ADDED", named("e", 8)))
+        assert await told.get() == ("e", True)
+
+
+async def test_an_api_server_that_is_just_starting_is_waited_for() -> None:
+    api = Watched(UnavailableError("it is away", remedy="wait"), [named("a")])
+    async with (
+        asyncio.timeout(5),
+        following(api, resources.CONFIG_MAPS, (), resources.MANAGED) as table,
+    ):
+        assert [*table] == [named("a")]
+
+
+async def test_a_missing_right_is_told_at_the_start() -> None:
+    api = Watched(ForbiddenError("may not list", remedy="grant it"))
+    with pytest.raises(ForbiddenError, match="may not list"):
+        async with following(api, resources.CONFIG_MAPS, (), resources.MANAGED):
+            pass
