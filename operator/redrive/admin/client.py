@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from redrive.admin.breaker import Breaker
 from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError, unexpected
 from redrive.admin.gathering import Gathering
 from redrive.admin.http import Call, Http
@@ -38,10 +39,19 @@ class Admin:
 
     Reads of a namespace and grants in it are gathered: callers that ask at the same time share
     one call. So share the client too.
+
+    Args:
+        http: makes the calls.
+        admin_url: where the broker's admin API answers.
+        token: of the role to act as.
+        breaker: keeps calls from a broker that is silent; without one all go out.
     """
 
-    def __init__(self, http: Http, admin_url: str, token: str) -> None:
+    def __init__(
+        self, http: Http, admin_url: str, token: str, breaker: Breaker | None = None
+    ) -> None:
         self._http = http
+        self._breaker = breaker
         self._admin_url = admin_url
         self._token = token
         self._readings: dict[str, Gathering[None, NamespaceState]] = {}
@@ -55,10 +65,12 @@ class Admin:
     async def clusters(self) -> frozenset[str]:
         """Return the names of the broker's clusters, which any role may read.
 
+        This call is the probe: it goes out even where the broker has been silent.
+
         Raises:
             AuthenticationFailedError: the broker does not take the token.
         """
-        return await self._get("list the clusters", "clusters", frozenset[str])
+        return await self._get("list the clusters", "clusters", frozenset[str], probe=True)
 
     async def tenant_exists(self, tenant: str) -> bool:
         """Whether there is such a tenant."""
@@ -272,16 +284,21 @@ class Admin:
                 refusals[grant] = error
         return refusals
 
-    async def _get(self, does: str, path: str, read: Callable[[Any], T]) -> T:
+    async def _get(
+        self, does: str, path: str, read: Callable[[Any], T], *, probe: bool = False
+    ) -> T:
         """Ask the broker, and *read* what it answers; what has another form is no broker's."""
-        answer = await self._send(Call(does, "GET", path))
+        answer = await self._send(Call(does, "GET", path), probe=probe)
         try:
             return read(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise unexpected(does, json.dumps(answer)) from error
 
-    async def _send(self, call: Call) -> Any:  # noqa: ANN401  the broker's JSON
-        return await self._http.send(call, admin_url=self._admin_url, token=self._token)
+    async def _send(self, call: Call, *, probe: bool = False) -> Any:  # noqa: ANN401  JSON
+        def send() -> Awaitable[Any]:
+            return self._http.send(call, admin_url=self._admin_url, token=self._token)
+
+        return await (send() if self._breaker is None else self._breaker.guard(send, probe=probe))
 
 
 def _as_is(answer: Any) -> Any:  # noqa: ANN401  JSON

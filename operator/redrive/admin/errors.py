@@ -25,6 +25,10 @@ class BrokerUnreachableError(AdminError):
     reason = "BrokerUnreachable"
 
 
+class BrokerDownError(BrokerUnreachableError):
+    """It has been silent for a while, and is asked nothing until a probe is answered."""
+
+
 class AdminUrlInvalidError(AdminError):
     """The admin URL, or one that the broker redirects to, can't be called."""
 

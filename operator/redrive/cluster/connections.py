@@ -7,14 +7,18 @@ changed Secret needs no restart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
+from redrive.admin.breaker import Breaker
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
+from redrive.cluster import metrics
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.errors import (
     ConnectionInvalidError,
@@ -24,6 +28,8 @@ from redrive.cluster.errors import (
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.table import Table
 from redrive.errors import InvalidSpecError
+
+logger = logging.getLogger(__name__)
 
 
 class ConnectionRef(Protocol):
@@ -82,11 +88,21 @@ def users(connection: Key, objects: Table) -> Iterator[Body]:
 class Connections:
     """The connections that the watches have shown, and a client for each that was used."""
 
-    def __init__(self, table: Table, kubernetes: Kubernetes, http: Http) -> None:
+    def __init__(
+        self, table: Table, kubernetes: Kubernetes, http: Http, clock: Callable[[], datetime]
+    ) -> None:
         self._table = table
         self._kubernetes = kubernetes
         self._http = http
+        self._clock = clock
         self._admins: dict[Key, Admin] = {}
+        self._breakers: dict[tuple[Key, str], Breaker] = {}
+        self._listeners: list[Callable[[Key], None]] = []
+        table.listen(self._forget)
+
+    def listen(self, listener: Callable[[Key], None]) -> None:
+        """Call *listener* when a connection's broker has fallen silent, and when it answers."""
+        self._listeners.append(listener)
 
     async def resolve(self, ref: ConnectionRef, namespace: str) -> Connection:
         """Return the connection that an object of *namespace* refers to, ready to be used.
@@ -115,8 +131,32 @@ class Connections:
         """Return the one client that reconciles share: batches form only within one client."""
         admin = self._admins.get(key)
         if admin is None or not admin.is_for(admin_url, token):
-            admin = self._admins[key] = Admin(self._http, admin_url, token)
+            breaker = self._breaker(key, admin_url)
+            admin = self._admins[key] = Admin(self._http, admin_url, token, breaker)
         return admin
+
+    def _breaker(self, key: Key, admin_url: str) -> Breaker:
+        """Return the breaker of a broker, which outlives a token."""
+        if (key, admin_url) not in self._breakers:
+
+            def changed() -> None:
+                metrics.BREAKER_OPEN.labels(*key).set(breaker.is_open)
+                logger.warning(
+                    "PulsarConnection %s: the broker %s",
+                    key,
+                    "does not answer, and is left alone" if breaker.is_open else "answers again",
+                )
+                for listener in self._listeners:
+                    listener(key)
+
+            breaker = self._breakers[key, admin_url] = Breaker(self._clock, changed)
+            metrics.BREAKER_OPEN.labels(*key).set(False)
+        return self._breakers[key, admin_url]
+
+    def _forget(self, key: Key, _before: Body | None, after: Body | None) -> None:
+        if after is None and self._admins.pop(key, None) is not None:
+            metrics.BREAKER_OPEN.remove(*key)
+            self._breakers = {k: kept for k, kept in self._breakers.items() if k[0] != key}
 
 
 def _spec_at(key: Key, table: Table) -> PulsarConnectionSpec:

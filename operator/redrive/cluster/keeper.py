@@ -13,6 +13,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
+from redrive.cluster import metrics
 from redrive.cluster.resources import Key
 from redrive.errors import RedriveError
 
@@ -22,13 +23,17 @@ LAST_BACK_OFF_SECONDS = 15.0
 logger = logging.getLogger(__name__)
 
 
-class Again(enum.Enum):
-    """When an object is to be looked at again."""
+FAILED = "failed"
+"""The outcome of a look that ended with an exception."""
 
-    WHEN_WOKEN = "when woken"
-    SOON = "soon"
+
+class Again(enum.Enum):
+    """When an object is to be looked at again; the values are outcomes in metrics."""
+
+    WHEN_WOKEN = "settled"
+    SOON = "unsettled"
     """After a back-off of 1 s that doubles up to 15 s, each shortened at random by up to half."""
-    NEVER = "never"
+    NEVER = "gone"
     """The object is gone: its task ends."""
 
 
@@ -41,14 +46,21 @@ class Keeper:
         kind: for logs.
         reconcile: brings one object to what it should be.
         at_once: how many objects are reconciled at the same time.
+        longest_back_off: how many seconds lie at most between two looks at what is not done.
     """
 
     def __init__(
-        self, kind: str, reconcile: Callable[[Key], Awaitable[Again]], *, at_once: int = 50
+        self,
+        kind: str,
+        reconcile: Callable[[Key], Awaitable[Again]],
+        *,
+        at_once: int = 50,
+        longest_back_off: float = LAST_BACK_OFF_SECONDS,
     ) -> None:
         self._kind = kind
         self._reconcile = reconcile
         self._slots = asyncio.Semaphore(at_once)
+        self._longest_back_off = longest_back_off
         self._wishes: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
 
@@ -70,7 +82,8 @@ class Keeper:
         wish = self._wishes[key]
         failures = 0
         while True:
-            if await _comes(wish, within=back_off(failures) if failures else None):
+            pause = min(back_off(failures), self._longest_back_off) if failures else None
+            if await _comes(wish, within=pause):
                 failures = 0
             wish.clear()
             again = await self._look(key)
@@ -80,15 +93,26 @@ class Keeper:
             failures = failures + 1 if again is Again.SOON else 0
 
     async def _look(self, key: Key) -> Again:
-        async with self._slots:
-            try:
-                return await self._reconcile(key)
-            except RedriveError as error:
-                logger.warning("%s %s: %s", self._kind, key, error)
-                return Again.SOON
-            except Exception:
-                logger.exception("%s %s: reconciling failed, will be tried again", self._kind, key)
-                return Again.SOON
+        with metrics.QUEUE_DEPTH.labels(self._kind).track_inprogress():
+            await self._slots.acquire()
+        try:
+            with metrics.RECONCILE_SECONDS.labels(self._kind).time():
+                again = await self._reconcile(key)
+        except RedriveError as error:
+            logger.warning("%s %s: %s", self._kind, key, error)
+            self._count(FAILED)
+            return Again.SOON
+        except Exception:
+            logger.exception("%s %s: reconciling failed, will be tried again", self._kind, key)
+            self._count(FAILED)
+            return Again.SOON
+        finally:
+            self._slots.release()
+        self._count(again.value)
+        return again
+
+    def _count(self, outcome: str) -> None:
+        metrics.RECONCILES.labels(self._kind, outcome).inc()
 
 
 async def _comes(wish: asyncio.Event, *, within: float | None) -> bool:

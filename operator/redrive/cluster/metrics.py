@@ -1,12 +1,15 @@
-"""How objects stand, counted from the tables when Prometheus asks."""
+"""What the operator's loop counts and measures, and how objects stand when Prometheus asks.
+
+`docs/reference/metrics.md` lists it.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import collections
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -15,6 +18,27 @@ from redrive.cluster.table import Table
 
 OBJECTS = "redrive_objects"
 _LABELS = ("kind", "condition", "status", "reason")
+RECONCILES = Counter(
+    "redrive_reconciles_total",
+    "Looks at objects, by kind and by how they ended.",
+    ("kind", "outcome"),
+)
+RECONCILE_SECONDS = Histogram(
+    "redrive_reconcile_duration_seconds",
+    "How long looks at objects took, without the time in the queue.",
+    ("kind",),
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
+QUEUE_DEPTH = Gauge(
+    "redrive_reconcile_queue_depth",
+    "Objects that are to be looked at and wait for others to be done.",
+    ("kind",),
+)
+BREAKER_OPEN = Gauge(
+    "redrive_breaker_open",
+    "1 while a connection's broker does not answer and is left alone, else 0.",
+    ("namespace", "connection"),
+)
 
 
 class Standing(Collector):
@@ -32,7 +56,7 @@ class Standing(Collector):
         family = GaugeMetricFamily(
             OBJECTS, "Objects of redrive, by each condition in their status.", labels=_LABELS
         )
-        counts = Counter(
+        counts = collections.Counter(
             (resource.kind, condition["type"], condition["status"], condition["reason"])
             for resource, table in self._tables.items()
             for body in table

@@ -109,7 +109,7 @@ class World:
                 replays=await _load(kubernetes, resources.REPLAYS, settings.namespaces),
                 applications=await _load_applications(kubernetes, settings.namespaces),
                 config_maps=config_maps,
-                brokers=Connections(connections, kubernetes, http),
+                brokers=Connections(connections, kubernetes, http, wall_clock),
                 clock=wall_clock,
             )
 

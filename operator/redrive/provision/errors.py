@@ -92,6 +92,9 @@ _REFUSED = (
 WATCHED = (*_REFUSED, cluster_errors.ConnectionNotFoundError)
 """What ends with a change that a watch tells of; all else has to be looked at again."""
 
+TOLD = (*WATCHED, admin_errors.BrokerDownError)
+"""What a policy is woken after: beside those, a broker that answers the look at its connection."""
+
 STALLS = (
     *_REFUSED,
     OwnerConflictError,

@@ -22,6 +22,9 @@ from redrive.provision.health.watch import Health
 from redrive.provision.rounds import Rounds
 from redrive.provision.survey import Survey
 
+PROBE_SECONDS = 5.0
+"""A broker that is silent is asked for a sign of life this often, or up to twice as often."""
+
 
 class Stoppable(Protocol):
     """What works beside the watches."""
@@ -53,7 +56,11 @@ class _Journey:
         self.policies = Keeper(
             "RetryPolicy", lambda key: reconcile.reconcile(key, world, self._claims, self.health)
         )
-        self.connections = Keeper("PulsarConnection", lambda key: connection.reconcile(key, world))
+        self.connections = Keeper(
+            "PulsarConnection",
+            lambda key: connection.reconcile(key, world),
+            longest_back_off=PROBE_SECONDS,
+        )
         self._claims = Claims(world.policies, self.policies.wake)
         self.survey = Survey(world, self._claims)
         self.health = Health(world, self.policies.wake)
@@ -63,6 +70,7 @@ class _Journey:
         self._world.policies.listen(self._policy_changed)
         self._world.connections.listen(self._connection_changed)
         self._world.config_maps.listen(self._config_map_changed)
+        self._world.brokers.listen(self._broker_fell_silent_or_answered)
 
     def begin(self) -> None:
         """Look at all that may need it; settled policies are for the first survey to see to."""
@@ -82,6 +90,10 @@ class _Journey:
         if is_asked_anew(before, after):
             self.connections.wake(key)
             self._wake_users(key)
+
+    def _broker_fell_silent_or_answered(self, connection: Key) -> None:
+        self.connections.wake(connection)
+        self._wake_users(connection)
 
     def _config_map_changed(self, _key: Key, before: Body | None, after: Body | None) -> None:
         owner = resources.owner_of(after or before or {}, resources.POLICIES)

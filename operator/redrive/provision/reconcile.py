@@ -68,7 +68,7 @@ async def _look(body: Body, world: World, claims: Claims, health: Health) -> Aga
     except RedriveError as error:
         stalls = isinstance(error, errors.STALLS)
         await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
-        return Again.WHEN_WOKEN if isinstance(error, errors.WATCHED) else Again.SOON
+        return Again.WHEN_WOKEN if isinstance(error, errors.TOLD) else Again.SOON
     after = await out.publish(body, _ready(made, health.cautions(body)), _fields(made.desired))
     if made.steps and status.is_settled(body):
         for step in made.steps:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 import pytest
+from prometheus_client import REGISTRY
 
 from redrive.cluster import keeper
 from redrive.cluster.keeper import Again, Keeper
@@ -112,6 +113,54 @@ async def test_the_task_of_an_object_that_is_gone_ends_and_a_new_one_may_come() 
     assert not [task for task in asyncio.all_tasks() if "shop/orders" in task.get_name()]
     kept.wake(ORDERS)
     await looks.reach(2)
+    await kept.stop()
+
+
+def measured(name: str, **labels: str) -> float:
+    """What Prometheus is told."""
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+async def test_looks_are_counted_by_how_they_end_and_timed() -> None:
+    looks = Looks(Again.SOON, KeyError("surprise"), Again.WHEN_WOKEN)
+    kept = Keeper("Counted", looks)
+    kept.wake(ORDERS)
+    await looks.reach(3)
+    await asyncio.sleep(0)
+    outcomes = {
+        outcome: measured("redrive_reconciles_total", kind="Counted", outcome=outcome)
+        for outcome in ("settled", "unsettled", "gone", "failed")
+    }
+    assert outcomes == {"settled": 1, "unsettled": 1, "gone": 0, "failed": 1}
+    assert measured("redrive_reconcile_duration_seconds_count", kind="Counted") == 3
+    await kept.stop()
+
+
+async def test_the_queue_is_as_deep_as_there_are_objects_that_wait() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def look(_: Key) -> Again:
+        begun.set()
+        await go_on.wait()
+        return Again.WHEN_WOKEN
+
+    kept = Keeper("Queued", look, at_once=1)
+    for name in "abc":
+        kept.wake(Key("shop", name))
+    await begun.wait()
+    await asyncio.sleep(0.01)
+    assert measured("redrive_reconcile_queue_depth", kind="Queued") == 2
+    go_on.set()
+    await asyncio.sleep(0.01)
+    assert measured("redrive_reconcile_queue_depth", kind="Queued") == 0
+    await kept.stop()
+
+
+async def test_the_back_off_may_be_bounded_further() -> None:
+    looks = Looks(Again.SOON)
+    kept = Keeper("Kind", looks, longest_back_off=0.0)
+    kept.wake(ORDERS)
+    await looks.reach(20)  # with a back-off that doubles each time that would take 17 minutes
     await kept.stop()
 
 
