@@ -1,0 +1,115 @@
+"""A broker that is stopped and started again, as the operator of many policies sees it."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.integration.provision.conftest import MakeShop, Shop
+
+from redrive.sandbox import installation, pulsar
+from redrive.sandbox.sandbox import Sandbox
+
+POLICIES = 50
+LONGEST_PAUSE = 5.0
+"""Seconds between two probes."""
+
+
+@pytest.fixture
+def away(installed: Sandbox) -> Iterator[Callable[[], None]]:
+    """Has the broker go away; it is there again after the test."""
+
+    def go() -> None:
+        installed.processes.stop(pulsar.NAME)
+
+    yield go
+    come_back(installed)
+
+
+def come_back(sandbox: Sandbox) -> None:
+    if not sandbox.processes.alive(pulsar.NAME):
+        pulsar.start(sandbox.pulsar, sandbox.processes)
+        pulsar.wait(sandbox.pulsar, sandbox.processes)
+
+
+def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recovers(
+    make_shop: MakeShop, installed: Sandbox, away: Callable[[], None]
+) -> None:
+    shop = make_shop()
+    shop.connection()
+    names = [f"orders-{number}" for number in range(POLICIES)]
+    for name in names:
+        shop.create_topic(shop.topic(name))
+    shop.policies({name: {"topic": shop.topic(name)} for name in names})
+    wait_for_all(shop, "Provisioned")
+
+    away()
+    shop.policies({name: {"topic": shop.topic(name), "maxRetries": 5} for name in names})
+    told = wait_for_all(shop, "BrokerUnreachable")
+    assert all("has not answered since 20" in message for message in told)
+    told = [condition["message"] for condition in ready_conditions(shop, "pulsarconnections")]
+    assert "has not answered since 20" in told[0]
+    assert measured(installed, "redrive_breaker_open", namespace=shop.namespace) == 1
+
+    calls, since = unanswered(installed), time.monotonic()
+    shop.kubectl("delete", "retrypolicy", names.pop(), "--timeout=10s")
+    time.sleep(LONGEST_PAUSE)
+    silent = measured(installed, "redrive_breaker_open")
+    probes = silent * (2 * (time.monotonic() - since) / LONGEST_PAUSE + 1)
+    assert 1 <= unanswered(installed) - calls <= probes
+
+    come_back(installed)
+    since = time.monotonic()
+    wait_for_all(shop, "Provisioned")
+    assert time.monotonic() - since < 30
+    shop.ready("main", "pulsarconnection")
+    assert measured(installed, "redrive_breaker_open", namespace=shop.namespace) == 0
+
+
+def wait_for_all(shop: Shop, reason: str) -> list[str]:
+    """The messages of all policies once they are Ready, or not, for that reason."""
+    deadline = time.monotonic() + 60
+    while True:
+        found = ready_conditions(shop, "retrypolicies")
+        if {condition["reason"] for condition in found} == {reason}:
+            return [condition["message"] for condition in found]
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+
+
+def ready_conditions(shop: Shop, kind: str) -> list[dict[str, Any]]:
+    """The Ready condition of each object, for its spec as it is; one without has no reason."""
+    items = json.loads(shop.kubectl("get", kind, "--output=json"))["items"]
+    return [
+        next(
+            (
+                condition
+                for condition in item.get("status", {}).get("conditions", ())
+                if condition["type"] == "Ready"
+                and condition["observedGeneration"] == item["metadata"]["generation"]
+            ),
+            {"reason": None},
+        )
+        for item in items
+    ]
+
+
+def measured(sandbox: Sandbox, name: str, **labels: str) -> float:
+    """The sum over what the operator tells of a metric with these labels."""
+    with urllib.request.urlopen(f"{installation.endpoint(sandbox)}/metrics", timeout=10) as answer:  # noqa: S310
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return sum(
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def unanswered(sandbox: Sandbox) -> float:
+    return measured(sandbox, "redrive_admin_calls_total", status="unreachable")
