@@ -14,6 +14,9 @@ from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import Form
 from redrive.policy.naming import TopicName
 
+_MORE_THAN_AN_ADDRESS = "[@?#]"
+"""What begins a password, or a query that may hold one, in a URL."""
+
 ServiceUrl = Annotated[
     str,
     Field(max_length=MAX_TOPIC),
@@ -21,6 +24,7 @@ ServiceUrl = Annotated[
         r"pulsar(\+ssl)?://[^\s/@?#]+/?",
         "serviceUrl is written pulsar://host:port or pulsar+ssl://host:port",
         "give the address that Pulsar clients connect to",
+        hides=_MORE_THAN_AN_ADDRESS,
     ),
 ]
 
@@ -31,6 +35,7 @@ AdminUrl = Annotated[
         r"https?://[^\s/@?#]+(/[^\s@?#]*)?",
         "adminUrl is written http://host:port or https://host:port, without user or password",
         "give the address of Pulsar's admin REST API, without /admin/v2",
+        hides=_MORE_THAN_AN_ADDRESS,
     ),
 ]
 

@@ -62,11 +62,16 @@ class Form:
     """The form of a string, by a regular expression that RE2 and Python read alike.
 
     The expression has to match the whole string.
+
+    Attributes:
+        hides: an expression for what is not shown if it is found anywhere in the string: it may
+            hold a secret. Empty shows whatever was found.
     """
 
     regex: str
     problem: str
     remedy: str
+    hides: str = ""
 
     def __get_pydantic_core_schema__(
         self, source: type[Any], handler: GetCoreSchemaHandler
@@ -77,15 +82,21 @@ class Form:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         holds = f"self.matches({json.dumps(f'^(?:{self.regex})$')})"
-        rule = Rule(holds, self.problem, self.remedy, got=QUOTED)
+        got = QUOTED
+        if self.hides:
+            got = f"(self.matches({json.dumps(self.hides)}) ? {json.dumps(_HIDDEN)} : {QUOTED})"
+        rule = Rule(holds, self.problem, self.remedy, got=got)
         return rule.__get_pydantic_json_schema__(schema, handler)
 
     def _check(self, text: str) -> str:
-        if not re.fullmatch(self.regex, text, re.ASCII):
-            raise InvalidSpecError(self.problem, got=text[:128], remedy=self.remedy)
-        return text
+        if re.fullmatch(self.regex, text, re.ASCII):
+            return text
+        if self.hides and re.search(self.hides, text):
+            raise InvalidSpecError(f"{self.problem}; got {_HIDDEN}", remedy=self.remedy)
+        raise InvalidSpecError(self.problem, got=text[:128], remedy=self.remedy)
 
 
+_HIDDEN = "what may hold a secret, so it is not shown"
 QUOTED = '"\'" + self + "\'"'
 """The CEL expression that shows a string as Python would."""
 
