@@ -363,13 +363,13 @@ class FakeBroker:
             local = request.match_info["topic"]
             if local in self.namespaces[self._check(request, "")].topics:
                 raise Refused(404, f"Topic {name} not found")
-        return {"subscriptions": dict.fromkeys(topic.subscriptions, _NO_STATS)}
+        return _unused(topic)
 
     async def _partitioned_stats(self, request: web.Request) -> Any:  # noqa: ANN401
         name, topic = self._find(request, "read statistics", 401)
         if not topic.partitions:
             raise Refused(404, f"Partitioned Topic {name} not found")
-        one = {"subscriptions": dict.fromkeys(topic.subscriptions, _NO_STATS)}
+        one = _unused(topic)
         return {**one, "partitions": dict.fromkeys(_parts(name, topic), one)}
 
     async def _policy(self, request: web.Request) -> Any:  # noqa: ANN401
@@ -399,6 +399,11 @@ class FakeBroker:
         _, topic = self._find(request, "set a policy")
         kind = request.query["backlogQuotaType"]
         topic.quotas[kind] = quota | {"policy": body["policy"]}
+
+
+def _unused(topic: Topic) -> dict[str, Any]:
+    subscriptions = dict.fromkeys(topic.subscriptions, _NO_STATS)
+    return {"subscriptions": subscriptions, "publishers": [], "storageSize": 0}
 
 
 def _parts(name: str, topic: Topic) -> Iterator[str]:

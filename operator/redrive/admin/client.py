@@ -17,9 +17,9 @@ from redrive.admin.breaker import Breaker
 from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError, unexpected
 from redrive.admin.gathering import Gathering
 from redrive.admin.http import Call, Http
-from redrive.admin.model import Grant, NamespaceState, SubscriptionStats, TopicMetadata
+from redrive.admin.model import Grant, NamespaceState, SubscriptionStats, TopicMetadata, TopicUsage
 from redrive.admin.policies import TopicPolicy, Write
-from redrive.admin.stats import read_stats
+from redrive.admin.stats import read_stats, read_usage
 from redrive.policy.naming import TopicName
 
 logger = logging.getLogger(__name__)
@@ -172,6 +172,35 @@ class Admin:
         path = f"{_path(topic)}/{kind}{query}&subscriptionBacklogSize=false"
         return await self._get(f"read the statistics of {topic}", path, read_stats)
 
+    async def usage(self, topic: TopicName, *, partitioned: bool) -> TopicUsage:
+        """Return who uses a topic, and what it holds.
+
+        Raises:
+            NotFoundError: as for `stats`.
+        """
+        kind = "partitioned-stats?perPartition=true" if partitioned else "stats"
+        return await self._get(f"read the use of {topic}", f"{_path(topic)}/{kind}", read_usage)
+
+    async def delete_topic(self, topic: TopicName, *, partitioned: bool) -> None:
+        """Delete a topic with its messages, subscriptions and grants; never against its clients.
+
+        Raises:
+            NotFoundError: there is no such topic.
+            BrokerRefusedError: clients are connected. Those partitions that none uses may be gone.
+        """
+        kind = "/partitions" if partitioned else ""
+        await self._send(Call(f"delete {topic}", "DELETE", f"{_path(topic)}{kind}"))
+
+    async def delete_subscription(self, topic: TopicName, name: str) -> None:
+        """Delete a subscription with its backlog; never against its consumers.
+
+        Raises:
+            NotFoundError: there is no such subscription.
+            BrokerRefusedError: consumers are connected.
+        """
+        path = _subscription(topic, name)
+        await self._send(Call(f"delete subscription {name} on {topic}", "DELETE", path))
+
     async def create_topic(
         self, topic: TopicName, partitions: int, properties: Mapping[str, str]
     ) -> None:
@@ -205,8 +234,7 @@ class Admin:
         Raises:
             ConflictError: it exists already.
         """
-        # The broker decodes this part of the path twice.
-        path = f"{_path(topic)}/subscription/{_q(_q(name))}"
+        path = _subscription(topic, name)
         await self._send(Call(f"create subscription {name} on {topic}", "PUT", path, _EARLIEST))
 
     @contextmanager
@@ -328,6 +356,11 @@ def _policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
 
 def _path(topic: TopicName) -> str:
     return f"persistent/{_q(topic.namespace_name)}/{quote(topic.local, safe='')}"
+
+
+def _subscription(topic: TopicName, name: str) -> str:
+    # The broker decodes this part of the path twice.
+    return f"{_path(topic)}/subscription/{_q(_q(name))}"
 
 
 def _q(text: str) -> str:

@@ -75,6 +75,20 @@ class NamespaceState:
 
 
 @dataclass(frozen=True)
+class TopicUsage:
+    """Who uses a topic, and what it holds.
+
+    Attributes:
+        producers: how many are connected; of a partitioned topic, where most are.
+        stored: bytes, acknowledged messages that are not trimmed yet among them.
+    """
+
+    subscriptions: Mapping[str, SubscriptionStats]
+    producers: int
+    stored: int
+
+
+@dataclass(frozen=True)
 class SubscriptionStats:
     """How a subscription stands; of a partitioned topic, over all its partitions.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from redrive.admin.model import SubscriptionStats
+from redrive.admin.model import SubscriptionStats, TopicUsage
 
 
 def read_stats(answer: Mapping[str, Any]) -> dict[str, SubscriptionStats]:
@@ -24,6 +24,20 @@ def read_stats(answer: Mapping[str, Any]) -> dict[str, SubscriptionStats]:
         for name, found in part["subscriptions"].items():
             subscriptions.setdefault(name, []).append(_read(found))
     return {name: _united(parts) for name, parts in subscriptions.items()}
+
+
+def read_usage(answer: Mapping[str, Any]) -> TopicUsage:
+    """Read who uses a topic from the same answer, where it tells of producers too.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: it is no broker's answer.
+    """
+    parts = list((answer.get("partitions") or {"": answer}).values())
+    return TopicUsage(
+        subscriptions=read_stats(answer),
+        producers=max(len(part["publishers"]) for part in parts),
+        stored=sum(int(part["storageSize"]) for part in parts),
+    )
 
 
 def _read(found: Mapping[str, Any]) -> SubscriptionStats:

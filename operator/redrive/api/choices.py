@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+import enum
+import json
+from typing import Annotated, Self, TypeVar
 
-from pydantic import AfterValidator, Strict, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    PlainSerializer,
+    Strict,
+    WithJsonSchema,
+)
 
 from redrive.api.ladder import DelayLadder, Levels
 from redrive.api.model import ApiModel
-from redrive.api.rules import refusing
+from redrive.api.rules import QUOTED, Rule, refusing
+from redrive.errors import InvalidSpecError
 from redrive.policy.model import MAX_RETRIES_LIMIT, check_max_retries
 
 # Bounds rather than a rule: only so does the API server show the number it refuses.
@@ -18,6 +27,31 @@ MaxRetries = Annotated[
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_RETRIES_LIMIT}),
     AfterValidator(refusing(check_max_retries)),
 ]
+
+
+E = TypeVar("E", bound=enum.StrEnum)
+
+
+class DeletionPolicy(enum.StrEnum):
+    """What becomes of what redrive made at the broker when a policy is deleted."""
+
+    RETAIN = "Retain"
+    DELETE_IF_EMPTY = "DeleteIfEmpty"
+    DELETE = "Delete"
+
+
+def one_of(kind: type[E], problem: str, remedy: str) -> tuple[object, ...]:
+    """Return what makes a field hold one of the words of *kind*, and say so where it does not."""
+
+    def parse(value: object) -> E:
+        found = next((word for word in kind if word == value), None)
+        if found is None:
+            raise InvalidSpecError(problem, got=str(value)[:64], remedy=remedy)
+        return found
+
+    schema = WithJsonSchema({"type": "string", "maxLength": 64})
+    rule = Rule(f"self in {json.dumps(list(kind))}", problem, remedy, got=QUOTED)
+    return schema, rule, BeforeValidator(refusing(parse)), PlainSerializer(str)
 
 
 class Choices(ApiModel):
@@ -37,6 +71,23 @@ class Choices(ApiModel):
     """What consumers mean by `level=k`: the k-th of these delays, from 1; a higher level means the
     last. 1 to 100 of them, each from 1s to 10d. Left out: what the connection's `policyDefaults`
     say, else the 18 levels `1s 5s 10s 30s`, 1m to 10m by the minute, `20m 30m 1h 2h`."""
+
+    deletion_policy: (
+        Annotated[
+            DeletionPolicy,
+            *one_of(
+                DeletionPolicy,
+                "deletionPolicy says what becomes of topics when a policy is deleted",
+                "use one of Retain, DeleteIfEmpty, Delete",
+            ),
+        ]
+        | None
+    ) = None
+    """What a deletion of the policy does at the broker. `Retain`: nothing. `Delete`: it deletes the
+    topics that redrive made with all their messages, and takes back what redrive added to topics
+    that were there before. `DeleteIfEmpty`: the same, but what holds messages stays as it is. While
+    clients are connected it waits, at most 10 minutes. Left out: what the connection's
+    `policyDefaults` say, else Retain."""
 
     def completed(self, defaults: Choices | None) -> Self:
         """Return this with what it leaves out taken from *defaults*."""

@@ -96,6 +96,7 @@ class Connections:
         self._http = http
         self._clock = clock
         self._admins: dict[Key, Admin] = {}
+        self._opened: dict[Key, Connection] = {}
         self._breakers: dict[tuple[Key, str], Breaker] = {}
         self._listeners: list[Callable[[Key], None]] = []
         table.listen(self._forget)
@@ -121,11 +122,23 @@ class Connections:
         """
         return await self._open(key, _spec_at(key, self._table))
 
+    def remembered(self, ref: ConnectionRef, namespace: str) -> Connection | None:
+        """Return the connection as it was when it was last used, were it gone since.
+
+        For what is deleted together with its connection, or with the Secret: a namespace is
+        emptied in no order.
+        """
+        last = self._opened.get(key_of(ref, namespace))
+        if last is None or not last.spec.allows_namespace(namespace, last.key.namespace):
+            return None
+        return last
+
     async def _open(self, key: Key, spec: PulsarConnectionSpec) -> Connection:
         source = spec.authentication.token.secret_ref
         secret = Key(key.namespace, source.name)
         token = await self._kubernetes.read_secret_key(secret, source.key)
-        return Connection(key, spec, self._admin(key, spec.admin_url, token))
+        opened = self._opened[key] = Connection(key, spec, self._admin(key, spec.admin_url, token))
+        return opened
 
     def _admin(self, key: Key, admin_url: str, token: str) -> Admin:
         """Return the one client that reconciles share: batches form only within one client."""

@@ -62,9 +62,14 @@ def ready(reason: str, message: str, cautions: Iterable[Caution] = ()) -> tuple[
     )
 
 
-def waiting(error: RedriveError) -> tuple[Condition, ...]:
-    """Say that *error* keeps the object from being ready, and that it may pass by itself."""
-    return _not_ready(RECONCILING, error)
+def waiting(error: RedriveError, message: str = "") -> tuple[Condition, ...]:
+    """Say that *error* keeps the object from being ready, and that it may pass by itself.
+
+    Args:
+        error: its reason is that of the conditions.
+        message: what they say where *error* alone does not tell all.
+    """
+    return _not_ready(RECONCILING, error, message)
 
 
 def stalled(error: RedriveError) -> tuple[Condition, ...]:
@@ -162,10 +167,11 @@ class Publisher:
         )
 
 
-def _not_ready(kind: str, error: RedriveError) -> tuple[Condition, ...]:
+def _not_ready(kind: str, error: RedriveError, message: str = "") -> tuple[Condition, ...]:
+    said = message or str(error)
     return (
-        _condition(READY, ConditionStatus.FALSE, error.reason, str(error)),
-        _condition(kind, ConditionStatus.TRUE, error.reason, str(error)),
+        _condition(READY, ConditionStatus.FALSE, error.reason, said),
+        _condition(kind, ConditionStatus.TRUE, error.reason, said),
     )
 
 

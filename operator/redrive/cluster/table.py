@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from redrive.api import GROUP
 from redrive.cluster.resources import Body, Key
 
 Listener = Callable[[Key, Body | None, Body | None], None]
@@ -69,10 +70,11 @@ class Table:
 
 
 def is_asked_anew(before: Body | None, after: Body | None) -> bool:
-    """Whether the wish behind an object has changed: it came, went, is going, or has a new spec.
+    """Whether the wish behind an object has changed.
 
-    A changed status or label is no new wish: without this distinction an operator would answer
-    each of its own status patches with another reconcile.
+    It came, went, is going, has a new spec, or other annotations of redrive's. A changed status or
+    label is no new wish: without this distinction an operator would answer each of its own status
+    patches with another reconcile.
     """
     return _wish(before) != _wish(after)
 
@@ -95,4 +97,6 @@ def _wish(body: Body | None) -> tuple[object, ...] | None:
     if body is None:
         return None
     metadata = body["metadata"]
-    return _uid(body), metadata.get("generation"), metadata.get("deletionTimestamp")
+    annotations = metadata.get("annotations") or {}
+    ours = {name: value for name, value in annotations.items() if name.startswith(f"{GROUP}/")}
+    return _uid(body), metadata.get("generation"), metadata.get("deletionTimestamp"), ours

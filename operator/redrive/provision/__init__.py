@@ -10,6 +10,7 @@ All checks come before the first write: a policy that is refused leaves the brok
 
 Reading order: `facts` and `errors` (the words), `reconcile` (the spine), then in the order it
 calls them `gather`, `conditions`, `claims`, `desired`, `observe`, `ownership`, `plan` with its
-`steps`, `apply`, `cautions`; `retire` for deletions; `connection` for PulsarConnections; `rounds`
-for drift; `health` for how the topics fare; `handlers` for what wakes it all.
+`steps`, `apply`, `cautions`; `retire`, `removal` and `farewell` for deletions; `connection` for
+PulsarConnections; `rounds` for drift; `health` for how the topics fare; `handlers` for what wakes
+it all.
 """

@@ -27,21 +27,31 @@ async def apply(
     """
     for step in planned:
         match step:
-            case steps.CreateTopic(topic, partitions, properties):
-                await admin.create_topic(topic, partitions, properties)
-            case steps.Mark(topic, properties):
-                await admin.set_properties(topic, properties)
-            case steps.AddPartitions(topic, partitions):
-                await admin.add_partitions(topic, partitions)
-            case steps.SetTopicPolicy(topic, policy, write):
-                await admin.set_topic_policy(topic, policy, write)
             case steps.SetGrants(grants):
                 await grant(grants)
-            case steps.CreateSubscription(topic, subscription):
-                await admin.create_subscription(topic, subscription)
             case steps.CreateConfigMap(body):
                 await kubernetes.create(resources.CONFIG_MAPS, body)
             case steps.PatchConfigMap(body):
                 labels = {"labels": body["metadata"]["labels"]}
                 ours = {"metadata": labels, "data": body["data"]}
                 await kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), ours)
+            case _:
+                await _on_topic(step, admin)
+
+
+async def _on_topic(step: steps.OnTopic, admin: Admin) -> None:
+    match step:
+        case steps.CreateTopic(topic, partitions, properties):
+            await admin.create_topic(topic, partitions, properties)
+        case steps.Mark(topic, properties):
+            await admin.set_properties(topic, properties)
+        case steps.AddPartitions(topic, partitions):
+            await admin.add_partitions(topic, partitions)
+        case steps.SetTopicPolicy(topic, policy, write):
+            await admin.set_topic_policy(topic, policy, write)
+        case steps.CreateSubscription(topic, subscription):
+            await admin.create_subscription(topic, subscription)
+        case steps.DeleteTopic(topic, partitioned):
+            await admin.delete_topic(topic, partitioned=partitioned)
+        case steps.DeleteSubscription(topic, subscription):
+            await admin.delete_subscription(topic, subscription)

@@ -60,9 +60,10 @@ class Claims:
 
 
 def _names(body: Body) -> frozenset[str]:
-    """Return what a policy claims; one that is going or can't be obeyed claims nothing."""
-    if "deletionTimestamp" in body["metadata"]:
-        return frozenset()
+    """Return what a policy claims; one that can't be obeyed claims nothing.
+
+    One that is going still claims what it may be about to delete.
+    """
     try:
         spec = parse_spec(RetryPolicySpec, body)
     except InvalidSpecError:

@@ -43,6 +43,12 @@ class OwnerConflictError(RedriveError):
     reason = "OwnerConflict"
 
 
+class InUseError(RedriveError):
+    """Clients are connected to what a deleted policy would delete."""
+
+    reason = "InUse"
+
+
 class TenantNotFoundError(RedriveError):
     """A tenant, of the source topic or of a connection's topics, does not exist (yet)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.cluster import connections
@@ -21,11 +22,19 @@ def gather(body: Body, world: World) -> Asked:
         InvalidSpecError: the policy's spec can't be obeyed.
         RedriveError: the connection can't be used; see `redrive.cluster.connections.find`.
     """
+    ref = parse_spec(RetryPolicySpec, body).connection_ref
+    return gather_from(body, connections.find(ref, Key.of(body).namespace, world.connections))
+
+
+def gather_from(body: Body, connection: PulsarConnectionSpec) -> Asked:
+    """Read a RetryPolicy that uses *connection*.
+
+    Raises:
+        InvalidSpecError: the policy's spec can't be obeyed.
+    """
     key = Key.of(body)
     metadata = body["metadata"]
-    spec = parse_spec(RetryPolicySpec, body)
-    connection = connections.find(spec.connection_ref, key.namespace, world.connections)
-    spec = spec.completed(connection.policy_defaults)
+    spec = parse_spec(RetryPolicySpec, body).completed(connection.policy_defaults)
     return Asked(
         key=key,
         age=(metadata["creationTimestamp"], metadata["uid"]),

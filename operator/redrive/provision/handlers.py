@@ -14,10 +14,12 @@ from redrive.cluster import resources, status
 from redrive.cluster.connections import users
 from redrive.cluster.keeper import Keeper
 from redrive.cluster.resources import Body, Key
+from redrive.cluster.status import Publisher
 from redrive.cluster.table import is_asked_anew
 from redrive.cluster.world import World
 from redrive.provision import connection, reconcile
 from redrive.provision.claims import Claims
+from redrive.provision.farewell import Farewells
 from redrive.provision.health.watch import Health
 from redrive.provision.rounds import Rounds
 from redrive.provision.survey import Survey
@@ -45,7 +47,7 @@ def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Stoppable, 
     kopf.on.event(*resources.CONNECTIONS.address, registry=registry)(world.connections.seen)
     journey.begin()
     rounds = Rounds(journey.survey, journey.policies.wake)
-    return rounds, journey.health, journey.policies, journey.connections
+    return rounds, journey.health, journey.policies, journey.connections, journey.farewells
 
 
 class _Journey:
@@ -64,6 +66,9 @@ class _Journey:
         self._claims = Claims(world.policies, self.policies.wake)
         self.survey = Survey(world, self._claims)
         self.health = Health(world, self.policies.wake)
+        self.farewells = Farewells(
+            Publisher(world.kubernetes, resources.POLICIES, world.policies, world.clock)
+        )
 
     def listen(self) -> None:
         """Answer what changes from then on."""

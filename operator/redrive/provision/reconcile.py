@@ -26,7 +26,7 @@ from redrive.provision.apply import apply
 from redrive.provision.cautions import Seen, cautions
 from redrive.provision.claims import Claims
 from redrive.provision.desired import Desired, desired
-from redrive.provision.facts import Observed
+from redrive.provision.facts import Asked, Observed
 from redrive.provision.gather import gather, gather_admissible
 from redrive.provision.health.watch import Health
 from redrive.provision.observe import observe
@@ -58,23 +58,30 @@ async def _look(body: Body, world: World, claims: Claims, health: Health) -> Aga
     """Hold a policy, provision it or let it go, and publish how it stands."""
     out = Publisher(world.kubernetes, resources.POLICIES, world.policies, world.clock)
     if "deletionTimestamp" in body["metadata"]:
-        await retire(body, out)
-        return Again.WHEN_WOKEN
-    body = await hold(body, out)
+        return await retire(body, world, claims, out)
     if status.is_new(body):
         body = await out.publish(body, status.progressing("looking at the policy"))
     try:
-        made = await provision(body, world, claims)
+        asked = gather(body, world)
     except RedriveError as error:
-        stalls = isinstance(error, errors.STALLS)
-        await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
-        return Again.WHEN_WOKEN if isinstance(error, errors.TOLD) else Again.SOON
+        return await _unready(body, error, out)
+    body = await hold(body, asked.spec.deletion_policy, out)
+    try:
+        made = await provision(asked, body, world, claims)
+    except RedriveError as error:
+        return await _unready(body, error, out)
     after = await out.publish(body, _ready(made, health.cautions(body)), _fields(made.desired))
     if made.steps and status.is_settled(body):
         for step in made.steps:
             metrics.REPAIRS.labels(type(step).__name__).inc()
         await out.tell(after, REPAIRED, in_words(made.steps))
     return Again.WHEN_WOKEN
+
+
+async def _unready(body: Body, error: RedriveError, out: Publisher) -> Again:
+    stalls = isinstance(error, errors.STALLS)
+    await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
+    return Again.WHEN_WOKEN if isinstance(error, errors.TOLD) else Again.SOON
 
 
 @dataclass(frozen=True)
@@ -86,8 +93,8 @@ class Provisioned:
     cautions: tuple[Caution, ...]
 
 
-async def provision(body: Body, world: World, claims: Claims) -> Provisioned:
-    """Bring the broker to what the policy asks for; return what is there then.
+async def provision(asked: Asked, body: Body, world: World, claims: Claims) -> Provisioned:
+    """Bring the broker to what *body*, a policy, asks for; return what is there then.
 
     Every check comes before the first write, so a policy that is refused changes nothing. A crash
     on the way is made up for by the next call.
@@ -95,7 +102,6 @@ async def provision(body: Body, world: World, claims: Claims) -> Provisioned:
     Raises:
         RedriveError: the policy can't be obeyed, or not now; its reason says why.
     """
-    asked = gather(body, world)
     _refuse(conditions.first_violation(conditions.ADMISSIBLE, asked))
     rivals = tuple(gather_admissible(claims.rivals(asked.key), world))
     _refuse(conditions.older_rival(asked, rivals))

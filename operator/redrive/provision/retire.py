@@ -1,58 +1,174 @@
-"""The end of a policy: what it made at the broker stays (Retain), and an Event tells so.
+"""The end of a policy: what it made at the broker stays, or goes, as its `deletionPolicy` says.
 
-Messages may wait in the retry topic and rest in the dead-letter topic, and consumers may still be
-at work; so nothing is deleted, and since the broker is not asked, a deletion never hangs.
+Called by `reconcile`. Only a policy whose deletion has work to do at the broker holds the API
+server up, by a finalizer, and at most for `PATIENCE`. All others go at once, whether redrive runs
+or not; `farewell` tells of them.
 """
 
 from __future__ import annotations
 
-from redrive.cluster import resources
-from redrive.cluster.errors import NotFoundError
+import logging
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from redrive.admin.client import Admin
+from redrive.admin.errors import NotFoundError as TopicGoneError
+from redrive.api.choices import DeletionPolicy
+from redrive.api.parsing import parse_spec
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.cluster import resources, status
+from redrive.cluster.connections import Connection, ConnectionRef
+from redrive.cluster.errors import (
+    ConnectionNotFoundError,
+    NotFoundError,
+    SecretKeyNotFoundError,
+    SecretNotFoundError,
+)
+from redrive.cluster.keeper import Again
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.status import Publisher
+from redrive.cluster.world import World
+from redrive.errors import RedriveError
+from redrive.provision import conditions
+from redrive.provision.apply import apply
+from redrive.provision.claims import Claims
+from redrive.provision.facts import Asked
+from redrive.provision.gather import gather_admissible, gather_from
+from redrive.provision.ownership import Owner
+from redrive.provision.removal import Left, Removal, removal
+from redrive.provision.steps import in_words
 
 FINALIZER = "redrive.io/retain"
+PATIENCE = timedelta(minutes=10)
+"""A deletion that can't do its work for so long lets go of the policy, and all stays."""
+LET_GO = "redrive.io/let-go"
+"""An annotation: `true` has a deletion let go of the policy at once."""
+
 RETAINED = "Retained"
-"""Reason of an Event: the policy is gone, what it made at the broker is not."""
+"""Reason of an Event: the policy is gone, and of what it made at the broker this stays."""
+DELETED = "Deleted"
+"""Reason of an Event: what a deleted policy had made at the broker is gone."""
+GIVEN_UP = "GivenUp"
+"""Reason of an Event: the policy is gone, and its deletion could not do its work at the broker."""
+
+logger = logging.getLogger(__name__)
 
 
-async def hold(body: Body, out: Publisher) -> Body:
-    """Have the API server wait for `retire` before it deletes the policy; return it as it is then.
+async def hold(body: Body, policy: DeletionPolicy | None, out: Publisher) -> Body:
+    """Have the API server wait for `retire`, if that has work to do; return the policy then.
 
     Raises:
         ConflictError: somebody else has changed it meanwhile.
     """
     finalizers = body["metadata"].get("finalizers", [])
-    if FINALIZER in finalizers:
+    needed = [] if policy in {None, DeletionPolicy.RETAIN} else [FINALIZER]
+    if [name for name in finalizers if name == FINALIZER] == needed:
         return body
-    return await _set_finalizers(body, [*finalizers, FINALIZER], out)
+    others = [name for name in finalizers if name != FINALIZER]
+    return await _set_finalizers(body, [*others, *needed], out)
 
 
-async def retire(body: Body, out: Publisher) -> None:
-    """Let a policy go that is being deleted, and tell what stays.
+async def retire(body: Body, world: World, claims: Claims, out: Publisher) -> Again:
+    """Do what the deletion of a policy asks for at the broker, then let it go.
+
+    What can't be done is tried again until `PATIENCE` is over. A crash leaves less to do.
 
     Raises:
-        ConflictError: somebody else has changed it meanwhile.
+        ConflictError: somebody else has changed the policy meanwhile.
     """
-    finalizers = body["metadata"].get("finalizers", [])
-    if FINALIZER not in finalizers:
-        return
+    if FINALIZER not in body["metadata"].get("finalizers", []):
+        return Again.WHEN_WOKEN
+    if (body["metadata"].get("annotations") or {}).get(LET_GO) == "true":
+        await _let_go(body, out, GIVEN_UP, f"the annotation {LET_GO} has it go; {_rest(body)}")
+        return Again.WHEN_WOKEN
+    since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
     try:
-        rest = [name for name in finalizers if name != FINALIZER]
-        await _set_finalizers(body, rest, out)
+        done = await _remove(body, world, claims)
+    except RedriveError as error:
+        if world.clock() - since < PATIENCE:
+            await out.publish(body, status.waiting(error, _waits(error, since)))
+            return Again.SOON
+        await _let_go(body, out, GIVEN_UP, f"waited since {_at(since)}: {error}; {_rest(body)}")
+        return Again.WHEN_WOKEN
+    if done.steps:
+        await out.tell(body, DELETED, in_words(done.steps))
+    stays = "; ".join(done.stays)
+    await _let_go(body, out, RETAINED, f"at the broker stays: {stays}" if stays else "")
+    return Again.WHEN_WOKEN
+
+
+async def _remove(body: Body, world: World, claims: Claims) -> Removal:
+    """Take away what redrive made for the policy, as far as its deletionPolicy wants that.
+
+    Raises:
+        RedriveError: not now; what was done by then is done.
+    """
+    ref = parse_spec(RetryPolicySpec, body).connection_ref
+    connection = await _connection(ref, Key.of(body).namespace, world)
+    asked = gather_from(body, connection.spec)
+    policy = asked.spec.deletion_policy
+    if policy in {None, DeletionPolicy.RETAIN}:
+        return Removal((), (made(body),) if made(body) else ())
+    refusal = conditions.own_topic_is_not_allowed(asked)
+    if refusal is not None:
+        raise refusal
+    rivals = tuple(gather_admissible(claims.rivals(asked.key), world))
+    with connection.admin.granting(asked.policy.topic.namespace_name) as grant:
+        left = await _left(asked, rivals, connection.admin)
+        planned = removal(Owner(world.settings.cluster_id, asked.key), policy, left)
+        await apply(planned.steps, connection.admin, grant, world.kubernetes)
+    if planned.steps:
+        logger.info("RetryPolicy %s, deleted: %s", asked.key, in_words(planned.steps))
+    return planned
+
+
+async def _connection(ref: ConnectionRef, namespace: str, world: World) -> Connection:
+    try:
+        return await world.brokers.resolve(ref, namespace)
+    except (ConnectionNotFoundError, SecretNotFoundError, SecretKeyNotFoundError):
+        remembered = world.brokers.remembered(ref, namespace)
+        if remembered is None:
+            raise
+        return remembered
+
+
+async def _left(asked: Asked, rivals: Sequence[Asked], admin: Admin) -> list[Left]:
+    """Read what is there of a policy's topics, of one that it has switched off too."""
+    try:
+        namespace = await admin.namespace(asked.policy.topic.namespace_name)
+    except TopicGoneError:
+        return []
+    found = []
+    for name in (asked.spec.retry_topic, asked.spec.dead_letter_topic):
+        if not namespace.exists(name):
+            continue
+        partitioned = str(name) in namespace.partitioned
+        found.append(
+            Left(
+                name=name,
+                partitioned=partitioned,
+                properties=(await admin.metadata(name, partitioned=partitioned)).properties,
+                usage=await admin.usage(name, partitioned=partitioned),
+                permissions=namespace.permissions.get(str(name), {}),
+                heir=next((each.key for each in rivals if name in each.spec.own_topics), None),
+            )
+        )
+    return found
+
+
+async def _let_go(body: Body, out: Publisher, reason: str, message: str) -> None:
+    """Take the finalizer off, and tell once it is true.
+
+    A conflict would tell it again with every attempt. A crash in between tells it never.
+    """
+    others = [name for name in body["metadata"]["finalizers"] if name != FINALIZER]
+    try:
+        await _set_finalizers(body, others, out)
     except NotFoundError:
         return  # somebody else has let it go
-    made = body.get("status") or {}
-    if "retryTopic" in made:
-        # Told once it is true: a conflict above would tell it again with every attempt. A crash in
-        # between tells it never.
-        topics = " and ".join(made[f] for f in ("retryTopic", "deadLetterTopic") if f in made)
-        await out.tell(
-            body,
-            RETAINED,
-            f"{topics} stay at the broker, with their "
-            "messages, subscriptions and grants; delete them by hand once they are not needed",
-        )
+    if message:
+        say = out.warn if reason == GIVEN_UP else out.tell
+        await say(body, reason, message)
 
 
 async def _set_finalizers(body: Body, names: list[str], out: Publisher) -> Body:
@@ -62,3 +178,24 @@ async def _set_finalizers(body: Body, names: list[str], out: Publisher) -> Body:
     after = await out.kubernetes.patch(resources.POLICIES, Key.of(body), patch)
     out.table.renew(after)
     return after
+
+
+def _waits(error: RedriveError, since: datetime) -> str:
+    return (
+        f"being deleted since {_at(since)}: {error}; at {_at(since + PATIENCE)} the policy goes "
+        f"all the same, and leaves what is there; with the annotation {LET_GO}=true it goes now"
+    )
+
+
+def _rest(body: Body) -> str:
+    return f"what there is of {made(body) or 'its topics'} stays at the broker"
+
+
+def _at(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def made(body: Body) -> str:
+    """Name the topics that a policy has made or adopted; empty for none."""
+    made = body.get("status") or {}
+    return " and ".join(made[field] for field in ("retryTopic", "deadLetterTopic") if field in made)

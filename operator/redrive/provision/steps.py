@@ -35,6 +35,8 @@ class Mark:
     properties: Mapping[str, str]
 
     def __str__(self) -> str:
+        if self.properties.get(ownership.OWNER) == "":
+            return f"took the mark off {self.topic}"
         if ownership.OWNER in self.properties:
             return f"marked {self.topic} as kept by {self.properties[ownership.OWNER]}"
         return f"noted on {self.topic.local} what redrive added"
@@ -90,6 +92,28 @@ class CreateSubscription:
 
 
 @dataclass(frozen=True)
+class DeleteTopic:
+    """Delete a topic with all that it holds."""
+
+    topic: TopicName
+    partitioned: bool
+
+    def __str__(self) -> str:
+        return f"deleted {self.topic}"
+
+
+@dataclass(frozen=True)
+class DeleteSubscription:
+    """Delete a subscription with its backlog."""
+
+    topic: TopicName
+    subscription: str
+
+    def __str__(self) -> str:
+        return f"deleted subscription {self.subscription} on {self.topic.local}"
+
+
+@dataclass(frozen=True)
 class CreateConfigMap:
     """Create the ConfigMap for consumers."""
 
@@ -109,16 +133,17 @@ class PatchConfigMap:
         return f"updated ConfigMap {self.body['metadata']['name']}"
 
 
-Step = (
+OnTopic = (
     CreateTopic
     | Mark
     | AddPartitions
     | SetTopicPolicy
-    | SetGrants
     | CreateSubscription
-    | CreateConfigMap
-    | PatchConfigMap
+    | DeleteTopic
+    | DeleteSubscription
 )
+"""What is one call about one topic."""
+Step = OnTopic | SetGrants | CreateConfigMap | PatchConfigMap
 
 
 def in_words(steps: Iterable[Step]) -> str:

@@ -130,6 +130,7 @@ READS: dict[str, Callable[[Admin, TopicName], Awaitable[object]]] = {
     "subscriptions": lambda admin, absent: admin.subscriptions(absent),
     "policy": lambda admin, absent: admin.topic_policy(absent, Deduplicates()),
     "stats": lambda admin, absent: admin.stats(absent, partitioned=False),
+    "use": lambda admin, absent: admin.usage(absent, partitioned=False),
     "partitioned stats": lambda admin, absent: admin.stats(absent, partitioned=True),
 }
 
@@ -165,6 +166,22 @@ async def test_statistics_are_told_of_the_kind_of_topic_that_it_is(
         await world.admin.stats(made, partitioned=not partitions)
 
 
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_the_use_of_a_topic_is_told_and_a_subscription_can_be_deleted(
+    world: World, partitions: int
+) -> None:
+    made = await make(world, "a", partitions)
+    for name in ("s", "a+b%41"):
+        await world.admin.create_subscription(made, name)
+    usage = await world.admin.usage(made, partitioned=bool(partitions))
+    assert set(usage.subscriptions) == {"s", "a+b%41"}
+    assert (usage.producers, usage.stored) == (0, 0)
+    await world.admin.delete_subscription(made, "a+b%41")
+    assert await world.admin.subscriptions(made) == {"s"}
+    with pytest.raises(NotFoundError):
+        await world.admin.delete_subscription(made, "a+b%41")
+
+
 async def test_a_grant_replaces_and_an_empty_one_takes_away(world: World) -> None:
     a, b = await make(world, "a"), await make(world, "b", 2)
     await set_grants(world.admin, Grant(a, "r", BOTH), Grant(b, "r", CONSUME))
@@ -192,13 +209,11 @@ async def test_one_missing_topic_does_not_keep_the_others_from_their_grants(worl
 async def test_a_deleted_topic_takes_its_grants_with_it(world: World, partitions: int) -> None:
     made = await make(world, "a", partitions)
     await set_grants(world.admin, Grant(made, "r", CONSUME))
-    path = f"persistent/{world.namespace}/a"
-    right, wrong = (f"{path}/partitions", path) if partitions else (path, f"{path}/partitions")
     with pytest.raises(ConflictError):
-        await world.send("DELETE", wrong)
-    await world.send("DELETE", right)
+        await world.admin.delete_topic(made, partitioned=not partitions)
+    await world.admin.delete_topic(made, partitioned=bool(partitions))
     with pytest.raises(NotFoundError):
-        await world.send("DELETE", right)
+        await world.admin.delete_topic(made, partitioned=bool(partitions))
     state = await world.admin.namespace(world.namespace)
     assert (state.unpartitioned, state.partitioned) == (set(), set())
     assert not any(state.permissions.values())

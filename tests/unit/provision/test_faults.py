@@ -33,6 +33,7 @@ from redrive.cluster.resources import Body, Key, Resource
 from redrive.cluster.table import Table
 from redrive.provision import reconcile
 from redrive.provision.claims import Claims
+from redrive.provision.gather import gather
 
 MakeBody = Callable[..., dict[str, Any]]
 
@@ -87,7 +88,9 @@ class Shop:
             brokers=SimpleNamespace(resolve=resolve),
             settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
         )
-        return await reconcile.provision(self.policy, world, Claims(policies, lambda _: None))
+        asked = gather(self.policy, world)
+        claims = Claims(policies, lambda _: None)
+        return await reconcile.provision(asked, self.policy, world, claims)
 
 
 @asynccontextmanager

@@ -1,29 +1,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from redrive.api.choices import DeletionPolicy
 from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
-from redrive.cluster.errors import ConflictError
+from redrive.cluster.errors import ConflictError, ConnectionNotFoundError
+from redrive.cluster.keeper import Again
 from redrive.cluster.resources import Body, Key, Resource
 from redrive.cluster.status import Publisher
 from redrive.cluster.table import Table
-from redrive.provision.retire import FINALIZER, RETAINED, retire
+from redrive.provision.claims import Claims
+from redrive.provision.farewell import Farewells
+from redrive.provision.retire import FINALIZER, GIVEN_UP, LET_GO, RETAINED, hold, retire
 
 MakeBody = Callable[..., dict[str, Any]]
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Disputed(Kubernetes):
     """An API server where somebody else changes the object before each of the first patches."""
 
-    def __init__(self, body: dict[str, Any], conflicts: int) -> None:
+    def __init__(self, body: dict[str, Any], conflicts: int = 0) -> None:
         self.body = body
         self.conflicts = conflicts
-        self.events: list[str] = []
+        self.events: list[tuple[str, str]] = []
 
     async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
         """Refuse, or set the finalizers."""
@@ -35,24 +41,133 @@ class Disputed(Kubernetes):
         self.body = {**self.body, "metadata": self.body["metadata"] | patch["metadata"] | version}
         return self.body
 
+    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
+        """Set the status."""
+        assert (resource, key) == (resources.POLICIES, Key.of(self.body))
+        self.body = {**self.body, "status": {**self.body.get("status", {}), **status}}
+        return self.body
+
     async def emit(
         self, about: Body, *, kind: str, reason: str, message: str, now: datetime
     ) -> None:
-        """Keep the reason."""
-        del about, kind, message, now
-        self.events.append(reason)
+        """Keep reason and message."""
+        del about, kind, now
+        self.events.append((reason, message))
+
+    @property
+    def ready(self) -> dict[str, Any]:
+        """The Ready condition."""
+        return next(dict(c) for c in self.body["status"]["conditions"] if c["type"] == "Ready")
+
+
+class Gone:
+    """Connections, none of which is there or was ever used."""
+
+    async def resolve(self, ref: object, namespace: str) -> None:
+        """Find none."""
+        raise ConnectionNotFoundError("no connection", got=f"{namespace}/{ref}", remedy="make it")
+
+    def remembered(self, ref: object, namespace: str) -> None:
+        """Remember none."""
+
+
+def deleted(body: dict[str, Any], **annotations: str) -> dict[str, Any]:
+    """The policy, with topics, while it is being deleted."""
+    body["status"] = {"retryTopic": "r", "deadLetterTopic": "d"}
+    body["metadata"] |= {
+        "finalizers": ["others", FINALIZER],
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "annotations": {f"redrive.io/{name}": value for name, value in annotations.items()},
+    }
+    return body
+
+
+def out_of(api: Disputed, table: Table) -> Publisher:
+    return Publisher(api, resources.POLICIES, table, lambda: BEGAN)
+
+
+async def look(api: Disputed, table: Table, after: timedelta = timedelta(0)) -> Again:
+    """One look at the only policy, so long after its deletion, with no connection there."""
+    (known,) = table
+    world: Any = SimpleNamespace(brokers=Gone(), clock=lambda: BEGAN + after)
+    return await retire(known, world, Claims(table, lambda _: None), out_of(api, table))
+
+
+async def test_a_deletion_waits_for_its_connection_and_says_since_when_and_how_long(
+    policy: MakeBody,
+) -> None:
+    body = deleted(policy(deletionPolicy="Delete"))
+    api, table = Disputed(body), Table([body])
+    assert await look(api, table, timedelta(minutes=9, seconds=59)) is Again.SOON
+    assert api.ready["reason"] == "ConnectionNotFound"
+    said = api.ready["message"]
+    assert said.startswith("being deleted since 2026-01-01T00:00:00Z: no connection; got")
+    assert "at 2026-01-01T00:10:00Z the policy goes all the same" in said
+    assert "with the annotation redrive.io/let-go=true it goes now" in said
+    assert FINALIZER in api.body["metadata"]["finalizers"]
+
+
+async def test_a_deletion_gives_up_in_the_end_and_says_what_may_be_left(policy: MakeBody) -> None:
+    body = deleted(policy(deletionPolicy="Delete"))
+    api, table = Disputed(body), Table([body])
+    assert await look(api, table, timedelta(minutes=10)) is Again.WHEN_WOKEN
+    assert api.body["metadata"]["finalizers"] == ["others"]
+    ((reason, message),) = api.events
+    assert reason == GIVEN_UP
+    assert "waited since 2026-01-01T00:00:00Z: no connection" in message
+    assert message.endswith("what there is of r and d stays at the broker")
+
+
+async def test_an_annotation_has_a_deletion_give_up_at_once(policy: MakeBody) -> None:
+    body = deleted(policy(deletionPolicy="Delete"), **{"let-go": "true"})
+    api, table = Disputed(body), Table([body])
+    assert LET_GO in body["metadata"]["annotations"]
+    assert await look(api, table) is Again.WHEN_WOKEN
+    assert api.body["metadata"]["finalizers"] == ["others"]
+    assert [reason for reason, _ in api.events] == [GIVEN_UP]
 
 
 async def test_what_stays_is_told_once_however_often_letting_go_is_tried(policy: MakeBody) -> None:
-    body = policy() | {"status": {"retryTopic": "r", "deadLetterTopic": "d"}}
-    body["metadata"] |= {"finalizers": ["others", FINALIZER], "deletionTimestamp": "2026-01-01"}
+    body = deleted(policy(), **{"let-go": "true"})
     api, table = Disputed(body, conflicts=2), Table([body])
-    out = Publisher(api, resources.POLICIES, table, lambda: datetime(2026, 1, 1, tzinfo=UTC))
     for _ in range(2):
         with pytest.raises(ConflictError):
-            await retire(body, out)
+            await look(api, table)
     for _ in range(2):
-        (known,) = table
-        await retire(known, out)
-    assert api.events == [RETAINED]
+        await look(api, table)
+    assert [reason for reason, _ in api.events] == [GIVEN_UP]
     assert api.body["metadata"]["finalizers"] == ["others"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "held"),
+    [
+        (None, False),
+        (DeletionPolicy.RETAIN, False),
+        (DeletionPolicy.DELETE, True),
+        (DeletionPolicy.DELETE_IF_EMPTY, True),
+    ],
+)
+@pytest.mark.parametrize("before", [[], ["others"], ["others", FINALIZER]])
+async def test_only_a_deletion_with_work_to_do_holds_the_api_server_up(
+    policy: MakeBody, before: list[str], choice: DeletionPolicy | None, *, held: bool
+) -> None:
+    body = policy()
+    body["metadata"]["finalizers"] = before
+    api = Disputed(body)
+    after = await hold(body, choice, out_of(api, Table([body])))
+    assert (FINALIZER in after["metadata"]["finalizers"]) is held
+    assert ("others" in after["metadata"]["finalizers"]) is ("others" in before)
+
+
+async def test_what_stays_of_a_policy_that_went_at_once_is_told_too(policy: MakeBody) -> None:
+    body = policy() | {"status": {"retryTopic": "r", "deadLetterTopic": "d"}}
+    table = Table([body, policy("unmade"), deleted(policy("told"))])
+    api = Disputed(body)
+    farewells = Farewells(out_of(api, table))
+    for each in table:
+        table.drop(each)
+    await farewells.told()
+    ((reason, message),) = api.events
+    assert reason == RETAINED
+    assert message.startswith("r and d stay at the broker")

@@ -1,0 +1,47 @@
+"""A last word about policies that went at once: what stays of them at the broker.
+
+Made by `handlers`. Nothing holds up the deletion of a policy with `deletionPolicy: Retain`, so what
+stays is told after the fact, if the operator runs then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from redrive.cluster.resources import Body, Key
+from redrive.cluster.status import Publisher
+from redrive.provision.retire import RETAINED, made
+
+
+class Farewells:
+    """Tells what stays of policies that went at once; must be made in a running event loop."""
+
+    def __init__(self, out: Publisher) -> None:
+        self._out = out
+        self._tasks: set[asyncio.Task[None]] = set()
+        out.table.listen(self._note)
+
+    async def stop(self) -> None:
+        """Leave untold what is not told yet."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def told(self) -> None:
+        """Wait until all that is to be told by now is told."""
+        await asyncio.gather(*self._tasks)
+
+    def _note(self, _: Key, before: Body | None, after: Body | None) -> None:
+        if after is not None or before is None or "deletionTimestamp" in before["metadata"]:
+            return  # what has a deletionTimestamp went through `retire`, which told of it
+        if topics := made(before):
+            self._tell(before, topics)
+
+    def _tell(self, policy: Body, topics: str) -> None:
+        message = (
+            f"{topics} stay at the broker, with their messages, subscriptions and grants; delete "
+            "them by hand once they are not needed"
+        )
+        task = asyncio.create_task(self._out.tell(policy, RETAINED, message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,149 @@
+"""What a deleted policy leaves → the steps that take it away, and what stays and why; pure.
+
+Called by `retire`. Only what is marked as this policy's is looked at. A topic that redrive made is
+deleted as a whole; from one that was there before goes what redrive added to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from redrive.admin.model import TopicUsage
+from redrive.api.choices import DeletionPolicy
+from redrive.cluster.resources import Key
+from redrive.policy.naming import TopicName
+from redrive.provision import ownership
+from redrive.provision.errors import InUseError
+from redrive.provision.ownership import Granted, Owner, Record, Rights
+from redrive.provision.steps import DeleteSubscription, DeleteTopic, Mark, SetGrants, Step
+
+
+@dataclass(frozen=True)
+class Left:
+    """A topic that a deleted policy leaves.
+
+    Attributes:
+        permissions: who may do what on it.
+        heir: a policy that needs it now, if there is one.
+    """
+
+    name: TopicName
+    partitioned: bool
+    properties: Mapping[str, str]
+    usage: TopicUsage
+    permissions: Granted
+    heir: Key | None
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is to be done, in order, and a sentence for each thing that stays."""
+
+    steps: tuple[Step, ...]
+    stays: tuple[str, ...]
+
+
+def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Removal:
+    """Plan the removal of what a policy leaves.
+
+    Args:
+        owner: the policy that is deleted.
+        policy: `Delete` or `DeleteIfEmpty`.
+        left: its topics, as far as they are there.
+
+    Raises:
+        InUseError: clients are connected to what would be deleted.
+    """
+    whole, parts, stays = [], [], []
+    for topic in left:
+        if why := _stays(topic, owner, policy):
+            stays.append(f"{topic.name} {why}")
+        elif Record.of(topic.properties).created:
+            whole.append(topic)
+        else:
+            parts.append(_Part.of(topic, policy))
+            stays.append(f"{topic.name} was there before")
+    stays += [part.stays for part in parts if part.stays]
+    _refuse_against_clients([*map(_clients, whole), *(part.clients for part in parts)])
+    grants = tuple(grant for part in parts for grant in part.rights.grants)
+    return Removal(
+        steps=(
+            *(DeleteTopic(topic.name, topic.partitioned) for topic in whole),
+            *([SetGrants(grants)] if grants else []),
+            *(step for part in parts for step in part.steps),
+        ),
+        stays=tuple(stays),
+    )
+
+
+def _refuse_against_clients(clients: Sequence[str]) -> None:
+    if any(clients):
+        raise InUseError(
+            "clients are connected to what is to be deleted: they would lose messages, or make a "
+            "deleted topic anew where topics are created by themselves",
+            got="; ".join(filter(None, clients)),
+            remedy="stop them",
+        )
+
+
+def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
+    """Say why a topic stays exactly as it is; nothing where it does not."""
+    mark = Record.of(topic.properties).owner
+    if mark != str(owner):
+        return f"is kept by {mark}" if mark else "has no mark of this policy"
+    if topic.heir is not None:
+        return f"is needed by RetryPolicy {topic.heir}"
+    if policy is DeletionPolicy.DELETE_IF_EMPTY and Record.of(topic.properties).created:
+        return _holds(topic.usage)
+    return ""
+
+
+def _holds(usage: TopicUsage) -> str:
+    waiting = {name: found.backlog for name, found in usage.subscriptions.items() if found.backlog}
+    if waiting:
+        counts = ", ".join(f"{count} for {name}" for name, count in sorted(waiting.items()))
+        return f"holds messages ({counts})"
+    if not usage.subscriptions and usage.stored:
+        return f"has no subscription and holds {usage.stored} bytes"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What redrive added to a topic that was there before.
+
+    Attributes:
+        rights: what is left of the rights once redrive's are taken back.
+        steps: the rest of what is to be done.
+        clients: who is connected to what goes.
+        stays: why something stays after all.
+    """
+
+    rights: Rights
+    steps: tuple[Step, ...]
+    clients: str
+    stays: str
+
+    @classmethod
+    def of(cls, topic: Left, policy: DeletionPolicy) -> _Part:
+        record = Record.of(topic.properties)
+        rights = ownership.rights(topic.name, {}, topic.permissions, record.granted)
+        mark = Mark(topic.name, Record().changes(topic.properties))
+        found = topic.usage.subscriptions.get(record.subscription)
+        if found is None:
+            return cls(rights, (mark,), "", "")
+        name = f"subscription {record.subscription} on {topic.name}"
+        if found.backlog and policy is DeletionPolicy.DELETE_IF_EMPTY:
+            return cls(rights, (mark,), "", f"{name} holds {found.backlog} messages")
+        clients = f"{name}: {found.consumers} consumers" if found.consumers else ""
+        return cls(rights, (DeleteSubscription(topic.name, record.subscription), mark), clients, "")
+
+
+def _clients(topic: Left) -> str:
+    """Say who is connected to a topic; nothing where nobody is."""
+    consumers = sum(found.consumers for found in topic.usage.subscriptions.values())
+    producers = topic.usage.producers
+    if not consumers and not producers:
+        return ""
+    return f"{topic.name}: {consumers} consumers, {producers} producers"
