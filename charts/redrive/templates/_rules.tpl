@@ -29,22 +29,37 @@
   verbs: [list, watch, create]
 {{- end }}
 
-{{- /* One role and its binding. Takes kind (Role or ClusterRole), namespace (of a Role), root. */ -}}
+{{- /* What it may do in the namespace of the release: hold the Lease, and nothing else. */ -}}
+{{- define "redrive.leaseRules" -}}
+# A name can't be part of the right to create.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ include "redrive.name" . }}]
+  verbs: [get, patch]
+{{- end }}
+
+{{- /*
+One role and its binding. Takes kind (Role or ClusterRole), namespace (of a Role), name, rules (the name
+of a template), root.
+*/ -}}
 {{- define "redrive.role" -}}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ .kind }}
 metadata:
-  name: {{ include "redrive.name" .root }}
+  name: {{ .name }}
   {{- with .namespace }}
   namespace: {{ . }}
   {{- end }}
   labels: {{- include "redrive.labels" .root | nindent 4 }}
-rules: {{- include "redrive.rules" .root | nindent 2 }}
+rules: {{- include .rules .root | nindent 2 }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ .kind }}Binding
 metadata:
-  name: {{ include "redrive.name" .root }}
+  name: {{ .name }}
   {{- with .namespace }}
   namespace: {{ . }}
   {{- end }}
@@ -52,7 +67,7 @@ metadata:
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: {{ .kind }}
-  name: {{ include "redrive.name" .root }}
+  name: {{ .name }}
 subjects:
   - kind: ServiceAccount
     name: {{ include "redrive.serviceAccount" .root }}

@@ -23,6 +23,7 @@ from redrive.admin.errors import (
     error_for,
     unexpected,
 )
+from redrive.admin.fence import Fence, FenceClosedError, guarding
 
 TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 MAX_REDIRECTS = 5
@@ -55,10 +56,17 @@ class Http:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls) -> AsyncIterator[Http]:
-        """Open a pool that keeps at most 20 connections to each broker."""
+    async def open(cls, fence: Fence | None = None) -> AsyncIterator[Http]:
+        """Open a pool that keeps at most 20 connections to each broker.
+
+        Args:
+            fence: what every write has to pass; None lets all pass.
+        """
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=20)
-        async with aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session:
+        traces = [] if fence is None else [guarding(fence)]
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=TIMEOUT, trace_configs=traces
+        ) as session:
             yield cls(session)
 
     async def send(self, call: Call, *, admin_url: str, token: str) -> Any:  # noqa: ANN401  JSON
@@ -96,6 +104,9 @@ class Http:
                 got=str(error) or type(error).__name__,
                 remedy="check adminUrl, and that the broker runs and can be reached from here",
             ) from error
+        except FenceClosedError:
+            outcome = "fenced"
+            raise
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise

@@ -9,18 +9,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import secrets
+import signal
+import socket
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import kopf
 
+from redrive.admin.fence import Fence
 from redrive.cli import endpoint
 from redrive.cluster import metrics, watching
 from redrive.cluster.client import is_in_cluster
 from redrive.cluster.health import Health
+from redrive.cluster.lease import leading
+from redrive.cluster.resources import Key
 from redrive.cluster.sweep import sweeping
-from redrive.cluster.world import Settings, World
+from redrive.cluster.world import Settings, World, wall_clock
 from redrive.provision import handlers as provision
 from redrive.replay import handlers as replay
 
@@ -41,6 +47,20 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="ID",
         help="tells this cluster from others that use the same brokers, in the marks on topics "
         "(default: the uid of the namespace kube-system, if it may be read)",
+    )
+    parser.add_argument(
+        "--lease",
+        type=_lease,
+        metavar="NAMESPACE/NAME",
+        help="act only while holding this Lease, so that several operators may be started "
+        "(default: act at once; there must be one only)",
+    )
+    parser.add_argument(
+        "--identity",
+        default=f"{socket.gethostname()}-{secrets.token_hex(4)}",
+        metavar="NAME",
+        help="as whom to hold the Lease: a name that no two operators have at a time, such as that "
+        "of a pod (default: the host's, with something random)",
     )
     parser.add_argument(
         "--namespace",
@@ -97,12 +117,31 @@ def run(options: argparse.Namespace) -> None:
         if options.listen is not None:
             address, port = options.listen
             stack.enter_context(endpoint.serving(address, port, health))
-        asyncio.run(serve(settings, health))
+        with suppress(asyncio.CancelledError):  # a signal came while it stood by
+            asyncio.run(stand_by(settings, health, options.lease, options.identity))
 
 
-async def serve(settings: Settings, health: Health) -> None:
+async def stand_by(settings: Settings, health: Health, lease: Key | None, identity: str) -> None:
+    """Serve, if need be once the lease is ours; a signal ends the waiting for it at once.
+
+    Raises:
+        LeaseLostError: another operator has taken over.
+    """
+    async with health.beating():
+        if lease is None:
+            await serve(settings, health, None)
+            return
+        waiting = asyncio.current_task()
+        assert waiting is not None  # noqa: S101  every coroutine runs in a task
+        for signal_ in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signal_, waiting.cancel)
+        async with leading(lease, identity, health, wall_clock) as fence:
+            await serve(settings, health, fence)
+
+
+async def serve(settings: Settings, health: Health, fence: Fence | None) -> None:
     """Watch and reconcile until a signal ends it, then let go of everything."""
-    async with health.beating(), World.open(settings) as world, sweeping(world):
+    async with World.open(settings, fence) as world, sweeping(world):
         registry = kopf.OperatorRegistry()
         keepers = (*provision.register(registry, world), *replay.register(registry, world))
 
@@ -154,6 +193,18 @@ async def _login(
         proxy=found.proxy_url,
     )
     return kopf.AiohttpSession(server=found.server, aiohttp_session=connections)
+
+
+def _lease(text: str) -> Key:
+    """Read `NAMESPACE/NAME`.
+
+    Raises:
+        ArgumentTypeError: it is none; argparse tells the user.
+    """
+    namespace, _, name = text.partition("/")
+    if not namespace or not name:
+        raise argparse.ArgumentTypeError(f"not written NAMESPACE/NAME: {text!r}")
+    return Key(namespace, name)
 
 
 def _address(text: str) -> tuple[str, int]:

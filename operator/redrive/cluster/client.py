@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 from kubernetes.aio import client, config
 
+from redrive.admin.fence import Fence, guarding
 from redrive.cluster import resources
 from redrive.cluster.errors import (
     ClusterUnknownError,
@@ -56,8 +57,11 @@ class Kubernetes:
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls) -> AsyncIterator[Kubernetes]:
+    async def connect(cls, fence: Fence | None = None) -> AsyncIterator[Kubernetes]:
         """Connect to the cluster this runs in, or to that of a kubeconfig; see `is_in_cluster`.
+
+        Args:
+            fence: what every write has to pass; None lets all pass.
 
         Raises:
             NoClusterError: there is neither.
@@ -79,6 +83,8 @@ class Kubernetes:
                 got=str(error),
                 remedy="set KUBECONFIG, or run this in a cluster",
             ) from error
+        if fence is not None:
+            configuration.trace_configs = [guarding(fence)]
         async with client.ApiClient(configuration) as api:
             api.user_agent = COMPONENT
             yield cls(api)

@@ -50,6 +50,12 @@ class UnavailableError(KubernetesError):
     reason = "KubernetesUnavailable"
 
 
+class LeaseLostError(RedriveError):
+    """Another operator has taken over."""
+
+    reason = "LeaseLost"
+
+
 class SecretNotFoundError(RedriveError):
     """A Secret that a spec refers to is not there."""
 

@@ -1,4 +1,4 @@
-"""What the operator's loop counts and measures, and how objects stand when Prometheus asks.
+"""What the operator's loop counts and measures, how objects stand, and who holds the lease.
 
 `docs/reference/metrics.md` lists it.
 """
@@ -16,6 +16,9 @@ from prometheus_client.registry import Collector
 from redrive.cluster.resources import Resource
 from redrive.cluster.table import Table
 
+LEASE_HELD = Gauge(
+    "redrive_lease_held", "1 while this operator holds the lease and may write, else 0."
+)
 OBJECTS = "redrive_objects"
 _LABELS = ("kind", "condition", "status", "reason")
 RECONCILES = Counter(

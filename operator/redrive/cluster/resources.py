@@ -63,6 +63,7 @@ SPARK_APPLICATIONS = Resource(
 SECRETS = Resource("", "v1", "secrets", "Secret")
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 EVENTS = Resource("", "v1", "events", "Event")
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 Label = tuple[str, str]
 MANAGED: Label = ("app.kubernetes.io/managed-by", "redrive")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from redrive.admin.fence import Fence
 from redrive.admin.http import Http
 from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
@@ -83,16 +84,20 @@ class World:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, settings: Settings) -> AsyncIterator[World]:
+    async def open(cls, settings: Settings, fence: Fence | None = None) -> AsyncIterator[World]:
         """Connect, and read all objects there are.
+
+        Args:
+            settings: how this operator was started.
+            fence: what every write has to pass, to brokers and to Kubernetes; None lets all pass.
 
         Raises:
             KubernetesError: redrive's own kinds are not installed, or may not be read.
             ClusterUnknownError: the settings have no id of the cluster, and it may not be read.
         """
         async with (
-            Kubernetes.connect() as kubernetes,
-            Http.open() as http,
+            Kubernetes.connect(fence) as kubernetes,
+            Http.open(fence) as http,
             following(
                 kubernetes, resources.CONFIG_MAPS, settings.namespaces, resources.MANAGED
             ) as config_maps,

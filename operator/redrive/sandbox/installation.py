@@ -48,6 +48,7 @@ def start_operator(
     release: str = RELEASE,
     namespace: str = NAMESPACE,
     name: str = OPERATOR,
+    until: str = "redrive serves",
 ) -> None:
     """Start what a pod of the release's Deployment would run, as its ServiceAccount.
 
@@ -57,26 +58,27 @@ def start_operator(
         sandbox: where; nothing in it runs pods.
         release: of the chart, installed there.
         namespace: of the release.
-        name: of the process.
+        name: of the process, and of the pod that it would be.
+        until: what it says when this returns.
 
     Raises:
-        SandboxError: it ended, or did not serve in time.
+        SandboxError: it ended, or did not say so in time.
     """
     objects = chart.installed(sandbox.cluster, release, namespace)
     (pod,) = (o["spec"]["template"]["spec"] for o in objects if o["kind"] == "Deployment")
     account = sandbox.cluster.service_account_kubeconfig(namespace, pod["serviceAccountName"])
+    arguments = [a.replace("$(POD_NAME)", name) for a in pod["containers"][0]["args"]]
     listen = f"127.0.0.1:{free_port()}"
     _endpoint_file(sandbox, name).write_text(f"http://{listen}")
     log = sandbox.processes.log(name)
     before = log.stat().st_size if log.exists() else 0
     sandbox.processes.start(
         name,
-        [sys.executable, "-m", "redrive", *pod["containers"][0]["args"],
-         f"--listen={listen}"],
+        [sys.executable, "-m", "redrive", *arguments, f"--listen={listen}"],
         env={"KUBECONFIG": str(account), "PYTHONPATH": str(_SOURCE_ROOT)},
     )  # fmt: skip
     sandbox.processes.wait_until(
-        name, lambda: b"redrive serves" in log.read_bytes()[before:], seconds=_START_SECONDS
+        name, lambda: until.encode() in log.read_bytes()[before:], seconds=_START_SECONDS
     )
 
 

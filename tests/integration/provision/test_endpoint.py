@@ -25,6 +25,7 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
     assert status == 200
     assert [part.split(": heard ")[0] for part in parts.splitlines()] == [
         "event loop",
+        "lease",
         "watch of /apis/redrive.io/v1alpha1/pulsarconnections",
         "watch of /apis/redrive.io/v1alpha1/replays",
         "watch of /apis/redrive.io/v1alpha1/retrypolicies",
@@ -36,6 +37,7 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
         'redrive_objects{condition="Ready",kind="RetryPolicy",reason="Provisioned",status="True"}'
     )
     assert float(shown.split(ready)[1].split("\n")[0]) >= 1
+    assert "redrive_lease_held 1.0\n" in shown
     created = re.search(r'redrive_admin_calls_total\{status="20\d",verb="PUT"\} (\S+)', shown)
     assert created is not None
     assert float(created[1]) >= 3

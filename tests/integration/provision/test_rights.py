@@ -46,8 +46,17 @@ NEEDED: dict[str, dict[str, str]] = {
         "watch": "and from then on",
         "create": "a Replay's run",
     },
+    "coordination.k8s.io/leases": {},
 }
 """All that is asked for: resource → verb → why it can't do without."""
+
+
+LEASE = {
+    "get": "who holds it",
+    "patch": "to renew it, to take it over, to give it up",
+    "create": "at the very first start",
+}
+"""What the operator may do to its one Lease, in the namespace of the release."""
 
 
 def review(resource: str, verb: str, *, release_in: str, namespace: str = "") -> dict[str, Any]:
@@ -109,8 +118,13 @@ def test_the_operator_may_do_what_it_needs_and_nothing_else(
 
 
 def test_the_chart_asks_for_no_right_without_a_reason() -> None:
-    (role,) = (o for o in chart.render(installation.VALUES) if o["kind"] == "ClusterRole")
-    assert rules(role) == {resource: set(verbs) for resource, verbs in NEEDED.items() if verbs}
+    rendered = chart.render(installation.VALUES)
+    (serving,) = (o for o in rendered if o["kind"] == "ClusterRole")
+    assert rules(serving) == {resource: set(verbs) for resource, verbs in NEEDED.items() if verbs}
+    (holding,) = (o for o in rendered if o["kind"] == "Role")
+    assert rules(holding) == {"coordination.k8s.io/leases": set(LEASE)}
+    named = [r["verbs"] for r in holding["rules"] if r.get("resourceNames") == ["redrive"]]
+    assert named == [["get", "patch"]]
 
 
 @pytest.fixture

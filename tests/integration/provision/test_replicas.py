@@ -1,0 +1,184 @@
+"""Two operators of one release: one acts; when it dies or freezes the other does, and it alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import pytest
+from tests.integration.provision.conftest import MakeShop, Shop
+
+from redrive.sandbox import installation
+from redrive.sandbox.sandbox import Sandbox
+
+NAMES = ("redrive-one", "redrive-two")
+TAKEOVER_SECONDS = 20.0
+POLICIES = 12
+
+
+class Door(ThreadingHTTPServer):
+    """Stands before the broker's admin API, notes what is written, and takes its time."""
+
+    def __init__(self, broker: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Porter)
+        self.broker = broker
+        self.writes: list[str] = []
+
+    def wait_for_writes(self, count: int) -> None:
+        deadline = time.monotonic() + 30
+        while len(self.writes) < count:
+            assert time.monotonic() < deadline, f"no more than {len(self.writes)} writes"
+            time.sleep(0.01)
+
+
+class _Porter(BaseHTTPRequestHandler):
+    server: Door
+
+    def _pass(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.command != "GET":
+            self.server.writes.append(f"{self.command} {self.path}")
+            time.sleep(0.05)
+        behind = http.client.HTTPConnection("127.0.0.1", self.server.broker, timeout=30)
+        passed = {k: v for k, v in self.headers.items() if k != "Accept-Encoding"}
+        behind.request(self.command, self.path, body, passed)
+        answer = behind.getresponse()
+        content = answer.read()
+        behind.close()
+        self.send_response(answer.status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_PUT = do_POST = do_DELETE = _pass  # noqa: N815  as the library calls them
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def door(shop: Shop) -> Iterator[Door]:
+    with Door(shop.broker.admin_port) as door:
+        Thread(target=door.serve_forever, daemon=True).start()
+        yield door
+        door.shutdown()
+
+
+@pytest.fixture
+def shop(make_shop: MakeShop) -> Shop:
+    return make_shop()
+
+
+@dataclass
+class Replica:
+    """An operator of the release: its process, and what it logs from its start on."""
+
+    process: psutil.Process
+    log: Path
+    begin: int
+
+    def said(self) -> str:
+        return self.log.read_text(encoding="utf-8")[self.begin :]
+
+    def takes_over(self) -> float:
+        """Wait until it serves; return after how many seconds."""
+        since = time.monotonic()
+        while "redrive serves" not in self.said():
+            assert time.monotonic() - since < TAKEOVER_SECONDS, self.said()
+            time.sleep(0.1)
+        return time.monotonic() - since
+
+
+StartReplica = Callable[[str, str], Replica]
+
+
+@pytest.fixture
+def start(installed: Sandbox) -> Iterator[StartReplica]:
+    """Starts an operator in place of the session's, and waits until it says something."""
+
+    def start(name: str, until: str) -> Replica:
+        log = installed.processes.log(name)
+        begin = len(log.read_text(encoding="utf-8")) if log.exists() else 0
+        installation.start_operator(installed, name=name, until=until)
+        record = installed.state / "processes" / f"{name}.json"
+        return Replica(psutil.Process(json.loads(record.read_text())["pid"]), log, begin)
+
+    installed.processes.stop(installation.OPERATOR)
+    try:
+        with ExitStack() as stopping:
+            for name in NAMES:
+                stopping.callback(installed.processes.stop, name)
+            yield start
+    finally:
+        installation.start_operator(installed)
+
+
+def test_when_the_one_that_acts_is_killed_the_other_goes_on_within_20_s(
+    start: StartReplica, shop: Shop
+) -> None:
+    one = start(NAMES[0], "redrive serves")
+    two = start(NAMES[1], "redrive stands by")
+    shop.create_topic(shop.topic("orders"))
+    shop.connection()
+
+    one.process.kill()
+    shop.policy()
+    assert two.takes_over() < TAKEOVER_SECONDS
+    shop.ready()
+
+
+def test_one_that_was_stopped_past_its_lease_writes_nothing_more_and_ends(
+    start: StartReplica, shop: Shop, door: Door
+) -> None:
+    one = start(NAMES[0], "redrive serves")
+    two = start(NAMES[1], "redrive stands by")
+    shop.create_topic(shop.topic("orders"))
+    shop.connection(adminUrl=f"http://127.0.0.1:{door.server_port}")
+    names = [f"p{number}" for number in range(POLICIES)]
+    shop.policies({name: {"subscription": name} for name in names})
+    door.wait_for_writes(POLICIES)
+
+    one.process.send_signal(signal.SIGSTOP)  # in the midst of its work
+    half_done = len(door.writes)
+    two.takes_over()
+    for name in names:
+        shop.ready(name)
+    versions = at_rest(shop)
+    done = len(door.writes)
+    assert done > half_done
+
+    one.process.send_signal(signal.SIGCONT)
+    one.process.wait(timeout=15)
+    assert (door.writes[done:], written(shop)) == ([], versions)
+    # It had a lot to write still, and was kept from it.
+    assert "nothing is written, for the lease was not renewed in time" in one.said()
+    assert "lease lost: another operator has taken the lease" in one.said()
+
+
+def at_rest(shop: Shop) -> dict[str, str]:
+    """What was written, once the operator that acts has nothing left to write."""
+    deadline = time.monotonic() + 30
+    before = written(shop)
+    while True:
+        time.sleep(2)
+        after = written(shop)
+        if after == before:
+            return after
+        assert time.monotonic() < deadline, "the operator does not come to rest"
+        before = after
+
+
+def written(shop: Shop) -> dict[str, str]:
+    """The versions of all that an operator writes in the shop's namespace."""
+    kinds = "retrypolicies,pulsarconnections,configmaps,events"
+    items = json.loads(shop.kubectl("get", kinds, "--output=json"))["items"]
+    return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in items}
