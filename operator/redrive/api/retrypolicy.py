@@ -19,6 +19,7 @@ from redrive.api.fields import MAX_LIST, ObjectName, Role, TopicField
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
 from redrive.api.topology import DeadLetter, Naming, Retry
+from redrive.errors import InvalidSpecError
 from redrive.policy import naming as names
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
 from redrive.policy.model import DEFAULT_MAX_RETRIES, Policy, SubscriptionType
@@ -39,18 +40,28 @@ Subscription = Annotated[
 ]
 
 
+_DELAYED = tuple(kind.value for kind in SubscriptionType if kind.honours_delays)
+_NOT_DELAYED = (
+    "retries with a delay need a Shared or Key_Shared subscription: "
+    "on the others the broker delivers a delayed message at once"
+)
+_DELAYED_REMEDY = "use Shared, or Key_Shared to keep the order of first deliveries per key"
+
+
 def _subscription_type(value: object) -> SubscriptionType:
-    return SubscriptionType.parse(value if isinstance(value, str) else repr(value))
+    if value not in _DELAYED:
+        got = value if isinstance(value, str) else repr(value)
+        raise InvalidSpecError(_NOT_DELAYED, got=got[:64], remedy=_DELAYED_REMEDY)
+    return SubscriptionType(value)
 
 
 SharedType = Annotated[
     SubscriptionType,
     WithJsonSchema({"type": "string", "maxLength": 64}),
     Rule(
-        "self in ['Shared', 'Key_Shared']",
-        "retries with a delay need a Shared or Key_Shared subscription: "
-        "on the others the broker delivers a delayed message at once",
-        "use Shared, or Key_Shared to keep the order of first deliveries per key",
+        f"self in {list(_DELAYED)}",
+        _NOT_DELAYED,
+        _DELAYED_REMEDY,
         got=QUOTED,
     ),
     BeforeValidator(refusing(_subscription_type)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -16,7 +17,10 @@ from redrive.policy.naming import TopicName
 _CONSUMER_TYPES = {
     SubscriptionType.SHARED: pulsar.ConsumerType.Shared,
     SubscriptionType.KEY_SHARED: pulsar.ConsumerType.KeyShared,
+    SubscriptionType.EXCLUSIVE: pulsar.ConsumerType.Exclusive,
+    SubscriptionType.FAILOVER: pulsar.ConsumerType.Failover,
 }
+_log = logging.getLogger(__name__)
 
 
 PREFETCH = 1_000
@@ -38,6 +42,8 @@ def subscribe(
 ) -> dict[TopicName, pulsar.Consumer]:
     """Subscribe the source and the retry topic of *policy*, both or neither.
 
+    Warns where the type of the source's subscription promises what a retry can't keep.
+
     Args:
         nack_delay: when the broker delivers again what is acknowledged negatively.
         prefetch: at most so many messages of a topic's partition wait in the client.
@@ -50,6 +56,12 @@ def subscribe(
         # Whatever the source's is: Java consumers do the same, and types can't be mixed.
         policy.retry_topic: pulsar.ConsumerType.Shared,
     }
+    if not policy.subscription_type.honours_delays:
+        _log.warning(
+            "%s is consumed as %s, its retries as Shared: their order is lost, and a broker that "
+            "honours delays on no such subscription may deliver them at once",
+            policy.topic, policy.subscription_type,
+        )  # fmt: skip
     consumers = {}
     with contextlib.ExitStack() as undo:
         for topic, kind in kinds.items():

@@ -19,28 +19,34 @@ MAX_RETRIES_LIMIT = 1_000
 class SubscriptionType(enum.StrEnum):
     """How the consumers of the source topic share its messages.
 
-    Only these two honour a delay: on Exclusive and Failover subscriptions a broker delivers
-    delayed messages at once.
+    Only Shared and Key_Shared subscriptions honour a delay: on the others a broker delivers
+    delayed messages at once. The operator takes no others; a policy in a file may have them.
     """
 
     SHARED = "Shared"
     KEY_SHARED = "Key_Shared"
+    EXCLUSIVE = "Exclusive"
+    FAILOVER = "Failover"
+
+    @property
+    def honours_delays(self) -> bool:
+        """Tell whether a broker delivers a delayed message when its delay is over."""
+        return self in {SubscriptionType.SHARED, SubscriptionType.KEY_SHARED}
 
     @classmethod
     def parse(cls, text: str) -> SubscriptionType:
         """Read a subscription type.
 
         Raises:
-            InvalidSpecError: it is one that ignores delays, or none at all.
+            InvalidSpecError: there is no such type.
         """
         try:
             return cls(text)
         except ValueError:
             raise InvalidSpecError(
-                "retries with a delay need a Shared or Key_Shared subscription: "
-                "on the others the broker delivers a delayed message at once",
+                "there is no such type of subscription",
                 got=text[:64],
-                remedy="use Shared, or Key_Shared to keep the order of first deliveries per key",
+                remedy=f"use one of {', '.join(cls)}",
             ) from None
 
 

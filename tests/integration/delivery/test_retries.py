@@ -16,6 +16,7 @@ import pytest
 
 from redrive import Redaction, RetryConsumer
 from redrive.delivery.settle import id_text
+from redrive.delivery.subscribe import SubscribeError
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import Scheme
@@ -236,6 +237,40 @@ def test_key_shared_sources_keep_the_order_of_a_key_and_retry_too(set_stage: Set
     again = consumer.receive(SOON)
     assert (again.data(), again.partition_key()) == (b"0", "one")
     assert again.topic_name() == str(stage.policy.retry_topic)
+
+
+@pytest.mark.parametrize(
+    ("kind", "partitions"), [(SubscriptionType.EXCLUSIVE, 0), (SubscriptionType.FAILOVER, 2)]
+)
+def test_an_exclusive_or_failover_source_is_consumed_as_such_and_its_retries_as_shared(
+    set_stage: SetStage,
+    kind: SubscriptionType,
+    partitions: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage = set_stage(kind=kind, partitions=partitions, delays=["2s"], max_retries=1)
+    stage.send(*[f"{n}".encode() for n in range(4)], partition_key="one")
+    with caplog.at_level(logging.WARNING, "redrive"):
+        consumer = stage.consumer()
+    [warning] = caplog.messages
+    assert f"consumed as {kind}, its retries as Shared: their order is lost" in warning
+    if kind == SubscriptionType.EXCLUSIVE:
+        with pytest.raises(SubscribeError, match="ConsumerBusy"):
+            stage.consumer()
+
+    failed = time.monotonic()
+    for n in range(4):
+        message = consumer.receive(SOON)
+        assert message.data() == f"{n}".encode()
+        consumer.reconsume_later(message)
+    again = [consumer.receive(SOON) for _ in range(4)]
+    assert elapsed(failed) >= timedelta(seconds=2) - TICK
+    for message in again:
+        assert message.topic_name().startswith(str(stage.policy.retry_topic))
+        consumer.reconsume_later(message)
+    stage.dead_letters(4)
+    consumer.close()
+    assert stage.consumer().receive(timedelta(seconds=1)) is None
 
 
 def test_every_partition_of_source_and_retry_topic_is_consumed(set_stage: SetStage) -> None:

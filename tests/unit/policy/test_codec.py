@@ -115,7 +115,7 @@ def test_a_delay_that_is_no_string_is_refused() -> None:
         ("deadLetterTopic", "persistent://shop/test/orders-DLQ"),
         ("topic", "persistent://shop/prod/orders-partition-1"),
         ("subscription", "a/b"),
-        ("subscriptionType", "Exclusive"),
+        ("subscriptionType", "exclusive"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_as_it_is_in_a_manifest(key: str, value: object) -> None:

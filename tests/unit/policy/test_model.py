@@ -55,10 +55,19 @@ def test_another_number_of_retries_is_refused_with_what_was_found(count: int) ->
         Policy(ORDERS, "billing", max_retries=count)
 
 
-@pytest.mark.parametrize("text", ["Exclusive", "Failover", "shared", ""])
-def test_a_subscription_type_that_ignores_delays_is_refused_with_the_reason(text: str) -> None:
-    with pytest.raises(InvalidSpecError, match=f"at once; got '{text}'; use Shared"):
+@pytest.mark.parametrize("text", ["shared", "KEY_SHARED", ""])
+def test_an_unknown_subscription_type_is_refused_with_those_there_are(text: str) -> None:
+    with pytest.raises(
+        InvalidSpecError,
+        match=f"got '{text}'; use one of Shared, Key_Shared, Exclusive, Failover",
+    ):
         SubscriptionType.parse(text)
+
+
+def test_only_shared_subscriptions_honour_delays() -> None:
+    assert [kind.value for kind in SubscriptionType if kind.honours_delays] == [
+        "Shared", "Key_Shared",
+    ]  # fmt: skip
 
 
 def test_a_policy_is_never_for_one_partition() -> None:
