@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -15,7 +14,6 @@ import pulsar
 import pytest
 
 from redrive import Policy, PolicyFile, RetryConsumer, SimpleConsumer
-from redrive.delivery.consumer import NACK_DELAY
 from redrive.policy import naming
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
@@ -43,12 +41,12 @@ class Stage:
         return client
 
     def consumer(
-        self, policy: PolicyFile | None = None, *, nack_delay: timedelta = NACK_DELAY
+        self,
+        policy: PolicyFile | None = None,
+        **options: Any,  # noqa: ANN401 - as the consumer takes them
     ) -> RetryConsumer:
         """A consumer with the consumer role's own token, closed when the test ends."""
-        consumer = RetryConsumer(
-            self.client(self.role), policy or self.policy, nack_delay=nack_delay
-        )
+        consumer = RetryConsumer(self.client(self.role), policy or self.policy, **options)
         self.closing.callback(consumer.close)
         return consumer
 

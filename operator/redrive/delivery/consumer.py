@@ -15,6 +15,7 @@ from datetime import timedelta
 import pulsar
 
 from redrive.delivery import answer
+from redrive.delivery.alarm import Alarm
 from redrive.delivery.answer import BatchHandler, Handler
 from redrive.delivery.events import Hook
 from redrive.delivery.inbox import Inbox
@@ -54,10 +55,14 @@ class RetryConsumer(Receiver):
         nack_delay: when `negative_acknowledge` has a message delivered again.
         on_event: told of everything that becomes of a failed message, for metrics; see `Event`
             and `delivery.prometheus`.
+        ack_timeout: a message that is not settled so long after it was received has failed: it is
+            retried later or dead-lettered as if it had raised `AckTimeoutError`, and whatever is
+            asked for it afterwards is ignored. None waits for ever.
         tracing: follows messages through their attempts; see `delivery.opentelemetry`.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
+        InvalidSpecError: the ack time-out is no positive time.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
@@ -68,6 +73,7 @@ class RetryConsumer(Receiver):
         name: str | None = None,
         redaction: Redaction = Redaction(),
         nack_delay: timedelta = NACK_DELAY,
+        ack_timeout: timedelta | None = None,
         on_event: Hook | None = None,
         tracing: Tracing = UNTRACED,
     ) -> None:
@@ -79,6 +85,7 @@ class RetryConsumer(Receiver):
         inbox = Inbox(list(subscriptions.values()))
         parts = Parts(clock, subscriptions, inbox, Producers(client, name=name))
         self._assemble(parts, policy, name, redaction, on_event, tracing)
+        self._limit(ack_timeout, Alarm)
 
     def _assemble(  # noqa: PLR0913, PLR0917 - all that a consumer is made of
         self,
@@ -195,7 +202,7 @@ class RetryConsumer(Receiver):
         def settle(message: pulsar.Message, failure: answer.Outcome) -> None:
             if failure is None:
                 self.acknowledge(message)
-            else:
+            elif self._settles(message):
                 subscription = self._subscriptions[message.topic_name()]
                 self._failures.raised(message, subscription, failure, rules)
 

@@ -129,7 +129,7 @@ class Failures:
         attempt = self.attempt_of(message)
         self.settler.events.tell(
             self._event(Name.LATE_SUCCESS, message, attempt),
-            "a handler ended well, but after its time; what it did may be done again: origin %s",
+            "handled well, but after its time; what was done may be done again: origin %s",
             attempt.origin,
         )
 

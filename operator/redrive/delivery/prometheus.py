@@ -34,7 +34,7 @@ _COUNTERS = {
     ),
     Name.LATE_SUCCESS: Counter(
         "redrive_consumer_late_successes",
-        "Messages handled well, but after the handler's time-out; they may be handled again.",
+        "Messages handled well, but after their time-out; they may be handled again.",
         _WHERE,
     ),
 }

@@ -7,22 +7,29 @@ handles it, and if that fails, `failures` finds what becomes of it and `settle` 
 from __future__ import annotations
 
 import contextlib
+import logging
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import Self, overload
 
 import pulsar
 
+from redrive.delivery.custody import Custody, Rings
 from redrive.delivery.events import Events, Hook
 from redrive.delivery.failures import Failures
 from redrive.delivery.origin import Subscriptions
 from redrive.delivery.parts import Parts
 from redrive.delivery.policy_file import PolicyFile, in_force
-from redrive.delivery.settle import Settler
+from redrive.delivery.settle import HANDLE_AGAIN_AFTER, Settler, id_text
 from redrive.delivery.tracing import Tracing
 from redrive.policy.cause import Redaction
 from redrive.policy.envelope import Attempt
+from redrive.policy.failure import FailureRules
 from redrive.policy.model import Policy
+from redrive.policy.verdict import check_asked
+
+_log = logging.getLogger(__name__)
 
 
 class Receiver:
@@ -48,6 +55,20 @@ class Receiver:
         )
         self._tracing = tracing
         self._subscriptions = Subscriptions(parts.subscriptions)
+        self._take = parts.incoming.take
+        self._custody: Custody | None = None
+        self._alarm: Rings | None = None
+
+    def _limit(
+        self,
+        ack_timeout: timedelta | None,
+        alarm: Callable[[Callable[[], float | None], Callable[[], None]], Rings],
+    ) -> None:
+        """Have messages time out that are not settled within *ack_timeout*, if there is one."""
+        if ack_timeout is not None:
+            self._custody = Custody(ack_timeout, self._parts.clock)
+            self._alarm = alarm(self._custody.next_end, self._expire)
+            self._take = self._take_into_custody
 
     @overload
     def receive(self) -> pulsar.Message: ...
@@ -62,7 +83,7 @@ class Receiver:
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        return self._parts.incoming.take(None if timeout is None else timeout.total_seconds())
+        return self._take(None if timeout is None else timeout.total_seconds())
 
     def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages: as soon as there are so many, or what came within *wait*.
@@ -74,7 +95,7 @@ class Receiver:
         end = self._parts.clock.monotonic() + wait.total_seconds()
         messages: list[pulsar.Message] = []
         while len(messages) < size:
-            message = self._parts.incoming.take(max(0.0, end - self._parts.clock.monotonic()))
+            message = self._take(max(0.0, end - self._parts.clock.monotonic()))
             if message is None:
                 break
             messages.append(message)
@@ -90,10 +111,17 @@ class Receiver:
     def acknowledge(self, message: pulsar.Message) -> None:
         """Settle *message* as handled. It may come again if the broker doesn't hear of this.
 
+        One that is out of its ack time-out has failed already and is not acknowledged: that is told
+        as the event `redrive.late_success`.
+
         Raises:
             InvalidSpecError: it is not a message of this consumer.
         """
-        self._subscriptions[message.topic_name()].acknowledge(message)
+        subscription = self._subscriptions[message.topic_name()]
+        if not self._settles(message):
+            self._failures.late(message)
+            return
+        subscription.acknowledge(message)
         self._failures.forget(message)
 
     def negative_acknowledge(
@@ -113,7 +141,9 @@ class Receiver:
         Raises:
             InvalidSpecError: it is not a message of this consumer.
         """
-        self._failures.refused(message, self._subscriptions[message.topic_name()], cause)
+        subscription = self._subscriptions[message.topic_name()]
+        if self._settles(message):
+            self._failures.refused(message, subscription, cause)
 
     def reconsume_later(
         self,
@@ -143,7 +173,9 @@ class Receiver:
                 one of this consumer. Nothing has been settled then.
         """
         subscription = self._subscriptions[message.topic_name()]
-        self._failures.asked(message, subscription, delay=delay, level=level, error=cause)
+        check_asked(delay, level)
+        if self._settles(message):
+            self._failures.asked(message, subscription, delay=delay, level=level, error=cause)
 
     @property
     def policy(self) -> Policy:
@@ -172,6 +204,8 @@ class Receiver:
         with contextlib.ExitStack() as closing:
             closing.callback(self._parts.outgoing.close)
             closing.callback(self._parts.incoming.close)
+            if self._alarm is not None:
+                closing.callback(self._alarm.close)
 
     def __enter__(self) -> Self:
         return self
@@ -183,3 +217,26 @@ class Receiver:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _take_into_custody(self, timeout: float | None = None) -> pulsar.Message | None:
+        message = self._parts.incoming.take(timeout)
+        if self._custody is not None and self._alarm is not None and message is not None:
+            self._custody.begin(message)
+            self._alarm.look()
+        return message
+
+    def _settles(self, message: pulsar.Message) -> bool:
+        """Tell whether *message* is still its holder's to settle."""
+        return self._custody is None or self._custody.settle(message)
+
+    def _expire(self) -> None:
+        custody = self._custody
+        if custody is None:
+            return
+        for message in custody.expired():
+            subscription = self._subscriptions[message.topic_name()]
+            try:
+                self._failures.raised(message, subscription, custody.error(), FailureRules())
+            except Exception:  # noqa: BLE001 - else it would be nobody's, and the others too
+                _log.exception("message %s is handed out again", id_text(message.message_id()))
+                self._parts.incoming.again(message, HANDLE_AGAIN_AFTER.total_seconds())

@@ -86,14 +86,7 @@ def after_failure(
     Raises:
         InvalidSpecError: both were asked for, or the delay is not from 1 s to 864 000 s.
     """
-    if delay is not None and level is not None:
-        raise InvalidSpecError(
-            "a retry is asked for by a delay or by a level, not by both",
-            got=f"delay={delay}, level={level}",
-            remedy="leave one of them out",
-        )
-    if delay is not None:
-        check_delay(delay, "the delay of a retry")
+    check_asked(delay, level)
     retry = reconsume_times + 1
     if level is not None and level < 0:
         return end(policy, DeadReason.REQUESTED, retry)
@@ -102,6 +95,22 @@ def after_failure(
     if delay is not None:
         return Retry(delay, retry)
     return Retry(policy.levels.delay(level) if level else policy.ladder.delay(retry, luck), retry)
+
+
+def check_asked(delay: timedelta | None, level: int | None) -> None:
+    """Pass if a retry can be asked for so.
+
+    Raises:
+        InvalidSpecError: both were asked for, or the delay is not from 1 s to 864 000 s.
+    """
+    if delay is not None and level is not None:
+        raise InvalidSpecError(
+            "a retry is asked for by a delay or by a level, not by both",
+            got=f"delay={delay}, level={level}",
+            remedy="leave one of them out",
+        )
+    if delay is not None:
+        check_delay(delay, "the delay of a retry")
 
 
 def after_expiry(policy: Policy, reconsume_times: int) -> Retry | Dead | Discard:

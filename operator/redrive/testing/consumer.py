@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import timedelta
 
 from redrive.delivery.consumer import NACK_DELAY, RetryConsumer
@@ -12,7 +13,7 @@ from redrive.delivery.run import Run
 from redrive.delivery.tracing import UNTRACED, Tracing
 from redrive.policy.cause import Redaction
 from redrive.policy.model import Policy
-from redrive.testing.broker import InMemoryBroker
+from redrive.testing.broker import InMemoryBroker, VirtualAlarm
 from redrive.testing.parts import InMemoryTopics, parts_of
 
 
@@ -36,6 +37,7 @@ class InMemoryConsumer(InMemoryTopics, RetryConsumer):
         name: str = "in-memory",
         redaction: Redaction = Redaction(),
         nack_delay: timedelta = NACK_DELAY,
+        ack_timeout: timedelta | None = None,
         on_event: Hook | None = None,
         tracing: Tracing = UNTRACED,
     ) -> None:
@@ -44,6 +46,7 @@ class InMemoryConsumer(InMemoryTopics, RetryConsumer):
         self._topic = first.topic
         parts = parts_of(self.broker, first, nack_delay)
         self._assemble(parts, policy, name, redaction, on_event, tracing)
+        self._limit(ack_timeout, functools.partial(VirtualAlarm, self.broker.clock))
 
     def _execute(self, run: Run) -> None:
         clock = self.broker.clock

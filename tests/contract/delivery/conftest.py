@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Protocol
 
 import pulsar
@@ -11,7 +10,6 @@ import pytest
 from tests.stage import set_stage
 
 from redrive import Policy, PolicyFile, RetryConsumer, SimpleConsumer
-from redrive.delivery.consumer import NACK_DELAY
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryBroker, InMemoryConsumer, InMemorySimpleConsumer
@@ -26,7 +24,9 @@ class World(Protocol):
     def policy(self) -> Policy: ...
 
     def consumer(
-        self, policy: PolicyFile | None = None, *, nack_delay: timedelta = NACK_DELAY
+        self,
+        policy: PolicyFile | None = None,
+        **options: Any,  # noqa: ANN401 - as the consumer takes them
     ) -> RetryConsumer:
         """Make a consumer of the policy, or of the one in a file."""
 
@@ -51,9 +51,11 @@ class InMemoryWorld:
         self._broker = InMemoryBroker(policy)
 
     def consumer(
-        self, policy: PolicyFile | None = None, *, nack_delay: timedelta = NACK_DELAY
+        self,
+        policy: PolicyFile | None = None,
+        **options: Any,  # noqa: ANN401 - as the consumer takes them
     ) -> RetryConsumer:
-        return InMemoryConsumer(policy or self.policy, broker=self._broker, nack_delay=nack_delay)
+        return InMemoryConsumer(policy or self.policy, broker=self._broker, **options)
 
     def simple_consumer(self) -> SimpleConsumer:
         return InMemorySimpleConsumer(self.policy, broker=self._broker)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from redrive import Done, FailureRules, PolicyFile
+from redrive import Done, Event, FailureRules, PolicyFile
 from redrive.delivery.inbox import ConsumerStoppedError
 from redrive.delivery.settle import id_text
 from redrive.errors import InvalidSpecError
@@ -229,3 +229,49 @@ def test_a_message_acknowledged_negatively_comes_again_and_dies_in_the_end(
     assert properties["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
     assert properties["REDRIVE_CAUSE_MESSAGE"] == "not here"
     assert_nothing_left(world)
+
+
+def test_a_message_that_nobody_settles_in_time_has_failed_and_what_is_said_late_is_ignored(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(max_retries=3)
+    world.send(b"slow")
+    events: list[Event] = []
+    options = {"ack_timeout": timedelta(seconds=2), "on_event": events.append}
+    with world.consumer(**options) as consumer:
+        late = [consumer.receive(SOON)]
+        for number in (2, 3):
+            late.append(consumer.receive(SOON))
+            attempt = consumer.attempt_of(late[-1])
+            assert attempt.number == number
+            assert attempt.cause.type == "AckTimeoutError"
+            assert late[-1].topic_name() == str(world.policy.retry_topic)
+        consumer.acknowledge(late[0])
+        consumer.reconsume_later(late[1], level=-1)
+        consumer.acknowledge(late[2])  # in time
+        consumer.acknowledge(late[2])  # once more changes nothing
+        assert consumer.receive(timedelta(seconds=4)) is None
+    names = [event.event.value for event in events]
+    assert names == [
+        "redrive.attempt_failed", "redrive.retried", "redrive.attempt_failed", "redrive.retried",
+        "redrive.late_success",
+    ]  # fmt: skip
+    world.dead_letters(0)
+    assert_nothing_left(world)
+
+
+def test_what_could_not_be_settled_times_out_all_the_same(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(max_retries=0)
+    world.send(b"x")
+    with world.consumer(ack_timeout=timedelta(seconds=3)) as consumer:
+        message = consumer.receive(SOON)
+        with pytest.raises(InvalidSpecError, match="864000"):
+            consumer.reconsume_later(message, delay=timedelta(days=11))
+        assert consumer.receive(timedelta(seconds=5)) is None  # its time is over
+        consumer.acknowledge(message)
+    (dead,) = world.dead_letters(1)
+    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "AckTimeoutError"
+    with pytest.raises(InvalidSpecError, match="an ack time-out is a positive time"):
+        world.consumer(ack_timeout=timedelta())
