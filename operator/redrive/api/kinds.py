@@ -65,7 +65,7 @@ RETRY_POLICY = Kind(
         Column("Reason", f"{_READY}.reason", "Why, in one word."),
         Column("Topic", ".spec.topic", "The source topic."),
         Column("Subscription", ".spec.subscription", "Whose failed messages are retried."),
-        Column("Retries", ".spec.maxRetries", "Retries of one message; empty is 16.", "integer"),
+        Column("Retries", ".status.maxRetries", "Retries of one message.", "integer"),
         Column("Waiting", ".status.backlog.retry", "Messages that wait for a retry.", "integer"),
         Column("Dead", ".status.backlog.deadLetter", "Dead letters that rest.", "integer"),
         Column(

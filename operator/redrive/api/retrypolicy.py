@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated, Self
 
 from pydantic import (
@@ -13,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from redrive.api.choices import Choices
+from redrive.api.choices import Choices, one_of
 from redrive.api.conditions import Conditions, Timestamp
 from redrive.api.fields import MAX_LIST, ObjectName, Role, TopicField
 from redrive.api.model import ApiModel, StatusModel
@@ -23,6 +24,14 @@ from redrive.errors import InvalidSpecError
 from redrive.policy import naming as names
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
 from redrive.policy.model import DEFAULT_MAX_RETRIES, Policy, SubscriptionType
+
+
+class ManagementPolicy(enum.StrEnum):
+    """Whether redrive brings about what a policy asks for."""
+
+    MANAGE = "Manage"
+    OBSERVE = "Observe"
+
 
 _CHANGE = '"\'" + self + "\' where it was \'" + oldSelf + "\'"'
 
@@ -155,6 +164,18 @@ class RetryPolicySpec(Choices):
     the retry topic and `produce` on the dead-letter topic; the connection has to allow it.
     Example: `[fulfilment]`."""
 
+    management_policy: Annotated[
+        ManagementPolicy,
+        *one_of(
+            ManagementPolicy,
+            "managementPolicy says whether redrive does what the policy asks for",
+            "use one of Manage, Observe",
+        ),
+    ] = ManagementPolicy.MANAGE
+    """`Manage`: redrive brings about what the policy asks for. `Observe`: it changes nothing, at
+    the broker or in Kubernetes, and says in condition `Differs` and in `status.wouldHave` what it
+    would change."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         refusing(RetryPolicySpec._check_names)(self)
@@ -244,6 +265,15 @@ class RetryPolicyStatus(StatusModel):
 
     config_map: str | None = None
     """The ConfigMap, in the policy's namespace, that consumers mount; its key is `policy.json`."""
+
+    max_retries: int | None = None
+    """How often a failed message is retried: what the policy says, or its connection, or 16."""
+
+    would_have: (
+        Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
+    ) = None
+    """With `managementPolicy: Observe`: what redrive would have done, one step each, the first 32
+    of them."""
 
     backlog: Backlog | None = None
     """What waits in these topics, looked at about once a minute; small changes are written every

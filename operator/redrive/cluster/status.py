@@ -58,8 +58,26 @@ def ready(reason: str, message: str, cautions: Iterable[Caution] = ()) -> tuple[
     """Say that the object is as it should be, and what should be seen to all the same."""
     return (
         _condition(READY, ConditionStatus.TRUE, reason, message),
-        *(_condition(c.reason, ConditionStatus.TRUE, c.reason, c.message) for c in cautions),
+        *map(caution, cautions),
     )
+
+
+def caution(found: Caution) -> Condition:
+    """Return the condition that tells of a caution."""
+    return _condition(found.reason, ConditionStatus.TRUE, found.reason, found.message)
+
+
+def paused(reason: str, message: str) -> tuple[Condition, ...]:
+    """Say that nothing is done for the object, and nothing is known about it as it is asked for."""
+    return (
+        _condition(READY, ConditionStatus.UNKNOWN, reason, message),
+        _condition(reason, ConditionStatus.TRUE, reason, message),
+    )
+
+
+def standing(body: Body, without: str) -> tuple[Condition, ...]:
+    """Return what was last said of *body*, but what is no longer under way, and *without*."""
+    return tuple(c for c in _conditions(body) if c.type not in {RECONCILING, without})
 
 
 def waiting(error: RedriveError, message: str = "") -> tuple[Condition, ...]:
@@ -139,10 +157,10 @@ class Publisher:
         after = await self.kubernetes.patch_status(self.resource, Key.of(body), status)
         self.table.renew(after)
         await self._announce(find(body, READY), find(after, READY), after)
-        for caution in conditions:
-            told = caution.type in _STATES or _says(find(body, caution.type)) == _says(caution)
-            if not told:
-                await self.warn(after, caution.reason, caution.message)
+        for each in conditions:
+            told = (_says(find(body, each.type)), _says(find(after, READY)))
+            if each.type not in _STATES and _says(each) not in told:
+                await self.warn(after, each.reason, each.message)
         return after
 
     async def warn(self, body: Body, reason: str, message: str) -> None:

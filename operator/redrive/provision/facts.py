@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
-from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
 from redrive.cluster.resources import Body, Key
 from redrive.policy.model import Policy
 
@@ -25,6 +26,18 @@ class Asked:
     spec: RetryPolicySpec
     policy: Policy
     connection: PulsarConnectionSpec
+
+    @property
+    def only_observes(self) -> bool:
+        """Whether nothing may be changed for it."""
+        return self.spec.management_policy is ManagementPolicy.OBSERVE
+
+    @property
+    def deletion(self) -> DeletionPolicy:
+        """Return what its deletion has to do at the broker."""
+        if self.only_observes:
+            return DeletionPolicy.RETAIN
+        return self.spec.deletion_policy or DeletionPolicy.RETAIN
 
     @property
     def broker(self) -> str:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import NotFoundError
@@ -21,7 +22,7 @@ from redrive.cluster.resources import Body, Key
 from redrive.cluster.status import Caution, Publisher
 from redrive.cluster.world import World
 from redrive.errors import RedriveError
-from redrive.provision import conditions, errors, metrics
+from redrive.provision import conditions, errors, metrics, restraint
 from redrive.provision.apply import apply
 from redrive.provision.cautions import Seen, cautions
 from redrive.provision.claims import Claims
@@ -59,18 +60,26 @@ async def _look(body: Body, world: World, claims: Claims, health: Health) -> Aga
     out = Publisher(world.kubernetes, resources.POLICIES, world.policies, world.clock)
     if "deletionTimestamp" in body["metadata"]:
         return await retire(body, world, claims, out)
+    if restraint.is_paused(body):
+        await out.publish(body, restraint.paused(body))
+        return Again.WHEN_WOKEN
     if status.is_new(body):
         body = await out.publish(body, status.progressing("looking at the policy"))
     try:
         asked = gather(body, world)
     except RedriveError as error:
         return await _unready(body, error, out)
-    body = await hold(body, asked.spec.deletion_policy, out)
+    body = await hold(body, asked.deletion, out)
     try:
         made = await provision(asked, body, world, claims)
     except RedriveError as error:
         return await _unready(body, error, out)
-    after = await out.publish(body, _ready(made, health.cautions(body)), _fields(made.desired))
+    unwell = health.cautions(body)
+    if asked.only_observes:
+        seen = restraint.observed(made.would_have, (*made.cautions, *unwell))
+        await out.publish(body, seen, {"wouldHave": restraint.shown(made.would_have) or None})
+        return Again.WHEN_WOKEN
+    after = await out.publish(body, _ready(made, unwell), _fields(made.desired))
     if made.steps and status.is_settled(body):
         for step in made.steps:
             metrics.REPAIRS.labels(type(step).__name__).inc()
@@ -86,10 +95,15 @@ async def _unready(body: Body, error: RedriveError, out: Publisher) -> Again:
 
 @dataclass(frozen=True)
 class Provisioned:
-    """What is there, what was done for it, and what should be seen to all the same."""
+    """What is there, what was done for it, and what should be seen to all the same.
+
+    Attributes:
+        would_have: what was not done, because the policy only observes.
+    """
 
     desired: Desired
     steps: tuple[Step, ...]
+    would_have: tuple[Step, ...]
     cautions: tuple[Caution, ...]
 
 
@@ -115,11 +129,13 @@ async def provision(asked: Asked, body: Body, world: World, claims: Claims) -> P
         facts = conditions.Buildable(body, wanted, observed, older, served)
         _refuse(conditions.first_violation(conditions.BUILDABLE, facts))
 
-        steps = plan(wanted, observed)
+        planned = plan(wanted, observed)
+        steps, would_have = ((), planned) if asked.only_observes else (planned, ())
         await apply(steps, connection.admin, grant, world.kubernetes)
     if steps:
         logger.info("RetryPolicy %s: %s", asked.key, in_words(steps))
-    return Provisioned(wanted, steps, cautions(Seen(asked, rivals, wanted, observed)))
+    found = cautions(Seen(asked, rivals, wanted, observed))
+    return Provisioned(wanted, steps, would_have, found)
 
 
 async def _observe(body: Body, wanted: Desired, admin: Admin, world: World) -> Observed:
@@ -148,8 +164,10 @@ def _ready(made: Provisioned, unwell: Iterable[Caution]) -> tuple[Condition, ...
     return status.ready(PROVISIONED, message, (*made.cautions, *unwell))
 
 
-def _fields(wanted: Desired) -> dict[str, str | None]:
+def _fields(wanted: Desired) -> dict[str, Any]:
     return {
+        "maxRetries": wanted.policy.max_retries,
+        "wouldHave": None,
         "retryTopic": str(wanted.retry.name),
         # In a merge patch None takes away what stood there.
         "deadLetterTopic": None if wanted.dead_letter is None else str(wanted.dead_letter.name),

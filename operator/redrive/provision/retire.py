@@ -29,7 +29,7 @@ from redrive.cluster.resources import Body, Key
 from redrive.cluster.status import Publisher
 from redrive.cluster.world import World
 from redrive.errors import RedriveError
-from redrive.provision import conditions
+from redrive.provision import conditions, restraint
 from redrive.provision.apply import apply
 from redrive.provision.claims import Claims
 from redrive.provision.facts import Asked
@@ -54,14 +54,14 @@ GIVEN_UP = "GivenUp"
 logger = logging.getLogger(__name__)
 
 
-async def hold(body: Body, policy: DeletionPolicy | None, out: Publisher) -> Body:
+async def hold(body: Body, policy: DeletionPolicy, out: Publisher) -> Body:
     """Have the API server wait for `retire`, if that has work to do; return the policy then.
 
     Raises:
         ConflictError: somebody else has changed it meanwhile.
     """
     finalizers = body["metadata"].get("finalizers", [])
-    needed = [] if policy in {None, DeletionPolicy.RETAIN} else [FINALIZER]
+    needed = [] if policy is DeletionPolicy.RETAIN else [FINALIZER]
     if [name for name in finalizers if name == FINALIZER] == needed:
         return body
     others = [name for name in finalizers if name != FINALIZER]
@@ -80,6 +80,9 @@ async def retire(body: Body, world: World, claims: Claims, out: Publisher) -> Ag
         return Again.WHEN_WOKEN
     if (body["metadata"].get("annotations") or {}).get(LET_GO) == "true":
         await _let_go(body, out, GIVEN_UP, f"the annotation {LET_GO} has it go; {_rest(body)}")
+        return Again.WHEN_WOKEN
+    if restraint.is_paused(body):
+        await _let_go(body, out, RETAINED, f"it was paused, and nothing was touched; {_rest(body)}")
         return Again.WHEN_WOKEN
     since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
     try:
@@ -106,8 +109,7 @@ async def _remove(body: Body, world: World, claims: Claims) -> Removal:
     ref = parse_spec(RetryPolicySpec, body).connection_ref
     connection = await _connection(ref, Key.of(body).namespace, world)
     asked = gather_from(body, connection.spec)
-    policy = asked.spec.deletion_policy
-    if policy in {None, DeletionPolicy.RETAIN}:
+    if asked.deletion is DeletionPolicy.RETAIN:
         return Removal((), (made(body),) if made(body) else ())
     refusal = conditions.own_topic_is_not_allowed(asked)
     if refusal is not None:
@@ -115,7 +117,7 @@ async def _remove(body: Body, world: World, claims: Claims) -> Removal:
     rivals = tuple(gather_admissible(claims.rivals(asked.key), world))
     with connection.admin.granting(asked.policy.topic.namespace_name) as grant:
         left = await _left(asked, rivals, connection.admin)
-        planned = removal(Owner(world.settings.cluster_id, asked.key), policy, left)
+        planned = removal(Owner(world.settings.cluster_id, asked.key), asked.deletion, left)
         await apply(planned.steps, connection.admin, grant, world.kubernetes)
     if planned.steps:
         logger.info("RetryPolicy %s, deleted: %s", asked.key, in_words(planned.steps))

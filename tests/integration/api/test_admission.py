@@ -151,7 +151,8 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
     apply(cluster, kube_namespace, manifest("Replay"))
     backlog = {"retry": 3, "deadLetter": 41}
     conditions = [condition("True", "Provisioned")]
-    patch_status(cluster, kube_namespace, "rp", {"conditions": conditions, "backlog": backlog})
+    status = {"conditions": conditions, "maxRetries": 3, "backlog": backlog}
+    patch_status(cluster, kube_namespace, "rp", status)
     patch_status(
         cluster, kube_namespace, "replay", {"phase": "Running", "matched": 8, "replayed": 5}
     )

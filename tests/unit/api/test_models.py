@@ -44,6 +44,7 @@ choices = {
     "maxRetries": st.integers(0, 1_000),
     "delayLadder": ladders,
     "delayLevels": st.lists(delays, min_size=1, max_size=5),
+    "deletionPolicy": st.sampled_from(["Retain", "DeleteIfEmpty", "Delete"]),
 }
 tokens = st.fixed_dictionaries(
     {"secretRef": st.fixed_dictionaries({"name": names, "key": words})},
@@ -56,6 +57,7 @@ policies = st.fixed_dictionaries(
         "subscriptionType": st.sampled_from(["Shared", "Key_Shared"]),
         "consumerRoles": st.lists(words, max_size=3),
         "naming": st.fixed_dictionaries({"scheme": st.sampled_from(list(Scheme))}),
+        "managementPolicy": st.sampled_from(["Manage", "Observe"]),
         "retry": st.fixed_dictionaries(
             {"messageTTL": st.sampled_from(["0s", "11d", "10d1s"])},
             optional={"partitions": st.integers(1, 1_000)},

@@ -142,7 +142,6 @@ async def test_what_stays_is_told_once_however_often_letting_go_is_tried(policy:
 @pytest.mark.parametrize(
     ("choice", "held"),
     [
-        (None, False),
         (DeletionPolicy.RETAIN, False),
         (DeletionPolicy.DELETE, True),
         (DeletionPolicy.DELETE_IF_EMPTY, True),
@@ -150,7 +149,7 @@ async def test_what_stays_is_told_once_however_often_letting_go_is_tried(policy:
 )
 @pytest.mark.parametrize("before", [[], ["others"], ["others", FINALIZER]])
 async def test_only_a_deletion_with_work_to_do_holds_the_api_server_up(
-    policy: MakeBody, before: list[str], choice: DeletionPolicy | None, *, held: bool
+    policy: MakeBody, before: list[str], choice: DeletionPolicy, *, held: bool
 ) -> None:
     body = policy()
     body["metadata"]["finalizers"] = before

@@ -1,0 +1,62 @@
+"""What a policy keeps redrive from doing: all of it while it is paused, all writes if it observes.
+
+Pure; called by `reconcile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redrive.api.conditions import Condition
+from redrive.cluster import status
+from redrive.cluster.resources import Body
+from redrive.cluster.status import Caution
+from redrive.provision.steps import Step
+
+PAUSE = "redrive.io/paused"
+"""An annotation: while it is `true`, nothing is read or written for the policy."""
+PAUSED = "Paused"
+"""Condition and reason: the annotation is there."""
+OBSERVED = "Observed"
+"""Reason: the policy only observes, and was looked at."""
+DIFFERS = "Differs"
+"""Condition: something is not as a policy that only observes would have it."""
+
+MAX_STEPS = 32
+MAX_STEP = 512
+_SHOWN = 5
+
+
+def is_paused(body: Body) -> bool:
+    """Whether a RetryPolicy is paused."""
+    return (body["metadata"].get("annotations") or {}).get(PAUSE) == "true"
+
+
+def paused(body: Body) -> tuple[Condition, ...]:
+    """Say that a policy is paused; how it stood stays said, unless its spec is another by now."""
+    told = (
+        f"nothing is done for the policy while it has the annotation {PAUSE}=true, and what "
+        "somebody changes is not repaired; take it away to go on"
+    )
+    if status.is_new(body):
+        return status.paused(PAUSED, told)
+    return (*status.standing(body, without=PAUSED), status.caution(Caution(PAUSED, told)))
+
+
+def observed(would_have: Sequence[Step], cautions: Sequence[Caution]) -> tuple[Condition, ...]:
+    """Say what redrive would have done for a policy that only observes."""
+    found = list(cautions)
+    if would_have:
+        more = len(would_have) - _SHOWN
+        steps = "; ".join(shown(would_have)[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        message = (
+            f"the policy only observes; with managementPolicy Manage redrive would have {steps}"
+        )
+        found.insert(0, Caution(DIFFERS, message))
+    told = "the policy only observes, and nothing is changed for it"
+    return status.ready(OBSERVED, told, found)
+
+
+def shown(would_have: Sequence[Step]) -> list[str]:
+    """Return what of *would_have* has room in a status."""
+    return [str(step)[:MAX_STEP] for step in would_have[:MAX_STEPS]]

@@ -1,0 +1,75 @@
+"""Policies that keep redrive from doing things: paused ones, and those that only observe."""
+
+from __future__ import annotations
+
+import pytest
+from tests.integration.provision.conftest import MakeShop, Shop
+
+from redrive.policy import codec
+
+
+@pytest.fixture(scope="module")
+def calm(make_shop: MakeShop) -> Shop:
+    """A shop for all tests here."""
+    shop = make_shop()
+    shop.connection()
+    return shop
+
+
+def retries(shop: Shop, name: str) -> int:
+    """How often consumers retry, by the ConfigMap of a policy."""
+    written = shop.get("configmap", f"{name}-redrive")["data"]["policy.json"]
+    return codec.decode(written).max_retries
+
+
+def test_nothing_is_written_for_a_paused_policy_until_it_goes_on(calm: Shop) -> None:
+    calm.create_topic(calm.topic("paused"))
+    topic = calm.topic("paused")
+    calm.policy("paused", topic=topic, maxRetries=3)
+    calm.ready("paused")
+    calm.kubectl("annotate", "retrypolicy", "paused", "redrive.io/paused=true")
+    calm.reaches_condition("paused", "Paused")
+    calm.ready("paused")
+    before = calm.dump()
+    calm.policy("paused", topic=topic, maxRetries=5, consumerRoles=[], deletionPolicy="Delete")
+    calm.reaches("paused", "Paused")
+    assert calm.dump() == before
+    assert retries(calm, "paused") == 3
+    calm.kubectl("annotate", "retrypolicy", "paused", "redrive.io/paused-")
+    status = calm.ready("paused")["status"]
+    assert "Paused" not in {c["type"] for c in status["conditions"]}
+    assert (status["maxRetries"], retries(calm, "paused")) == (5, 5)
+    assert calm.dump() != before
+    calm.kubectl("annotate", "retrypolicy", "paused", "redrive.io/paused=true")
+    after = calm.dump()
+    calm.kubectl("delete", "retrypolicy", "paused", "--timeout=20s")
+    assert calm.dump() == after
+    assert "it was paused, and nothing was touched" in calm.told("paused", "Retained")
+
+
+def test_a_policy_that_observes_says_what_it_would_change_and_changes_nothing(calm: Shop) -> None:
+    topic = calm.topic("seen")
+    calm.create_topic(topic, 2)
+    before = calm.dump()
+    only = {"managementPolicy": "Observe"}
+    calm.policy("seen", topic=topic, **only)
+    status = calm.reaches("seen", "Observed")["status"]
+    retry = calm.topic("seen-fulfilment-RETRY")
+    assert status["wouldHave"][0] == f"created {retry} with 2 partitions"
+    assert status["wouldHave"][-1] == "created ConfigMap seen-redrive"
+    assert "granted consume+produce" in " ".join(status["wouldHave"])
+    differs = calm.reaches_condition("seen", "Differs")["message"]
+    assert f"with managementPolicy Manage redrive would have created {retry}" in differs
+    assert calm.dump() == before
+    assert "seen-redrive" not in calm.kubectl("get", "configmaps", "--output=name")
+    calm.policy("seen", topic=topic)
+    assert "wouldHave" not in calm.ready("seen")["status"]
+    after = calm.dump()
+    calm.policy("seen", topic=topic, deletionPolicy="Delete", **only)
+    status = calm.reaches("seen", "Observed")["status"]
+    assert status["wouldHave"] == ["updated ConfigMap seen-redrive"]  # of the new generation
+    calm.policy("seen", topic=topic, deletionPolicy="Delete", consumerRoles=[], **only)
+    status = calm.reaches("seen", "Observed")["status"]
+    assert "revoked all rights" in " ".join(status["wouldHave"])
+    calm.kubectl("delete", "retrypolicy", "seen", "--timeout=20s")
+    assert calm.dump() == after
