@@ -93,13 +93,20 @@ _REMEDIES = {
 }
 
 
+_OF_GATEWAYS = {502, 503, 504}
 _LACKS_RIGHT = ("Unauthorized to ", "Don't have permission to ")
 
 
 def error_for(call: str, status: int, answer: str) -> AdminError:
     """Name the failure of *call* by its HTTP *status* and the body of the broker's *answer*."""
-    kind = _KINDS.get(status, BrokerFailedError if status >= 500 else BrokerRefusedError)  # noqa: PLR2004
     said = _what_it_says(answer)
+    if status in _OF_GATEWAYS and _reason(answer) is None:
+        return BrokerUnreachableError(
+            f"the broker did not answer to {call}, says what stands before it",
+            got=f"{status} {said}".rstrip(),
+            remedy="check that the broker runs, and that its gateway or load balancer finds it",
+        )
+    kind = _KINDS.get(status, BrokerFailedError if status >= 500 else BrokerRefusedError)  # noqa: PLR2004
     if said.startswith(_LACKS_RIGHT):
         # Some calls answer 401 where others answer 403: the token is good, a right is missing.
         kind = ForbiddenError
@@ -121,9 +128,16 @@ def unexpected(call: str, answer: str) -> UnexpectedAnswerError:
 
 def _what_it_says(answer: str) -> str:
     """Return the reason in a broker's JSON, the title of its HTML, or the text; one line of it."""
-    try:
-        said = str(json.loads(answer)["reason"])
-    except (ValueError, KeyError, TypeError):
+    said = _reason(answer)
+    if said is None:
         title = re.search("<title>(.*?)</title>", answer, re.DOTALL)
         said = answer if title is None else title[1]
     return " ".join(said.split())[:300]
+
+
+def _reason(answer: str) -> str | None:
+    """Return the reason that a broker gives; None where no broker speaks."""
+    try:
+        return str(json.loads(answer)["reason"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -25,7 +25,9 @@ from redrive.admin.errors import (
 )
 from redrive.admin.fence import Fence, FenceClosedError, guarding
 
-TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
+# Not the time that a call waits for one of the connections: with many policies and a broker that is
+# slow that may be long, and would be taken for a broker that is silent.
+TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30)
 MAX_REDIRECTS = 5
 _REDIRECTS = {301, 302, 307, 308}
 

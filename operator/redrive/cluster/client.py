@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
+from urllib.request import getproxies
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -67,6 +68,9 @@ class Kubernetes:
             NoClusterError: there is neither.
         """
         configuration = client.Configuration()
+        # Where the environment names no proxy, looking for one with each call, and for a .netrc
+        # file, takes a tenth of the operator's time.
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
         try:
             if is_in_cluster():
                 config.load_incluster_config(  # type: ignore[no-untyped-call]

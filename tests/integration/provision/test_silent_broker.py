@@ -45,6 +45,9 @@ def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recov
     names = [f"orders-{number}" for number in range(POLICIES)]
     for name in names:
         shop.create_topic(shop.topic(name))
+        # Without a subscription the broker would delete it a minute after it is back.
+        path = f"persistent/{shop.tenant}/prod/{name}/subscription/fulfilment"
+        shop.request("PUT", path, {"ledgerId": -1, "entryId": -1})
     shop.policies({name: {"topic": shop.topic(name)} for name in names})
     wait_for_all(shop, "Provisioned")
 

@@ -18,6 +18,10 @@ from redrive.admin import errors
         (429, "", "BrokerFailed"),
         (500, "…", "BrokerFailed"),
         (422, "", "BrokerRefused"),
+        (503, '{"reason":"The topic is being moved"}', "BrokerFailed"),
+        (502, "<html><title>502 Bad Gateway</title>", "BrokerUnreachable"),
+        (503, "<html><title>503 Service Temporarily Unavailable</title>", "BrokerUnreachable"),
+        (504, "", "BrokerUnreachable"),
     ],
 )
 def test_an_answer_has_the_reason_that_a_condition_shows(

@@ -1,0 +1,72 @@
+"""A proxy before a broker's admin API that remembers each call, with its moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+
+class Call(NamedTuple):
+    """A call as the broker got it."""
+
+    at: float
+    method: str
+    path: str
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may have changed something."""
+        return self.method != "GET"
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """What went through.
+
+    Attributes:
+        url: where it answers.
+    """
+
+    url: str
+    calls: list[Call] = field(default_factory=list)
+
+    def since(self, moment: float) -> list[Call]:
+        """The calls from a moment on."""
+        return [call for call in self.calls if call.at >= moment]
+
+
+@asynccontextmanager
+async def counting(upstream: str) -> AsyncIterator[Proxy]:
+    """Serve on a free port what *upstream* answers."""
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        calls: list[Call] = []
+
+        async def forward(request: web.Request) -> web.Response:
+            calls.append(Call(time.monotonic(), request.method, request.raw_path))
+            url = URL(f"{upstream}{request.raw_path}", encoded=True)
+            headers = {k: v for k, v in request.headers.items() if k.lower() in _PASSED}
+            async with session.request(
+                request.method, url, data=await request.read(), headers=headers
+            ) as answer:
+                kept = {k: v for k, v in answer.headers.items() if k.lower() in _PASSED}
+                return web.Response(status=answer.status, body=await answer.read(), headers=kept)
+
+        app = web.Application(client_max_size=64 * 2**20)
+        app.router.add_route("*", "/{path:.*}", forward)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield Proxy(f"http://127.0.0.1:{runner.addresses[0][1]}", calls)
+        finally:
+            await runner.cleanup()
+
+
+_PASSED = {"authorization", "content-type", "content-encoding", "location"}

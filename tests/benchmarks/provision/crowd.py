@@ -1,0 +1,118 @@
+"""Many policies at once: made and followed through the API server, as fast as it takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.benchmarks.provision import bare
+from tests.integration.provision.conftest import Shop
+
+from redrive.cluster import resources, status
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.follow import following
+from redrive.cluster.resources import Body, Key
+from redrive.cluster.table import Table
+
+AT_ONCE = 20
+PATIENCE_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The policies of a benchmark in one Kubernetes and one Pulsar namespace.
+
+    Attributes:
+        seen: what a watch has shown of them.
+    """
+
+    shop: Shop
+    kubernetes: Kubernetes
+    label: str
+    seen: Table
+
+    def source(self, name: str) -> str:
+        """The source topic of a policy, without its domain."""
+        return f"{self.shop.tenant}/prod/{name}"
+
+    async def make_sources(self, names: Iterable[str]) -> None:
+        """Create the source topics of policies."""
+        token = self.shop.broker.token("superuser")
+        phases = bare.sources([self.source(name) for name in names])
+        await bare.run(phases, self.shop.broker.admin_url, token)
+
+    async def make(self, names: Iterable[str]) -> None:
+        """Create policies."""
+        await _all(self.kubernetes.create(resources.POLICIES, self._body(n)) for n in names)
+
+    async def change(self, name: str, spec: Mapping[str, Any]) -> None:
+        """Change the spec of a policy."""
+        key = Key(self.shop.namespace, name)
+        await self.kubernetes.patch(resources.POLICIES, key, {"spec": spec})
+
+    async def remake(self, name: str) -> None:
+        """Delete a policy and create it again once it is gone."""
+        self.shop.kubectl("delete", "retrypolicy", name, "--timeout=60s")
+        await self.make([name])
+
+    async def settled(self, count: int) -> float:
+        """Wait until so many policies are there, all settled; return the moment."""
+        changed = asyncio.Event()
+        self.seen.listen(lambda *_: changed.set())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not self._is_settled(count):
+                changed.clear()
+                await changed.wait()
+                await asyncio.sleep(0.1)  # to look at all of them for each change takes a while
+        return time.monotonic()
+
+    def _is_settled(self, count: int) -> bool:
+        there = list(self.seen)
+        return len(there) == count and all(map(status.is_settled, there))
+
+    def _body(self, name: str) -> Body:
+        return {
+            "apiVersion": resources.POLICIES.api_version,
+            "kind": resources.POLICIES.kind,
+            "metadata": {
+                "name": name,
+                "namespace": self.shop.namespace,
+                "labels": {"crowd": self.label},
+            },
+            "spec": {
+                "connectionRef": {"name": "main"},
+                "topic": f"persistent://{self.source(name)}",
+                "subscription": "fulfilment",
+                "consumerRoles": ["fulfilment"],
+            },
+        }
+
+
+@asynccontextmanager
+async def crowd(shop: Shop, kubeconfig: Path) -> AsyncIterator[Crowd]:
+    """Make a crowd that is empty yet, in *shop*."""
+    label = secrets.token_hex(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(kubeconfig))
+        async with (
+            Kubernetes.connect() as kubernetes,
+            following(kubernetes, resources.POLICIES, (shop.namespace,), ("crowd", label)) as seen,
+        ):
+            yield Crowd(shop, kubernetes, label, seen)
+
+
+async def _all(calls: Iterable[Any]) -> None:
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(call: Any) -> None:  # noqa: ANN401 - whatever it returns
+        async with slots:
+            await call
+
+    await asyncio.gather(*map(one, calls))

@@ -1,0 +1,49 @@
+"""The parts of the benchmarks, with a handful of policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.benchmarks.provision import bare
+from tests.benchmarks.provision.bench_standing import is_of_namespace, writes
+from tests.benchmarks.provision.counting import counting
+from tests.benchmarks.provision.crowd import crowd
+from tests.benchmarks.provision.operator import Operator
+from tests.integration.provision.conftest import MakeShop, Shop
+
+NAMES = ["orders-0", "orders-1", "orders-2"]
+
+
+async def test_the_bare_script_makes_what_the_operator_makes(
+    make_shop: MakeShop, operator: Operator
+) -> None:
+    shop, other = make_shop(), make_shop()
+    async with counting(shop.broker.admin_url) as proxy, crowd(shop, operator.kubeconfig) as people:
+        shop.connection(adminUrl=proxy.url)
+        await people.make_sources(NAMES)
+        assert not writes(proxy.calls)
+        await people.make(NAMES)
+        await people.settled(len(NAMES))
+        assert any(is_of_namespace(call, f"{shop.tenant}/prod") for call in proxy.calls)
+        made = writes(proxy.calls)
+
+    url, token = other.broker.admin_url, other.broker.token(other.role)
+    topics = [f"{other.tenant}/prod/{name}" for name in NAMES]
+    await bare.run(bare.sources(topics), url, token)
+    phases = bare.provisions(topics, "fulfilment")
+    await bare.run(phases, url, token)
+    assert what_is_there(other) == what_is_there(shop)
+    calls = sum(map(len, phases))
+    assert calls <= made <= calls + len(NAMES)  # each may be granted its rights alone
+    assert operator.memory() > 10
+
+
+def what_is_there(shop: Shop) -> dict[str, Any]:
+    """Topics and rights of a shop, whatever its name; without the marks of whose they are."""
+    rights = shop.request("GET", f"namespaces/{shop.tenant}/prod")["auth_policies"]
+    topics = {name: {**state, "properties": None} for name, state in shop.topics().items()}
+    found: dict[str, Any] = {"rights": rights["destination_auth"], "topics": topics}
+    return {
+        kind: {name.rsplit("/", 1)[1]: what for name, what in things.items()}
+        for kind, things in found.items()
+    }

@@ -1,0 +1,86 @@
+"""How many calls to the broker a look at a settled policy takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+from tests.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
+from tests.unit.provision.test_faults import ConfigMaps
+
+from redrive.admin.client import Admin
+from redrive.admin.http import Http
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.cluster.connections import Connection, ConnectionRef
+from redrive.cluster.resources import Body, Key
+from redrive.cluster.table import Table
+from redrive.provision import reconcile
+from redrive.provision.claims import Claims
+from redrive.provision.gather import gather
+from redrive.provision.rounds import CALLS_PER_LOOK
+
+MakeBody = Callable[..., dict[str, Any]]
+
+ALL = {
+    "retry": {"partitions": 3},
+    "deadLetter": {
+        "messageTTL": "30d",
+        "retention": {"time": "7d", "megabytes": 100},
+        "backlogQuota": {"megabytes": 100},
+        "readerRoles": ["shop-oncall"],
+    },
+}
+READY = {
+    "type": "Ready",
+    "status": "True",
+    "reason": "Provisioned",
+    "message": "",
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+}
+
+
+async def test_a_look_at_a_settled_policy_takes_no_more_calls_than_the_rotation_allows_for(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = policy(**ALL)
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        broker.tenants = {"shop": []}
+        broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})}, {})}
+        admin = Admin(Http(session), broker.url, FakeBroker.token(SUPERUSER))
+        world = make_world(admin, connection, body)
+        claims = Claims(world.policies, lambda _: None)
+
+        async def look() -> reconcile.Provisioned:
+            return await reconcile.provision(gather(body, world), body, world, claims)
+
+        assert (await look()).steps
+        body["status"] = {"observedGeneration": 7, "conditions": [READY]}
+
+        assert not (await look()).steps  # reads the namespace
+        before = len(broker.calls)
+        assert not (await look()).steps
+        assert 8 < len(broker.calls) - before <= CALLS_PER_LOOK
+
+        broker.namespaces["shop/prod"].topics.pop("orders-fulfilment-DLQ")
+        assert (await look()).steps
+        assert "orders-fulfilment-DLQ" in broker.namespaces["shop/prod"].topics
+
+
+def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # noqa: ANN401
+    """What a reconcile needs of the world."""
+    spec = PulsarConnectionSpec.model_validate(connection)
+    through = {"metadata": {"namespace": "shop", "name": "main", "uid": "u"}, "spec": connection}
+
+    async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
+        return Connection(Key(namespace, ref.name), spec, admin)
+
+    return SimpleNamespace(
+        kubernetes=ConfigMaps(),
+        policies=Table([body]),
+        connections=Table([through]),
+        config_maps=Table(),
+        brokers=SimpleNamespace(resolve=resolve),
+        settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
+    )
