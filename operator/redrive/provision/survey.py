@@ -19,7 +19,8 @@ from redrive.cluster.world import World
 from redrive.errors import RedriveError
 from redrive.provision import conditions, drift, errors
 from redrive.provision.claims import Claims
-from redrive.provision.desired import Desired, config_map_name, desired
+from redrive.provision.desired import Desired, desired
+from redrive.provision.facts import Asked
 from redrive.provision.gather import gather, gather_admissible
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ class Survey:
     async def amiss(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
         """Return those of *bodies*, settled policies of *connection*, that need a look.
 
+        Not those that only observe: they may differ for ever, and for them the rotation is soon
+        enough.
+
         Three calls to the broker for each Pulsar namespace, however many policies are in it.
 
         Raises:
@@ -48,11 +52,15 @@ class Survey:
         namespaces: dict[str, list[tuple[Key, Desired]]] = defaultdict(list)
         for body in bodies:
             await asyncio.sleep(0)  # others come in between: a thousand policies take a while
-            key, wanted = Key.of(body), self.unrefused(body)
-            if wanted is None or self._lacks_config_map(key, wanted):
-                found.append(key)
-            else:
-                namespaces[wanted.policy.topic.namespace_name].append((key, wanted))
+            asked = self._unrefused(body)
+            if asked is None:
+                found.append(Key.of(body))
+            elif not asked.only_observes:
+                wanted = self._desired(asked, body)
+                if self._lacks_config_map(wanted):
+                    found.append(asked.key)
+                else:
+                    namespaces[asked.policy.topic.namespace_name].append((asked.key, wanted))
         if namespaces:
             admin = (await self.world.brokers.open(connection)).admin
             for namespace, policies in namespaces.items():
@@ -61,11 +69,13 @@ class Survey:
 
     def lacks_config_map(self, body: Body) -> bool:
         """Whether a settled policy has to be looked at for its ConfigMap."""
-        wanted = self.unrefused(body)
-        return wanted is None or self._lacks_config_map(Key.of(body), wanted)
+        asked = self._unrefused(body)
+        if asked is None:
+            return True
+        return not asked.only_observes and self._lacks_config_map(self._desired(asked, body))
 
-    def unrefused(self, body: Body) -> Desired | None:
-        """Return what a policy needs, or None if it is to be refused."""
+    def _unrefused(self, body: Body) -> Asked | None:
+        """Return what a policy asks for, or None if it is to be refused."""
         try:
             asked = gather(body, self.world)
         except RedriveError:
@@ -76,10 +86,13 @@ class Survey:
             or conditions.older_rival(asked, rivals) is not None
         ):
             return None
+        return asked
+
+    def _desired(self, asked: Asked, body: Body) -> Desired:
         return desired(asked, body, self.world.settings.cluster_id)
 
-    def _lacks_config_map(self, key: Key, wanted: Desired) -> bool:
-        there = self.world.config_maps.get(Key(key.namespace, config_map_name(key.name)))
+    def _lacks_config_map(self, wanted: Desired) -> bool:
+        there = self.world.config_maps.get(Key.of(wanted.config_map))
         return drift.is_in_config_map(wanted, there)
 
 

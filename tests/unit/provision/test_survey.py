@@ -106,6 +106,16 @@ async def test_what_may_not_be_obeyed_any_more_is_found_without_asking_the_broke
     assert len(broker.calls) == 3
 
 
+async def test_policies_that_only_observe_may_differ(
+    survey: tuple[Survey, FakeBroker], policy: MakeBody
+) -> None:
+    surveyor, broker = survey
+    observes = {"topic": "persistent://shop/n0/other", "managementPolicy": "Observe"}
+    surveyor.world.policies.put(policy("observes", **observes))
+    assert await amiss(surveyor) == set()
+    assert len(broker.calls) == 9
+
+
 async def test_a_namespace_that_is_gone_is_for_its_policies_to_tell(
     survey: tuple[Survey, FakeBroker],
 ) -> None:
