@@ -45,7 +45,8 @@ class Keeper:
     Args:
         kind: for logs.
         reconcile: brings one object to what it should be.
-        at_once: how many objects are reconciled at the same time.
+        greet: called before that, while the object may have to wait for others to be reconciled.
+        at_once: how many objects are reconciled at the same time, and how many greeted.
         longest_back_off: how many seconds lie at most between two looks at what is not done.
     """
 
@@ -54,12 +55,15 @@ class Keeper:
         kind: str,
         reconcile: Callable[[Key], Awaitable[Again]],
         *,
+        greet: Callable[[Key], Awaitable[None]] | None = None,
         at_once: int = 50,
         longest_back_off: float = LAST_BACK_OFF_SECONDS,
     ) -> None:
         self._kind = kind
         self._reconcile = reconcile
+        self._greet = greet
         self._slots = asyncio.Semaphore(at_once)
+        self._greetings = asyncio.Semaphore(at_once)
         self._longest_back_off = longest_back_off
         self._wishes: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
@@ -93,11 +97,8 @@ class Keeper:
             failures = failures + 1 if again is Again.SOON else 0
 
     async def _look(self, key: Key) -> Again:
-        with metrics.QUEUE_DEPTH.labels(self._kind).track_inprogress():
-            await self._slots.acquire()
         try:
-            with metrics.RECONCILE_SECONDS.labels(self._kind).time():
-                again = await self._reconcile(key)
+            again = await self._attend_to(key)
         except RedriveError as error:
             logger.warning("%s %s: %s", self._kind, key, error)
             self._count(FAILED)
@@ -106,10 +107,20 @@ class Keeper:
             logger.exception("%s %s: reconciling failed, will be tried again", self._kind, key)
             self._count(FAILED)
             return Again.SOON
-        finally:
-            self._slots.release()
         self._count(again.value)
         return again
+
+    async def _attend_to(self, key: Key) -> Again:
+        with metrics.QUEUE_DEPTH.labels(self._kind).track_inprogress():
+            if self._greet is not None:
+                async with self._greetings:
+                    await self._greet(key)
+            await self._slots.acquire()
+        try:
+            with metrics.RECONCILE_SECONDS.labels(self._kind).time():
+                return await self._reconcile(key)
+        finally:
+            self._slots.release()
 
     def _count(self, outcome: str) -> None:
         metrics.RECONCILES.labels(self._kind, outcome).inc()

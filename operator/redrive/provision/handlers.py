@@ -56,7 +56,9 @@ class _Journey:
     def __init__(self, world: World) -> None:
         self._world = world
         self.policies = Keeper(
-            "RetryPolicy", lambda key: reconcile.reconcile(key, world, self._claims, self.health)
+            "RetryPolicy",
+            lambda key: reconcile.reconcile(key, world, self._claims, self.health),
+            greet=lambda key: reconcile.greet(key, world),
         )
         self.connections = Keeper(
             "PulsarConnection",

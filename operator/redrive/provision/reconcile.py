@@ -43,6 +43,24 @@ REPAIRED = "Repaired"
 """Reason of an Event: what was ready had changed, and is again as policy and connection ask."""
 
 
+async def greet(key: Key, world: World) -> None:
+    """Say in the status of a RetryPolicy that its spec was seen, if nothing is said of it yet.
+
+    Before its turn comes: with many policies that may take minutes, and a status without conditions
+    reads as if all were done.
+
+    Raises:
+        KubernetesError: it could not be written.
+    """
+    body = world.policies.get(key)
+    if body is None or "deletionTimestamp" in body["metadata"] or restraint.is_paused(body):
+        return
+    if status.is_new(body):
+        out = Publisher(world.kubernetes, resources.POLICIES, world.policies, world.clock)
+        with suppress(ObjectNotFoundError):  # for the reconcile to find
+            await out.publish(body, status.progressing("looking at the policy"))
+
+
 async def reconcile(key: Key, world: World, claims: Claims, health: Health) -> Again:
     """Look at one RetryPolicy, if it is still there."""
     body = world.policies.get(key)
@@ -63,8 +81,6 @@ async def _look(body: Body, world: World, claims: Claims, health: Health) -> Aga
     if restraint.is_paused(body):
         await out.publish(body, restraint.paused(body))
         return Again.WHEN_WOKEN
-    if status.is_new(body):
-        body = await out.publish(body, status.progressing("looking at the policy"))
     try:
         asked = gather(body, world)
     except RedriveError as error:

@@ -156,6 +156,42 @@ async def test_the_queue_is_as_deep_as_there_are_objects_that_wait() -> None:
     await kept.stop()
 
 
+async def test_all_are_greeted_while_they_wait_for_others() -> None:
+    greeted: list[str] = []
+    go_on = asyncio.Event()
+
+    async def greet(key: Key) -> None:
+        greeted.append(key.name)
+
+    async def look(_: Key) -> Again:
+        await go_on.wait()
+        return Again.WHEN_WOKEN
+
+    kept = Keeper("Kind", look, greet=greet, at_once=1)
+    for name in "abc":
+        kept.wake(Key("shop", name))
+    await asyncio.sleep(0.01)
+    assert greeted == ["a", "b", "c"]
+    await kept.stop()
+
+
+async def test_without_a_greeting_there_is_no_look_but_another_attempt() -> None:
+    attempts = 0
+    looks = Looks(Again.WHEN_WOKEN)
+
+    async def greet(_: Key) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise InvalidSpecError("it can't be written", remedy="wait")
+
+    kept = Keeper("Kind", looks, greet=greet)
+    kept.wake(ORDERS)
+    await looks.reach(1)
+    assert attempts == 3
+    await kept.stop()
+
+
 async def test_the_back_off_may_be_bounded_further() -> None:
     looks = Looks(Again.SOON)
     kept = Keeper("Kind", looks, longest_back_off=0.0)
