@@ -45,6 +45,7 @@ class Topic:
     subscriptions: list[str] = field(default_factory=list)
     policies: dict[str, Any] = field(default_factory=dict)
     quotas: dict[str, Any] = field(default_factory=dict)
+    schema: dict[str, Any] | None = None
 
 
 @dataclass
@@ -135,6 +136,8 @@ class FakeBroker:
             f"DELETE {topic}/permissions/{{role}}": self._revoke,
             f"GET {topic}/stats": self._stats,
             f"GET {topic}/partitioned-stats": self._partitioned_stats,
+            "GET /schemas/{tenant}/{namespace}/{topic}/schema": self._schema,
+            "POST /schemas/{tenant}/{namespace}/{topic}/schema": self._set_schema,
             f"POST {topic}/messageTTL": self._set_ttl,
             f"GET {topic}/backlogQuotaMap": self._quotas,
             f"POST {topic}/backlogQuota": self._set_quota,
@@ -388,6 +391,25 @@ class FakeBroker:
         if seconds < 0:
             raise Refused(412, "Invalid value for message TTL")
         topic.policies["messageTTL"] = seconds
+
+    async def _schema(self, request: web.Request) -> Any:  # noqa: ANN401
+        try:
+            _, topic = self._find(request, "read a schema", 401)
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            raise Refused(404, "Schema not found") from refused
+        if topic.schema is None:
+            raise Refused(404, "Schema not found")
+        return topic.schema
+
+    async def _set_schema(self, request: web.Request) -> None:
+        _, topic = self._find(request, "set a schema")
+        body = await _body(request)
+        if topic.schema is not None and topic.schema["type"] != body["type"]:
+            raise Refused(409, "Incompatible schema")
+        topic.schema = {"type": body["type"], "data": body["schema"]}
+        topic.schema["properties"] = body["properties"]
 
     async def _quotas(self, request: web.Request) -> Any:  # noqa: ANN401
         return self._find(request, "read a policy")[1].quotas

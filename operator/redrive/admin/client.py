@@ -17,7 +17,14 @@ from redrive.admin.breaker import Breaker
 from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError, unexpected
 from redrive.admin.gathering import Gathering
 from redrive.admin.http import Call, Http
-from redrive.admin.model import Grant, NamespaceState, SubscriptionStats, TopicMetadata, TopicUsage
+from redrive.admin.model import (
+    Grant,
+    NamespaceState,
+    Schema,
+    SubscriptionStats,
+    TopicMetadata,
+    TopicUsage,
+)
 from redrive.admin.policies import TopicPolicy, Write
 from redrive.admin.stats import read_stats, read_usage
 from redrive.policy.naming import TopicName
@@ -125,6 +132,26 @@ class Admin:
     async def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Set properties of a topic; those that are not named stay as they are."""
         call = Call(f"mark {topic}", "PUT", f"{_path(topic)}/properties", dict(properties))
+        await self._send(call)
+
+    async def schema(self, topic: TopicName) -> Schema | None:
+        """Return the newest schema of a topic; None if it has none."""
+        try:
+            return await self._get(f"read the schema of {topic}", _schema_path(topic), _schema)
+        except NotFoundError:
+            return None
+
+    async def put_schema(self, topic: TopicName, schema: Schema) -> None:
+        """Have a topic take a schema, as its newest; nothing changes if it has that already.
+
+        Raises:
+            ConflictError: its namespace allows no such change.
+            BrokerRefusedError: it is no schema.
+        """
+        body = {
+            "type": schema.type, "schema": schema.data, "properties": dict(schema.properties)
+        }  # fmt: skip
+        call = Call(f"give {topic} a schema", "POST", _schema_path(topic), body)
         await self._send(call)
 
     async def subscriptions(self, topic: TopicName) -> frozenset[str]:
@@ -356,6 +383,17 @@ def _policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
 
 def _path(topic: TopicName) -> str:
     return f"persistent/{_q(topic.namespace_name)}/{quote(topic.local, safe='')}"
+
+
+def _schema_path(topic: TopicName) -> str:
+    return f"schemas/{_q(topic.namespace_name)}/{quote(topic.local, safe='')}/schema"
+
+
+def _schema(answer: Any) -> Schema | None:  # noqa: ANN401  JSON
+    """Read a schema; one of plain bytes is none."""
+    if answer["type"] in {"NONE", "BYTES"}:
+        return None
+    return Schema(str(answer["type"]), str(answer["data"]), dict(answer.get("properties") or {}))
 
 
 def _subscription(topic: TopicName, name: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +25,21 @@ class Grant:
     topic: TopicName
     role: str
     actions: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the messages of a topic are made of, as the broker tells and takes it."""
+
+    type: str
+    data: str
+    properties: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        """Return what tells this schema from any other."""
+        written = json.dumps([self.type, self.data, sorted(self.properties.items())])
+        return hashlib.sha256(written.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,28 @@ A crash in between leaves fewer steps for the next plan: each step is planned fr
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from redrive.admin.client import Admin, Granter
+from redrive.admin.errors import AdminError, BrokerRefusedError, ConflictError
 from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.resources import Key
-from redrive.provision import steps
+from redrive.provision import ownership, steps
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A step that the broker refuses, and without which a policy works all the same."""
+
+    step: steps.CopySchema
+    error: AdminError
 
 
 async def apply(
     planned: Iterable[steps.Step], admin: Admin, grant: Granter, kubernetes: Kubernetes
-) -> None:
-    """Do what is *planned*, in order.
+) -> tuple[Refused, ...]:
+    """Do what is *planned*, in order; return what was refused of it.
 
     Args:
         grant: grants rights, together with others who announced theirs to *admin*.
@@ -25,8 +35,16 @@ async def apply(
     Raises:
         AdminError, KubernetesError: a step failed; those before it are done.
     """
+    refused = []
     for step in planned:
         match step:
+            case steps.CopySchema(topic, schema):
+                try:
+                    await admin.put_schema(topic, schema)
+                except (ConflictError, BrokerRefusedError) as error:
+                    refused.append(Refused(step, error))
+                else:
+                    await admin.set_properties(topic, {ownership.SCHEMA: schema.fingerprint})
             case steps.SetGrants(grants):
                 await grant(grants)
             case steps.CreateConfigMap(body):
@@ -37,6 +55,7 @@ async def apply(
                 await kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), ours)
             case _:
                 await _on_topic(step, admin)
+    return tuple(refused)
 
 
 async def _on_topic(step: steps.OnTopic, admin: Admin) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from redrive.cluster.status import Caution
 from redrive.policy import durations
 from redrive.provision import errors
+from redrive.provision.apply import Refused
 from redrive.provision.desired import Desired, partitions_of_retry
 from redrive.provision.facts import Asked, Observed
 from redrive.provision.topic_policies import delay_limit
@@ -23,6 +24,9 @@ MAX_DELIVERY_DELAY = "MaxDeliveryDelay"
 PARTITIONS_NEVER_SHRINK = "PartitionsNeverShrink"
 """The retry topic has more partitions than it should have."""
 
+SCHEMA_REFUSED = "SchemaRefused"
+"""The broker refuses to give a topic the source topic's schema."""
+
 _SHOWN = 5
 
 
@@ -32,12 +36,14 @@ class Seen:
 
     Attributes:
         rivals: admissible policies that claim one of its names.
+        refused: what could not be done for it, and is not needed for it to work.
     """
 
     asked: Asked
     rivals: Sequence[Asked]
     desired: Desired
     observed: Observed
+    refused: Sequence[Refused]
 
     @property
     def younger(self) -> list[Asked]:
@@ -86,6 +92,19 @@ def delay_is_limited(seen: Seen) -> Caution | None:
     )
 
 
+def schema_is_refused(seen: Seen) -> Caution | None:
+    """Find topics that can't have the schema of the source topic."""
+    if not seen.refused:
+        return None
+    topics = ", ".join(str(each.step.topic) for each in seen.refused)
+    return Caution(
+        SCHEMA_REFUSED,
+        f"the schema of {seen.asked.policy.topic} could not be copied to {topics}, so consumers of "
+        f"that schema may be refused there: {seen.refused[0].error}; have the Pulsar namespace "
+        "allow the change (schema compatibility strategy), or delete the schema of these topics",
+    )
+
+
 def subscription_is_contested(seen: Seen) -> Caution | None:
     """Find younger policies for the same topic and subscription."""
     same = [other for other in seen.younger if other.subscribes_like(seen.asked)]
@@ -112,6 +131,7 @@ CAUTIONS: tuple[Callable[[Seen], Caution | None], ...] = (
     ladder_descends,
     retry_topic_has_too_many_partitions,
     delay_is_limited,
+    schema_is_refused,
     subscription_is_contested,
     names_are_contested,
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from redrive.admin.model import Schema
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
@@ -70,6 +71,7 @@ class Observed:
     """What is there of what a policy needs; None stands for what is not.
 
     Attributes:
+        source_schema: None where messages are plain bytes.
         dead_letter: None too where the policy discards.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         inherited: what a topic that is made now gets of its topic policies from the namespace.
@@ -78,6 +80,7 @@ class Observed:
     """
 
     source_partitions: int
+    source_schema: Schema | None
     retry: TopicState | None
     dead_letter: TopicState | None
     permissions: Mapping[str, Mapping[str, frozenset[str]]]

@@ -50,6 +50,7 @@ async def observe(
         )
     return Observed(
         source_partitions=await _partitions(desired.policy.topic, namespace, admin),
+        source_schema=await admin.schema(desired.policy.topic),
         retry=await _topic(desired.retry, namespace, admin),
         dead_letter=(
             None

@@ -22,6 +22,8 @@ GRANTED = "redrive.io/granted"
 """JSON: role → the actions that it could not do before redrive granted them."""
 SUBSCRIPTION = "redrive.io/subscription"
 """A subscription that redrive added to a topic that was there before."""
+SCHEMA = "redrive.io/schema"
+"""The fingerprint of the source topic's schema that redrive copied last."""
 _KEYS = (OWNER, CREATED, GRANTED, SUBSCRIPTION)
 
 Actions = frozenset[str]

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from redrive.admin.model import Schema
 from redrive.cluster.resources import Body
 from redrive.provision import ownership
 from redrive.provision.desired import Desired, DesiredTopic, partitions_of_retry
@@ -19,6 +20,7 @@ from redrive.provision.facts import Observed, TopicState
 from redrive.provision.ownership import NOTHING, Granted, Record, Rights
 from redrive.provision.steps import (
     AddPartitions,
+    CopySchema,
     CreateConfigMap,
     CreateSubscription,
     CreateTopic,
@@ -72,6 +74,7 @@ def plan(desired: Desired, observed: Observed) -> tuple[Step, ...]:
     return (
         *_topics(pairs, desired, observed),
         *(step for pair in pairs for step in _topic_policies(pair, observed)),
+        *(step for pair in pairs for step in _schema(pair, observed.source_schema)),
         *_grants(pairs),
         *(
             CreateSubscription(pair.want.name, pair.want.subscription)
@@ -127,6 +130,12 @@ def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]
     for policy in pair.want.policies:
         for write in policy.writes(found.get(policy.read)):
             yield SetTopicPolicy(pair.want.name, policy, write)
+
+
+def _schema(pair: _Pair, schema: Schema | None) -> Iterator[CopySchema]:
+    properties = {} if pair.have is None else pair.have.properties
+    if schema is not None and properties.get(ownership.SCHEMA) != schema.fingerprint:
+        yield CopySchema(pair.want.name, schema)
 
 
 def _grants(pairs: Sequence[_Pair]) -> Iterator[SetGrants]:

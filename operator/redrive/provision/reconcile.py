@@ -147,10 +147,11 @@ async def provision(asked: Asked, body: Body, world: World, claims: Claims) -> P
 
         planned = plan(wanted, observed)
         steps, would_have = ((), planned) if asked.only_observes else (planned, ())
-        await apply(steps, connection.admin, grant, world.kubernetes)
+        refused = await apply(steps, connection.admin, grant, world.kubernetes)
+    steps = tuple(step for step in steps if not any(step is each.step for each in refused))
     if steps:
         logger.info("RetryPolicy %s: %s", asked.key, in_words(steps))
-    found = cautions(Seen(asked, rivals, wanted, observed))
+    found = cautions(Seen(asked, rivals, wanted, observed, refused))
     return Provisioned(wanted, steps, would_have, found)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from redrive.admin.model import Grant
+from redrive.admin.model import Grant, Schema
 from redrive.admin.policies import TopicPolicy, Write
 from redrive.cluster.resources import Body
 from redrive.policy.naming import TopicName
@@ -63,6 +63,17 @@ class SetTopicPolicy:
 
     def __str__(self) -> str:
         return f"set {self.policy} on {self.topic.local}"
+
+
+@dataclass(frozen=True)
+class CopySchema:
+    """Give a topic the schema of the source topic, then note which it was."""
+
+    topic: TopicName
+    schema: Schema
+
+    def __str__(self) -> str:
+        return f"copied the source topic's {self.schema.type} schema to {self.topic.local}"
 
 
 @dataclass(frozen=True)
@@ -143,7 +154,7 @@ OnTopic = (
     | DeleteSubscription
 )
 """What is one call about one topic."""
-Step = OnTopic | SetGrants | CreateConfigMap | PatchConfigMap
+Step = OnTopic | CopySchema | SetGrants | CreateConfigMap | PatchConfigMap
 
 
 def in_words(steps: Iterable[Step]) -> str:

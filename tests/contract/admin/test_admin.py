@@ -16,7 +16,7 @@ from redrive.admin.errors import (
     ForbiddenError,
     NotFoundError,
 )
-from redrive.admin.model import Grant, SubscriptionStats
+from redrive.admin.model import Grant, Schema, SubscriptionStats
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, TopicPolicy, Ttl
 from redrive.policy.naming import TopicName
 
@@ -180,6 +180,27 @@ async def test_the_use_of_a_topic_is_told_and_a_subscription_can_be_deleted(
     assert await world.admin.subscriptions(made) == {"s"}
     with pytest.raises(NotFoundError):
         await world.admin.delete_subscription(made, "a+b%41")
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_a_schema_is_read_as_it_was_given(world: World, partitions: int) -> None:
+    made = await make(world, "a", partitions)
+    assert await world.admin.schema(made) is None
+    assert await world.admin.schema(topic(world, "absent")) is None
+    record = '{"type":"record","name":"R","fields":[{"name":"x","type":"int"}]}'
+    schema = Schema("JSON", record, {"a": "b"})
+    for _ in range(2):
+        await world.admin.put_schema(made, schema)
+        assert await world.admin.schema(made) == schema
+    with pytest.raises(ConflictError):
+        await world.admin.put_schema(made, Schema("STRING", "", {}))
+    assert await world.admin.schema(made) == schema
+
+
+async def test_a_topic_of_plain_bytes_has_no_schema(world: World) -> None:
+    made = await make(world, "a")
+    await world.admin.put_schema(made, Schema("NONE", "", {}))
+    assert await world.admin.schema(made) is None
 
 
 async def test_a_grant_replaces_and_an_empty_one_takes_away(world: World) -> None:

@@ -5,27 +5,33 @@ from typing import Any
 
 import pytest
 
+from redrive.admin.errors import ConflictError
+from redrive.admin.model import Schema
 from redrive.cluster.status import Caution
+from redrive.provision.apply import Refused
 from redrive.provision.cautions import Seen, cautions
 from redrive.provision.desired import desired
 from redrive.provision.facts import Asked, Observed, TopicState
+from redrive.provision.steps import CopySchema
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeAsked = Callable[..., Asked]
 SHORT = {"scheme": "tdmq-2.7.2"}
 
 
-def found(
+def found(  # noqa: PLR0913 - each is a part of the case
     body: dict[str, Any],
     asked: Asked,
     rivals: Sequence[Asked] = (),
+    *,
     retry: int = 0,
     delayed: object = None,
+    refused: Sequence[Refused] = (),
 ) -> tuple[Caution, ...]:
     """What is found where the source topic has two partitions and the retry topic *retry*."""
     state = TopicState(retry, frozenset(), {"delayedDelivery?applied=true": delayed}, {})
-    observed = Observed(2, state, None, {}, {}, 0, None)
-    return cautions(Seen(asked, rivals, desired(asked, body, "here"), observed))
+    observed = Observed(2, None, state, None, {}, {}, 0, None)
+    return cautions(Seen(asked, rivals, desired(asked, body, "here"), observed, refused))
 
 
 def test_a_policy_that_nobody_contests_needs_no_caution(policy: MakeBody, asked: MakeAsked) -> None:
@@ -37,6 +43,16 @@ def test_a_descending_ladder_needs_caution(policy: MakeBody, asked: MakeAsked) -
     [caution] = found(body, asked(body))
     assert caution.reason == "LadderDescends"
     assert "sort the delays" in caution.message
+
+
+def test_a_schema_that_the_broker_refuses_needs_caution(policy: MakeBody, asked: MakeAsked) -> None:
+    topic = asked(policy()).policy.retry_topic
+    error = ConflictError("no", got="409 Incompatible", remedy="none")
+    refused = [Refused(CopySchema(topic, Schema("JSON", "{}", {})), error)]
+    [caution] = found(policy(), asked(policy()), refused=refused)
+    assert caution.reason == "SchemaRefused"
+    assert f"could not be copied to {topic}" in caution.message
+    assert "409 Incompatible" in caution.message
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def buildable(
     body: Body, asked: Asked, *, source: int, retry: int | None, config_map: Body | None = None
 ) -> Buildable:
     state = None if retry is None else TopicState(retry, frozenset(), {}, {})
-    observed = Observed(source, state, None, {}, {}, 0, config_map)
+    observed = Observed(source, None, state, None, {}, {}, 0, config_map)
     return Buildable(body, desired(asked, body, "here"), observed, frozenset(), ())
 
 

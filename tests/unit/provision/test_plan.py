@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.admin.model import Grant
+from redrive.admin.model import Grant, Schema
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, Ttl, Write
 from redrive.cluster import resources
 from redrive.cluster.resources import Body, Key
@@ -42,6 +42,7 @@ policies = st.fixed_dictionaries(
         KEEPS.read: st.sampled_from([{}, QUOTA]),
     }
 )
+SCHEMA = Schema("JSON", '{"type": "record"}', {"a": "b"})
 OWNER = Owner("here", Key("shop", "orders"))
 recorded = st.dictionaries(roles, actions, max_size=2)
 records = st.builds(
@@ -52,7 +53,9 @@ records = st.builds(
     subscription=st.sampled_from(["", "fulfilment"]),
 )
 properties = st.builds(
-    lambda r, own: r.to_properties() | own, records, st.sampled_from([{}, {"x": "y"}])
+    lambda r, own: r.to_properties() | own,
+    records,
+    st.sampled_from([{}, {"x": "y", "redrive.io/schema": SCHEMA.fingerprint}]),
 )
 states = st.none() | st.builds(TopicState, st.integers(0, 4), subscriptions, policies, properties)
 wanted = st.dictionaries(
@@ -89,6 +92,7 @@ config_maps = st.none() | st.builds(
 observed = st.builds(
     Observed,
     source_partitions=st.integers(0, 4),
+    source_schema=st.sampled_from([None, SCHEMA, Schema("STRING", "", {})]),
     retry=states,
     dead_letter=states,
     permissions=permissions,
@@ -121,6 +125,12 @@ def done(  # noqa: C901 - a case for each step
                 assert state is not None
                 assert 0 < state.partitions < partitions
                 topics[topic] = change(state, partitions=partitions)
+            case steps.CopySchema(topic, schema):
+                state = topics[topic]
+                noted = {"redrive.io/schema": schema.fingerprint}
+                assert state is not None
+                assert state.properties.get("redrive.io/schema") != schema.fingerprint
+                topics[topic] = change(state, properties={**state.properties, **noted})
             case steps.SetTopicPolicy(topic, policy, write):
                 state = topics[topic]
                 assert state is not None
@@ -254,6 +264,21 @@ def test_a_subscription_is_on_record_only_where_redrive_added_it_to_the_topic_of
 
 
 @given(wanted, observed)
+def test_topics_have_the_schema_of_their_source_and_none_where_that_has_none(
+    desired: Desired, before: Observed
+) -> None:
+    copied = [s.schema for s in plan(desired, before) if isinstance(s, steps.CopySchema)]
+    if before.source_schema is None:
+        assert copied == []
+        return
+    assert copied in ([], [before.source_schema], [before.source_schema] * 2)
+    after = done(plan(desired, before), before)
+    for state in (after.retry, after.dead_letter):
+        assert state is not None
+        assert state.properties["redrive.io/schema"] == before.source_schema.fingerprint
+
+
+@given(wanted, observed)
 def test_properties_of_others_stay(desired: Desired, before: Observed) -> None:
     after = done(plan(desired, before), before)
     for was, now in ((before.retry, after.retry), (before.dead_letter, after.dead_letter)):
@@ -281,6 +306,7 @@ def test_topics_come_before_all_rights_and_rights_before_subscriptions(
         steps.Mark: 0,
         steps.AddPartitions: 1,
         steps.SetTopicPolicy: 2,
+        steps.CopySchema: 2.5,
         steps.SetGrants: 3,
         steps.CreateSubscription: 4,
         steps.CreateConfigMap: 6,
@@ -335,6 +361,7 @@ def test_what_was_done_is_told_in_one_line() -> None:
             steps.Mark(RETRY, {"redrive.io/granted": "{}"}),
             steps.AddPartitions(RETRY, 4),
             steps.SetTopicPolicy(RETRY, DEDUPLICATES, Write("deduplicationEnabled", body=True)),
+            steps.CopySchema(RETRY, SCHEMA),
             steps.SetGrants(
                 (
                     Grant(RETRY, "a", frozenset({"produce", "consume"})),
@@ -351,6 +378,7 @@ def test_what_was_done_is_told_in_one_line() -> None:
         "noted on orders-fulfilment-RETRY what redrive added; "
         f"added partitions to {RETRY}, 4 now; "
         "set deduplication on orders-fulfilment-RETRY; "
+        "copied the source topic's JSON schema to orders-fulfilment-RETRY; "
         "granted consume+produce on orders-fulfilment-RETRY to a, "
         "revoked all rights on orders-fulfilment-RETRY of b; "
         "created subscription fulfilment on orders-fulfilment-RETRY; "
