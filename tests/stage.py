@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pulsar
 import pytest
 
-from redrive import Policy, PolicyFile, RetryConsumer, SimpleConsumer
+from redrive import AsyncRetryConsumer, Policy, PolicyFile, RetryConsumer, SimpleConsumer
 from redrive.policy import naming
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
@@ -49,6 +49,14 @@ class Stage:
         consumer = RetryConsumer(self.client(self.role), policy or self.policy, **options)
         self.closing.callback(consumer.close)
         return consumer
+
+    def async_consumer(
+        self,
+        policy: PolicyFile | None = None,
+        **options: Any,  # noqa: ANN401 - as the consumer takes them
+    ) -> AsyncRetryConsumer:
+        """The same for asyncio; whoever enters it leaves it."""
+        return AsyncRetryConsumer(self.client(self.role), policy or self.policy, **options)
 
     def simple_consumer(self) -> SimpleConsumer:
         """The same for those who ask for messages."""

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "AsyncRetryConsumer",
     "AsyncRetryProducer",
     "Attempt",
     "BroadcastConsumer",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from redrive.delivery.async_consumer import AsyncRetryConsumer
     from redrive.delivery.async_retry_producer import AsyncRetryProducer
     from redrive.delivery.broadcast import BroadcastConsumer
     from redrive.delivery.consumer import RetryConsumer
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from redrive.policy.verdict import Done
 else:
     _HOMES = {
+        "AsyncRetryConsumer": "redrive.delivery.async_consumer",
         "AsyncRetryProducer": "redrive.delivery.async_retry_producer",
         "Attempt": "redrive.policy.envelope",
         "BroadcastConsumer": "redrive.delivery.broadcast",

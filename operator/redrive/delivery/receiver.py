@@ -177,6 +177,18 @@ class Receiver:
         if self._settles(message):
             self._failures.asked(message, subscription, delay=delay, level=level, error=cause)
 
+    def hand_back(self, message: pulsar.Message) -> None:
+        """Undo its reception: `receive` hands *message* out again, as the same attempt.
+
+        For a message that this consumer can't take now. It stays unacknowledged, with this process.
+
+        Raises:
+            InvalidSpecError: it is not a message of this consumer.
+        """
+        self._subscriptions[message.topic_name()]  # refuses what is not its own
+        if self._settles(message):
+            self._parts.incoming.again(message, 0)
+
     @property
     def policy(self) -> Policy:
         """Return the policy in force; its `generation` tells which."""

@@ -28,6 +28,15 @@ class HandlerTimeoutError(RedriveError, TimeoutError):
     reason = "HandlerTimeout"
 
 
+def out_of_time(timeout: timedelta) -> HandlerTimeoutError:
+    """Say that a handler took longer than *timeout*."""
+    return HandlerTimeoutError(
+        "the handler took too long",
+        got=f"more than {timeout.total_seconds():g} s",
+        remedy="make it faster, or give it more time with timeout=",
+    )
+
+
 class _Hand:
     """Messages that a handler works on."""
 
@@ -129,12 +138,7 @@ class Run:
 
     def give_up(self, messages: Sequence[pulsar.Message]) -> None:
         """Fail all messages of a handler that is out of time."""
-        error = HandlerTimeoutError(
-            "the handler took too long",
-            got=f"more than {self.timeout.total_seconds():g} s",
-            remedy="make it faster, or give it more time with timeout=",
-        )
-        self.settle_all(messages, [error] * len(messages))
+        self.settle_all(messages, [out_of_time(self.timeout)] * len(messages))
 
     def ignore(self, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]) -> None:
         """Count the successes among outcomes that came too late."""

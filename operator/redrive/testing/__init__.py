@@ -9,17 +9,20 @@ message gets the next one that is due, and the clock is put forward.
     consumer.run(handle)  # until nothing is left to be handled
     assert [letter.data() for letter in consumer.dead_letters] == [b"…"]
 
-`InMemorySimpleConsumer` is the same for a `SimpleConsumer`.
+`AsyncInMemoryConsumer` is the same for an `AsyncRetryConsumer`, `InMemorySimpleConsumer` for a
+`SimpleConsumer`.
 """
 
 from __future__ import annotations
 
+from redrive.testing.async_consumer import AsyncInMemoryConsumer
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 from redrive.testing.consumer import InMemoryConsumer
 from redrive.testing.parts import NothingLeftError
 from redrive.testing.simple import InMemorySimpleConsumer
 
 __all__ = [
+    "AsyncInMemoryConsumer",
     "InMemoryBroker",
     "InMemoryConsumer",
     "InMemoryMessage",

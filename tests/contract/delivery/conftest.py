@@ -8,11 +8,17 @@ from typing import Any, Protocol
 import pulsar
 import pytest
 from tests.stage import set_stage
+from tests.synchronous import Synchronous
 
-from redrive import Policy, PolicyFile, RetryConsumer, SimpleConsumer
+from redrive import AsyncRetryConsumer, Policy, PolicyFile, RetryConsumer, SimpleConsumer
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryBroker, InMemoryConsumer, InMemorySimpleConsumer
+from redrive.testing import (
+    AsyncInMemoryConsumer,
+    InMemoryBroker,
+    InMemoryConsumer,
+    InMemorySimpleConsumer,
+)
 
 __all__ = ["set_stage"]
 
@@ -29,6 +35,13 @@ class World(Protocol):
         **options: Any,  # noqa: ANN401 - as the consumer takes them
     ) -> RetryConsumer:
         """Make a consumer of the policy, or of the one in a file."""
+
+    def async_consumer(
+        self,
+        policy: PolicyFile | None = None,
+        **options: Any,  # noqa: ANN401 - as the consumer takes them
+    ) -> AsyncRetryConsumer:
+        """Make the same for asyncio."""
 
     def simple_consumer(self) -> SimpleConsumer:
         """Make one for those who ask for messages."""
@@ -57,6 +70,13 @@ class InMemoryWorld:
     ) -> RetryConsumer:
         return InMemoryConsumer(policy or self.policy, broker=self._broker, **options)
 
+    def async_consumer(
+        self,
+        policy: PolicyFile | None = None,
+        **options: Any,  # noqa: ANN401 - as the consumer takes them
+    ) -> AsyncRetryConsumer:
+        return AsyncInMemoryConsumer(policy or self.policy, broker=self._broker, **options)
+
     def simple_consumer(self) -> SimpleConsumer:
         return InMemorySimpleConsumer(self.policy, broker=self._broker)
 
@@ -72,27 +92,46 @@ class InMemoryWorld:
         return sum(message.topic == topic for message in self._broker.unsettled())
 
 
-MakeWorld = Callable[..., World]
+class AsyncWorld:
+    """A world whose consumers are asynchronous."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the world has it
+        return getattr(self._world, name)
+
+    def consumer(self, *given: Any, **named: Any) -> Synchronous:  # noqa: ANN401
+        return Synchronous(self._world.async_consumer(*given, **named))
+
+
+MakeWorld = Callable[..., Any]
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which consumers a world makes: for `threads`, or `asyncio` where a suite asks for both."""
+    return getattr(request, "param", "threads")
 
 
 @pytest.fixture(params=["memory", "broker"])
-def make_world(request: pytest.FixtureRequest) -> MakeWorld:
+def make_world(request: pytest.FixtureRequest, kind: str) -> MakeWorld:
     """Make a policy's topics; takes `delays`, `max_retries` and `dead_letters`."""
+    make: Callable[..., World] = _in_memory
     if request.param == "broker":
-        make: MakeWorld = request.getfixturevalue("set_stage")
-        return make
+        make = request.getfixturevalue("set_stage")
+    return make if kind == "threads" else lambda **choices: AsyncWorld(make(**choices))
 
-    def in_memory(
-        *, delays: tuple[str, ...] = ("1s",), max_retries: int = 16, dead_letters: bool = True
-    ) -> World:
-        return InMemoryWorld(
-            Policy(
-                topic=TopicName("shop", "prod", "orders"),
-                subscription="fulfilment",
-                max_retries=max_retries,
-                dead_letters=dead_letters,
-                ladder=Ladder.from_delays(delays),
-            )
+
+def _in_memory(
+    *, delays: tuple[str, ...] = ("1s",), max_retries: int = 16, dead_letters: bool = True
+) -> World:
+    return InMemoryWorld(
+        Policy(
+            topic=TopicName("shop", "prod", "orders"),
+            subscription="fulfilment",
+            max_retries=max_retries,
+            dead_letters=dead_letters,
+            ladder=Ladder.from_delays(delays),
         )
-
-    return in_memory
+    )

@@ -16,6 +16,7 @@ from redrive.delivery.settle import id_text
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
 
+pytestmark = pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
 MakeWorld = Callable[..., Any]
 SOON = timedelta(seconds=15)
 
@@ -164,6 +165,20 @@ def test_of_a_batch_only_what_failed_is_retried(make_world: MakeWorld) -> None:
     (dead,) = world.dead_letters(1)
     assert dead.data() == b"3"
     assert sorted(seen) == [f"{n}".encode() for n in range(6)]
+    assert_nothing_left(world)
+
+
+def test_a_message_that_is_handed_back_comes_again_as_the_same_attempt(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    world.send(b"x")
+    with world.consumer() as consumer:
+        consumer.hand_back(consumer.receive(SOON))
+        again = consumer.receive(SOON)
+        assert (again.data(), consumer.attempt_of(again).number) == (b"x", 1)
+        consumer.acknowledge(again)
+        assert consumer.receive(timedelta(seconds=0.5)) is None
     assert_nothing_left(world)
 
 

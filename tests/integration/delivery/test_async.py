@@ -1,0 +1,166 @@
+"""What the asynchronous consumer adds to the contract: a free loop, cancellation, SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+from tests.programs import Start, start
+
+__all__ = ["start"]
+SetStage = Callable[..., Any]
+SECOND = timedelta(seconds=1)
+SOON = 15 * SECOND
+
+
+async def test_a_cancelled_reception_loses_no_message(set_stage: SetStage) -> None:
+    stage = await asyncio.to_thread(set_stage)
+    sent = [b"%d" % n for n in range(40)]
+    async with stage.async_consumer() as consumer:
+        for _ in range(20):  # more than there are threads
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await consumer.receive()
+        sending = asyncio.create_task(asyncio.to_thread(stage.send, *sent))
+        received: list[pulsar.Message] = []
+        while len(received) < len(sent):
+            try:
+                async with asyncio.timeout(0.002):
+                    received.append(await consumer.receive())
+            except TimeoutError:
+                continue
+        await sending
+        assert sorted(message.data() for message in received) == sorted(sent)
+        for message in received:
+            await consumer.acknowledge(message)
+        assert await consumer.receive(SECOND) is None
+    assert await asyncio.to_thread(stage.backlog, stage.policy.topic) == 0
+
+
+async def test_handlers_run_side_by_side_on_a_loop_that_never_waits(set_stage: SetStage) -> None:
+    stage = await asyncio.to_thread(set_stage, retry_rights=["consume"])  # hops are refused
+    await asyncio.to_thread(stage.send, *[b"%d" % n for n in range(20)])
+    most = now = 0
+    longest = 0.0
+
+    async def handle(_message: pulsar.Message) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.2)
+        now -= 1
+        if most == 10:
+            consumer.stop()
+        raise ConnectionError
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - began)
+
+    async with stage.async_consumer() as consumer:
+        watching = asyncio.create_task(watch())
+        await consumer.run(handle, workers=10)
+        watching.cancel()
+    assert most == 10
+    assert now == 0
+    assert longest < 0.5
+    assert await asyncio.to_thread(stage.backlog, stage.policy.topic) == 20
+
+
+async def test_a_cancelled_run_leaves_its_message_to_the_next(set_stage: SetStage) -> None:
+    stage = await asyncio.to_thread(set_stage)
+    await asyncio.to_thread(stage.send, b"x")
+    handling = asyncio.Event()
+
+    async def hang(_message: pulsar.Message) -> None:
+        handling.set()
+        await asyncio.sleep(60)
+
+    async with stage.async_consumer() as consumer:
+        running = asyncio.create_task(consumer.run(hang))
+        await handling.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    async with stage.async_consumer() as consumer:
+        message = await consumer.receive(SOON)
+        assert (message.data(), consumer.attempt_of(message).number) == (b"x", 1)
+
+
+def test_sigterm_lets_run_finish_the_messages_in_hand_and_hands_back_the_rest(
+    set_stage: SetStage, start: Start
+) -> None:
+    stage = set_stage()
+    stage.send(b"in hand", b"in hand", b"next")
+    process = start(
+        stage,
+        """
+import asyncio
+from redrive import AsyncRetryConsumer
+
+async def handle(message):
+    os.write(1, b"handling\\n")
+    await asyncio.sleep(1)
+
+async def main():
+    async with AsyncRetryConsumer(client, load_policy()) as consumer:
+        await consumer.run(handle, workers=2)
+    print("ended")
+
+asyncio.run(main())
+client.close()
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+""",
+    )
+    assert process.stdout is not None
+    for _ in range(2):
+        assert process.stdout.readline() == "handling\n"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "ended\n")
+    assert stage.backlog(stage.policy.topic) == 1
+    assert stage.consumer().receive(SOON).data() == b"next"
+
+
+def test_a_keyboard_interrupt_ends_the_program_and_leaves_the_message(
+    set_stage: SetStage, start: Start
+) -> None:
+    stage = set_stage()
+    stage.send(b"in hand")
+    process = start(
+        stage,
+        """
+import asyncio
+from redrive import AsyncRetryConsumer
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+async def handle(message):
+    print("handling", flush=True)
+    await asyncio.sleep(60)
+
+async def main():
+    async with AsyncRetryConsumer(client, load_policy()) as consumer:
+        await consumer.run(handle)
+
+try:
+    asyncio.run(main())
+finally:
+    client.close()
+""",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "handling\n"
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode in {1, -signal.SIGINT}, output
+    assert "KeyboardInterrupt" in output
+    assert stage.consumer().receive(SOON).data() == b"in hand"

@@ -1,0 +1,151 @@
+"""What is the asynchronous consumer's own; all else it shares with the other one's contract."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from datetime import timedelta
+from typing import cast
+
+import pulsar
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+from redrive import AsyncRetryConsumer, Done, Policy, RetryConsumer
+from redrive.delivery.opentelemetry import Tracing
+from redrive.errors import InvalidSpecError
+from redrive.policy.ladder import Ladder
+from redrive.policy.naming import TopicName
+from redrive.testing import AsyncInMemoryConsumer
+
+POLICY = Policy(
+    TopicName("shop", "prod", "orders"), "billing", max_retries=1, ladder=Ladder.from_fixed("5s")
+)
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in dir(RetryConsumer) if not name.startswith("_")] + ["__init__"]
+)
+def test_both_consumers_have_one_surface(name: str) -> None:
+    theirs, ours = getattr(RetryConsumer, name), getattr(AsyncRetryConsumer, name)
+    if isinstance(theirs, property):
+        assert isinstance(ours, property)
+        return
+    theirs, ours = (inspect.signature(method).parameters for method in (theirs, ours))
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
+        (p.name, p.kind, p.default) for p in theirs.values()
+    ]
+
+
+async def test_the_cause_is_that_of_the_handler_and_tells_nothing_of_the_loop() -> None:
+    consumer = AsyncInMemoryConsumer(POLICY)
+    consumer.send(b"x")
+
+    async def fail(_message: pulsar.Message) -> None:
+        await asyncio.sleep(0)
+        raise LookupError("no such order")
+
+    await consumer.run(fail)
+    (dead,) = consumer.dead_letters
+    properties = dead.properties()
+    assert properties["REDRIVE_CAUSE_TYPE"] == "LookupError"
+    assert properties["REDRIVE_CAUSE_MESSAGE"] == "no such order"
+    (line,) = properties["REDRIVE_CAUSE_TRACE"].splitlines()
+    assert ".fail:" in line
+
+
+async def test_a_handler_out_of_time_is_cancelled_and_has_failed() -> None:
+    consumer = AsyncInMemoryConsumer(POLICY)
+    consumer.send(b"x")
+    cancelled = 0
+
+    async def hang(_message: pulsar.Message) -> None:
+        nonlocal cancelled
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled += 1
+            raise
+
+    began = time.monotonic()
+    await consumer.run(hang, timeout=0.1 * SECOND)
+    assert time.monotonic() - began < 5
+    assert cancelled == 2
+    (dead,) = consumer.dead_letters
+    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "HandlerTimeoutError"
+
+
+async def test_a_handler_whose_work_is_cancelled_elsewhere_has_failed() -> None:
+    consumer = AsyncInMemoryConsumer(POLICY)
+    consumer.send(b"x")
+
+    async def handle(_message: pulsar.Message) -> None:
+        gone = asyncio.get_running_loop().create_future()
+        gone.cancel()
+        await gone
+
+    await consumer.run(handle)
+    (dead,) = consumer.dead_letters
+    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "HandlerCancelledError"
+
+
+async def test_a_handler_that_awaits_nothing_is_a_handler_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    consumer = AsyncInMemoryConsumer(POLICY)
+    consumer.send(b"x")
+    with caplog.at_level(logging.INFO, "redrive"):
+        await consumer.run(lambda _: Done(), explicit=True)  # type: ignore[arg-type, return-value]
+    assert caplog.records == []
+    assert consumer.broker.unsettled() == []
+
+
+async def test_a_cancelled_run_cancels_its_handlers_and_leaves_their_messages() -> None:
+    consumer = AsyncInMemoryConsumer(POLICY)
+    consumer.send(b"x")
+    handling = asyncio.Event()
+    ended = asyncio.Event()
+
+    async def hang(_message: pulsar.Message) -> None:
+        handling.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    running = asyncio.create_task(consumer.run(hang))
+    await handling.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended.is_set()
+    assert consumer.dead_letters == []
+    assert [message.data() for message in consumer.broker.unsettled()] == [b"x"]
+
+
+async def test_what_a_handler_does_belongs_to_the_span_of_its_attempt() -> None:
+    tracer = TracerProvider().get_tracer("test")
+    consumer = AsyncInMemoryConsumer(POLICY, tracing=Tracing(tracer))
+    consumer.send(b"x")
+    spans = []
+
+    async def handle(_message: pulsar.Message) -> None:
+        await asyncio.sleep(0)
+        spans.append(trace.get_current_span())
+
+    await consumer.run(handle)
+    (span,) = spans
+    assert span.get_span_context().is_valid
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+async def test_a_consumer_consumes_once_it_was_entered() -> None:
+    consumer = AsyncRetryConsumer(cast("pulsar.Client", None), POLICY)
+    with pytest.raises(InvalidSpecError, match="async with"):
+        await consumer.receive()
+    with pytest.raises(InvalidSpecError, match="async with"):
+        consumer.stop()
