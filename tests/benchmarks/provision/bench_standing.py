@@ -18,7 +18,7 @@ from redrive.provision.rounds import SURVEY_SECONDS
 POLICIES = 1_000
 CHANGES_PER_SECOND = 4.0
 SAMPLE_SECONDS = 5.0
-WARM_UP = 1 / 3
+WARM_UP = 1 / 2
 """The part of a churn in which memory may still grow to what is needed."""
 
 
@@ -33,8 +33,8 @@ async def test_a_thousand_ready_policies_cost_little(
         await people.make(names)
         await people.settled(POLICIES)
         figures += await standing(proxy, f"{shop.tenant}/prod")
-        figures += await restarting(proxy, operator, people)
         figures += await churning(operator, people, names, minutes)
+        figures += await restarting(proxy, operator, people)
 
 
 async def standing(proxy: Proxy, namespace: str) -> list[Figure]:
@@ -59,6 +59,7 @@ async def restarting(proxy: Proxy, operator: Operator, people: Crowd) -> list[Fi
     """Restart the operator, with a policy made meanwhile: it is settled once that one is."""
     newcomer = "newcomer"
     await people.make_sources([newcomer])
+    await people.settled(POLICIES)
     operator.stop()
     began = time.monotonic()
     operator.start()

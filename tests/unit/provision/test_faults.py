@@ -37,7 +37,7 @@ from redrive.provision.gather import gather
 
 MakeBody = Callable[..., dict[str, Any]]
 
-HASTY = aiohttp.ClientTimeout(total=0.2)
+HASTY = aiohttp.ClientTimeout(total=0.5)
 FAULTS: dict[str, Fault] = {
     **{str(status): answering(status) for status in (409, 412, 429, 500, 503)},
     "no answer": hanging,
@@ -117,7 +117,9 @@ async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
         async with shop(connection, policy()) as disturbed:
             disturbed.broker.fault = at_call(number, FAULTS[fault])
             try:
-                async with aiohttp.ClientSession(timeout=HASTY) as session:
+                # Only where nothing else ends the call: a busy machine is slow with others too.
+                patience = HASTY if FAULTS[fault] is hanging else aiohttp.ClientTimeout()
+                async with aiohttp.ClientSession(timeout=patience) as session:
                     await disturbed.look(Http(session))
             except AdminError:
                 await disturbed.look()
