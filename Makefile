@@ -4,13 +4,15 @@
 PYTHON ?= python3
 # Arguments for pytest, as in: make test TESTS="tests/unit -k ladder"
 TESTS ?= tests
+# The same of chaos, as in: make chaos CHAOS="-k killed"
+CHAOS ?=
 # The same of benchmarks, as in: make bench BENCH="-k memory --minutes 30"
 BENCH ?=
 
 python := $(PYTHON) .ci/python
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint bench demo sandbox sandbox-down lock
+.PHONY: help test lint chaos bench demo sandbox sandbox-down lock
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
@@ -24,6 +26,10 @@ lint: ## Check style, types and which layer imports which
 	$(python) -m ruff format --check
 	$(python) -m mypy operator/redrive tests
 	$(python) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
+
+chaos: ## Disturb it in every way, on parts of its own: takes a quarter of an hour
+	$(python) -m redrive.sandbox prepare
+	$(python) -m pytest -o python_files='chaos_*.py' -o timeout=900 --durations=10 tests/chaos $(CHAOS)
 
 bench: ## Measure it, on parts of its own: takes half an hour; a table in the end
 	$(python) -m redrive.sandbox prepare

@@ -132,7 +132,9 @@ def _what_it_says(answer: str) -> str:
     if said is None:
         title = re.search("<title>(.*?)</title>", answer, re.DOTALL)
         said = answer if title is None else title[1]
-    return " ".join(said.split())[:300]
+    words = " ".join(said.split())[:300]
+    # Whatever answers there may say anything, and this ends up in logs and conditions.
+    return "".join(c if c.isprintable() else "\ufffd" for c in words)
 
 
 def _reason(answer: str) -> str | None:

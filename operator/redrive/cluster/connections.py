@@ -79,10 +79,13 @@ def find(ref: ConnectionRef, namespace: str, table: Table) -> PulsarConnectionSp
 
 def users(connection: Key, objects: Table) -> Iterator[Body]:
     """Yield those of *objects* whose `connectionRef` means *connection*."""
-    for body in objects:
-        ref = body["spec"]["connectionRef"]
-        if connection == (ref.get("namespace", body["metadata"]["namespace"]), ref["name"]):
-            yield body
+    return (body for body in objects if connection_of(body) == connection)
+
+
+def connection_of(body: Body) -> Key:
+    """Return which connection the `connectionRef` of an object means."""
+    ref = body["spec"]["connectionRef"]
+    return Key(ref.get("namespace", body["metadata"]["namespace"]), ref["name"])
 
 
 class Connections:

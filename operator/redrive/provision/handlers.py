@@ -10,8 +10,10 @@ from typing import Protocol
 
 import kopf
 
+from redrive.admin.errors import AuthenticationFailedError
+from redrive.api.conditions import READY
 from redrive.cluster import resources, status
-from redrive.cluster.connections import users
+from redrive.cluster.connections import connection_of, users
 from redrive.cluster.keeper import Keeper
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.status import Publisher
@@ -92,6 +94,9 @@ class _Journey:
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if is_asked_anew(before, after):
             self.policies.wake(key)
+        if after is not None and _is_refused(after) and not _is_refused(before or {}):
+            # A token is no longer good, which the connection learns by nothing else.
+            self.connections.wake(connection_of(after))
 
     def _connection_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if is_asked_anew(before, after):
@@ -113,3 +118,9 @@ class _Journey:
             self.policies.wake(Key.of(body))
             for rival in self._claims.rivals(Key.of(body)):
                 self.policies.wake(rival)
+
+
+def _is_refused(policy: Body) -> bool:
+    """Whether the broker took the token for none that it knows, at the last look."""
+    ready = status.find(policy, READY)
+    return ready is not None and ready.reason == AuthenticationFailedError.reason

@@ -134,17 +134,13 @@ def start(state: Path, processes: Processes) -> Cluster:
     Raises:
         SandboxError: a part of it ended or did not answer in time.
     """
-    etcd, kubernetes = builds.etcd(), builds.kubernetes()
+    kubernetes = builds.kubernetes()
     folder = _folder(state)
     folder.mkdir(mode=0o700)
     cluster = Cluster(state, free_port())
     _write_identities(folder, cluster.port)
-    etcd_url = _start_etcd(folder, processes, str(etcd / ETCD))
-    processes.start(
-        API_SERVER,
-        [str(kubernetes / API_SERVER), *_api_server_flags(folder, cluster.port, etcd_url)],
-    )
-    processes.wait_until(API_SERVER, lambda: _ready(cluster), seconds=_START_SECONDS)
+    _start_etcd(folder, processes)
+    start_api_server(cluster, processes)
     processes.start(
         CONTROLLER_MANAGER,
         [str(kubernetes / CONTROLLER_MANAGER), *_controller_manager_flags(folder)],
@@ -155,7 +151,20 @@ def start(state: Path, processes: Processes) -> Cluster:
     return cluster
 
 
-def _start_etcd(folder: Path, processes: Processes, binary: str) -> str:
+def start_api_server(cluster: Cluster, processes: Processes) -> None:
+    """Start the API server of *cluster*, also once more after it was stopped; it answers then.
+
+    Raises:
+        SandboxError: it ended or did not answer in time.
+    """
+    folder = _folder(cluster.state)
+    flags = _api_server_flags(folder, cluster.port, _etcd_url(folder).read_text())
+    processes.start(API_SERVER, [str(builds.kubernetes() / API_SERVER), *flags])
+    processes.wait_until(API_SERVER, lambda: _ready(cluster), seconds=_START_SECONDS)
+
+
+def _start_etcd(folder: Path, processes: Processes) -> None:
+    binary = str(builds.etcd() / ETCD)
     clients, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
     processes.start(ETCD, [
         binary, "--name=sandbox", f"--data-dir={folder / 'etcd'}", "--unsafe-no-fsync",
@@ -163,7 +172,11 @@ def _start_etcd(folder: Path, processes: Processes, binary: str) -> str:
         f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}",
         f"--initial-cluster=sandbox={peers}",
     ])  # fmt: skip
-    return clients
+    _etcd_url(folder).write_text(clients)
+
+
+def _etcd_url(folder: Path) -> Path:
+    return folder / "etcd.url"
 
 
 def _api_server_flags(folder: Path, port: int, etcd_url: str) -> list[str]:

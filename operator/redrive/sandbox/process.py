@@ -67,6 +67,7 @@ class Processes:
         self._logs = state / "logs"
         self._records = state / "processes"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._starts: dict[str, Callable[[], None]] = {}
 
     def start(
         self,
@@ -80,6 +81,7 @@ class Processes:
 
         Arguments are visible to every user of the machine: secrets belong into files or *env*.
         """
+        self._starts[name] = lambda: self.start(name, command, env=env, cwd=cwd)
         for folder in (self._logs, self._records):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self.log(name).open("ab") as log:
@@ -90,6 +92,10 @@ class Processes:
         self._children[name] = child
         record = {"pid": child.pid, "started": psutil.Process(child.pid).create_time()}
         self._record(name).write_text(json.dumps(record))
+
+    def again(self, name: str) -> None:
+        """Start *name*, which has ended, just as it was started here before."""
+        self._starts[name]()
 
     def log(self, name: str) -> Path:
         """Where *name* writes what it has to say."""
@@ -130,6 +136,16 @@ class Processes:
             except psutil.TimeoutExpired:
                 process.kill()
                 process.wait(_KILLED_SECONDS)
+        if child := self._children.pop(name, None):
+            child.wait()
+        self._record(name).unlink(missing_ok=True)
+
+    def kill(self, name: str) -> None:
+        """End *name* at once, as a crash would: it is not asked."""
+        process = self._find(name)
+        if process is not None:
+            process.kill()
+            process.wait(_KILLED_SECONDS)
         if child := self._children.pop(name, None):
             child.wait()
         self._record(name).unlink(missing_ok=True)

@@ -36,3 +36,8 @@ def test_the_message_has_the_call_the_answer_in_one_line_and_the_remedy() -> Non
         "the broker refused to read namespace a/b; got '500 --- broken here'; "
         "it is tried again; look into the broker's log if it stays"
     )
+
+
+def test_what_can_not_be_printed_of_an_answer_is_not() -> None:
+    error = errors.error_for("read x", 500, "\x1b[31mred\x00\u202eder")
+    assert "got '500 \ufffd[31mred\ufffd\ufffdder'" in str(error)

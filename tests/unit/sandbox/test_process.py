@@ -124,3 +124,18 @@ def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch: pytest.Monkey
         monkeypatch.setattr("redrive.sandbox.process._PORTS", range(taken, taken + 1))
         with pytest.raises(SandboxError, match=f"no free port .* {taken}"):
             free_port()
+
+
+def test_what_is_killed_is_not_asked_and_can_be_started_again_as_it_was(
+    processes: Processes, tmp_path: Path
+) -> None:
+    processes.start("deaf", STUBBORN)
+    processes.wait_until("deaf", lambda: bool(processes.log("deaf").read_text()), seconds=10)
+    first = pid(tmp_path, "deaf")
+    processes.kill("deaf")
+    assert not processes.alive("deaf")
+    assert processes.names() == []
+    processes.again("deaf")
+    assert psutil.Process(pid(tmp_path, "deaf")).cmdline() == STUBBORN
+    assert pid(tmp_path, "deaf") != first
+    processes.kill("deaf")

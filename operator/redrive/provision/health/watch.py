@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from redrive.admin.errors import AdminError, NotFoundError
 from redrive.api.conditions import READY, ConditionStatus
 from redrive.cluster import resources, status
+from redrive.cluster.connections import connection_of
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.status import Caution
 from redrive.cluster.world import World
@@ -131,8 +132,7 @@ class Health:
         due = defaultdict(list)
         for body in sorted(ready, key=lambda body: self._looked.get(_uid(body), never)):
             if self._looked.get(_uid(body), never) + self._interval <= now:
-                ref = body["spec"]["connectionRef"]
-                due[Key(ref.get("namespace", Key.of(body).namespace), ref["name"])].append(body)
+                due[connection_of(body)].append(body)
         return due
 
     def _forget(self, ready: Sequence[Body]) -> None:

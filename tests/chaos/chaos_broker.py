@@ -1,0 +1,96 @@
+"""The broker refuses, hangs, is gone: what was asked for is there in the end, nothing else is."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+from tests.chaos.conftest import Scene, springs, wait_for
+from tests.chaos.proxy import Fault, answering, done_but_not_told, hanging
+
+from redrive.sandbox import installation, pulsar
+
+FAULTS: dict[str, Fault] = {
+    **{str(status): answering(status) for status in (409, 412, 429, 500)},
+    "untold": done_but_not_told,
+    "hanging": hanging,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_call_about_a_policys_topics_fails_once(scene: Scene, fault: str) -> None:
+    """All at once, a policy for each call: while one waits, the others go on."""
+    first = f"{fault}-right"
+    scene.source(first)
+    calls = scene.calls(first, lambda: scene.ask(first), first)
+    right = scene.made(first)
+    assert calls > 10
+    names = [f"{fault}-{number:02}" for number in range(1, calls + 1)]
+    for name in names:
+        scene.source(name)
+    with ExitStack() as traps:
+        set_up = [
+            traps.enter_context(scene.proxy.trap(f"/{name}", number, FAULTS[fault]))
+            for number, name in enumerate(names, start=1)
+        ]
+        scene.shop.policies({name: {"topic": scene.shop.topic(name)} for name in names})
+        for trap in set_up:
+            springs(trap)
+        for name in names:
+            scene.shop.ready(name)
+    for number, name in enumerate(names, start=1):
+        assert scene.made(name) == right, f"call {number} failed"
+    scene.is_intact()
+    scene.shop.kubectl("delete", "retrypolicy", first, *names, "--timeout=60s")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_call_about_the_whole_namespace_fails_once(scene: Scene, fault: str) -> None:
+    tenant = scene.shop.tenant
+    abouts = (
+        f"/namespaces/{tenant}/prod",
+        f"/persistent/{tenant}/prod/partitioned",
+        "/grantPermissionsOnTopics",
+    )
+    for number, about in enumerate(abouts):
+        name = f"ns-{fault}-{number}"
+        scene.source(name)
+        with scene.proxy.trap(about, 1, FAULTS[fault]) as trap:
+            scene.ask(name)
+            springs(trap)
+        scene.shop.ready(name)
+        assert len(scene.made(name)) == 7
+        scene.is_intact()
+        scene.shop.kubectl("delete", "retrypolicy", name, "--timeout=30s")
+
+
+def test_the_broker_is_killed_while_policies_are_made(scene: Scene) -> None:
+    names = [f"crash-{number}" for number in range(10)]
+    for name in names:
+        scene.source(name)
+    scene.shop.policies({name: {"topic": scene.shop.topic(name)} for name in names})
+    wait_for(lambda: bool(scene.made(names[0]).keys() > {scene.shop.topic("it")}), "no topic made")
+    processes = scene.sandbox.processes
+    processes.kill(pulsar.NAME)
+    pulsar.start(scene.sandbox.pulsar, processes)
+    pulsar.wait(scene.sandbox.pulsar, processes)
+    for name in names:
+        scene.shop.ready(name)
+    made = [scene.made(name) for name in names]
+    assert all(one == made[0] for one in made)
+    assert len(made[0]) == 7
+    scene.is_intact()
+
+
+def test_a_token_that_is_revoked_and_given_anew(scene: Scene) -> None:
+    shop = scene.shop
+    shop.secret("pulsar-admin", token="not-a-token-any-more")  # noqa: S106 - that is what it is
+    shop.policy("kept", topic=shop.topic("kept"), maxRetries=5)
+    shop.reaches("kept", "AuthenticationFailed")
+    shop.reaches("main", "AuthenticationFailed", "pulsarconnection")
+    scene.is_intact()
+    shop.secret("pulsar-admin", token=shop.token(shop.role))
+    shop.ready("kept")
+    shop.ready("main", "pulsarconnection")
+    scene.is_intact()
+    assert scene.sandbox.processes.alive(installation.OPERATOR)

@@ -1,0 +1,58 @@
+"""The operator is killed after each call of a reconcile: the next one finishes its work."""
+
+from __future__ import annotations
+
+from tests.chaos.conftest import Scene, springs
+from tests.chaos.proxy import done_then
+from tests.integration.provision.conftest import rest_path
+
+
+def test_killed_after_each_call_that_makes_a_policys_topics(scene: Scene) -> None:
+    scene.source("made-by-one")
+    calls = scene.calls("", lambda: scene.ask("made-by-one"), "made-by-one")
+    right = scene.made("made-by-one")
+    assert len(right) == 3 + 2 * 2  # three topics, two of them with two partitions
+    assert calls > 10
+    for number in range(1, calls + 1):
+        name = f"made-by-two-{number:02}"
+        scene.source(name)
+        with scene.proxy.trap("", number, done_then(scene.kill)) as trap:
+            scene.ask(name)
+            springs(trap)
+        scene.restart()
+        scene.shop.ready(name)
+        assert scene.made(name) == right, f"after call {number}"
+        scene.is_intact()
+        scene.shop.kubectl("delete", "retrypolicy", name, "--timeout=30s")
+
+
+def test_killed_after_each_call_that_repairs_a_policys_topics(scene: Scene) -> None:
+    scene.source("mended")
+    scene.ask("mended")
+    scene.shop.ready("mended")
+    right = scene.made("mended")
+
+    def break_it(retries: int) -> None:
+        """Take away what can be taken away without losing a message, and have it looked at."""
+        retry, dead = (
+            rest_path(scene.shop.topic(f"mended-fulfilment-{t}")) for t in ("RETRY", "DLQ")
+        )
+        scene.shop.request("DELETE", f"{retry}/permissions/fulfilment")
+        scene.shop.request("POST", f"{retry}/messageTTL?messageTTL=60")
+        scene.shop.request("DELETE", f"{dead}/permissions/fulfilment")
+        scene.shop.request("DELETE", f"{dead}/subscription/redrive")
+        scene.shop.kubectl("delete", "configmap", "mended-redrive")
+        scene.ask("mended", maxRetries=retries)
+
+    calls = scene.calls("", lambda: break_it(1), "mended")
+    assert scene.made("mended") == right
+    assert calls > 5
+    for number in range(1, calls + 1):
+        with scene.proxy.trap("", number, done_then(scene.kill)) as trap:
+            break_it(number + 1)
+            springs(trap)
+        scene.restart()
+        scene.shop.ready("mended")
+        assert scene.made("mended") == right, f"after call {number}"
+        assert scene.shop.get("configmap", "mended-redrive")["data"]
+        scene.is_intact()

@@ -1,0 +1,191 @@
+"""A policy with messages in its topics, what is somebody else's, and an operator to disturb."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from tests.chaos.proxy import Proxy, Trap, passing
+from tests.integration.provision.conftest import MakeShop, Shop, make_shop, rest_path
+
+from redrive.sandbox import installation
+from redrive.sandbox.pulsar import SUPERUSER
+from redrive.sandbox.sandbox import Sandbox
+
+__all__ = ["make_shop"]
+
+EARLIEST = {"ledgerId": -1, "entryId": -1}
+WAITING, DEAD, FOREIGN = 4, 3, 2
+SECONDS = 120
+
+
+@pytest.fixture(scope="session")
+def operator_process(installed: Sandbox) -> Path:
+    """The operator: its log."""
+    return installed.processes.log(installation.OPERATOR)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where chaos breaks out.
+
+    Args:
+        proxy: between the operator and the broker.
+        foreign: what is not redrive's, as it was in the beginning.
+    """
+
+    shop: Shop
+    sandbox: Sandbox
+    proxy: Proxy
+    foreign: dict[str, Any]
+
+    def kill(self) -> None:
+        """Have the operator end as a crash would end it."""
+        self.sandbox.processes.kill(installation.OPERATOR)
+
+    def restart(self) -> None:
+        """Have an operator again, as soon as the one that is killed has ended."""
+        wait_for(lambda: not self.sandbox.processes.alive(installation.OPERATOR), "not killed")
+        log = self.sandbox.processes.log(installation.OPERATOR)
+        before = log.stat().st_size
+        self.sandbox.processes.again(installation.OPERATOR)
+        self.sandbox.processes.wait_until(
+            installation.OPERATOR,
+            lambda: b"redrive serves" in log.read_bytes()[before:],
+            seconds=SECONDS,
+        )
+
+    def source(self, name: str) -> None:
+        """Make a source topic, with a subscription: the broker deletes one that nobody uses."""
+        self.shop.create_topic(self.shop.topic(name), 2)
+        path = f"{rest_path(self.shop.topic(name))}/subscription/fulfilment"
+        self.shop.request("PUT", path, EARLIEST)
+
+    def ask(self, name: str, **spec: object) -> None:
+        """Make or change a policy that has a source topic of its own, all of one name."""
+        self.shop.policy(name, topic=self.shop.topic(name), **spec)
+
+    def made(self, name: str) -> dict[str, Any]:
+        """All that there is of the policy *name* at the broker, as if it were called `it`."""
+        listed = self.shop.request("GET", f"persistent/{self.shop.tenant}/prod")
+        listed += self.shop.request("GET", f"persistent/{self.shop.tenant}/prod/partitioned")
+        prefix = self.shop.topic(name)
+        own = [t for t in listed if t == prefix or t.startswith(f"{prefix}-")]
+        found = {topic: state(self.shop, topic) for topic in sorted(own)}
+        written: dict[str, Any] = json.loads(json.dumps(found).replace(name, "it"))
+        return written
+
+    def calls(self, about: str, cause: Callable[[], None], name: str) -> int:
+        """How many calls *about* something it takes until the policy *name* is ready."""
+        with self.proxy.trap(about, 0, passing) as counter:
+            cause()
+            self.shop.ready(name)
+            return counter.count
+
+    def is_intact(self) -> None:
+        """Fail if a message is gone, or anything that is not redrive's was touched."""
+        assert backlogs(self.shop) == {"kept-RETRY": WAITING, "kept-DLQ": DEAD, "others": FOREIGN}
+        assert foreign(self.shop) == self.foreign
+
+
+def state(shop: Shop, topic: str) -> dict[str, Any]:
+    """What the broker has of a topic."""
+    path, found = rest_path(topic), {}
+    for part in ("subscriptions", "partitions", "properties", "deduplicationEnabled", "messageTTL",
+                 "inactiveTopicPolicies?applied=true", "delayedDelivery?applied=true",
+                 "backlogQuotaMap"):  # fmt: skip
+        if "-partition-" not in topic or part == "subscriptions":
+            found[part] = shop.request("GET", f"{path}/{part}")
+    found["subscriptions"].sort()
+    policies = shop.request("GET", f"namespaces/{shop.tenant}/prod")
+    found["grants"] = {
+        role: sorted(actions)
+        for role, actions in policies["auth_policies"]["destination_auth"].get(topic, {}).items()
+    }
+    return found
+
+
+def foreign(shop: Shop) -> dict[str, Any]:
+    """What is not redrive's: a topic with its grants, and a role's rights on topics of redrive."""
+    policies = shop.request("GET", f"namespaces/{shop.tenant}/prod")
+    grants = policies["auth_policies"]["destination_auth"].items()
+    return {
+        "topic": state(shop, shop.topic("others")),
+        "auditor": {topic: roles["auditor"] for topic, roles in grants if "auditor" in roles},
+        "tenant": shop.request("GET", f"tenants/{shop.tenant}"),
+    }
+
+
+def backlogs(shop: Shop) -> dict[str, int]:
+    """How many messages wait where somebody put them before."""
+    found = {}
+    for name, topic, subscription in (
+        ("kept-RETRY", "kept-fulfilment-RETRY", "fulfilment"),
+        ("kept-DLQ", "kept-fulfilment-DLQ", "redrive"),
+        ("others", "others", "others"),
+    ):
+        stats = shop.request("GET", f"{rest_path(shop.topic(topic))}/stats")
+        found[name] = stats["subscriptions"][subscription]["msgBacklog"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def scene(make_shop: MakeShop, installed: Sandbox) -> Iterator[Scene]:
+    shop = make_shop()
+    installed.processes.stop(installation.OPERATOR)
+    installation.start_operator(installed)  # by this run, which can start it again then
+    with Proxy.before(shop.broker.admin_url) as proxy:
+        shop.connection(adminUrl=proxy.url)
+        for name in ("kept", "others"):
+            shop.create_topic(shop.topic(name))
+        shop.request("PUT", f"{rest_path(shop.topic('kept'))}/subscription/fulfilment", EARLIEST)
+        shop.policy("kept", topic=shop.topic("kept"))
+        shop.ready("kept")
+        path = rest_path(shop.topic("others"))
+        shop.request("PUT", f"{path}/subscription/others", EARLIEST)
+        shop.request("POST", f"{path}/permissions/fulfilment", ["consume"])
+        retry = rest_path(shop.topic("kept-fulfilment-RETRY"))
+        shop.request("POST", f"{retry}/permissions/auditor", ["consume"])
+        send(shop)
+        yield Scene(shop, installed, proxy, foreign(shop))
+        if not installed.processes.alive(installation.OPERATOR):
+            installation.start_operator(installed)
+
+
+def send(shop: Shop) -> None:
+    """Put messages where they must not get lost."""
+    client = pulsar.Client(
+        shop.broker.service_url,
+        authentication=pulsar.AuthenticationToken(shop.broker.token(SUPERUSER)),
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+    )
+    later = {"deliver_after": timedelta(hours=1)}
+    for topic, count, how in (
+        ("kept-fulfilment-RETRY", WAITING, later),
+        ("kept-fulfilment-DLQ", DEAD, {}),
+        ("others", FOREIGN, {}),
+    ):
+        producer = client.create_producer(shop.topic(topic))
+        for number in range(count):
+            producer.send(str(number).encode(), **how)
+    client.close()
+
+
+def wait_for(holds: Callable[[], bool], what: str) -> None:
+    """Fail if it does not hold in time."""
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def springs(trap: Trap) -> None:
+    """Return once something fell into the trap; fail if nothing does."""
+    assert trap.sprung.wait(SECONDS), f"call {trap.number} about {trap.about!r} never came"

@@ -1,0 +1,173 @@
+"""A proxy before a broker's admin API, in which calls of one's choice come to grief."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+Do = Callable[[], Awaitable[web.Response]]
+Fault = Callable[[web.Request, Do], Awaitable[web.StreamResponse]]
+"""Comes between one call and the broker."""
+
+SHOWN = frozenset({"Content-Type", "Location"})
+
+
+@dataclass
+class Trap:
+    """Waits for a call.
+
+    Attributes:
+        about: a text in the call's path or body; empty is any.
+        number: of the calls about it, counted from 1, to which it happens; 0 is none.
+        fault: what happens.
+        count: how many such calls there were.
+        sprung: set once it has happened.
+    """
+
+    about: str
+    number: int
+    fault: Fault
+    count: int = 0
+    sprung: threading.Event = field(default_factory=threading.Event)
+
+    def comes(self) -> bool:
+        """Take note of a call about it; whether that is the one it waits for."""
+        self.count += 1
+        if self.count == self.number:
+            self.sprung.set()
+        return self.count == self.number
+
+
+class Proxy:
+    """Passes calls on to *target*; those for statistics, made by the clock, fall into no trap.
+
+    Attributes:
+        url: where it is.
+        traps: looked at with every call.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self.url = ""
+        self.traps: list[Trap] = []
+
+    @classmethod
+    @contextmanager
+    def before(cls, target: str) -> Iterator[Proxy]:
+        """Serve in a thread of its own, until the block ends."""
+        proxy, loop = cls(target), asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="proxy")
+        thread.start()
+        try:
+            runner = asyncio.run_coroutine_threadsafe(proxy._serve(), loop).result(30)
+            try:
+                yield proxy
+            finally:
+                asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    @contextmanager
+    def trap(self, about: str, number: int, fault: Fault) -> Iterator[Trap]:
+        """Have a trap within the block."""
+        trap = Trap(about, number, fault)
+        self.traps.append(trap)
+        try:
+            yield trap
+        finally:
+            self.traps.remove(trap)
+
+    async def _serve(self) -> web.AppRunner:
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._pass)
+        application.cleanup_ctx.append(self._connect)
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        return runner
+
+    async def _connect(self, _: web.Application) -> AsyncIterator[None]:
+        async with aiohttp.ClientSession() as self._session:
+            yield
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+
+        async def do() -> web.Response:
+            return await self._do(request, body)
+
+        if "stats" in request.path:
+            return await do()
+        text = request.path + body.decode()
+        due = [trap for trap in list(self.traps) if trap.about in text and trap.comes()]
+        if due:  # one call may be about many, and fails but once
+            return await due[0].fault(request, do)
+        return await do()
+
+    async def _do(self, request: web.Request, body: bytes) -> web.Response:
+        url = URL(f"{self._target}{request.raw_path}", encoded=True)
+        headers = {
+            k: v for k, v in request.headers.items() if k in {"Authorization", "Content-Type"}
+        }
+        try:
+            async with self._session.request(
+                request.method, url, data=body or None, headers=headers, allow_redirects=False
+            ) as answer:
+                kept = {k: v for k, v in answer.headers.items() if k in SHOWN}
+                return web.Response(status=answer.status, body=await answer.read(), headers=kept)
+        except aiohttp.ClientError:
+            _cut(request)  # as the broker did
+            return web.Response(status=502)
+
+
+def answering(status: int) -> Fault:
+    """Refuse with *status*, as a broker in trouble does."""
+
+    async def refuse(_: web.Request, __: Do) -> web.Response:
+        return web.json_response({"reason": f"injected {status}"}, status=status)
+
+    return refuse
+
+
+async def passing(_: web.Request, do: Do) -> web.StreamResponse:
+    """Do no harm: for counting."""
+    return await do()
+
+
+async def hanging(_: web.Request, do: Do) -> web.StreamResponse:
+    """Never answer, and do nothing, for longer than anybody waits."""
+    await asyncio.sleep(120)
+    return await do()
+
+
+async def done_but_not_told(request: web.Request, do: Do) -> web.StreamResponse:
+    """Have it done, and cut the connection instead of telling."""
+    answer = await do()
+    _cut(request)
+    return answer
+
+
+def done_then(act: Callable[[], None]) -> Fault:
+    """Have it done, then *act*, before the answer goes out."""
+
+    async def fault(_: web.Request, do: Do) -> web.StreamResponse:
+        answer = await do()
+        act()
+        return answer
+
+    return fault
+
+
+def _cut(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.close()

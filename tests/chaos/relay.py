@@ -1,0 +1,90 @@
+"""A relay before a port, whose connections can be cut, and kept from coming back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+class Relay:
+    """Passes bytes on to a port of this machine, in a thread of its own.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._loop = asyncio.new_event_loop()
+        self._open = True
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._relays: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    @classmethod
+    @contextmanager
+    def before(cls, target: int) -> Iterator[Relay]:
+        """Relay until the block ends."""
+        relay = cls(target)
+        thread = threading.Thread(target=relay._loop.run_forever, name="relay")
+        thread.start()
+        try:
+            relay._call(relay._listen())
+            yield relay
+            relay._call(relay._end())
+        finally:
+            relay._loop.call_soon_threadsafe(relay._loop.stop)
+            thread.join()
+            relay._loop.close()
+
+    def cut(self) -> None:
+        """Cut all connections, and let none come until `mend`."""
+        self._open = False
+        self._call(self._cut())
+
+    def mend(self) -> None:
+        """Let connections come again."""
+        self._open = True
+
+    def _call(self, work: object) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)  # type: ignore[arg-type]
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _end(self) -> None:
+        self._server.close()
+        await self._cut()
+
+    async def _cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.gather(*self._relays, return_exceptions=True)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._open:
+            writer.transport.abort()
+            return
+        there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        task, mine = asyncio.current_task(), {writer, back}
+        assert task is not None
+        self._relays.add(task)
+        self._writers |= mine
+        try:
+            await asyncio.gather(_pump(reader, back), _pump(there, writer))
+        finally:
+            self._writers -= mine
+            self._relays.discard(task)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
