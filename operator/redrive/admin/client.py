@@ -13,8 +13,15 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from redrive.admin.access import Credentials
 from redrive.admin.breaker import Breaker
-from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError, unexpected
+from redrive.admin.errors import (
+    AdminError,
+    AuthenticationFailedError,
+    NotFoundError,
+    UnsupportedError,
+    unexpected,
+)
 from redrive.admin.gathering import Gathering
 from redrive.admin.http import Call, Http
 from redrive.admin.model import (
@@ -50,24 +57,24 @@ class Admin:
     Args:
         http: makes the calls.
         admin_url: where the broker's admin API answers.
-        token: of the role to act as.
+        credentials: of the role to act as.
         breaker: keeps calls from a broker that is silent; without one all go out.
     """
 
     def __init__(
-        self, http: Http, admin_url: str, token: str, breaker: Breaker | None = None
+        self, http: Http, admin_url: str, credentials: Credentials, breaker: Breaker | None = None
     ) -> None:
         self._http = http
         self._breaker = breaker
         self._admin_url = admin_url
-        self._token = token
+        self._credentials = credentials
         self._readings: dict[str, Gathering[None, NamespaceState]] = {}
         self._known: dict[str, tuple[float, NamespaceState]] = {}
         self._grantings: dict[str, Gathering[Grants, Refusals]] = {}
 
-    def is_for(self, admin_url: str, token: str) -> bool:
-        """Whether this client talks to that broker with that token."""
-        return (admin_url, token) == (self._admin_url, self._token)
+    def is_for(self, admin_url: str, credentials: Credentials) -> bool:
+        """Whether this client talks to that broker with those credentials."""
+        return admin_url == self._admin_url and credentials is self._credentials
 
     async def clusters(self) -> frozenset[str]:
         """Return the names of the broker's clusters, which any role may read.
@@ -350,8 +357,17 @@ class Admin:
             raise unexpected(does, json.dumps(answer)) from error
 
     async def _send(self, call: Call, *, probe: bool = False) -> Any:  # noqa: ANN401  JSON
-        def send() -> Awaitable[Any]:
-            return self._http.send(call, admin_url=self._admin_url, token=self._token)
+        """Make *call*, once more if the broker refuses credentials that have changed since."""
+
+        async def send() -> Any:  # noqa: ANN401  JSON
+            access = self._credentials.held
+            try:
+                return await self._http.send(call, admin_url=self._admin_url, access=access)
+            except AuthenticationFailedError:
+                renewed = await self._credentials.renewed(access)
+                if renewed is None:
+                    raise
+            return await self._http.send(call, admin_url=self._admin_url, access=renewed)
 
         return await (send() if self._breaker is None else self._breaker.guard(send, probe=probe))
 

@@ -47,6 +47,18 @@ class AuthenticationFailedError(AdminError):
     reason = "AuthenticationFailed"
 
 
+class CertificateRefusedError(AdminError):
+    """The broker, or an issuer, shows a certificate that is not trusted or is for another host."""
+
+    reason = "CertificateRefused"
+
+
+class IssuerFailedError(AdminError):
+    """The issuer of OAuth 2.0 tokens gives none, for now or because it was asked wrongly."""
+
+    reason = "IssuerFailed"
+
+
 class ForbiddenError(AdminError):
     """The token is good, but its role lacks a right (403)."""
 
@@ -86,7 +98,7 @@ _KINDS: dict[int, type[AdminError]] = {
     429: BrokerFailedError,
 }
 _REMEDIES = {
-    AuthenticationFailedError: "store a valid, unexpired token in the connection's Secret",
+    AuthenticationFailedError: "give the connection credentials that are valid and not expired",
     ForbiddenError: "use the token of a role that administers the tenant",
     NotFoundError: "create it, or correct the name",
     BrokerFailedError: "it is tried again; look into the broker's log if it stays",

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,12 @@ import aiohttp
 from yarl import URL
 
 from redrive.admin import metrics
+from redrive.admin.access import Access
 from redrive.admin.errors import (
     AdminUrlInvalidError,
     BrokerUnreachableError,
+    CertificateRefusedError,
+    IssuerFailedError,
     error_for,
     unexpected,
 )
@@ -71,13 +75,13 @@ class Http:
         ) as session:
             yield cls(session)
 
-    async def send(self, call: Call, *, admin_url: str, token: str) -> Any:  # noqa: ANN401  JSON
+    async def send(self, call: Call, *, admin_url: str, access: Access) -> Any:  # noqa: ANN401  JSON
         """Make *call* and return the JSON that the broker answers, None for an empty answer.
 
         Raises:
             AdminError: the subclass says what became of it.
         """
-        status, answer = await self._answer(call, admin_url, token)
+        status, answer = await self._answer(call, admin_url, access)
         if status not in range(200, 300):
             raise error_for(call.does, status, answer)
         try:
@@ -85,14 +89,17 @@ class Http:
         except ValueError as error:
             raise unexpected(call.does, answer) from error
 
-    async def _answer(self, call: Call, admin_url: str, token: str) -> tuple[int, str]:
+    async def _answer(self, call: Call, admin_url: str, access: Access) -> tuple[int, str]:
         """Return status and text of the broker's answer, and count it."""
         outcome = "uncallable"
         try:
             with metrics.SECONDS.labels(call.method).time():
                 url = URL(f"{admin_url.rstrip('/')}/admin/v2/{call.path}", encoded=True)
-                status, answer = await self._follow(call, url, token)
+                status, answer = await self._follow(call, url, access)
             outcome = str(status)
+        except aiohttp.ClientConnectorCertificateError as error:  # a ValueError too
+            outcome = "certificate refused"
+            raise _refused(admin_url, error) from error
         except ValueError as error:  # some parts of an address are looked at only when it is called
             raise AdminUrlInvalidError(
                 "adminUrl, or an address that the broker redirects to, is none that can be called",
@@ -116,17 +123,45 @@ class Http:
             metrics.CALLS.labels(call.method, outcome).inc()
         return status, answer
 
-    async def _follow(self, call: Call, url: URL, token: str) -> tuple[int, str]:
+    async def ask_issuer(
+        self, method: str, url: str, form: Mapping[str, str] | None, tls: ssl.SSLContext | None
+    ) -> tuple[int, str]:
+        """Return status and text of what an issuer of tokens answers; redirects are not followed.
+
+        Raises:
+            CertificateRefusedError: it shows a certificate that is not trusted.
+            IssuerFailedError: it does not answer.
+        """
+        try:
+            async with self._session.request(
+                method, url, data=form, allow_redirects=False, ssl=tls or True
+            ) as response:
+                return response.status, await response.text(errors="replace")
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise _refused(url, error) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise IssuerFailedError(
+                f"the issuer of tokens does not answer at {url}",
+                got=str(error) or type(error).__name__,
+                remedy="check oauth2.issuerUrl, and that it can be reached from here",
+            ) from error
+
+    async def _follow(self, call: Call, url: URL, access: Access) -> tuple[int, str]:
         """Make *call*, going on to the broker that serves the namespace when told to.
 
         The HTTP library would drop the token on the way to another host.
         """
         # Without a content type a broker answers 415 to a PUT, even to one without a body.
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": call.content_type}
+        headers = {**access.headers, "Content-Type": call.content_type}
         body = None if call.body is None else json.dumps(call.body)
         for _ in range(MAX_REDIRECTS):
             async with self._session.request(
-                call.method, url, data=body, headers=headers, allow_redirects=False
+                call.method,
+                url,
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                ssl=access.tls or True,
             ) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
                     return response.status, await response.text(errors="replace")
@@ -135,6 +170,14 @@ class Http:
                     return response.status, "a redirect from https to http, which is not followed"
                 url = target
         return response.status, f"more than {MAX_REDIRECTS} redirects"
+
+
+def _refused(url: str, error: aiohttp.ClientConnectorCertificateError) -> CertificateRefusedError:
+    return CertificateRefusedError(
+        f"the certificate shown at {url} is not trusted",
+        got=str(error.certificate_error),
+        remedy="give its authority in caRef, or the address that the certificate is for",
+    )
 
 
 def may_follow(origin: URL, target: URL) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from redrive.api.authentication import Authentication, Tls
 from redrive.api.choices import Choices
 from redrive.api.conditions import Conditions
 from redrive.api.fields import MAX_LIST, MAX_TOPIC, ObjectName, Role, TokenSource
@@ -61,14 +62,6 @@ RolePattern = Annotated[
 ]
 
 
-class Authentication(ApiModel):
-    """How the operator proves to the broker who it is."""
-
-    token: TokenSource
-    """A token (a JWT) of a role that administers the tenants concerned; a super-user is not
-    needed. The Secret lies in the namespace of the PulsarConnection."""
-
-
 class ReplayIdentity(ApiModel):
     """As whom the jobs of Replays talk to the broker; never as the operator."""
 
@@ -92,6 +85,11 @@ class PulsarConnectionSpec(ApiModel):
 
     authentication: Authentication
     """How the operator proves to the broker who it is."""
+
+    tls: Tls | None = None
+    """Whom to believe to be the broker, at an `adminUrl` of https. Left out: whoever shows a
+    certificate for its host name by an authority that the operator's image trusts. The jobs of
+    replays don't know these authorities: policies of a connection with `tls` can't be replayed."""
 
     allowed_topics: Annotated[tuple[TopicPattern, ...], Field(max_length=MAX_LIST)]
     """The topics that policies may name, and those that retry and dead-letter topics may be, as

@@ -62,21 +62,24 @@ TopicField = Annotated[
 ]
 
 
+ObjectKey = Annotated[
+    str,
+    Field(max_length=253),
+    Form(
+        r"[-._a-zA-Z0-9]+",
+        "a key of a Secret is letters, digits, '-', '_' and '.'",
+        "give the key, not what the Secret holds under it",
+    ),
+]
+
+
 class SecretKeyRef(ApiModel):
     """One key of a Secret."""
 
     name: ObjectName
     """Name of the Secret."""
 
-    key: Annotated[
-        str,
-        Field(max_length=253),
-        Form(
-            r"[-._a-zA-Z0-9]+",
-            "a key of a Secret is letters, digits, '-', '_' and '.'",
-            "give the key, not what the Secret holds under it",
-        ),
-    ]
+    key: ObjectKey
     """Key within the Secret, for example `token`."""
 
 

@@ -15,6 +15,7 @@ import socket
 import sys
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 
 import kopf
 
@@ -47,6 +48,13 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="ID",
         help="tells this cluster from others that use the same brokers, in the marks on topics "
         "(default: the uid of the namespace kube-system, if it may be read)",
+    )
+    parser.add_argument(
+        "--credentials",
+        type=Path,
+        metavar="DIR",
+        help="where connections find files that they name: a PulsarConnection of namespace NS in "
+        "DIR/NS, and nowhere else (default: nowhere)",
     )
     parser.add_argument(
         "--lease",
@@ -111,6 +119,7 @@ def run(options: argparse.Namespace) -> None:
         replay_image=options.replay_image,
         replay_application=options.replay_application,
         replay_service_account=options.replay_service_account,
+        credentials=options.credentials,
     )
     health = Health()
     with ExitStack() as stack:

@@ -208,22 +208,8 @@ class Kubernetes:
             ForbiddenError: the operator may not read it.
         """
         try:
-            data = (await self.get(resources.SECRETS, secret)).get("data") or {}
-        except NotFoundError:
-            raise SecretNotFoundError(
-                "the Secret that holds the token does not exist",
-                got=str(secret),
-                remedy="create it, or correct the secretRef",
-            ) from None
-        if key not in data:
-            raise SecretKeyNotFoundError(
-                f"the Secret {secret} has no key {key!r}",
-                got=sorted(data),
-                remedy="add the key to the Secret, or correct the secretRef",
-            )
-        try:
-            text = base64.b64decode(data[key]).decode("ascii").strip()
-        except (binascii.Error, UnicodeDecodeError):
+            text = (await self.read_key(resources.SECRETS, secret, key)).decode("ascii").strip()
+        except UnicodeDecodeError:
             text = ""
         if not text.isprintable() or not text:
             raise SecretKeyNotFoundError(
@@ -231,6 +217,35 @@ class Kubernetes:
                 remedy="store the token itself under that key",
             )
         return text
+
+    async def read_key(self, resource: Resource, where: Key, key: str) -> bytes:
+        """Read what a Secret or a ConfigMap holds under *key*.
+
+        Raises:
+            SecretNotFoundError: there is no such object.
+            SecretKeyNotFoundError: it has no such key, or something else than base64 under it.
+            ForbiddenError: the operator may not read it.
+        """
+        try:
+            data = (await self.get(resource, where)).get("data") or {}
+        except NotFoundError:
+            raise SecretNotFoundError(
+                f"a {resource.kind} that the connection names does not exist",
+                got=str(where),
+                remedy="create it, or correct the reference",
+            ) from None
+        if key not in data:
+            raise SecretKeyNotFoundError(
+                f"the {resource.kind} {where} has no key {key!r}",
+                got=sorted(data),
+                remedy="add the key, or correct the reference",
+            )
+        if resource != resources.SECRETS:
+            return str(data[key]).encode()
+        try:
+            return base64.b64decode(data[key])
+        except binascii.Error:
+            return b""
 
     async def emit(
         self, about: Body, *, kind: str, reason: str, message: str, now: datetime

@@ -1,8 +1,8 @@
 """A `connectionRef` → the connection's spec and a client of its broker, or why there is none.
 
 Called by every reconcile, of policies, replays and connections. Clients are kept, one for each
-connection, so that reconciles share their batches; the token is read anew each time, so that a
-changed Secret needs no restart.
+connection, so that reconciles share their batches. How credentials change without a restart is
+told in `credentials`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Protocol
 
 from redrive.admin.breaker import Breaker
@@ -19,7 +20,7 @@ from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
 from redrive.cluster import metrics
-from redrive.cluster.client import Kubernetes
+from redrive.cluster.credentials import CredentialReader, KeptCredentials
 from redrive.cluster.errors import (
     ConnectionInvalidError,
     ConnectionNotFoundError,
@@ -92,12 +93,17 @@ class Connections:
     """The connections that the watches have shown, and a client for each that was used."""
 
     def __init__(
-        self, table: Table, kubernetes: Kubernetes, http: Http, clock: Callable[[], datetime]
+        self,
+        table: Table,
+        http: Http,
+        reader: CredentialReader,
+        clock: Callable[[], datetime],
     ) -> None:
         self._table = table
-        self._kubernetes = kubernetes
         self._http = http
+        self._reader = reader
         self._clock = clock
+        self._credentials: dict[Key, tuple[object, KeptCredentials]] = {}
         self._admins: dict[Key, Admin] = {}
         self._opened: dict[Key, Connection] = {}
         self._breakers: dict[tuple[Key, str], Breaker] = {}
@@ -137,18 +143,27 @@ class Connections:
         return last
 
     async def _open(self, key: Key, spec: PulsarConnectionSpec) -> Connection:
-        source = spec.authentication.token.secret_ref
-        secret = Key(key.namespace, source.name)
-        token = await self._kubernetes.read_secret_key(secret, source.key)
-        opened = self._opened[key] = Connection(key, spec, self._admin(key, spec.admin_url, token))
+        credentials = self._credentials_of(key, spec)
+        await credentials.refresh()
+        admin = self._admin(key, spec.admin_url, credentials)
+        opened = self._opened[key] = Connection(key, spec, admin)
         return opened
 
-    def _admin(self, key: Key, admin_url: str, token: str) -> Admin:
+    def _credentials_of(self, key: Key, spec: PulsarConnectionSpec) -> KeptCredentials:
+        """Return what is kept for the connection as it is; other references are other ones."""
+        said = spec.authentication, spec.tls
+        known = self._credentials.get(key)
+        if known is None or known[0] != said:
+            read = partial(self._reader.read, key.namespace, spec)
+            known = self._credentials[key] = said, KeptCredentials(read)
+        return known[1]
+
+    def _admin(self, key: Key, admin_url: str, credentials: KeptCredentials) -> Admin:
         """Return the one client that reconciles share: batches form only within one client."""
         admin = self._admins.get(key)
-        if admin is None or not admin.is_for(admin_url, token):
+        if admin is None or not admin.is_for(admin_url, credentials):
             breaker = self._breaker(key, admin_url)
-            admin = self._admins[key] = Admin(self._http, admin_url, token, breaker)
+            admin = self._admins[key] = Admin(self._http, admin_url, credentials, breaker)
         return admin
 
     def _breaker(self, key: Key, admin_url: str) -> Breaker:
@@ -170,6 +185,8 @@ class Connections:
         return self._breakers[key, admin_url]
 
     def _forget(self, key: Key, _before: Body | None, after: Body | None) -> None:
+        if after is None:
+            self._credentials.pop(key, None)
         if after is None and self._admins.pop(key, None) is not None:
             metrics.BREAKER_OPEN.remove(*key)
             self._breakers = {k: kept for k, kept in self._breakers.items() if k[0] != key}

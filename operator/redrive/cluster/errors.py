@@ -68,6 +68,24 @@ class SecretKeyNotFoundError(RedriveError):
     reason = "SecretKeyNotFound"
 
 
+class TokenFileError(RedriveError):
+    """The file that a spec names holds no token, or can't be read."""
+
+    reason = "TokenFileInvalid"
+
+
+class CertificateInvalidError(RedriveError):
+    """A Secret holds no client certificate with its key."""
+
+    reason = "CertificateInvalid"
+
+
+class CaInvalidError(RedriveError):
+    """There are no certificate authorities where a spec says."""
+
+    reason = "CaInvalid"
+
+
 class ConnectionNotFoundError(RedriveError):
     """No PulsarConnection has the name that a spec refers to."""
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
 
 from redrive.admin.fence import Fence
@@ -16,6 +17,7 @@ from redrive.admin.http import Http
 from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.connections import Connections
+from redrive.cluster.credentials import CredentialReader
 from redrive.cluster.errors import NotFoundError, UnavailableError
 from redrive.cluster.follow import following
 from redrive.cluster.resources import Resource
@@ -43,6 +45,7 @@ class Settings:
         replay_image: the container image of replay jobs.
         replay_application: where the replay job lies in that image, as a `local://` URL.
         replay_service_account: which ServiceAccount of the Replay's namespace its driver uses.
+        credentials: the folder with a folder of files for each namespace; None if there is none.
     """
 
     cluster_id: str
@@ -50,6 +53,7 @@ class Settings:
     replay_image: str
     replay_application: str
     replay_service_account: str
+    credentials: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ class World:
             if not settings.cluster_id:
                 found = await _patiently(kubernetes.cluster_id)
                 settings = dataclasses.replace(settings, cluster_id=found)
+            reader = CredentialReader(kubernetes, http, settings.credentials)
             connections = await _load(kubernetes, resources.CONNECTIONS, settings.namespaces)
             yield cls(
                 settings=settings,
@@ -114,7 +119,7 @@ class World:
                 replays=await _load(kubernetes, resources.REPLAYS, settings.namespaces),
                 applications=await _load_applications(kubernetes, settings.namespaces),
                 config_maps=config_maps,
-                brokers=Connections(connections, kubernetes, http, wall_clock),
+                brokers=Connections(connections, http, reader, wall_clock),
                 clock=wall_clock,
             )
 

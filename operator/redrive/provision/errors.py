@@ -109,7 +109,11 @@ STALLS = (
     ConfigMapNotOursError,
     admin_errors.AdminUrlInvalidError,
     admin_errors.AuthenticationFailedError,
+    admin_errors.CertificateRefusedError,
     admin_errors.ForbiddenError,
+    cluster_errors.CaInvalidError,
+    cluster_errors.CertificateInvalidError,
     cluster_errors.ForbiddenError,
+    cluster_errors.TokenFileError,
 )
 """What somebody has to decide about; all else is waited for."""

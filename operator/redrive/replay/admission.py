@@ -23,6 +23,7 @@ from redrive.replay.errors import (
     PolicyNotReadyError,
     ReplayIdentityMissingError,
     ReplayInProgressError,
+    TrustNotSupportedError,
 )
 from redrive.replay.spec import ReplayJob
 
@@ -69,6 +70,13 @@ def admit(replay: Body, world: World) -> Admitted:
             f"the PulsarConnection {connections.key_of(reference, key.namespace)} does not say "
             "as whom replays are to run",
             remedy="give it spec.replay, with a role and the Secret of its token",
+        )
+    if connection.tls is not None:
+        raise TrustNotSupportedError(
+            f"the PulsarConnection {connections.key_of(reference, key.namespace)} has certificate "
+            "authorities of its own, which replay jobs don't know",
+            got="spec.tls",
+            remedy="replay through a connection without tls, from an image that trusts them",
         )
     _check_turn(replay, world)
     job = ReplayJob(

@@ -37,6 +37,12 @@ class ReplayIdentityMissingError(RedriveError):
     reason = "ReplayIdentityMissing"
 
 
+class TrustNotSupportedError(RedriveError):
+    """The connection has certificate authorities of its own, which replay jobs don't know."""
+
+    reason = "TrustNotSupported"
+
+
 class ReplayInProgressError(RedriveError):
     """Another Replay of the same policy comes first."""
 
@@ -69,6 +75,7 @@ STALLS = (
     *FINAL,
     DeadLettersDiscardedError,
     ReplayIdentityMissingError,
+    TrustNotSupportedError,
     ApplicationNotOursError,
     cluster_errors.ConnectionInvalidError,
     cluster_errors.NamespaceNotAllowedError,
@@ -81,6 +88,7 @@ WATCHED = (
     *_WAITS_FOR_A_CHANGE,
     DeadLettersDiscardedError,
     ReplayIdentityMissingError,
+    TrustNotSupportedError,
     ApplicationNotOursError,
     cluster_errors.ConnectionInvalidError,
     cluster_errors.NamespaceNotAllowedError,

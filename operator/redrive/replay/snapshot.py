@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.errors import RedriveError
@@ -112,7 +113,7 @@ async def count_partitions(admin_url: str, topic: TopicName) -> int:
         AdminError: the broker refuses to tell.
     """
     async with Http.open() as http:
-        return await Admin(http, admin_url, broker.token()).partitions(topic)
+        return await Admin(http, admin_url, Access.bearer(broker.token())).partitions(topic)
 
 
 async def take(admin_url: str, topic: TopicName, subscription: str = "") -> tuple[Partition, ...]:
@@ -123,7 +124,7 @@ async def take(admin_url: str, topic: TopicName, subscription: str = "") -> tupl
         SubscriptionMissingError: the topic has no such *subscription*.
     """
     async with Http.open() as http:
-        admin = Admin(http, admin_url, broker.token())
+        admin = Admin(http, admin_url, Access.bearer(broker.token()))
         count = await admin.partitions(topic)
         taken = []
         for index in range(count) if count else [broker.UNPARTITIONED]:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import jwt
 import psutil
+import trustme
+from cryptography.hazmat.primitives import serialization
 
 from redrive.sandbox import builds, toolchain
 from redrive.sandbox.errors import SandboxError
@@ -24,6 +26,7 @@ NAME = "pulsar"
 SUPERUSER = "superuser"
 _TOKEN_PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"  # noqa: S105 - a class
 _TOKEN_PROVIDER = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"  # noqa: S105
+_TLS_PROVIDER = "org.apache.pulsar.broker.authentication.AuthenticationProviderTls"
 _START_SECONDS = 180.0
 
 
@@ -56,11 +59,13 @@ class Broker:
         state: the sandbox's directory.
         port: of the binary protocol, on 127.0.0.1.
         admin_port: of the admin REST interface, on 127.0.0.1.
+        admin_tls_port: of the same with TLS.
     """
 
     state: Path
     port: int
     admin_port: int
+    admin_tls_port: int
 
     @property
     def service_url(self) -> str:
@@ -71,6 +76,26 @@ class Broker:
     def admin_url(self) -> str:
         """Where the admin REST interface is."""
         return f"http://127.0.0.1:{self.admin_port}"
+
+    @property
+    def admin_tls_url(self) -> str:
+        """The same with TLS; a client with a certificate of `certificate` needs no token."""
+        return f"https://127.0.0.1:{self.admin_tls_port}"
+
+    @property
+    def authority(self) -> str:
+        """Who vouches for the broker, as PEM."""
+        return _authority_file(self.state).read_text()
+
+    def certificate(self, role: str) -> tuple[str, str]:
+        """A certificate whose bearer acts as *role*, and its key, as PEM."""
+        authority = trustme.CA.from_pem(
+            _authority_file(self.state).read_bytes(), _authority_key_file(self.state).read_bytes()
+        )
+        # Java takes no certificate without an alternative name.
+        issued = authority.issue_cert("localhost", common_name=role)
+        chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
+        return chain.decode(), issued.private_key_pem.bytes().decode()
 
     def token(self, role: str) -> str:
         """A token, signed with the broker's key, whose bearer acts as *role*.
@@ -132,7 +157,8 @@ def launch(state: Path, processes: Processes) -> Broker:
     """Start a broker whose data are under *state*, without waiting until it answers."""
     folder = state / NAME
     folder.mkdir(mode=0o700)
-    broker = Broker(state, free_port(), free_port())
+    broker = Broker(state, free_port(), free_port(), free_port())
+    _write_identity(state)
     _key_file(state).touch(mode=0o600)
     _key_file(state).write_bytes(secrets.token_bytes(32))
     stock = (builds.pulsar() / "conf" / "standalone.conf").read_text()
@@ -176,15 +202,19 @@ def wait(broker: Broker, processes: Processes) -> None:
 
 
 def _settings(broker: Broker) -> dict[str, object]:
-    superuser = broker.token_file(SUPERUSER)
+    superuser, folder = broker.token_file(SUPERUSER), broker.state / NAME
     return {
         "brokerServicePort": broker.port,
         "webServicePort": broker.admin_port,
+        "webServicePortTls": broker.admin_tls_port,
+        "tlsCertificateFilePath": folder / "broker.crt",
+        "tlsKeyFilePath": folder / "broker.key",
+        "tlsTrustCertsFilePath": _authority_file(broker.state),
         "bindAddress": "127.0.0.1",
         "advertisedAddress": "127.0.0.1",
         "listeningInterface": _loopback(),  # of the storage node, which picks a port by itself
         "authenticationEnabled": "true",
-        "authenticationProviders": _TOKEN_PROVIDER,
+        "authenticationProviders": f"{_TOKEN_PROVIDER},{_TLS_PROVIDER}",
         "tokenSecretKey": _key_file(broker.state).as_uri(),
         "authorizationEnabled": "true",
         "superUserRoles": SUPERUSER,
@@ -205,6 +235,38 @@ def _loopback() -> str:
 
 def _configuration(state: Path) -> Path:
     return state / NAME / "standalone.conf"
+
+
+def _write_identity(state: Path) -> None:
+    """Write an authority, and the broker's certificate by it."""
+    authority = trustme.CA()
+    broker = authority.issue_cert("127.0.0.1", "localhost")
+    folder = state / NAME
+    for file, content in (
+        (_authority_file(state), authority.cert_pem.bytes()),
+        (_authority_key_file(state), authority.private_key_pem.bytes()),
+        (folder / "broker.crt", b"".join(pem.bytes() for pem in broker.cert_chain_pems)),
+        (folder / "broker.key", _pkcs8(broker.private_key_pem.bytes())),
+    ):
+        file.touch(mode=0o600)
+        file.write_bytes(content)
+
+
+def _pkcs8(key: bytes) -> bytes:
+    """Write a key in the one form that Pulsar reads."""
+    return serialization.load_pem_private_key(key, password=None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _authority_file(state: Path) -> Path:
+    return state / NAME / "authority.crt"
+
+
+def _authority_key_file(state: Path) -> Path:
+    return state / NAME / "authority.key"
 
 
 def _key_file(state: Path) -> Path:

@@ -104,7 +104,11 @@ class Sandbox:
     def _describe(self) -> None:
         """Write what `attach` needs: the sign that all parts are there."""
         known = {
-            "pulsar": {"port": self.pulsar.port, "admin_port": self.pulsar.admin_port},
+            "pulsar": {
+                "port": self.pulsar.port,
+                "admin_port": self.pulsar.admin_port,
+                "admin_tls_port": self.pulsar.admin_tls_port,
+            },
             "cluster": {"port": self.cluster.port},
         }
         (self.state / _DESCRIPTION).write_text(json.dumps(known))

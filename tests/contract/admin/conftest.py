@@ -11,6 +11,7 @@ from typing import Protocol
 import pytest
 from tests.fake_admin import SUPERUSER, FakeBroker
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Call, Http
 from redrive.sandbox.pulsar import Broker
@@ -47,13 +48,13 @@ class World:
 
     def client_with(self, token: str) -> Admin:
         """A client with that very token."""
-        return Admin(self.http, self.url, token)
+        return Admin(self.http, self.url, Access.bearer(token))
 
     async def send(self, method: str, path: str, body: object = None) -> object:
         """What the broker answers the tenant's administrator."""
         token = self.tokens.token(f"{self.tenant}-admin")
         call = Call("try", method, path, body)
-        return await self.http.send(call, admin_url=self.url, token=token)
+        return await self.http.send(call, admin_url=self.url, access=Access.bearer(token))
 
 
 @pytest.fixture(params=["fake", "broker"])
@@ -71,5 +72,5 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         admins = {"adminRoles": [f"{tenant}-admin"], "allowedClusters": ["standalone"]}
         for path, body in ((f"tenants/{tenant}", admins), (f"namespaces/{tenant}/prod", None)):
             call = Call("make a tenant", "PUT", path, body)
-            await http.send(call, admin_url=url, token=tokens.token(SUPERUSER))
+            await http.send(call, admin_url=url, access=Access.bearer(tokens.token(SUPERUSER)))
         yield World(http, url, tokens, tenant)

@@ -53,6 +53,15 @@ def test_rights_reach_no_further_than_the_namespaces_that_are_named() -> None:
     assert {"--namespace=shop", "--namespace=billing"} <= set(arguments)
 
 
+def test_a_volume_of_credentials_is_mounted_where_the_operator_looks_for_it() -> None:
+    source = {"csi": {"driver": "secrets-store.csi.k8s.io", "readOnly": True}}
+    rendered = chart.render(IMAGE | {"credentials": {"volume": source}})
+    pod = of_kind("Deployment", rendered)[0]["spec"]["template"]["spec"]
+    (mount,) = pod["containers"][0]["volumeMounts"]
+    assert pod["volumes"] == [{"name": mount["name"], **source}]
+    assert f"--credentials={mount['mountPath']}" in pod["containers"][0]["args"]
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [

@@ -163,3 +163,24 @@ def test_roles_in_the_namespaces_that_are_served_are_enough(
     beyond = allowed(cluster, release_in=release_in, namespace=elsewhere.namespace)
     assert beyond == {resource: set[str]() for resource in NEEDED}
     assert "Forbidden" not in installed.processes.log(release_in).read_text()
+
+
+def test_the_role_at_the_broker_is_a_tenants_admin_and_no_super_user(
+    make_shop: MakeShop, operator_process: Path
+) -> None:
+    assert operator_process.is_file()
+    shop = make_shop()
+    shop.create_topic(shop.topic("orders"))
+    shop.connection()
+    shop.policy()
+    shop.ready()  # with this token and no other
+    token = shop.broker.token(shop.role)
+    for method, path in (
+        ("GET", "tenants"),
+        ("PUT", f"tenants/{shop.tenant}-b"),
+        ("GET", "broker-stats/topics"),
+        ("GET", "namespaces/public"),
+        ("PUT", f"namespaces/{make_shop().tenant}/mine"),
+    ):
+        answer = shop.broker.request(method, f"/admin/v2/{path}", token=token)
+        assert answer.status in {401, 403}, (method, path)

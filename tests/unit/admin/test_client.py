@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import (
     AdminUrlInvalidError,
@@ -58,7 +59,7 @@ async def test_a_redirect_to_another_broker_is_followed_with_token_and_body() ->
 
         url = await stack.enter_async_context(broker(redirect))
         http = await stack.enter_async_context(Http.open())
-        await Admin(http, url, "the-token").create_topic(TOPIC, 3, {"k": "v"})
+        await Admin(http, url, Access.bearer("the-token")).create_topic(TOPIC, 3, {"k": "v"})
     assert seen == [("PUT", "Bearer the-token", '{"partitions": 3, "properties": {"k": "v"}}')]
 
 
@@ -68,7 +69,7 @@ async def test_redirects_without_end_are_an_error_that_keeps_the_token() -> None
 
     async with broker(redirect) as url, Http.open() as http:
         with pytest.raises(BrokerRefusedError, match="more than 5 redirects") as caught:
-            await Admin(http, url, "the-token").subscriptions(TOPIC)
+            await Admin(http, url, Access.bearer("the-token")).subscriptions(TOPIC)
     assert "the-token" not in str(caught.value)
 
 
@@ -78,7 +79,7 @@ async def test_redirects_without_end_are_an_error_that_keeps_the_token() -> None
 async def test_an_admin_url_that_can_not_be_called_is_an_error_that_shows_it(url: str) -> None:
     async with Http.open() as http:
         with pytest.raises(AdminUrlInvalidError) as caught:
-            await Admin(http, url, "the-token").clusters()
+            await Admin(http, url, Access.bearer("the-token")).clusters()
     assert f"got {url!r}; correct its host and port" in str(caught.value)
     assert isinstance(caught.value, STALLS)
 
@@ -89,7 +90,7 @@ async def test_a_redirect_to_what_is_no_address_is_an_error_too() -> None:
 
     async with broker(redirect) as url, Http.open() as http:
         with pytest.raises(AdminUrlInvalidError) as caught:
-            await Admin(http, url, "the-token").clusters()
+            await Admin(http, url, Access.bearer("the-token")).clusters()
     assert "broker-7" not in str(caught.value)
 
 
@@ -113,7 +114,7 @@ async def test_a_good_answer_that_no_broker_gives_is_an_error_that_shows_it(
 
     async with broker(answer) as url, Http.open() as http:
         with pytest.raises(UnexpectedAnswerError) as caught:
-            await Admin(http, url, "x").namespace("t/n")
+            await Admin(http, url, Access.bearer("x")).namespace("t/n")
     assert str(caught.value) == (
         "what answers when asked to read namespace t/n is not Pulsar's admin API; "
         f"got {shown}; check adminUrl: it is where the admin REST API answers, without /admin/v2"
@@ -126,7 +127,7 @@ async def test_an_answer_without_its_number_of_partitions_is_an_error() -> None:
 
     async with broker(answer) as url, Http.open() as http:
         with pytest.raises(UnexpectedAnswerError, match="read the partitions of"):
-            await Admin(http, url, "x").partitions(TOPIC)
+            await Admin(http, url, Access.bearer("x")).partitions(TOPIC)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ async def test_rights_are_set_one_by_one_where_a_batch_is_refused(batches: int) 
         return web.Response(status=204)
 
     async with broker(answer) as url, Http.open() as http:
-        admin = Admin(http, url, "x")
+        admin = Admin(http, url, Access.bearer("x"))
         grants = [
             Grant(TOPIC.sibling("missing"), "r", PRODUCE),
             Grant(TOPIC, "r", PRODUCE | {"consume"}),

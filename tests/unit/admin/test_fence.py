@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from redrive.admin.access import Access
 from redrive.admin.fence import Fence, FenceClosedError, elapsed
 from redrive.admin.http import Call, Http
 
@@ -63,7 +64,9 @@ async def test_a_write_that_waited_too_long_for_a_connection_never_leaves() -> N
     fence = Fence(clock)
 
     async def send(method: str, body: object = None) -> object:
-        return await http.send(Call("do it", method, "x", body), admin_url=broker.url, token="t")  # noqa: S106
+        return await http.send(
+            Call("do it", method, "x", body), admin_url=broker.url, access=Access.bearer("t")
+        )
 
     async with a_broker() as broker, Http.open(fence) as http, asyncio.TaskGroup() as group:
         fence.open_until(clock.now + 7)

@@ -10,6 +10,7 @@ import aiohttp
 from tests.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.unit.provision.test_faults import ConfigMaps
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
@@ -48,7 +49,7 @@ async def test_a_look_at_a_settled_policy_takes_no_more_calls_than_the_rotation_
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.tenants = {"shop": []}
         broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})}, {})}
-        admin = Admin(Http(session), broker.url, FakeBroker.token(SUPERUSER))
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         world = make_world(admin, connection, body)
         claims = Claims(world.policies, lambda _: None)
 

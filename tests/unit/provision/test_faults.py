@@ -22,6 +22,7 @@ from tests.fake_admin import (
     hanging,
 )
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError
 from redrive.admin.http import Http
@@ -76,7 +77,9 @@ class Shop:
         """Provision the policy as a restarted operator would: nothing is remembered."""
 
         async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
-            admin = Admin(http or self.http, self.broker.url, FakeBroker.token(SUPERUSER))
+            admin = Admin(
+                http or self.http, self.broker.url, Access.bearer(FakeBroker.token(SUPERUSER))
+            )
             spec = PulsarConnectionSpec.model_validate(self.connection["spec"])
             return Connection(Key(namespace, ref.name), spec, admin)
 

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from tests.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.cluster.resources import Key
@@ -34,7 +35,7 @@ async def survey(
         for number, name in enumerate(NAMES)
     ]
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        admin = Admin(Http(session), broker.url, FakeBroker.token(SUPERUSER))
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
 
         async def open_(key: Key) -> SimpleNamespace:
             assert key == MAIN

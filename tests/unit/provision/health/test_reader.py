@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import NotFoundError
 from redrive.admin.http import Http
@@ -35,7 +36,10 @@ async def broker() -> AsyncIterator[tuple[Admin, list[str]]]:
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         async with Http.open() as http:
-            yield Admin(http, f"http://127.0.0.1:{runner.addresses[0][1]}", "x"), calls
+            yield (
+                Admin(http, f"http://127.0.0.1:{runner.addresses[0][1]}", Access.bearer("x")),
+                calls,
+            )
     finally:
         await runner.cleanup()
 

@@ -1,0 +1,105 @@
+"""What proves to a broker who asks, and what the broker has to prove: headers and a TLS context.
+
+Made by whoever knows where credentials lie (`redrive.cluster.credentials`, the replay job); used by
+`client` for each call.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Access:
+    """Credentials as they go out; never shown.
+
+    Attributes:
+        headers: sent with every call.
+        tls: how to speak TLS; None trusts the certificate authorities of this machine.
+    """
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+    @classmethod
+    def bearer(cls, token: str, tls: ssl.SSLContext | None = None) -> Access:
+        """Act as the role of *token*."""
+        return cls({"Authorization": f"Bearer {token}"}, tls)
+
+    @property
+    def held(self) -> Access:
+        """Be credentials that never change."""
+        return self
+
+    async def renewed(self, refused: Access) -> Access | None:  # noqa: ARG002  of the protocol
+        """Know of no others."""
+        return None
+
+
+class Credentials(Protocol):
+    """Credentials that may change while they are in use."""
+
+    @property
+    def held(self) -> Access:
+        """What to call with."""
+
+    async def renewed(self, refused: Access) -> Access | None:
+        """Return what to try after a broker has refused *refused* (401); None if nothing is new.
+
+        Raises:
+            RedriveError: they can't be read.
+        """
+
+
+def context(
+    *, ca: str | None = None, certificate: bytes | None = None, key: bytes | None = None
+) -> ssl.SSLContext:
+    """Return how to speak TLS; host names are verified, and nothing older than TLS 1.2 is spoken.
+
+    Args:
+        ca: certificates in PEM that are trusted in place of this machine's.
+        certificate: in PEM, with its chain, to prove who we are; with its *key*.
+        key: in PEM, without a password.
+
+    Raises:
+        ValueError: one of them is no PEM, or the key is not that of the certificate.
+    """
+    if ca is not None and not ca.strip():
+        raise ValueError("it is empty")  # the library would take this machine's
+    try:
+        made = ssl.create_default_context(cadata=ca)
+        if certificate is not None and key is not None:
+            with _file(certificate + b"\n" + key) as file:
+                made.load_cert_chain(file, password=_no_password)
+    except ssl.SSLError as error:
+        raise ValueError(error.reason or "not PEM") from None
+    return made
+
+
+def _no_password() -> str:
+    raise ValueError("the key is protected by a password")
+
+
+@contextmanager
+def _file(content: bytes) -> Iterator[str]:
+    """Give *content* a path, for a library that reads files only: in memory where that is known."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("tls")
+        try:
+            path = Path(f"/proc/self/fd/{descriptor}")
+            path.write_bytes(content)
+            yield str(path)
+        finally:
+            os.close(descriptor)
+    else:
+        with NamedTemporaryFile() as file:  # readable by its owner only
+            file.write(content)
+            file.flush()
+            yield file.name

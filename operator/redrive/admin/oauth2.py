@@ -1,0 +1,100 @@
+"""OAuth 2.0 client credentials: an issuer gives a token for a client id and its secret.
+
+Called by `redrive.cluster.credentials`. The token's role at the broker is the broker's business.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from dataclasses import dataclass, field
+
+from redrive.admin.errors import AuthenticationFailedError, IssuerFailedError
+from redrive.admin.http import Http
+
+_DISCOVERY = "/.well-known/openid-configuration"
+_DEFAULT_LIFETIME_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Client:
+    """Who asks which issuer for what.
+
+    Attributes:
+        tls: how to speak to the issuer; None trusts the authorities of this machine.
+    """
+
+    issuer_url: str
+    client_id: str
+    secret: str = field(repr=False)
+    audience: str | None = None
+    scope: str | None = None
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A token, and for how many seconds it is good."""
+
+    token: str = field(repr=False)
+    lifetime: float
+
+
+async def issue(client: Client, http: Http) -> Issued:
+    """Get a token.
+
+    Raises:
+        AuthenticationFailedError: the issuer does not know the client, or its secret.
+        IssuerFailedError: it does not answer, or not as an issuer does.
+    """
+    found = await _ask(client, http, "GET", client.issuer_url.rstrip("/") + _DISCOVERY)
+    form = {
+        "grant_type": "client_credentials",
+        "client_id": client.client_id,
+        "client_secret": client.secret,
+    }
+    if client.audience is not None:
+        form["audience"] = client.audience
+    if client.scope is not None:
+        form["scope"] = client.scope
+    endpoint = found.get("token_endpoint")
+    if not isinstance(endpoint, str):
+        raise _unexpected(client, "its discovery document names no token_endpoint")
+    if client.issuer_url.startswith("https:") and not endpoint.startswith("https:"):
+        raise _unexpected(client, "its token_endpoint is not one of https")
+    answer = await _ask(client, http, "POST", endpoint, form)
+    token = answer.get("access_token")
+    if not isinstance(token, str) or not token.isprintable() or not token:
+        raise _unexpected(client, "an answer without access_token")
+    lifetime = answer.get("expires_in", _DEFAULT_LIFETIME_SECONDS)
+    return Issued(token, float(lifetime) if isinstance(lifetime, int | float) else 0.0)
+
+
+async def _ask(
+    client: Client, http: Http, method: str, url: str, form: dict[str, str] | None = None
+) -> dict[str, object]:
+    status, text = await http.ask_issuer(method, url, form, client.tls)
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = {}
+    if not isinstance(answer, dict):
+        answer = {}
+    if form is not None and (status == 401 or answer.get("error") == "invalid_client"):  # noqa: PLR2004
+        raise AuthenticationFailedError(
+            f"the issuer {client.issuer_url} does not accept the client",
+            got=client.client_id,
+            remedy="correct oauth2.clientId, or the secret in the Secret of oauth2.clientSecret",
+        )
+    if status != 200:  # noqa: PLR2004
+        # Only the code of the error: what else an issuer says may repeat what it was sent.
+        raise _unexpected(client, f"{status} {answer.get('error', '')}".strip())
+    return answer
+
+
+def _unexpected(client: Client, got: str) -> IssuerFailedError:
+    return IssuerFailedError(
+        f"the issuer {client.issuer_url} gave no token",
+        got=got,
+        remedy="check oauth2.issuerUrl, audience and scope; it is tried again",
+    )

@@ -1,0 +1,175 @@
+"""How the operator proves who it is to a broker, and whom it believes to be the broker."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from redrive.api.fields import ObjectKey, ObjectName, SecretKeyRef
+from redrive.api.model import ApiModel
+from redrive.api.rules import VALIDATIONS, Form, Rule, refusing
+from redrive.errors import InvalidSpecError
+
+
+def _one_of(what: str, *fields: str) -> Rule:
+    given = ", ".join(f"has(self.{field})" for field in fields)
+    count = f"[{given}].filter(given, given).size()"
+    return Rule(
+        f"{count} == 1",
+        f"{what} is exactly one of {', '.join(fields)}",
+        "keep one of them",
+        got=f"({count} == 0 ? 'none of them' : 'more than one of them')",
+    )
+
+
+class OneOf(ApiModel):
+    """A choice: exactly one field is given."""
+
+    ONE: ClassVar[Rule]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(OneOf._check_one)(self)
+        return self
+
+    def _check_one(self) -> None:
+        given = sum(getattr(self, name) is not None for name in type(self).model_fields)
+        if given != 1:
+            got = "more than one of them" if given else "none of them"
+            raise InvalidSpecError(self.ONE.problem, got=got, remedy=self.ONE.remedy)
+
+
+Url = Annotated[
+    str,
+    Field(max_length=1_024),
+    Form(
+        r"https?://[^\s/@?#]+(/[^\s@?#]*)?",
+        "the URL of an issuer is written https://host or https://host/path, without password",
+        "give the address below which .well-known/openid-configuration lies",
+        hides="[@?#]",
+    ),
+]
+Word = Annotated[
+    str,
+    Field(max_length=1_024),
+    Form(r"[^\x00-\x1f\x7f]+", "this is one line of text and not empty", "write it in one line"),
+]
+
+
+FileName = Annotated[
+    str,
+    Field(max_length=253),
+    Form(
+        r"[a-zA-Z0-9][-._a-zA-Z0-9]*",
+        "the name of a file is letters, digits, '-', '_' and '.', the first a letter or digit",
+        "give the name alone: the folder is that of the namespace",
+    ),
+]
+
+
+CaKind = Annotated[
+    str,
+    Field(max_length=16),
+    Form(
+        "ConfigMap|Secret",
+        "certificate authorities lie in a ConfigMap or a Secret",
+        "write ConfigMap or Secret",
+    ),
+]
+
+
+class CaRef(ApiModel):
+    """Certificate authorities, as PEM under a key of a ConfigMap or Secret."""
+
+    kind: CaKind = "ConfigMap"
+    """`ConfigMap` or `Secret`; it lies in the namespace of the PulsarConnection."""
+
+    name: ObjectName
+    """Name of the object."""
+
+    key: ObjectKey
+    """Key within it. Example: `ca.crt`."""
+
+
+class Tls(ApiModel):
+    """Whom to believe to be the broker. Its host name is verified in any case."""
+
+    ca_ref: CaRef
+    """The certificate authorities to trust, in place of those that the operator's image trusts."""
+
+
+class TokenOrigin(OneOf):
+    """Where a token (a JWT) lies; a token itself never stands in a manifest."""
+
+    ONE = _one_of("the origin of a token", "secretRef", "file")
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
+
+    secret_ref: SecretKeyRef | None = None
+    """The Secret and the key in it that hold the token, as text."""
+
+    file: FileName | None = None
+    """The name of a file that holds the token, as text, in the operator's pod: in the folder named
+    after the namespace of the PulsarConnection, below the operator's `--credentials`."""
+
+
+class SecretName(ApiModel):
+    """A Secret as a whole."""
+
+    name: ObjectName
+    """Name of the Secret."""
+
+
+class ClientCertificate(ApiModel):
+    """Where a client certificate lies."""
+
+    secret_ref: SecretName
+    """A Secret of type `kubernetes.io/tls`: the certificate with its chain under `tls.crt`, its key
+    under `tls.key`."""
+
+
+class SecretText(ApiModel):
+    """Where a password lies; it never stands in a manifest."""
+
+    secret_ref: SecretKeyRef
+    """The Secret and the key in it that hold it, as text."""
+
+
+class OAuth2(ApiModel):
+    """Client credentials (RFC 6749, section 4.4)."""
+
+    issuer_url: Url
+    """The issuer: below it lies `.well-known/openid-configuration`."""
+
+    client_id: Word
+    """The id under which the issuer knows the operator."""
+
+    client_secret: SecretText
+    """The secret of that id."""
+
+    audience: Word | None = None
+    """What the token is for, where the issuer asks for it. Example: `urn:pulsar:main`."""
+
+    scope: Word | None = None
+    """The scopes to ask for, separated by blanks."""
+
+    ca_ref: CaRef | None = None
+    """The certificate authorities that vouch for the issuer, in place of those that the operator's
+    image trusts."""
+
+
+class Authentication(OneOf):
+    """How the operator proves to the broker who it is."""
+
+    ONE = _one_of("authentication", "token", "tls", "oauth2")
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
+
+    token: TokenOrigin | None = None
+    """A token (a JWT) of a role that administers the tenants concerned; a super-user is not
+    needed. A Secret lies in the namespace of the PulsarConnection."""
+
+    tls: ClientCertificate | None = None
+    """A client certificate (mutual TLS); `adminUrl` is one of https then."""
+
+    oauth2: OAuth2 | None = None
+    """A token that an issuer of OAuth 2.0 gives for client credentials."""

@@ -1,0 +1,160 @@
+"""Every way to prove to a real broker who the operator is, and whom it takes for the broker."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs
+
+import jwt
+import pytest
+import trustme
+from tests.integration.provision.conftest import Shop
+
+SECRET = "the-secret-of-the-client"  # noqa: S105
+
+
+def config_map(shop: Shop, name: str, **data: str) -> None:
+    shop.apply({name: {"apiVersion": "v1", "kind": "ConfigMap", "data": data}})
+
+
+def expiring(shop: Shop, seconds: float) -> str:
+    """A token of the operator's role that the broker takes for so long."""
+    key = (shop.broker.state / "pulsar" / "token-key").read_bytes()
+    token = jwt.encode({"sub": shop.role, "exp": time.time() + seconds}, key, algorithm="HS256")
+    shop.tokens.append(token)
+    return token
+
+
+def test_a_client_certificate_and_an_authority_of_ones_own(shop: Shop) -> None:
+    certificate, key = shop.broker.certificate(shop.role)
+    shop.secret("operator-tls", **{"tls.crt": certificate, "tls.key": key})
+    config_map(shop, "authority", **{"ca.crt": shop.broker.authority})
+    mutual: dict[str, Any] = {
+        "adminUrl": shop.broker.admin_tls_url,
+        "authentication": {"tls": {"secretRef": {"name": "operator-tls"}}},
+        "tls": {"caRef": {"name": "authority", "key": "ca.crt"}},
+    }
+    shop.connection(**mutual)
+    shop.create_topic(shop.topic("orders"))
+    shop.policy()
+    shop.ready()
+    shop.ready("main", "pulsarconnection")
+
+    stranger = trustme.CA().cert_pem.bytes().decode()
+    config_map(shop, "stranger", **{"ca.crt": stranger})
+    shop.connection(**mutual | {"tls": {"caRef": {"name": "stranger", "key": "ca.crt"}}})
+    refused = shop.reaches("main", "CertificateRefused", "pulsarconnection")
+    assert "give its authority in caRef" in json.dumps(refused["status"])
+    shop.connection(**mutual | {"tls": {"caRef": {"name": "nobody", "key": "ca.crt"}}})
+    shop.reaches("main", "CaInvalid", "pulsarconnection")
+    shop.secret("broken-tls", **{"tls.crt": certificate, "tls.key": "no key"})
+    shop.connection(**mutual | {"authentication": {"tls": {"secretRef": {"name": "broken-tls"}}}})
+    shop.reaches("main", "CertificateInvalid", "pulsarconnection")
+
+
+class Issuer(ThreadingHTTPServer):
+    """Gives tokens, good for a few seconds, to whoever knows the secret."""
+
+    def __init__(self, shop: Shop) -> None:
+        super().__init__(("127.0.0.1", 0), _Clerk)
+        self.shop = shop
+        self.issued = 0
+
+
+class _Clerk(BaseHTTPRequestHandler):
+    server: Issuer
+
+    def do_GET(self) -> None:
+        assert self.path == "/realm/.well-known/openid-configuration"
+        port = self.server.server_port
+        self._answer(200, {"token_endpoint": f"http://127.0.0.1:{port}/token"})
+
+    def do_POST(self) -> None:
+        form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        known = {"grant_type": ["client_credentials"], "client_id": ["redrive"]}
+        known |= {"client_secret": [SECRET], "audience": ["urn:pulsar"], "scope": ["admin"]}
+        if form != known:
+            self._answer(400, {"error": "invalid_client", "error_description": str(form)})
+            return
+        self.server.issued += 1
+        token = expiring(self.server.shop, 4)
+        self._answer(200, {"access_token": token, "token_type": "Bearer", "expires_in": 4})
+
+    def _answer(self, status: int, body: dict[str, object]) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def issuer(shop: Shop) -> Iterator[Issuer]:
+    with Issuer(shop) as issuer:
+        Thread(target=issuer.serve_forever, daemon=True).start()
+        yield issuer
+        issuer.shutdown()
+
+
+def test_oauth2_client_credentials_with_tokens_that_end(shop: Shop, issuer: Issuer) -> None:
+    shop.secret("client", secret=SECRET)
+    oauth2 = {
+        "issuerUrl": f"http://127.0.0.1:{issuer.server_port}/realm",
+        "clientId": "redrive",
+        "clientSecret": {"secretRef": {"name": "client", "key": "secret"}},
+        "audience": "urn:pulsar",
+        "scope": "admin",
+    }
+    shop.connection(authentication={"oauth2": oauth2})
+    shop.create_topic(shop.topic("orders"))
+    shop.policy()
+    shop.ready()
+    time.sleep(5)  # the first token has ended
+    shop.policy("others", subscription="others")
+    shop.ready("others")
+    assert issuer.issued >= 2
+    reasons = {reason for _, reason, _ in shop.events("others")}
+    assert reasons == {"Provisioned"}
+
+    shop.connection(authentication={"oauth2": oauth2 | {"clientId": "somebody"}})
+    refused = shop.reaches("main", "AuthenticationFailed", "pulsarconnection")
+    said = json.dumps(refused["status"])
+    assert "does not accept the client; got 'somebody'; correct oauth2.clientId" in said
+    assert SECRET not in said
+
+
+def test_a_changed_token_is_in_use_at_once_when_the_old_one_is_refused(shop: Shop) -> None:
+    shop.secret("pulsar-admin", token=expiring(shop, 6))
+    shop.create_topic(shop.topic("orders"))
+    shop.policy()
+    shop.ready()
+    time.sleep(6)
+    shop.secret("pulsar-admin", token=shop.broker.token(shop.role))
+    shop.policy("others", subscription="others")
+    shop.ready("others")
+    assert {reason for _, reason, _ in shop.events("others")} == {"Provisioned"}
+
+
+def test_many_policies_cost_few_reads_of_the_secret(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    before = reads_of_secrets(shop)
+    names = [f"p{number}" for number in range(20)]
+    shop.policies({name: {"subscription": name} for name in names})
+    for name in names:
+        shop.ready(name)
+    assert reads_of_secrets(shop) - before < 10
+
+
+def reads_of_secrets(shop: Shop) -> int:
+    """How many Secrets the API server has given to whomever."""
+    shown = shop.cluster.kubectl("get", "--raw=/metrics")
+    lines = re.findall(r"^apiserver_request_total\{.*\} \S+$", shown, re.MULTILINE)
+    wanted = ('resource="secrets"', 'verb="GET"', 'code="200"')
+    return sum(int(line.split()[-1]) for line in lines if all(word in line for word in wanted))
