@@ -15,6 +15,7 @@ __all__ = [
     "Attempt",
     "BroadcastConsumer",
     "Cause",
+    "CrashNotes",
     "Done",
     "Event",
     "FailureRules",
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from redrive.delivery.async_retry_producer import AsyncRetryProducer
     from redrive.delivery.broadcast import BroadcastConsumer
     from redrive.delivery.consumer import RetryConsumer
+    from redrive.delivery.crash_notes import CrashNotes
     from redrive.delivery.events import Event
     from redrive.delivery.policy_file import PolicyFile, load_policy
     from redrive.delivery.retry_producer import RetryProducer
@@ -50,6 +52,7 @@ else:
         "Attempt": "redrive.policy.envelope",
         "BroadcastConsumer": "redrive.delivery.broadcast",
         "Cause": "redrive.policy.cause",
+        "CrashNotes": "redrive.delivery.crash_notes",
         "Redaction": "redrive.policy.cause",
         "Done": "redrive.policy.verdict",
         "Event": "redrive.delivery.events",

@@ -12,6 +12,7 @@ import pulsar
 import redrive
 from redrive import (
     Cause,
+    CrashNotes,
     Done,
     FailureRules,
     Policy,
@@ -90,6 +91,8 @@ prometheus.follow(load_policy())  # type: ignore[arg-type]
 with Tracing().attempt(consumer, consumer.receive()):
     RetryConsumer(client, PolicyFile(), tracing=Tracing())
 RetryConsumer(client, PolicyFile(), tracing=Tracing)  # type: ignore[arg-type]
+RetryConsumer(client, PolicyFile(), ack_timeout=SECOND, crash_notes=CrashNotes("/notes"))
+RetryConsumer(client, PolicyFile(), ack_timeout=30)  # type: ignore[arg-type]
 RetryConsumer(client, PolicyFile(), nack_delay=30)  # type: ignore[arg-type]
 RetryConsumer(client, "policy.json")  # type: ignore[arg-type]
 RetryConsumer(client, load_policy(), "till-1")  # type: ignore[call-arg]

@@ -17,6 +17,7 @@ import pulsar
 from redrive.delivery import answer
 from redrive.delivery.alarm import Alarm
 from redrive.delivery.answer import BatchHandler, Handler
+from redrive.delivery.crash_notes import CrashNotes
 from redrive.delivery.events import Hook
 from redrive.delivery.inbox import Inbox
 from redrive.delivery.pace import Pace
@@ -58,11 +59,13 @@ class RetryConsumer(Receiver):
         ack_timeout: a message that is not settled so long after it was received has failed: it is
             retried later or dead-lettered as if it had raised `AckTimeoutError`, and whatever is
             asked for it afterwards is ignored. None waits for ever.
+        crash_notes: where to note what is in hand, so that a message which keeps killing its
+            process is dead-lettered in the end; None looks after nothing. See `CrashNotes`.
         tracing: follows messages through their attempts; see `delivery.opentelemetry`.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
-        InvalidSpecError: the ack time-out is no positive time.
+        InvalidSpecError: the ack time-out is no positive time, or crash notes can't be kept.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
@@ -74,6 +77,7 @@ class RetryConsumer(Receiver):
         redaction: Redaction = Redaction(),
         nack_delay: timedelta = NACK_DELAY,
         ack_timeout: timedelta | None = None,
+        crash_notes: CrashNotes | None = None,
         on_event: Hook | None = None,
         tracing: Tracing = UNTRACED,
     ) -> None:
@@ -85,6 +89,7 @@ class RetryConsumer(Receiver):
         inbox = Inbox(list(subscriptions.values()))
         parts = Parts(clock, subscriptions, inbox, Producers(client, name=name))
         self._assemble(parts, policy, name, redaction, on_event, tracing)
+        self._beware(crash_notes)
         self._limit(ack_timeout, Alarm)
 
     def _assemble(  # noqa: PLR0913, PLR0917 - all that a consumer is made of

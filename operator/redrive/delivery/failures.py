@@ -124,6 +124,15 @@ class Failures:
         verdict = after_expiry(policy, attempt.reconsume_times)
         self._settle(message, subscription, attempt, verdict, cause, policy)
 
+    def crashed(
+        self, message: pulsar.Message, subscription: Subscription, error: Exception
+    ) -> bool:
+        """Bury *message*, which has killed its consumers; tell whether that is done."""
+        policy, attempt = self.policy(), self.attempt_of(message)
+        cause = self._failed(message, attempt, error)
+        verdict = end(policy, DeadReason.CONSUMER_CRASH, attempt.number)
+        return self._settle(message, subscription, attempt, verdict, cause, policy)
+
     def late(self, message: pulsar.Message) -> None:
         """Hear that *message* was handled well, but after its time."""
         attempt = self.attempt_of(message)
@@ -166,7 +175,7 @@ class Failures:
         verdict: Retry | Dead | Discard,
         cause: Cause | None,
         policy: Policy,
-    ) -> None:
+    ) -> bool:
         settled = self.settler.settle(
             message, attempt, verdict, cause, policy=policy, subscription=subscription
         )
@@ -175,6 +184,7 @@ class Failures:
         else:
             message_id = id_text(message.message_id())
             self._unsent[message_id] = self._unsent.get(message_id, 0) + 1
+        return settled
 
     def _cause(self, error: BaseException, attempt: Attempt) -> Cause:
         return Cause.from_error(

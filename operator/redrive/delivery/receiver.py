@@ -7,6 +7,7 @@ handles it, and if that fails, `failures` finds what becomes of it and `settle` 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +16,7 @@ from typing import Self, overload
 
 import pulsar
 
+from redrive.delivery.crash_notes import CrashNotes
 from redrive.delivery.custody import Custody, Rings
 from redrive.delivery.events import Events, Hook
 from redrive.delivery.failures import Failures
@@ -22,6 +24,7 @@ from redrive.delivery.origin import Subscriptions
 from redrive.delivery.parts import Parts
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.settle import HANDLE_AGAIN_AFTER, Settler, id_text
+from redrive.delivery.suspects import Suspects
 from redrive.delivery.tracing import Tracing
 from redrive.policy.cause import Redaction
 from redrive.policy.envelope import Attempt
@@ -58,6 +61,15 @@ class Receiver:
         self._take = parts.incoming.take
         self._custody: Custody | None = None
         self._alarm: Rings | None = None
+        self._suspects: Suspects | None = None
+
+    def _beware(self, crash_notes: CrashNotes | None) -> None:
+        """Note what is in hand, if there is a place for it, and bury what has killed processes."""
+        if crash_notes is not None:
+            self._suspects = Suspects(
+                self._parts.incoming, crash_notes, self._failures.policy(), self._bury
+            )
+            self._take = self._suspects.take
 
     def _limit(
         self,
@@ -68,7 +80,7 @@ class Receiver:
         if ack_timeout is not None:
             self._custody = Custody(ack_timeout, self._parts.clock)
             self._alarm = alarm(self._custody.next_end, self._expire)
-            self._take = self._take_into_custody
+            self._take = functools.partial(self._take_into_custody, self._take)
 
     @overload
     def receive(self) -> pulsar.Message: ...
@@ -218,6 +230,8 @@ class Receiver:
             closing.callback(self._parts.incoming.close)
             if self._alarm is not None:
                 closing.callback(self._alarm.close)
+            if self._suspects is not None:
+                closing.callback(self._suspects.close)
 
     def __enter__(self) -> Self:
         return self
@@ -230,22 +244,33 @@ class Receiver:
     ) -> None:
         self.close()
 
-    def _take_into_custody(self, timeout: float | None = None) -> pulsar.Message | None:
-        message = self._parts.incoming.take(timeout)
+    def _take_into_custody(
+        self, take: Callable[[float | None], pulsar.Message | None], timeout: float | None = None
+    ) -> pulsar.Message | None:
+        message = take(timeout)
         if self._custody is not None and self._alarm is not None and message is not None:
             self._custody.begin(message)
             self._alarm.look()
         return message
 
     def _settles(self, message: pulsar.Message) -> bool:
-        """Tell whether *message* is still its holder's to settle."""
-        return self._custody is None or self._custody.settle(message)
+        """Take *message* back from its holder; tell whether it is still his to settle."""
+        if self._custody is not None and not self._custody.settle(message):
+            return False
+        if self._suspects is not None:
+            self._suspects.end(message)
+        return True
+
+    def _bury(self, message: pulsar.Message, error: Exception) -> bool:
+        return self._failures.crashed(message, self._subscriptions[message.topic_name()], error)
 
     def _expire(self) -> None:
         custody = self._custody
         if custody is None:
             return
         for message in custody.expired():
+            if self._suspects is not None:
+                self._suspects.end(message)
             subscription = self._subscriptions[message.topic_name()]
             try:
                 self._failures.raised(message, subscription, custody.error(), FailureRules())

@@ -23,6 +23,7 @@ class DeadReason(enum.StrEnum):
     REQUESTED = "Requested"
     NOT_RETRYABLE = "NotRetryable"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+    CONSUMER_CRASH = "ConsumerCrash"
 
 
 @dataclass(frozen=True)

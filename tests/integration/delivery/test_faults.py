@@ -13,6 +13,7 @@ from tests.programs import Start, start
 
 from redrive import RetryConsumer
 from redrive.delivery.inbox import SubscriptionLostError
+from redrive.delivery.settle import id_text
 from redrive.delivery.subscribe import SubscribeError
 
 __all__ = ["start"]
@@ -312,3 +313,49 @@ finally:
     assert "Interrupt" in output
     assert stage.backlog(stage.policy.topic) == 1
     assert stage.consumer().receive(SOON).data() == b"in hand"
+
+
+def test_a_message_that_keeps_killing_its_process_is_buried_before_a_handler_sees_it_again(
+    set_stage: SetStage, start: Start, tmp_path: Path
+) -> None:
+    stage = set_stage(delays=["1h"])
+    (_, poison, *_) = stage.send(b"1", b"poison", b"2", b"3", b"4")
+    notes = tmp_path / "notes"
+    program = f"""
+import time
+from redrive import CrashNotes
+def handle(message):
+    os.write(1, message.data() + b"\\n")  # in one piece, from any thread
+    time.sleep(0.3)  # so that others are in hand when it happens
+    if message.data() == b"poison":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.7)
+with RetryConsumer(
+    client, load_policy(), crash_notes=CrashNotes({str(notes)!r}, max_redeliveries=1)
+) as consumer:
+    consumer.run(handle, workers=3)
+client.close()
+"""
+    for _ in range(2):
+        process = start(stage, program)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL, output
+        assert "poison" in output
+    process = start(stage, program)
+
+    (dead,) = stage.dead_letters(1)
+
+    assert dead.data() == b"poison"
+    assert dead.properties()["REDRIVE_DEAD_REASON"] == "ConsumerCrash"
+    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "ConsumerCrashError"
+    assert "got '2 times'" in dead.properties()["REDRIVE_CAUSE_MESSAGE"]
+    assert dead.properties()["ORIGIN_MESSAGE_ID"] == id_text(poison)
+    deadline = time.monotonic() + 20
+    while stage.backlog(stage.policy.topic) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "poison" not in output
+    assert stage.backlog(stage.policy.topic) == 0
+    assert not list(notes.glob("*.notes"))  # nothing is left to be told

@@ -1,0 +1,102 @@
+"""Messages that were in hand when a process was killed; called by `receiver`.
+
+Such a message is a suspect: it is handed out when nothing else is in hand, and nothing else is
+handed out meanwhile. So the next kill tells which of those in hand it was, and the others are
+cleared once they are settled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pulsar
+
+from redrive.delivery.crash_notes import CrashNotes, Notebook
+from redrive.delivery.parts import Incoming
+from redrive.delivery.settle import id_text
+from redrive.errors import RedriveError
+from redrive.policy.model import Policy
+
+_LOOK_EVERY_SECONDS = 0.05
+_PATIENCE_SECONDS = 60.0
+"""How long a suspect and the others wait for each other: a program that wants several messages at
+a time before it settles one must not wait for ever."""
+
+
+class ConsumerCrashError(RedriveError):
+    """Processes were killed while they had a message in hand, more often than is put up with."""
+
+    reason = "ConsumerCrash"
+
+
+class Suspects:
+    """Hands out what *incoming* has, but suspects one by one, and the worst of them not at all.
+
+    Args:
+        bury: lays a message aside for a reason; False if it can't, and the message comes again.
+    """
+
+    def __init__(
+        self,
+        incoming: Incoming,
+        notes: CrashNotes,
+        policy: Policy,
+        bury: Callable[[pulsar.Message, ConsumerCrashError], bool],
+    ) -> None:
+        self._incoming = incoming
+        self._notebook = Notebook(Path(notes.directory), policy)
+        self._max_redeliveries = notes.max_redeliveries
+        self._bury = bury
+        self._in_hand: dict[str, bool] = {}  # by key, whether it is a suspect
+
+    def take(self, timeout: float | None = None) -> pulsar.Message | None:
+        """Return the next message, as `Incoming.take` does."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if not self._wait_while(lambda: any(list(self._in_hand.values())), end):
+                return None
+            left = None if end is None else max(0.0, end - time.monotonic())
+            message = self._incoming.take(left)
+            if message is None:
+                return None
+            key = id_text(message.message_id())
+            crashes = self._notebook.crashes(key)
+            if crashes > self._max_redeliveries:
+                if self._bury(message, _too_many(crashes)):
+                    self._notebook.end(key)
+                continue
+            if crashes and not self._wait_while(lambda: bool(self._in_hand), end):
+                self._incoming.again(message, 0)
+                return None
+            self._in_hand[key] = bool(crashes)
+            self._notebook.begin(key)
+            return message
+
+    def end(self, message: pulsar.Message) -> None:
+        """Hear that *message* is settled."""
+        key = id_text(message.message_id())
+        self._in_hand.pop(key, None)
+        self._notebook.end(key)
+
+    def close(self) -> None:
+        """Leave to the next process what it has to know."""
+        self._notebook.close()
+
+    def _wait_while(self, busy: Callable[[], bool], end: float | None) -> bool:
+        """Wait, and tell whether it was worth it: False if the caller's time is over."""
+        patient = time.monotonic() + _PATIENCE_SECONDS
+        while busy() and time.monotonic() < patient:
+            if end is not None and time.monotonic() >= end:
+                return False
+            self._incoming.sleep(_LOOK_EVERY_SECONDS)
+        return True
+
+
+def _too_many(crashes: int) -> ConsumerCrashError:
+    return ConsumerCrashError(
+        "processes were killed while they had this message in hand",
+        got=f"{crashes} times",
+        remedy="look for what kills them, such as memory, before it is replayed",
+    )

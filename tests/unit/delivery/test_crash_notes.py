@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from redrive import CrashNotes, Policy
+from redrive.delivery.crash_notes import Notebook, crashes_in
+from redrive.errors import InvalidSpecError
+from redrive.policy.naming import TopicName
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
+DIES = """
+import os, pathlib, signal, sys
+from redrive import Policy
+from redrive.delivery.crash_notes import Notebook
+from redrive.policy.naming import TopicName
+
+policy = Policy(TopicName("shop", "prod", "orders"), "billing")
+notebook = Notebook(pathlib.Path(sys.argv[1]), policy)
+for key in ("1:0:-1", "1:1:-1", "1:2:-1"):
+    notebook.begin(key)
+notebook.end("1:1:-1")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def die(directory: Path) -> None:
+    """Have a process be killed with two messages in hand."""
+    done = subprocess.run(
+        [sys.executable, "-c", DIES, str(directory)],
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        check=False,
+    )
+    assert done.returncode == -9
+
+
+def test_what_was_in_hand_at_a_kill_is_known_to_the_next_process_until_it_is_settled(
+    tmp_path: Path,
+) -> None:
+    for _ in range(2):
+        die(tmp_path)
+    notebook = Notebook(tmp_path, POLICY)
+    keys = ("1:0:-1", "1:1:-1", "1:2:-1")
+    assert [notebook.crashes(key) for key in keys] == [2, 0, 2]
+    notebook.begin("1:0:-1")
+    notebook.end("1:0:-1")
+    notebook.begin("1:3:-1")
+    notebook.close()
+    notebook.close()
+
+    notebook = Notebook(tmp_path, POLICY)
+    assert [notebook.crashes(key) for key in (*keys, "1:3:-1")] == [0, 0, 2, 0]
+    notebook.begin("1:2:-1")
+    notebook.end("1:2:-1")
+    notebook.close()
+    assert not list(tmp_path.glob("*.notes"))
+
+
+def test_what_a_living_process_has_in_hand_is_no_crash(tmp_path: Path) -> None:
+    living = Notebook(tmp_path, POLICY)
+    living.begin("1:0:-1")
+    assert Notebook(tmp_path, POLICY).crashes("1:0:-1") == 0
+    assert Notebook(tmp_path, Policy(POLICY.topic, "other")).crashes("1:0:-1") == 0
+
+
+def test_notes_do_not_grow_with_what_is_settled(tmp_path: Path) -> None:
+    notebook = Notebook(tmp_path, POLICY)
+    notebook.begin("kept")
+    for number in range(60_000):
+        notebook.begin(f"{number}:0:-1")
+        notebook.end(f"{number}:0:-1")
+    (file,) = tmp_path.glob("*.notes")
+    assert file.stat().st_size < 1 << 20
+    assert crashes_in(file.read_text()) == {"kept": 1}
+
+
+@pytest.mark.parametrize(
+    ("notes", "crashes"),
+    [
+        ("", {}),
+        ("+ a\n- a\n", {}),
+        ("= a 2\n= b 1\n+ a\n- b\n", {"a": 3}),
+        ("= a x\n+ b\n\x00\x00 + c d\n+", {"b": 1}),
+    ],
+)
+def test_notes_are_read_whatever_stands_in_them(notes: str, crashes: dict[str, int]) -> None:
+    assert crashes_in(notes) == crashes
+
+
+def test_a_place_where_notes_can_not_be_kept_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidSpecError, match="mount a volume there"):
+        Notebook(tmp_path / "file", POLICY)
+    with pytest.raises(InvalidSpecError, match="at least 0 times; got -1"):
+        CrashNotes(tmp_path, max_redeliveries=-1)
