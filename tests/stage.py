@@ -148,6 +148,7 @@ def _set_stage(  # noqa: PLR0913 - what the tests choose from
     delays: Sequence[str] = ("1s",),
     max_retries: int = 16,
     dead_letters: bool = True,
+    ordered: bool = False,
     scheme: Scheme = Scheme.PULSAR,
     kind: SubscriptionType = SubscriptionType.SHARED,
     partitions: int = 0,
@@ -162,6 +163,7 @@ def _set_stage(  # noqa: PLR0913 - what the tests choose from
         subscription_type=kind,
         max_retries=max_retries,
         dead_letters=dead_letters,
+        ordered=ordered,
         ladder=Ladder.from_delays(delays),
     )
     stage = Stage(broker, policy, f"consumer-{secrets.token_hex(4)}", closing)

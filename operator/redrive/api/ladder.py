@@ -163,12 +163,13 @@ class Exponential(ApiModel):
 
 
 _CHOICES = (
-    "[has(self.preset), has(self.delays), has(self.fixed), has(self.exponential)]"
+    "[has(self.preset), has(self.delays), has(self.fixed), has(self.exponential),"
+    " has(self.ordered)]"
     ".filter(given, given).size()"
 )
 _ONE_OF = Rule(
     f"{_CHOICES} == 1",
-    "a delay ladder is exactly one of preset, delays, fixed and exponential",
+    "a delay ladder is exactly one of preset, delays, fixed, exponential and ordered",
     "keep one of them, or leave delayLadder out for the default",
     got=f"({_CHOICES} == 0 ? 'none of them' : 'more than one of them')",
 )
@@ -193,6 +194,10 @@ class DelayLadder(ApiModel):
     exponential: Exponential | None = None
     """Delays that grow by a factor from retry to retry, with jitter if wanted."""
 
+    ordered: Delay | None = None
+    """The same delay before every retry, which the failed message spends in its consumer, while
+    later messages of its key wait; those of other keys go on. Needs `Key_Shared`. Example: `5s`."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         refusing(DelayLadder.to_ladder)(self)
@@ -204,12 +209,12 @@ class DelayLadder(ApiModel):
         Raises:
             InvalidSpecError: none or more than one is, or it is out of bounds.
         """
-        match (self.preset, self.delays, self.fixed, self.exponential):
+        match (self.preset, self.delays, self.fixed or self.ordered, self.exponential):
             case (str(preset), None, None, None):
                 return Ladder.from_preset(preset)
             case (None, tuple(delays), None, None):
                 return Ladder.from_delays(delays)
-            case (None, None, str(fixed), None):
+            case (None, None, str(fixed), None) if not (self.fixed and self.ordered):
                 return Ladder.from_fixed(fixed)
             case (None, None, None, Exponential() as exponential):
                 return exponential.to_ladder()

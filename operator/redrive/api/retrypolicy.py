@@ -23,7 +23,7 @@ from redrive.api.topology import DeadLetter, Naming, Retry
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming as names
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
-from redrive.policy.model import DEFAULT_MAX_RETRIES, Policy, SubscriptionType
+from redrive.policy.model import DEFAULT_MAX_RETRIES, Policy, SubscriptionType, check_order
 
 
 class ManagementPolicy(enum.StrEnum):
@@ -88,6 +88,14 @@ def _beside(field: str) -> Rule:
     )
 
 
+_KEPT_TOGETHER = Rule(
+    "!has(self.delayLadder) || !has(self.delayLadder.ordered) || "
+    "self.subscriptionType == 'Key_Shared'",
+    "an ordered policy needs a subscription that keeps the messages of a key together",
+    "use Key_Shared, or another delay ladder than ordered",
+    got='"\'" + self.subscriptionType + "\'"',
+)
+
 _SAME_NAMES = Rule(
     "has(self.naming) == has(oldSelf.naming) && "
     "(!has(self.naming) || self.naming == oldSelf.naming)",
@@ -114,7 +122,12 @@ class RetryPolicySpec(Choices):
         json_schema_extra={
             VALIDATIONS: [
                 rule.to_schema()
-                for rule in (_beside("retryTopic"), _beside("deadLetterTopic"), _SAME_NAMES)
+                for rule in (
+                    _beside("retryTopic"),
+                    _beside("deadLetterTopic"),
+                    _KEPT_TOGETHER,
+                    _SAME_NAMES,
+                )
             ]
         }
     )
@@ -179,12 +192,17 @@ class RetryPolicySpec(Choices):
     @model_validator(mode="after")
     def _check(self) -> Self:
         refusing(RetryPolicySpec._check_names)(self)
+        refusing(RetryPolicySpec._check_order)(self)
         return self
 
     def _check_names(self) -> None:
         for given in (self.naming.retry_topic, self.naming.dead_letter_topic):
             if given is not None:
                 names.check_sibling(given, self.topic)
+
+    def _check_order(self) -> None:
+        ordered = self.delay_ladder is not None and self.delay_ladder.ordered is not None
+        check_order(self.subscription_type, ordered=ordered)
 
     @property
     def retry_topic(self) -> names.TopicName:
@@ -225,6 +243,7 @@ class RetryPolicySpec(Choices):
             max_retries=DEFAULT_MAX_RETRIES if self.max_retries is None else self.max_retries,
             ladder=Ladder.from_preset(DEFAULT_PRESET) if ladder is None else ladder.to_ladder(),
             levels=DEFAULT_LEVELS if levels is None else Ladder.from_delays(levels),
+            ordered=ladder is not None and ladder.ordered is not None,
             dead_letters=self.dead_letter.enabled,
             retry_topic=self.retry_topic,
             dead_letter_topic=self.dead_letter_topic,

@@ -21,6 +21,7 @@ import pulsar
 
 from redrive.delivery.bridge import Bridge, RunCancelled
 from redrive.delivery.consumer import HANDLER_TIMEOUT, NACK_DELAY, RetryConsumer
+from redrive.delivery.crash_notes import CrashNotes
 from redrive.delivery.events import Hook
 from redrive.delivery.policy_file import PolicyFile
 from redrive.delivery.tracing import UNTRACED, Tracing
@@ -68,13 +69,14 @@ class AsyncRetryConsumer:
         redaction: Redaction = Redaction(),
         nack_delay: timedelta = NACK_DELAY,
         ack_timeout: timedelta | None = None,
+        crash_notes: CrashNotes | None = None,
         on_event: Hook | None = None,
         tracing: Tracing = UNTRACED,
     ) -> None:
         self._open: Callable[[], RetryConsumer] = functools.partial(
             RetryConsumer,
             client, policy, name=name, redaction=redaction, nack_delay=nack_delay,
-            ack_timeout=ack_timeout, on_event=on_event, tracing=tracing,
+            ack_timeout=ack_timeout, crash_notes=crash_notes, on_event=on_event, tracing=tracing,
         )  # fmt: skip
         self._assemble()
 

@@ -21,6 +21,7 @@ class Name(enum.StrEnum):
 
     ATTEMPT_FAILED = "redrive.attempt_failed"
     RETRIED = "redrive.retried"
+    RETRIED_IN_PLACE = "redrive.retried_in_place"
     DEAD_LETTERED = "redrive.dead_lettered"
     DISCARDED = "redrive.discarded"
     UNSENT = "redrive.unsent"
@@ -31,6 +32,7 @@ class Name(enum.StrEnum):
 _LEVELS = {
     Name.ATTEMPT_FAILED: logging.WARNING,
     Name.RETRIED: logging.INFO,
+    Name.RETRIED_IN_PLACE: logging.INFO,
     Name.DEAD_LETTERED: logging.INFO,
     Name.DISCARDED: logging.WARNING,
     Name.UNSENT: logging.ERROR,

@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pulsar
 
 from redrive.delivery.events import Event, Name
+from redrive.delivery.lanes import Lanes
 from redrive.delivery.origin import topic_of
 from redrive.delivery.parts import Clock, Subscription
 from redrive.delivery.settle import Settler, id_text, schema_version
@@ -32,6 +33,15 @@ from redrive.policy.verdict import (
 
 
 @dataclass(frozen=True)
+class _Here:
+    """What a message has been through since it came to this consumer: a crash forgets it."""
+
+    failures: int
+    first_failed_at: datetime
+    cause: Cause | None
+
+
+@dataclass(frozen=True)
 class Failures:
     """What one consumer does about failed messages.
 
@@ -39,6 +49,7 @@ class Failures:
         policy: returns the policy in force.
         consumer: its name.
         redact: see `policy.cause.Redaction`.
+        lanes: where the messages of a key wait for each other, for an ordered policy.
     """
 
     policy: Callable[[], Policy]
@@ -46,8 +57,9 @@ class Failures:
     clock: Clock
     consumer: str
     redact: Callable[[str], str]
-    # Failures of messages that could not be sent on, by id: a crash forgets them.
-    _unsent: dict[str, int] = field(default_factory=dict)
+    lanes: Lanes | None = None
+    # By id: of messages that could not be sent on, or are retried in place.
+    _here: dict[str, _Here] = field(default_factory=dict)
 
     def attempt_of(self, message: pulsar.Message) -> Attempt:
         """Return which attempt at *message* this is; on the source topic the first."""
@@ -58,13 +70,22 @@ class Failures:
             retried=topic_of(message) == self.policy().retry_topic,
             schema_version=schema_version(message),
         )
-        unsent = self._unsent.get(message_id, 0)
-        return replace(attempt, reconsume_times=attempt.reconsume_times + unsent)
+        here = self._here.get(message_id)
+        if here is None:
+            return attempt
+        return replace(
+            attempt,
+            reconsume_times=attempt.reconsume_times + here.failures,
+            first_failed_at=attempt.first_failed_at or here.first_failed_at,
+            cause=here.cause or attempt.cause,
+        )
 
     def forget(self, message: pulsar.Message) -> None:
-        """Hear that *message* was handled after all."""
-        if self._unsent:
-            self._unsent.pop(id_text(message.message_id()), None)
+        """Hear that *message* is settled."""
+        if self._here:
+            self._here.pop(id_text(message.message_id()), None)
+        if self.lanes is not None:
+            self.lanes.free(message)
 
     def asked(
         self,
@@ -91,6 +112,8 @@ class Failures:
         redeliveries = message.redelivery_count()
         if redeliveries < policy.max_retries:
             subscription.negative_acknowledge(message)
+            if self.lanes is not None:
+                self.lanes.free(message)
             return
         failed = attempt.reconsume_times + redeliveries + 1
         verdict = end(policy, DeadReason.RETRIES_EXHAUSTED, failed)
@@ -176,15 +199,39 @@ class Failures:
         cause: Cause | None,
         policy: Policy,
     ) -> bool:
+        if self.lanes is not None and isinstance(verdict, Retry):
+            self._retry_in_place(message, attempt, verdict, cause)
+            return False
         settled = self.settler.settle(
             message, attempt, verdict, cause, policy=policy, subscription=subscription
         )
         if settled:
             self.forget(message)
         else:
-            message_id = id_text(message.message_id())
-            self._unsent[message_id] = self._unsent.get(message_id, 0) + 1
+            self._remember(message, attempt, cause)
         return settled
+
+    def _retry_in_place(
+        self, message: pulsar.Message, attempt: Attempt, verdict: Retry, cause: Cause | None
+    ) -> None:
+        seconds = verdict.delay.total_seconds()
+        self._remember(message, attempt, cause)
+        self.settler.incoming.again(message, seconds)
+        self.settler.events.tell(
+            self._event(Name.RETRIED_IN_PLACE, message, attempt),
+            "retried in its consumer in %g s, its key waits: origin %s, failed attempts %d",
+            seconds, attempt.origin, verdict.reconsume_times,
+        )  # fmt: skip
+
+    def _remember(self, message: pulsar.Message, attempt: Attempt, cause: Cause | None) -> None:
+        message_id = id_text(message.message_id())
+        before = self._here.get(message_id)
+        failed_at = self.clock.now() if cause is None else cause.failed_at
+        self._here[message_id] = _Here(
+            1 if before is None else before.failures + 1,
+            attempt.first_failed_at or failed_at,
+            cause,
+        )
 
     def _cause(self, error: BaseException, attempt: Attempt) -> Cause:
         return Cause.from_error(

@@ -21,9 +21,6 @@ from redrive.delivery.latch import Latch
 from redrive.delivery.line import Line
 from redrive.errors import RedriveError
 
-_LOOK_EVERY_SECONDS = 1.0
-"""How late a message that is handed out again may be, for a taker who waits all the while."""
-
 _LINGER_MS = 20
 """How long a taker stays with the only line that flows before he leaves it to its thread."""
 
@@ -63,24 +60,31 @@ class Inbox:
         self._lines = [Line(consumer, self._flows, self._lose) for consumer in consumers]
         atexit.register(self.close)
 
-    def take(self, timeout: float | None = None) -> pulsar.Message | None:
+    def take(
+        self, timeout: float | None = None, *, only_again: bool = False
+    ) -> pulsar.Message | None:
         """Return the next message, or None if none came within *timeout* seconds.
+
+        Args:
+            only_again: of those alone that are handed out again.
 
         Raises:
             ConsumerStoppedError: `stop` was called.
             SubscriptionLostError: the client ended a subscription.
         """
-        if not (self._stopping or self._pause or self._again or self._lost):
+        if not (self._stopping or self._pause or self._again or self._lost or only_again):
             message = self._next()
             if message is not None:
                 return message
-        return self._wait(None if timeout is None else time.monotonic() + timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        return self._wait(end, only_again=only_again)
 
     def again(self, message: pulsar.Message, seconds: float) -> None:
         """Hand *message* out once more after so many *seconds*; it stays unacknowledged."""
         with self._changing:
             entry = (time.monotonic() + seconds, next(self._numbers), message)
             heapq.heappush(self._again, entry)
+        self._wake()
 
     def pause(self) -> None:
         """Hand out nothing until `resume`."""
@@ -122,12 +126,16 @@ class Inbox:
     def _next(self) -> pulsar.Message | None:
         for line in next(self._turns):
             message = line.take(self._linger_ms)
-            if message is not None:
+            if message is None:
+                self._dried(line)
+            elif self._pause or self._stopping:  # since this thread went to the client
+                self.again(message, 0)
+                return None
+            else:
                 return message
-            self._dried(line)
         return None
 
-    def _wait(self, end: float | None) -> pulsar.Message | None:
+    def _wait(self, end: float | None, *, only_again: bool) -> pulsar.Message | None:
         while True:
             self._check_running()
             left = None if end is None else max(0.0, end - time.monotonic())
@@ -136,17 +144,26 @@ class Inbox:
                 if not pause.wait(left):
                     return None
                 continue
-            message = self._due() or self._next()
+            message = self._due() or (None if only_again else self._next())
             if message is not None:
                 if self._flowing:
                     self._wake()
                 return message
-            wait = _LOOK_EVERY_SECONDS if left is None else min(left, _LOOK_EVERY_SECONDS)
+            wait = self._until_due(left)
             try:
                 self._wakings.get(timeout=wait)
             except Empty:
                 if wait == left:
                     return None
+
+    def _until_due(self, left: float | None) -> float | None:
+        """Return how long to wait at most: until a message is due, but no longer than *left*."""
+        with self._changing:
+            due = self._again[0][0] if self._again else None
+        if due is None:
+            return left
+        wait = max(0.0, due - time.monotonic())
+        return wait if left is None else min(left, wait)
 
     def _due(self) -> pulsar.Message | None:
         with self._changing:

@@ -51,8 +51,14 @@ class Subscription(Protocol):
 class Incoming(Protocol):
     """All subscriptions as one stream; see `inbox.Inbox`."""
 
-    def take(self, timeout: float | None = None) -> pulsar.Message | None:
-        """Return the next message, or None if none came within *timeout* seconds."""
+    def take(
+        self, timeout: float | None = None, *, only_again: bool = False
+    ) -> pulsar.Message | None:
+        """Return the next message, or None if none came within *timeout* seconds.
+
+        Args:
+            only_again: of those alone that are handed out again.
+        """
 
     def pause(self) -> None:
         """Hand out nothing until `resume`."""

@@ -103,8 +103,8 @@ class PolicyFile:
             return
         if _subscribed(policy) != _subscribed(before):
             _log.error(
-                "the policy file %s is for other topics now: restart the consumer to follow it; "
-                "generation %d of %s stays in force",
+                "the policy file %s is for other topics now: restart the consumer to "
+                "follow it; generation %d of %s stays in force",
                 self.path, before.generation, before.name,
             )  # fmt: skip
             return
@@ -127,4 +127,7 @@ def _found(path: Path | str | None) -> Path:
 
 
 def _subscribed(policy: Policy) -> tuple[object, ...]:
-    return policy.topic, policy.subscription, policy.subscription_type, policy.retry_topic
+    return (
+        policy.topic, policy.subscription, policy.subscription_type, policy.ordered,
+        policy.retry_topic,
+    )  # fmt: skip

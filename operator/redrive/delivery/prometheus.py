@@ -32,6 +32,11 @@ _COUNTERS = {
         "Messages that the broker has stored in the retry topic.",
         _WHERE,
     ),
+    Name.RETRIED_IN_PLACE: Counter(
+        "redrive_consumer_retried_in_place_messages",
+        "Failed messages of ordered policies that wait in their consumer for the next attempt.",
+        _WHERE,
+    ),
     Name.LATE_SUCCESS: Counter(
         "redrive_consumer_late_successes",
         "Messages handled well, but after their time-out; they may be handled again.",

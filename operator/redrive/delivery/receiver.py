@@ -20,6 +20,7 @@ from redrive.delivery.crash_notes import CrashNotes
 from redrive.delivery.custody import Custody, Rings
 from redrive.delivery.events import Events, Hook
 from redrive.delivery.failures import Failures
+from redrive.delivery.lanes import Lanes
 from redrive.delivery.origin import Subscriptions
 from redrive.delivery.parts import Parts
 from redrive.delivery.policy_file import PolicyFile, in_force
@@ -49,16 +50,21 @@ class Receiver:
     ) -> None:
         self.name = name
         self._parts = parts
+        in_force_now = in_force(policy, parts.clock)
+        lanes = Lanes(parts.incoming, parts.clock) if in_force_now().ordered else None
         self._failures = Failures(
-            in_force(policy, parts.clock),
+            in_force_now,
             Settler(parts.outgoing, parts.incoming, Events(on_event), tracing),
             parts.clock,
             name,
             redaction,
+            lanes,
         )
         self._tracing = tracing
         self._subscriptions = Subscriptions(parts.subscriptions)
-        self._take = parts.incoming.take
+        self._take: Callable[[float | None], pulsar.Message | None] = (
+            parts.incoming.take if lanes is None else lanes.take
+        )
         self._custody: Custody | None = None
         self._alarm: Rings | None = None
         self._suspects: Suspects | None = None
@@ -67,7 +73,7 @@ class Receiver:
         """Note what is in hand, if there is a place for it, and bury what has killed processes."""
         if crash_notes is not None:
             self._suspects = Suspects(
-                self._parts.incoming, crash_notes, self._failures.policy(), self._bury
+                self._take, self._parts.incoming, crash_notes, self._failures.policy(), self._bury
             )
             self._take = self._suspects.take
 

@@ -32,7 +32,7 @@ class ConsumerCrashError(RedriveError):
 
 
 class Suspects:
-    """Hands out what *incoming* has, but suspects one by one, and the worst of them not at all.
+    """Hands out what *take* brings, but suspects one by one, and the worst of them not at all.
 
     Args:
         bury: lays a message aside for a reason; False if it can't, and the message comes again.
@@ -40,11 +40,13 @@ class Suspects:
 
     def __init__(
         self,
+        take: Callable[[float | None], pulsar.Message | None],
         incoming: Incoming,
         notes: CrashNotes,
         policy: Policy,
         bury: Callable[[pulsar.Message, ConsumerCrashError], bool],
     ) -> None:
+        self._take = take
         self._incoming = incoming
         self._notebook = Notebook(Path(notes.directory), policy)
         self._max_redeliveries = notes.max_redeliveries
@@ -58,7 +60,7 @@ class Suspects:
             if not self._wait_while(lambda: any(list(self._in_hand.values())), end):
                 return None
             left = None if end is None else max(0.0, end - time.monotonic())
-            message = self._incoming.take(left)
+            message = self._take(left)
             if message is None:
                 return None
             key = id_text(message.message_id())

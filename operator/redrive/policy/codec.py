@@ -32,6 +32,7 @@ def encode(policy: Policy) -> str:
         "maxRetries": policy.max_retries,
         "delays": [durations.text_of(rung) for rung in policy.ladder.rungs],
         "jitter": float(policy.ladder.jitter),
+        "ordered": policy.ordered,
         "delayLevels": [durations.text_of(rung) for rung in policy.levels.rungs],
         "retryTopic": str(policy.retry_topic),
         "deadLetterEnabled": policy.dead_letters,
@@ -69,6 +70,7 @@ def decode(text: str) -> Policy:
         subscription_type=SubscriptionType.parse(_value(document, "subscriptionType", str)),
         max_retries=_value(document, "maxRetries", int),
         ladder=Ladder.from_delays(_strings(document, "delays"), _value(document, "jitter", float)),
+        ordered=_value(document, "ordered", bool),
         levels=Ladder.from_delays(_strings(document, "delayLevels")),
         dead_letters=_value(document, "deadLetterEnabled", bool),
         retry_topic=_topic(document, "retryTopic"),
@@ -81,6 +83,7 @@ def decode(text: str) -> Policy:
 _REMEDY = "take the file from the ConfigMap that the operator made"
 _ADDED: Mapping[str, Any] = {
     "jitter": 0.0,
+    "ordered": False,
     "delayLevels": [durations.text_of(rung) for rung in LEVELS],
     "deadLetterEnabled": True,
 }

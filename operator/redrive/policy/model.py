@@ -65,6 +65,20 @@ def check_max_retries(count: int) -> int:
     return count
 
 
+def check_order(kind: SubscriptionType, *, ordered: bool) -> None:
+    """Pass if a policy can be *ordered* with a subscription of *kind*.
+
+    Raises:
+        InvalidSpecError: consumers of a Shared one get messages of the same key.
+    """
+    if ordered and kind is SubscriptionType.SHARED:
+        raise InvalidSpecError(
+            "an ordered policy needs a subscription that keeps the messages of a key together",
+            got=kind.value,
+            remedy="use Key_Shared, or another delay ladder than ordered",
+        )
+
+
 _DERIVED = (
     ("retry_topic", naming.retry_topic),
     ("dead_letter_topic", naming.dead_letter_topic),
@@ -81,6 +95,8 @@ class Policy:
         topic: the source topic; never a single partition.
         max_retries: retries after the first delivery, 0 … 1 000: N retries make N + 1 attempts.
         ladder: what "the next delay" means.
+        ordered: whether a failed message is retried in its consumer, before those of its key that
+            came later; else it waits in the retry topic, and they overtake it.
         levels: what `level=k` means, rung k; a level above the highest means the highest.
         dead_letters: whether a message that has used up its retries is kept in the dead-letter
             topic; else it is discarded, and there is no such topic.
@@ -91,7 +107,8 @@ class Policy:
 
     Raises:
         InvalidSpecError: `max_retries`, `subscription` or `topic` is out of bounds, or the names
-            given or derived from the last two are, or lead to one and the same topic.
+            given or derived from the last two are, or lead to one and the same topic; or it is
+            ordered, and its subscription Shared.
     """
 
     topic: naming.TopicName
@@ -100,6 +117,7 @@ class Policy:
     max_retries: int = DEFAULT_MAX_RETRIES
     ladder: Ladder = Ladder.from_preset(DEFAULT_PRESET)
     levels: Ladder = DEFAULT_LEVELS
+    ordered: bool = False
     dead_letters: bool = True
     retry_topic: naming.TopicName = None  # type: ignore[assignment]  # never None once made
     dead_letter_topic: naming.TopicName = None  # type: ignore[assignment]
@@ -111,6 +129,7 @@ class Policy:
         naming.TopicName.parse_whole(str(self.topic))
         naming.check_subscription(self.subscription)
         check_max_retries(self.max_retries)
+        check_order(self.subscription_type, ordered=self.ordered)
         for field, derive in _DERIVED:
             if getattr(self, field) is None:
                 object.__setattr__(self, field, derive(self.topic, self.subscription))

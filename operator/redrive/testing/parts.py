@@ -114,14 +114,16 @@ class _Incoming:
         self._again: list[tuple[datetime, int, pulsar.Message]] = []
         self._numbers = itertools.count()
 
-    def take(self, timeout: float | None = None) -> pulsar.Message | None:
+    def take(
+        self, timeout: float | None = None, *, only_again: bool = False
+    ) -> pulsar.Message | None:
         if self._stopped:
             raise ConsumerStoppedError(
                 "this consumer was stopped", remedy="make a new one to go on consuming"
             )
         clock = self._broker.clock
         end = None if timeout is None else clock.now() + timedelta(seconds=timeout)
-        message = None if self._paused else self._next(end)
+        message = None if self._paused else self._next(end, only_again=only_again)
         if message is not None:
             return message
         if end is None:
@@ -133,18 +135,23 @@ class _Incoming:
         clock.advance(end - clock.now())
         return None
 
-    def _next(self, end: datetime | None) -> pulsar.Message | None:
+    def _next(self, end: datetime | None, *, only_again: bool) -> pulsar.Message | None:
         clock = self._broker.clock
         while clock.ring_next(min([due for due in (end, self._next_due()) if due], default=None)):
             pass  # what rings may send a message that comes earlier
-        theirs = self._broker.next_due()
-        if not self._again or (theirs is not None and theirs < self._again[0][0]):
-            return self._broker.hand_out(self, None if end is None else end - clock.now())
+        theirs = None if only_again else self._broker.next_due()
+        if self._again and (theirs is None or self._again[0][0] <= theirs):
+            return self._hand_out_again(end)
+        if theirs is None:
+            return None
+        return self._broker.hand_out(self, None if end is None else end - clock.now())
+
+    def _hand_out_again(self, end: datetime | None) -> pulsar.Message | None:
         due, _, message = self._again[0]
         if end is not None and due > end:
             return None
         heapq.heappop(self._again)
-        clock.advance(due - clock.now())
+        self._broker.clock.advance(due - self._broker.clock.now())
         return message
 
     def _next_due(self) -> datetime | None:

@@ -12,6 +12,7 @@ from tests.synchronous import Synchronous
 
 from redrive import AsyncRetryConsumer, Policy, PolicyFile, RetryConsumer, SimpleConsumer
 from redrive.policy.ladder import Ladder
+from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing import (
     AsyncInMemoryConsumer,
@@ -116,7 +117,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["memory", "broker"])
 def make_world(request: pytest.FixtureRequest, kind: str) -> MakeWorld:
-    """Make a policy's topics; takes `delays`, `max_retries` and `dead_letters`."""
+    """Make a policy's topics; takes `delays`, `max_retries`, `dead_letters` and more."""
     make: Callable[..., World] = _in_memory
     if request.param == "broker":
         make = request.getfixturevalue("set_stage")
@@ -124,7 +125,12 @@ def make_world(request: pytest.FixtureRequest, kind: str) -> MakeWorld:
 
 
 def _in_memory(
-    *, delays: tuple[str, ...] = ("1s",), max_retries: int = 16, dead_letters: bool = True
+    *,
+    delays: tuple[str, ...] = ("1s",),
+    max_retries: int = 16,
+    dead_letters: bool = True,
+    ordered: bool = False,
+    kind: SubscriptionType = SubscriptionType.SHARED,
 ) -> World:
     return InMemoryWorld(
         Policy(
@@ -132,6 +138,8 @@ def _in_memory(
             subscription="fulfilment",
             max_retries=max_retries,
             dead_letters=dead_letters,
+            ordered=ordered,
+            subscription_type=kind,
             ladder=Ladder.from_delays(delays),
         )
     )

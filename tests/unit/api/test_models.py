@@ -156,6 +156,14 @@ def test_a_fixed_delay_repeats() -> None:
     assert [ladder.delay(retry) for retry in (1, 2, 99)] == [timedelta(seconds=5)] * 3
 
 
+def test_an_ordered_policy_retries_after_one_delay_before_the_later_messages_of_its_key() -> None:
+    ordered = {"subscriptionType": "Key_Shared", "delayLadder": {"ordered": "5s"}}
+    policy = policy_spec(**ordered).to_policy("shop/orders", 1)
+    assert policy.ordered
+    assert policy.ladder.rungs == (timedelta(seconds=5),)
+    assert not policy_spec(delayLadder={"fixed": "5s"}).to_policy("shop/orders", 1).ordered
+
+
 def test_an_exponential_ladder_has_a_factor_of_two_and_no_jitter_unless_said() -> None:
     asked = {"exponential": {"initial": "1s", "max": "5s"}}
     ladder = policy_spec(delayLadder=asked).to_policy("shop/orders", 1).ladder

@@ -63,7 +63,15 @@ st.register_type_strategy(
         dead_letters=st.booleans(),
         name=st.text(st.characters(codec="utf-8"), max_size=20),
         generation=st.integers(0, 2**63 - 1),
-    ).flatmap(
+    )
+    .flatmap(
+        lambda policy: (
+            st.just(policy)
+            if policy.subscription_type is SubscriptionType.SHARED
+            else st.booleans().map(lambda ordered: dataclasses.replace(policy, ordered=ordered))
+        )
+    )
+    .flatmap(
         lambda policy: (
             st.just(policy)
             | st.sampled_from(Scheme).map(

@@ -17,7 +17,7 @@ READ = [
     "version", "name", "generation", "topic", "subscription", "subscriptionType", "maxRetries",
     "delays", "retryTopic", "deadLetterTopic",
 ]  # fmt: skip
-ADDED = ["jitter", "delayLevels", "deadLetterEnabled"]
+ADDED = ["ordered", "jitter", "delayLevels", "deadLetterEnabled"]
 
 policies = st.from_type(Policy)
 json_values = st.recursive(
@@ -54,6 +54,7 @@ def test_the_written_form_is_the_documented_one() -> None:
         "maxRetries": 16,
         "delays": None,
         "jitter": 0.0,
+        "ordered": False,
         "delayLevels": None,
         "retryTopic": "persistent://shop/prod/orders-billing-RETRY",
         "deadLetterEnabled": True,

@@ -70,6 +70,12 @@ def test_only_shared_subscriptions_honour_delays() -> None:
     ]  # fmt: skip
 
 
+def test_an_ordered_policy_needs_a_subscription_that_keeps_a_key_together() -> None:
+    assert Policy(ORDERS, "s", SubscriptionType.KEY_SHARED, ordered=True).ordered
+    with pytest.raises(InvalidSpecError, match="got 'Shared'; use Key_Shared"):
+        Policy(ORDERS, "s", ordered=True)
+
+
 def test_a_policy_is_never_for_one_partition() -> None:
     with pytest.raises(InvalidSpecError, match="not for one partition"):
         Policy(ORDERS.partition(0), "billing")

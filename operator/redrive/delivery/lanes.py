@@ -1,0 +1,91 @@
+"""Messages of one key, one after the other; for ordered policies; called by `receiver`.
+
+A message goes when those before it with its key are settled, a retry of one of them included: then
+it is the others that wait. They wait in this consumer, unacknowledged.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pulsar
+
+from redrive.delivery.parts import Clock, Incoming
+from redrive.delivery.settle import id_text
+
+MAX_HELD = 1_000
+"""With so many messages in hand or waiting, nothing new is taken from the broker."""
+
+_LOOK_EVERY_SECONDS = 0.2
+"""How often a taker who waits for room looks whether there is some."""
+
+
+class Lanes:
+    """Hands out what *incoming* has, at most one message of a key at a time.
+
+    May be used by several threads.
+    """
+
+    def __init__(self, incoming: Incoming, clock: Clock) -> None:
+        self._incoming = incoming
+        self._clock = clock
+        self._lanes: dict[str, dict[str, pulsar.Message]] = {}  # by key and id; the first one goes
+        self._held = 0
+        self._taking = threading.Lock()
+        self._changing = threading.Lock()
+
+    def take(self, timeout: float | None = None) -> pulsar.Message | None:
+        """Return the next message whose turn it is, as `Incoming.take` does."""
+        end = None if timeout is None else self._clock.monotonic() + timeout
+        # One at a time: what another thread took later must not get into its lane earlier.
+        if not self._taking.acquire(timeout=-1 if timeout is None else timeout):
+            return None
+        try:
+            return self._take(end)
+        finally:
+            self._taking.release()
+
+    def _take(self, end: float | None) -> pulsar.Message | None:
+        while True:
+            left = None if end is None else max(0.0, end - self._clock.monotonic())
+            full = self._held >= MAX_HELD
+            wait = left
+            if full and (left is None or left > _LOOK_EVERY_SECONDS):
+                wait = _LOOK_EVERY_SECONDS
+            message = self._incoming.take(wait, only_again=full)
+            if message is not None and self._may_go(message):
+                return message
+            if message is None and wait == left:
+                return None
+
+    def free(self, message: pulsar.Message) -> None:
+        """Hear that *message* is settled, or the broker's again: the next of its key may go."""
+        key, message_id = _lane(message)
+        with self._changing:
+            lane = self._lanes.get(key, {})
+            if lane.pop(message_id, None) is None:
+                return
+            self._held -= 1
+            if not lane:
+                del self._lanes[key]
+                return
+            following = next(iter(lane.values()))
+        self._incoming.again(following, 0)
+
+    def _may_go(self, message: pulsar.Message) -> bool:
+        key, message_id = _lane(message)
+        with self._changing:
+            lane = self._lanes.setdefault(key, {})
+            if message_id not in lane:
+                lane[message_id] = message
+                self._held += 1
+                return len(lane) == 1
+            # Handed out again by us, or else a copy: a broker that lost the connection sends all
+            # anew, and to acknowledge the one acknowledges the other.
+            return next(iter(lane.values())) is message
+
+
+def _lane(message: pulsar.Message) -> tuple[str, str]:
+    message_id = id_text(message.message_id())
+    # What has no key has no order.
+    return message.ordering_key() or message.partition_key() or message_id, message_id

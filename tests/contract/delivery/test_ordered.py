@@ -1,0 +1,149 @@
+"""What an ordered policy promises, at a real broker and in memory alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from redrive import Event
+from redrive.delivery import lanes
+from redrive.policy.model import SubscriptionType
+
+MakeWorld = Callable[..., Any]
+SOON = timedelta(seconds=15)
+
+
+@pytest.fixture
+def make_ordered_world(make_world: MakeWorld) -> MakeWorld:
+    def make(**choices: Any) -> Any:  # noqa: ANN401 - passed on
+        return make_world(ordered=True, kind=SubscriptionType.KEY_SHARED, **choices)
+
+    return make
+
+
+def assert_nothing_left(world: Any) -> None:  # noqa: ANN401 - see conftest
+    assert world.backlog(world.policy.topic) == world.backlog(world.policy.retry_topic) == 0
+
+
+def test_later_messages_of_the_key_wait_for_a_retry_and_those_of_others_go_on(
+    make_ordered_world: MakeWorld,
+) -> None:
+    world = make_ordered_world(delays=("2s",))
+    world.send(b"a1", b"a2", b"a3", partition_key="a")
+    world.send(b"b1", b"b2", partition_key="b")
+    world.send(b"none")
+    events: list[Event] = []
+    handled: list[tuple[bytes, int]] = []
+    consumer = world.consumer(on_event=events.append)
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        attempt = consumer.attempt_of(message)
+        handled.append((message.data(), attempt.number))
+        assert message.topic_name() == str(world.policy.topic)
+        if message.data() == b"a1" and attempt.number == 3:
+            assert attempt.cause.message == "not yet"
+            assert attempt.first_failed_at is not None
+        if message.data() == b"a3":
+            consumer.stop()
+        if message.data() == b"a1" and attempt.number < 3:
+            raise ValueError("not yet")
+
+    consumer.run(handle)
+    consumer.close()
+
+    of_a = [entry for entry in handled if entry[0].startswith(b"a")]
+    assert of_a == [(b"a1", 1), (b"a1", 2), (b"a1", 3), (b"a2", 1), (b"a3", 1)]
+    assert [content for content, _ in handled if content.startswith(b"b")] == [b"b1", b"b2"]
+    # They did not wait.
+    assert {b"b1", b"b2", b"none"} <= {content for content, _ in handled[:5]}
+    told = [event.event.value for event in events]
+    assert told == ["redrive.attempt_failed", "redrive.retried_in_place"] * 2
+    assert_nothing_left(world)
+
+
+def test_a_message_that_has_used_up_its_attempts_is_buried_and_its_key_goes_on(
+    make_ordered_world: MakeWorld,
+) -> None:
+    world = make_ordered_world(max_retries=1)
+    world.send(b"bad", b"good", b"discard me", partition_key="k")
+    with world.consumer() as consumer:
+        for number in (1, 2):
+            message = consumer.receive(SOON)
+            assert (message.data(), consumer.attempt_of(message).number) == (b"bad", number)
+            consumer.reconsume_later(message, cause=ValueError(f"no {number}"))
+        message = consumer.receive(SOON)
+        assert message.data() == b"good"
+        assert consumer.receive(timedelta(seconds=1)) is None  # the key is busy
+        consumer.acknowledge(message)
+        consumer.reconsume_later(consumer.receive(SOON), level=-1)
+    dead = world.dead_letters(2)
+    assert [letter.data() for letter in dead] == [b"bad", b"discard me"]
+    assert dead[0].properties()["RECONSUMETIMES"] == "2"
+    assert dead[0].properties()["REDRIVE_CAUSE_MESSAGE"] == "no 2"
+    assert dead[0].properties()["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
+    assert_nothing_left(world)
+
+
+def test_what_waits_in_a_consumer_that_ends_comes_again_in_order(
+    make_ordered_world: MakeWorld,
+) -> None:
+    world = make_ordered_world(delays=("1h",))
+    world.send(b"1", b"2", b"3", partition_key="k")
+    with world.consumer() as consumer:
+        consumer.reconsume_later(consumer.receive(SOON))
+        assert consumer.receive(timedelta(seconds=1)) is None
+    with world.consumer() as consumer:
+        for content in (b"1", b"2", b"3"):
+            message = consumer.receive(SOON)
+            assert (message.data(), consumer.attempt_of(message).number) == (content, 1)
+            consumer.acknowledge(message)
+    assert_nothing_left(world)
+
+
+def test_a_full_consumer_takes_nothing_more_until_there_is_room(
+    make_ordered_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "MAX_HELD", 3)
+    world = make_ordered_world(delays=("2s",))
+    world.send(b"1", b"2", b"3", partition_key="a")
+    world.send(b"other", partition_key="b")
+    with world.consumer() as consumer:
+        consumer.reconsume_later(consumer.receive(SOON))
+        seen = [consumer.receive(SOON)]  # the first again: the other has no room
+        assert seen[0].data() == b"1"
+        consumer.acknowledge(seen[0])
+        for _ in range(3):
+            message = consumer.receive(SOON)
+            seen.append(message)
+            consumer.acknowledge(message)
+    assert sorted(message.data() for message in seen) == [b"1", b"2", b"3", b"other"]
+    assert_nothing_left(world)
+
+
+def test_messages_of_a_key_are_handled_one_at_a_time_by_however_many_workers(
+    make_ordered_world: MakeWorld,
+) -> None:
+    world = make_ordered_world()
+    contents = [f"{n}".encode() for n in range(60)]
+    for key in ("a", "b", "c"):
+        world.send(*contents, partition_key=key)
+    handled: dict[str, list[bytes]] = {"a": [], "b": [], "c": []}
+    consumer = world.consumer()
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        mine = handled[message.partition_key()]
+        mine.append(message.data())
+        if sum(map(len, handled.values())) == 180 + 3:
+            consumer.stop()
+        if message.data() == b"30" and mine.count(b"30") == 1:
+            raise ValueError
+
+    consumer.run(handle, workers=4)
+    consumer.close()
+
+    expected = [*contents[:31], b"30", *contents[31:]]
+    assert handled == {"a": expected, "b": expected, "c": expected}
+    assert_nothing_left(world)
