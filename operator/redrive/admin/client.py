@@ -161,6 +161,13 @@ class Admin:
         call = Call(f"give {topic} a schema", "POST", _schema_path(topic), body)
         await self._send(call)
 
+    async def replicated_to(self, topic: TopicName) -> frozenset[str]:
+        """Return the clusters that a topic is replicated to, its own among them."""
+        path = f"{_path(topic)}/replication?applied=true"
+        return await self._get(
+            f"read the clusters of {topic}", path, lambda found: frozenset(found or ())
+        )
+
     async def subscriptions(self, topic: TopicName) -> frozenset[str]:
         """Return the names of a topic's subscriptions.
 
@@ -394,6 +401,7 @@ def _policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
         "subscription_expiry_minutes": answer.get("subscription_expiration_time_minutes") or 0,
         "backlog_quotas": answer.get("backlog_quota_map") or {},
         "delayed_delivery": answer.get("delayed_delivery_policies"),
+        "replicated_to": frozenset(answer.get("replication_clusters") or ()),
     }
 
 

@@ -67,6 +67,8 @@ class NamespaceState:
             all that it keeps; 0 is never.
         backlog_quotas: by type, as the broker writes them.
         delayed_delivery: as the broker writes it; None where the namespace says nothing.
+        replicated_to: the clusters that its topics are replicated to, this one among them, unless
+            a topic says otherwise.
     """
 
     unpartitioned: frozenset[str]
@@ -75,6 +77,7 @@ class NamespaceState:
     subscription_expiry_minutes: int
     backlog_quotas: Mapping[str, Mapping[str, Any]]
     delayed_delivery: Mapping[str, Any] | None
+    replicated_to: frozenset[str] = frozenset()
 
     def exists(self, topic: TopicName) -> bool:
         """Whether there is such a topic, partitioned or not."""

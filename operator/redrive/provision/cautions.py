@@ -24,6 +24,8 @@ MAX_DELIVERY_DELAY = "MaxDeliveryDelay"
 PARTITIONS_NEVER_SHRINK = "PartitionsNeverShrink"
 """The retry topic has more partitions than it should have."""
 
+GEO_REPLICATED = "GeoReplicated"
+"""What waits in the retry topic, or rests as a dead letter, is sent to other clusters too."""
 SCHEMA_REFUSED = "SchemaRefused"
 """The broker refuses to give a topic the source topic's schema."""
 
@@ -92,6 +94,28 @@ def delay_is_limited(seen: Seen) -> Caution | None:
     )
 
 
+def topics_are_replicated(seen: Seen) -> Caution | None:
+    """Find own topics that are replicated, so that each cluster would handle what one retries."""
+    pairs = [(seen.desired.retry, seen.observed.retry)]
+    if seen.desired.dead_letter is not None:
+        pairs.append((seen.desired.dead_letter, seen.observed.dead_letter))
+    found = {
+        want.name: seen.observed.replicated_to if have is None else have.replicated_to
+        for want, have in pairs
+    }
+    replicated = {name: clusters for name, clusters in found.items() if len(clusters) > 1}
+    if not replicated:
+        return None
+    listed = ", ".join(f"{name} to {'+'.join(sorted(to))}" for name, to in replicated.items())
+    return Caution(
+        GEO_REPLICATED,
+        "the source topic's messages are retried in the cluster where they failed; if that cluster "
+        "replicates retries and dead letters, others handle them a second time; got "
+        f"{listed}; keep each in this cluster: pulsar-admin topics set-replication-clusters "
+        "--clusters CLUSTER TOPIC",
+    )
+
+
 def schema_is_refused(seen: Seen) -> Caution | None:
     """Find topics that can't have the schema of the source topic."""
     if not seen.refused:
@@ -131,6 +155,7 @@ CAUTIONS: tuple[Callable[[Seen], Caution | None], ...] = (
     ladder_descends,
     retry_topic_has_too_many_partitions,
     delay_is_limited,
+    topics_are_replicated,
     schema_is_refused,
     subscription_is_contested,
     names_are_contested,

@@ -58,12 +58,14 @@ class TopicState:
     Attributes:
         policies: what the broker has of each topic policy, by how it is read.
         properties: see `ownership`.
+        replicated_to: the clusters that it is replicated to, its own among them.
     """
 
     partitions: int
     subscriptions: frozenset[str]
     policies: Mapping[str, Any]
     properties: Mapping[str, str]
+    replicated_to: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Observed:
         source_schema: None where messages are plain bytes.
         dead_letter: None too where the policy discards.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
+        replicated_to: the clusters that a topic is replicated to that is made now.
         inherited: what a topic that is made now gets of its topic policies from the namespace.
         subscription_expiry_minutes: of the Pulsar namespace; 0 is never.
         config_map: whatever has the name of the policy's ConfigMap.
@@ -87,3 +90,4 @@ class Observed:
     inherited: Mapping[str, Any]
     subscription_expiry_minutes: int
     config_map: Body | None
+    replicated_to: frozenset[str] = frozenset()

@@ -60,6 +60,7 @@ async def observe(
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         subscription_expiry_minutes=namespace.subscription_expiry_minutes,
+        replicated_to=namespace.replicated_to,
         config_map=await _config_map(Key.of(desired.config_map), world, recent=recent),
     )
 
@@ -95,6 +96,12 @@ async def _topic(
         subscriptions=subscriptions,
         policies=topic_policies.in_force(found, namespace),
         properties=metadata.properties,
+        # Elsewhere no topic can be replicated either: not worth a call.
+        replicated_to=(
+            await admin.replicated_to(name)
+            if len(namespace.replicated_to) > 1
+            else namespace.replicated_to
+        ),
     )
 
 

@@ -45,6 +45,34 @@ def test_a_descending_ladder_needs_caution(policy: MakeBody, asked: MakeAsked) -
     assert "sort the delays" in caution.message
 
 
+@pytest.mark.parametrize(
+    ("retry", "dead_letter", "named"),
+    [
+        (("here",), ("here",), []),
+        (("here", "there"), ("here",), ["RETRY to here+there"]),
+        (("here", "there"), ("here", "there"), ["RETRY to here+there", "DLQ to here+there"]),
+    ],
+)
+def test_topics_that_are_replicated_to_other_clusters_need_caution(
+    policy: MakeBody,
+    asked: MakeAsked,
+    retry: tuple[str, ...],
+    dead_letter: tuple[str, ...],
+    named: list[str],
+) -> None:
+    body = policy()
+    waits, rests = (
+        TopicState(2, frozenset(), {}, {}, frozenset(clusters)) for clusters in (retry, dead_letter)
+    )
+    observed = Observed(2, None, waits, rests, {}, {}, 0, None, frozenset({"here", "there"}))
+    wanted = desired(asked(body), body, "here")
+    seen = cautions(Seen(asked(body), (), wanted, observed, ()))
+    assert [caution.reason for caution in seen] == ["GeoReplicated"] * bool(named)
+    for caution in seen:
+        assert all(name in caution.message for name in named)
+        assert caution.message.count(" to here+there") == len(named)
+
+
 def test_a_schema_that_the_broker_refuses_needs_caution(policy: MakeBody, asked: MakeAsked) -> None:
     topic = asked(policy()).policy.retry_topic
     error = ConflictError("no", got="409 Incompatible", remedy="none")

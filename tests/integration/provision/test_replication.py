@@ -1,0 +1,49 @@
+"""Namespaces that are replicated to other clusters, as far as one cluster shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.provision.conftest import MakeShop, Shop, rest_path
+
+ELSEWHERE = "elsewhere"
+
+
+@pytest.fixture
+def replicated(make_shop: MakeShop) -> Iterator[Shop]:
+    """A shop whose Pulsar namespace is replicated to a cluster that nobody can reach."""
+    shop = make_shop()
+    shop.connection()
+    shop.create_topic(shop.topic("orders"))
+    gone = {"serviceUrl": "http://127.0.0.1:1", "brokerServiceUrl": "pulsar://127.0.0.1:1"}
+    shop.request("PUT", f"clusters/{ELSEWHERE}", gone)
+    try:
+        clusters = ["standalone", ELSEWHERE]
+        admins = {"adminRoles": [shop.role], "allowedClusters": clusters}
+        shop.request("POST", f"tenants/{shop.tenant}", admins)
+        shop.request("POST", f"namespaces/{shop.tenant}/prod/replication", clusters)
+        yield shop
+    finally:
+        shop.request("POST", f"namespaces/{shop.tenant}/prod/replication", ["standalone"])
+        admins = {"adminRoles": [shop.role], "allowedClusters": ["standalone"]}
+        shop.request("POST", f"tenants/{shop.tenant}", admins)
+        shop.request("DELETE", f"clusters/{ELSEWHERE}")
+
+
+def test_replicated_retries_are_warned_of_until_they_stay_in_their_cluster(
+    replicated: Shop,
+) -> None:
+    shop = replicated
+    shop.policy()
+    status = shop.ready()["status"]
+    told = shop.reaches_condition("orders", "GeoReplicated")["message"]
+    for topic in (status["retryTopic"], status["deadLetterTopic"]):
+        assert f"{topic} to elsewhere+standalone" in told
+        shop.request("POST", f"{rest_path(topic)}/replication", ["standalone"])
+    shop.policy(maxRetries=3)
+    shop.kubectl(
+        "wait", "retrypolicy/orders", "--for=jsonpath={.status.maxRetries}=3", "--timeout=30s"
+    )
+    conditions = shop.ready()["status"]["conditions"]
+    assert {condition["type"] for condition in conditions} == {"Ready"}
