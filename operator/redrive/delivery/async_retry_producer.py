@@ -59,6 +59,7 @@ class AsyncRetryProducer:
     ) -> pulsar.MessageId | None:
         """Send a message; see `RetryProducer.send`.
 
+        One that has not begun when the producer is left is not sent: ProducerClosedError says so.
         Cancelling this keeps a message from being sent that has not begun to be; one that has goes
         its way, and may or may not be stored.
         """

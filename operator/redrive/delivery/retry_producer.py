@@ -21,10 +21,16 @@ import pulsar.schema
 
 from redrive.delivery.producers import NotSentError
 from redrive.delivery.sends import REMEDY, Lane, Opening
-from redrive.errors import InvalidSpecError
+from redrive.errors import InvalidSpecError, RedriveError
 
 SEND_RETRIES = 3
 SEND_TIMEOUT = timedelta(seconds=3)
+
+
+class ProducerClosedError(RedriveError):
+    """The producer was closed: it sends nothing more."""
+
+    reason = "ProducerClosed"
 
 
 class RetryProducer:
@@ -68,6 +74,7 @@ class RetryProducer:
         self.name = f"{name or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self._topic = topic
         self._turns = itertools.count()
+        self._closed = False
         options = {"schema": schema or pulsar.schema.BytesSchema()}
         opening = Opening(client, options, send_retries + 1, timeout)
         self._all = [Lane(opening, f"{self.name}-{number}") for number in range(in_flight)]
@@ -110,6 +117,7 @@ class RetryProducer:
         Raises:
             TooBigError: the broker takes no message that big. It is not stored.
             NotSentError: none of the sends got a receipt. Whether it is stored is not known.
+            ProducerClosedError: `close` was called before this began. It is not stored.
         """
         turn = self._partitions[next(self._turns) % len(self._partitions)]
         fields = {
@@ -121,12 +129,17 @@ class RetryProducer:
         }
         lane = self._free.get()
         try:
+            if self._closed:
+                raise ProducerClosedError(
+                    "this producer was closed", remedy="make a new one to go on producing"
+                )
             return lane.line(self._topic if partition_key else turn).send(content, fields)
         finally:
             self._free.put(lane)
 
     def close(self) -> None:
         """Leave the broker, once every send in another thread has ended."""
+        self._closed = True
         lanes = [self._free.get() for _ in self._all]
         with contextlib.ExitStack() as closing:
             for lane in lanes:

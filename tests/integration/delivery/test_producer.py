@@ -17,6 +17,7 @@ from tests.stage import path
 
 from redrive import AsyncRetryProducer, RetryProducer
 from redrive.delivery.producers import NotSentError, TooBigError
+from redrive.delivery.retry_producer import ProducerClosedError
 from redrive.sandbox.pulsar import SUPERUSER
 
 SetStage = Callable[..., Any]
@@ -234,6 +235,23 @@ async def test_an_asynchronous_producer_keeps_the_order_of_calls_and_the_loop_fr
         assert ids[0] is None
         assert all(message_id is not None for message_id in ids[1:])
     assert await asyncio.to_thread(contents, stage, 6) == [b"first", *(b"%d" % n for n in range(5))]
+
+
+async def test_what_is_sent_after_closing_is_refused_and_not_stored(set_stage: SetStage) -> None:
+    stage = await asyncio.to_thread(set_stage)
+    client, topic = producing(stage)
+    producer = RetryProducer(client, topic)
+    producer.close()
+    producer.close()
+    with pytest.raises(ProducerClosedError, match="make a new one"):
+        producer.send(b"x")
+    async with AsyncRetryProducer(client, topic) as asynchronous:
+        calls = [asyncio.ensure_future(asynchronous.send(b"%d" % n)) for n in range(50)]
+        await calls[0]
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    unsent = [n for n, end in enumerate(ends) if isinstance(end, ProducerClosedError)]
+    sent = [b"%d" % n for n in range(50) if n not in unsent]
+    assert await asyncio.to_thread(contents, stage, len(sent)) == sent
 
 
 async def test_an_asynchronous_producer_is_refused_like_the_other(set_stage: SetStage) -> None:

@@ -1,0 +1,57 @@
+"""What a crash of a simple consumer duplicates, and that it loses nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.programs import Start, start
+
+__all__ = ["start"]
+SetStage = Callable[..., Any]
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("boundary", "attempts"),
+    [
+        ("SimpleConsumer.attempt_of", [1]),  # with the message in flight
+        ("pulsar.Producer.send_async", [1]),
+        ("pulsar.Consumer.acknowledge", [1, 2]),  # it was sent on, and is there twice
+    ],
+)
+def test_a_process_killed_with_a_message_in_flight_loses_nothing(
+    set_stage: SetStage, start: Start, boundary: str, attempts: list[int]
+) -> None:
+    stage = set_stage()
+    stage.send(b"precious")
+    process = start(
+        stage,
+        f"""
+import time
+from datetime import timedelta
+from redrive import SimpleConsumer
+from redrive.policy import invisible
+invisible.MIN_INVISIBLE = timedelta(seconds=1)
+{boundary} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+consumer = SimpleConsumer(client, load_policy())
+for message in consumer.receive(1, timedelta(seconds=1)):
+    if "attempt_of" in "{boundary}":
+        consumer.attempt_of(message)
+time.sleep(30)
+""",
+    )
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, output
+
+    with stage.simple_consumer() as consumer:
+        again = [consumer.receive(1, MINUTE, MINUTE)[0] for _ in attempts]
+        assert sorted(consumer.attempt_of(message).number for message in again) == attempts
+        assert len({consumer.attempt_of(message).origin for message in again}) == 1
+        for message in again:
+            consumer.acknowledge(message)
+        assert consumer.receive(1, MINUTE, timedelta(seconds=0.5)) == []
+    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
