@@ -2,8 +2,8 @@
 
 For consumers in Python; `from redrive import RetryConsumer, PolicyFile` is the way in. Reading
 order: `consumer` and its base `receiver` (receive → verdict → settle), `failures`, `settle`,
-`events`; `run`, `answer`; the `parts`: `subscribe`, `inbox`, `line`, `producers`; and
-`policy_file`. For those who ask for messages: `simple`, `alarm`; who all want every message:
+`events`; `run`, `answer`; the `parts`: `subscribe`, `inbox`, `line`, `producers` with `patience`;
+and `policy_file`. For those who ask for messages: `simple`, `alarm`; who all want every message:
 `broadcast`; with asyncio: `async_consumer`, `bridge`. For those who produce: `retry_producer`,
 `sends`, `async_retry_producer`. Imported by those only who want them: `prometheus`, and
 `opentelemetry` with its place in a consumer, `tracing`.

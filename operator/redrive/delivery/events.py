@@ -7,7 +7,6 @@ text is for people and may change; names and fields don't.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import logging
 from collections.abc import Callable
@@ -85,7 +84,9 @@ class Events:
 
     def tell(self, event: Event, text: str, *values: object) -> None:
         """Tell *event*, in the log with *text*, which is formatted with *values*."""
-        _log.log(_LEVELS[event.event], text, *values, extra=dataclasses.asdict(event))
+        level = _LEVELS[event.event]
+        if _log.isEnabledFor(level):
+            _log.log(level, text, *values, extra=vars(event))
         if self.hook is None:
             return
         try:

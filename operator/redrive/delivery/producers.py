@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
-from concurrent.futures import Future
 from datetime import timedelta
 
 import pulsar
 
+from redrive.delivery.patience import Patience
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 
@@ -46,6 +46,8 @@ class Producers:
         self._name = name
         self._producers: dict[TopicName, pulsar.Producer] = {}
         self._changing = threading.Lock()
+        self._closed = False
+        self._patience = Patience(_PATIENCE_SECONDS)
 
     def send(
         self,
@@ -63,42 +65,46 @@ class Producers:
             TooBigError: the message with *properties* is too big.
             NotSentError: no producer could be made, or no receipt came within 12 s.
         """
-        receipt: Future[tuple[pulsar.Result, pulsar.MessageId]] = Future()
         producer = self._producer(topic)
-        try:
-            producer.send_async(  # send() returns early when a signal arrives
-                None if message.has_null_value() else message.data(),
-                lambda *result: receipt.set_result(result),
-                properties=properties,
-                partition_key=message.partition_key(),
-                ordering_key=message.ordering_key(),
-                event_timestamp=message.event_timestamp(),
-                deliver_after=deliver_after,
-            )
-            result, message_id = receipt.result(timeout=_PATIENCE_SECONDS)
-        except pulsar.Interrupted:
-            raise  # the client's word for KeyboardInterrupt; nothing was sent yet
-        except (pulsar.exceptions.PulsarException, TimeoutError) as error:
+        given_up = threading.Event()
+
+        def give_up() -> None:
+            given_up.set()
             self._drop(topic, producer)
-            raise _not_sent(topic, str(error) or "no answer") from error
-        if result == pulsar.Result.MessageTooBig:  # the client's own judgement: nothing was sent
+
+        try:
+            with self._patience.during(give_up):
+                return producer.send(  # each send_async() of the client leaks some hundred bytes
+                    None if message.has_null_value() else message.data(),
+                    properties=properties,
+                    partition_key=message.partition_key(),
+                    ordering_key=message.ordering_key(),
+                    event_timestamp=message.event_timestamp(),
+                    deliver_after=deliver_after,
+                )
+        except pulsar.Interrupted:
+            raise  # the client's word for KeyboardInterrupt; it may have been sent
+        except pulsar.MessageTooBig as error:  # the client's own judgement: nothing was sent
             raise TooBigError(
                 f"a message is too big for {topic}",
                 got=f"{len(message.data())} bytes and its properties",
                 remedy="raise maxMessageSize of the broker, or keep payloads well below it",
-            )
-        if result != pulsar.Result.Ok:
+            ) from error
+        except pulsar.exceptions.PulsarException as error:
             self._drop(topic, producer)
-            raise _not_sent(topic, result.name)
-        return message_id
+            raise _not_sent(topic, "no answer" if given_up.is_set() else str(error)) from error
 
     def close(self) -> None:
-        """Close all producers."""
+        """Close all producers, for good: what is sent later has no receipt."""
+        self._closed = True
         for topic, producer in list(self._producers.items()):
             self._drop(topic, producer)
+        self._patience.close()
 
     def _producer(self, topic: TopicName) -> pulsar.Producer:
         with self._changing:
+            if self._closed:
+                raise _not_sent(topic, "a consumer that is closed")
             if topic not in self._producers:
                 self._producers[topic] = self._open(topic)
             return self._producers[topic]
@@ -124,7 +130,7 @@ class Producers:
                 return  # another thread has dropped it already; its successor is in use
             del self._producers[topic]
         # Without a connection there is nothing left to close.
-        with contextlib.suppress(pulsar.AlreadyClosed):
+        with contextlib.suppress(pulsar.exceptions.PulsarException):
             producer.close()
 
 

@@ -98,12 +98,13 @@ class Settler:
             )  # fmt: skip
             return False
         subscription.acknowledge(message)
+        new_id = id_text(sent)
         name = Name.RETRIED if isinstance(verdict, Retry) else Name.DEAD_LETTERED
         reason = verdict.reason if isinstance(verdict, Dead) else ""
         self.events.tell(
-            happened(name, topic=str(topic), new_id=id_text(sent), reason=reason),
+            happened(name, topic=str(topic), new_id=new_id, reason=reason),
             "moved to %s: origin %s, previous id %s, new id %s, failed attempts %d",
-            topic, attempt.origin, previous, id_text(sent), verdict.reconsume_times,
+            topic, attempt.origin, previous, new_id, verdict.reconsume_times,
         )  # fmt: skip
         return True
 

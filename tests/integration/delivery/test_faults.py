@@ -23,7 +23,7 @@ SOON = timedelta(seconds=15)
 
 
 @pytest.mark.parametrize(
-    ("boundary", "copies"), [("Producer.send_async", 0), ("Consumer.acknowledge", 1)]
+    ("boundary", "copies"), [("Producer.send", 0), ("Consumer.acknowledge", 1)]
 )
 @pytest.mark.parametrize("level", [0, -1])
 def test_a_process_killed_during_a_hop_duplicates_at_most_and_loses_nothing(

@@ -30,14 +30,14 @@ class Message:
 
 
 class Producer:
-    """A producer that answers each send with what *answer* returns."""
+    """A producer whose sends do what *answer* does."""
 
-    def __init__(self, answer: Callable[[], pulsar.Result]) -> None:
+    def __init__(self, answer: Callable[[], None]) -> None:
         self.closed = False
         self._answer = answer
 
-    def send_async(self, _content: None, callback: Callable[..., None], **_options: object) -> None:
-        callback(self._answer(), None)
+    def send(self, _content: None, **_options: object) -> None:
+        self._answer()
 
     def close(self) -> None:
         self.closed = True
@@ -52,21 +52,24 @@ def test_a_late_failure_does_not_close_the_producer_made_after_an_earlier_one() 
         message = cast("pulsar.Message", Message())
         producers.send(TOPIC, message, {}, None)
 
-    def fail_after_others() -> pulsar.Result:
+    def fail_after_others() -> None:
         nonlocal failing
         if failing:
             failing = False
             with pytest.raises(NotSentError):
                 send()  # fails with the same producer, which is given up
             send()  # makes another, and succeeds
-        return pulsar.Result.Timeout
+        raise pulsar.Timeout
 
     class Client:
         def create_producer(self, _topic: str, **_options: object) -> Producer:
-            made.append(Producer(fail_after_others if not made else lambda: pulsar.Result.Ok))
+            made.append(Producer(fail_after_others if not made else lambda: None))
             return made[-1]
 
     producers = Producers(cast("pulsar.Client", Client()), name="c")
     with pytest.raises(NotSentError):
         send()
     assert [producer.closed for producer in made] == [True, False]
+    producers.close()
+    with pytest.raises(NotSentError, match="a consumer that is closed"):
+        send()

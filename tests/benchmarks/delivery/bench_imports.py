@@ -1,0 +1,45 @@
+"""What a program pays for importing redrive, beside importing the client alone."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.benchmarks.figures import Figure
+
+RUNS = 15
+MOST = 2.0
+SOURCES = Path(__file__).parents[3] / "operator"
+PROGRAMS = {
+    "pulsar": "import pulsar",
+    "redrive": "import redrive",
+    "names": "from redrive import PolicyFile, RetryConsumer",
+}
+
+
+def test_importing_costs_less_than_twice_the_client(figures: list[Figure]) -> None:
+    taken: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+    for _ in range(RUNS):
+        for name, program in PROGRAMS.items():
+            taken[name].append(_seconds(program))
+    median = {name: statistics.median(seconds) * 1_000 for name, seconds in taken.items()}
+    ratio = median["names"] / median["pulsar"]
+    figures += [
+        Figure("import", "import pulsar", median["pulsar"], "ms"),
+        Figure("import", "import redrive", median["redrive"], "ms"),
+        Figure("import", PROGRAMS["names"], median["names"], "ms"),
+        Figure("import", "ratio", ratio, "of import pulsar", at_most=MOST),
+    ]
+
+
+def _seconds(program: str) -> float:
+    """Start a Python, with its byte code already compiled, until it has ended."""
+    began = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(SOURCES)}, check=True
+    )
+    return time.perf_counter() - began

@@ -1,0 +1,100 @@
+"""A consumer at work for minutes, with many messages waiting: does it grow?"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pulsar
+from tests.benchmarks.figures import Figure
+from tests.stage import Stage
+
+from redrive.policy import codec
+
+WAITING = 100_000
+WARM_UP_SECONDS = 30
+MOST_MB_PER_MINUTE = 1
+PER_SECOND = 50
+SOURCES = Path(__file__).parents[3] / "operator"
+CONSUMER = """
+import os, pulsar
+from redrive import PolicyFile, RetryConsumer
+
+def handle(message):
+    if message.topic_name().endswith("/orders") and int(message.data()) % 2:
+        raise LookupError(message.data())
+
+client = pulsar.Client(
+    os.environ["URL"], authentication=pulsar.AuthenticationToken(os.environ["TOKEN"])
+)
+with RetryConsumer(client, PolicyFile()) as consumer:
+    consumer.run(handle, workers=2)
+client.close()
+"""
+
+
+def test_a_consumer_does_not_grow(
+    set_stage: Callable[..., Any], figures: list[Figure], minutes: float, tmp_path: Path
+) -> None:
+    stage: Stage = set_stage(delays=["1s"])
+    client = stage.client("superuser")
+    _leave_waiting(stage, client)
+    file = tmp_path / "policy.json"
+    file.write_text(codec.encode(stage.policy), encoding="utf-8")
+    variables = {
+        "PYTHONPATH": str(SOURCES),
+        "REDRIVE_POLICY": str(file),
+        "URL": stage.broker.service_url,
+        "TOKEN": stage.broker.token(stage.role),
+    }
+    consumer = subprocess.Popen(
+        [sys.executable, "-c", CONSUMER], env=os.environ | variables, stderr=subprocess.DEVNULL
+    )
+    try:
+        samples = _watch(stage, client, consumer.pid, 60 * minutes)
+    finally:
+        consumer.terminate()
+    assert consumer.wait(30) == 0
+    grown = statistics.linear_regression(*zip(*samples, strict=True)).slope * 60
+    name = f"memory, {WAITING} messages waiting, {minutes:g} minutes"
+    figures += [
+        Figure(name, "in use", statistics.median(size for _, size in samples), "MB"),
+        Figure(name, "growth", grown, "MB a minute", at_most=MOST_MB_PER_MINUTE),
+    ]
+
+
+def _leave_waiting(stage: Stage, client: pulsar.Client) -> None:
+    """Put messages into the retry topic whose delays are not over before the end."""
+    producer = client.create_producer(
+        str(stage.policy.retry_topic), batching_enabled=False, block_if_queue_full=True
+    )
+    for number in range(WAITING):
+        producer.send_async(b"%d" % number, lambda *_: None, deliver_after=timedelta(days=1))
+    producer.flush()
+    producer.close()
+
+
+def _watch(
+    stage: Stage, client: pulsar.Client, pid: int, seconds: float
+) -> list[tuple[float, float]]:
+    """Give the consumer something to do, every second message to be retried; sample its size."""
+    process, began = psutil.Process(pid), time.monotonic()
+    producer = client.create_producer(str(stage.policy.topic))
+    samples = []
+    while (passed := time.monotonic() - began) < WARM_UP_SECONDS + seconds:
+        for number in range(PER_SECOND):
+            producer.send_async(b"%d" % number, lambda *_: None)
+        time.sleep(1)
+        if passed > WARM_UP_SECONDS:
+            samples.append((passed, process.memory_info().rss / 1e6))
+    producer.close()
+    assert stage.backlog(stage.policy.topic) < 10 * PER_SECOND  # it has kept up
+    return samples

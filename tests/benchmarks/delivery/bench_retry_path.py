@@ -1,0 +1,117 @@
+"""Messages that fail: what a hop to the retry topic costs beside one written by hand.
+
+Both send the same properties, wait for the receipt and acknowledge, message by message; they take
+turns on one topic, in one process. The retries are due long after the end.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+from tests.benchmarks.figures import Figure
+from tests.stage import Stage
+
+from redrive import RetryConsumer
+from redrive.delivery.parts import SystemClock
+from redrive.delivery.settle import id_text
+from redrive.policy.cause import Cause
+
+PAIRS = 5
+MESSAGES = 1_000
+FLOOR = 0.8
+NEVER = timedelta(days=1)
+
+
+def test_a_retry_costs_little_more_than_one_written_by_hand(
+    set_stage: Callable[..., Any], figures: list[Figure]
+) -> None:
+    stage: Stage = set_stage()
+    client = stage.client("superuser")
+    by_hand, ours = [], []
+    for _ in range(PAIRS):
+        by_hand.append(_rate_by_hand(stage, client))
+        ours.append(_rate_of_ours(stage, client))
+    # Of each pair, since what else the machine does changes from one to the next.
+    ratio = statistics.median(mine / its for mine, its in zip(ours, by_hand, strict=True))
+    figures += [
+        Figure("retry path", "written by hand", statistics.median(by_hand), "messages/s"),
+        Figure("retry path", "RetryConsumer", statistics.median(ours), "messages/s"),
+        Figure("retry path", "ratio", ratio, "of by hand", at_least=FLOOR),
+    ]
+
+
+def _rate_of_ours(stage: Stage, client: pulsar.Client) -> float:
+    stage.send(*[b"x" * 512] * (MESSAGES + 1), properties={"kind": "order"})
+    failure = _raised()
+    with RetryConsumer(client, stage.policy) as consumer:
+
+        def hop() -> None:
+            consumer.reconsume_later(consumer.receive(), delay=NEVER, cause=failure)
+
+        return _rate(hop)
+
+
+def _rate_by_hand(stage: Stage, client: pulsar.Client) -> float:
+    stage.send(*[b"x" * 512] * (MESSAGES + 1), properties={"kind": "order"})
+    policy = stage.policy
+    consumer = client.subscribe(
+        str(policy.topic), policy.subscription, consumer_type=pulsar.ConsumerType.Shared
+    )
+    producer = client.create_producer(str(policy.retry_topic), batching_enabled=False)
+    cause = _cause()
+
+    def hop() -> None:
+        message = consumer.receive()
+        producer.send(
+            message.data(),
+            properties=message.properties()
+            | cause
+            | {
+                "RECONSUMETIMES": "1",
+                "ORIGIN_MESSAGE_ID": id_text(message.message_id()),
+                "REAL_TOPIC": str(policy.topic),
+                "REAL_SUBSCRIPTION": policy.subscription,
+                "RETRY_TOPIC": str(policy.retry_topic),
+                "DELAY_TIME": str(NEVER // timedelta(milliseconds=1)),
+            },
+            partition_key=message.partition_key(),
+            ordering_key=message.ordering_key(),
+            event_timestamp=message.event_timestamp(),
+            deliver_after=NEVER,
+        )
+        consumer.acknowledge(message)
+
+    try:
+        return _rate(hop)
+    finally:
+        consumer.close()
+        producer.close()
+
+
+def _rate(hop: Callable[[], None]) -> float:
+    hop()  # the first one waits for connections
+    began = time.perf_counter()
+    for _ in range(MESSAGES):
+        hop()
+    return MESSAGES / (time.perf_counter() - began)
+
+
+def _cause() -> dict[str, str]:
+    """What ours makes of the same exception, made once: by hand it costs nothing."""
+    cause = Cause.from_error(
+        _raised(), failed_at=SystemClock().now(), consumer="by hand", attempt=1, redact=str
+    )
+    return cause.to_properties()
+
+
+def _raised() -> Exception:
+    try:
+        int("no such order")
+    except ValueError as error:
+        return error
+    raise AssertionError
