@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,9 @@ from redrive.sandbox.sandbox import Sandbox
 
 
 @pytest.fixture(scope="session")
-def operator_process(installed: Sandbox) -> Path:
+def operator_process(installed: Sandbox) -> Iterator[Path]:
     """The operator with the rights that the chart gives it, serving all namespaces: its log."""
-    return installed.processes.log(installation.OPERATOR)
+    log = installed.processes.log(installation.OPERATOR)
+    yield log
+    # Whatever the tests of the session have used: no token, no key.
+    assert re.findall(r"eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+|-----BEGIN", log.read_text("utf-8")) == []

@@ -9,6 +9,7 @@ Who knows that it may ask soon announces it, and those who ask first wait for it
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
@@ -44,7 +45,8 @@ class Gathering(Generic[Ask, Answer]):
         """Return the answer of the call that *ask* goes out with."""
         self._asks.append(ask)
         if self._next is None:
-            self._next = asyncio.create_task(self._go_out())
+            # Of no asker in particular: nothing that it logs is about one object.
+            self._next = asyncio.create_task(self._go_out(), context=contextvars.Context())
         return await asyncio.shield(self._next)
 
     @contextmanager

@@ -12,7 +12,6 @@ import logging
 import secrets
 import signal
 import socket
-import sys
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ import kopf
 
 from redrive.admin.fence import Fence
 from redrive.cli import endpoint
-from redrive.cluster import metrics, watching
+from redrive.cluster import logs, metrics, watching
 from redrive.cluster.client import is_in_cluster
 from redrive.cluster.health import Health
 from redrive.cluster.lease import leading
@@ -103,6 +102,13 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="serve /metrics, /livez and /readyz there, for example on 0.0.0.0:8080 "
         "(default: not at all)",
     )
+    parser.add_argument(
+        "--log-format",
+        choices=logs.FORMATS,
+        default="text",
+        help="json: an object in each line, with the identity of what it is about "
+        "(default: %(default)s)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -112,7 +118,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         KubernetesError: the CRDs are not installed, or a right is missing.
     """
-    _log_to_stderr()
+    logs.to_stderr(options.log_format)
     settings = Settings(
         cluster_id=options.cluster_id,
         namespaces=tuple(options.namespace),
@@ -226,14 +232,3 @@ def _address(text: str) -> tuple[str, int]:
     if not address or not port.isdecimal():
         raise argparse.ArgumentTypeError(f"not written ADDRESS:PORT: {text!r}")
     return address.strip("[]"), int(port)
-
-
-def _log_to_stderr() -> None:
-    """Log what redrive does, one line each, and of kopf what is wrong."""
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)-7s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S%z",
-    )
-    logging.getLogger("kopf").setLevel(logging.WARNING)

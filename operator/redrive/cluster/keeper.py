@@ -13,7 +13,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-from redrive.cluster import metrics
+from redrive.cluster import logs, metrics
 from redrive.cluster.resources import Key
 from redrive.errors import RedriveError
 
@@ -83,6 +83,7 @@ class Keeper:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep(self, key: Key) -> None:
+        logs.about(self._kind, key)
         wish = self._wishes[key]
         failures = 0
         while True:

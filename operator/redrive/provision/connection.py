@@ -5,7 +5,7 @@ Called by the `Keeper` of connections. Policies do not wait for it: each finds o
 
 from __future__ import annotations
 
-from redrive.cluster import resources, status
+from redrive.cluster import logs, resources, status
 from redrive.cluster.connections import Connection
 from redrive.cluster.errors import NotFoundError
 from redrive.cluster.keeper import Again
@@ -24,6 +24,7 @@ async def reconcile(key: Key, world: World) -> Again:
     body = world.connections.get(key)
     if body is None:
         return Again.NEVER
+    logs.identify(body)
     try:
         return await _look(body, world)
     except NotFoundError:

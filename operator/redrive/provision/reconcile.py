@@ -15,7 +15,7 @@ from typing import Any
 from redrive.admin.client import Admin
 from redrive.admin.errors import NotFoundError
 from redrive.api.conditions import Condition
-from redrive.cluster import resources, status
+from redrive.cluster import logs, resources, status
 from redrive.cluster.errors import NotFoundError as ObjectNotFoundError
 from redrive.cluster.keeper import Again
 from redrive.cluster.resources import Body, Key
@@ -66,6 +66,7 @@ async def reconcile(key: Key, world: World, claims: Claims, health: Health) -> A
     body = world.policies.get(key)
     if body is None:
         return Again.NEVER
+    logs.identify(body)
     try:
         return await _look(body, world, claims, health)
     except ObjectNotFoundError:

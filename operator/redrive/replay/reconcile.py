@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 from redrive.api.replay import Phase, ReplayStatus
-from redrive.cluster import resources, status
+from redrive.cluster import logs, resources, status
 from redrive.cluster.keeper import Again
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.status import Publisher
@@ -43,6 +43,7 @@ async def reconcile(key: Key, world: World, launching: asyncio.Lock) -> Again:
     replay = world.replays.get(key)
     if replay is None:
         return Again.NEVER
+    logs.identify(replay)
     if is_final(replay) or "deletionTimestamp" in replay["metadata"]:
         return Again.WHEN_WOKEN
     out = Publisher(world.kubernetes, resources.REPLAYS, world.replays, world.clock)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs
@@ -16,11 +18,29 @@ import pytest
 import trustme
 from tests.integration.provision.conftest import Shop
 
+from redrive.sandbox import installation
+
 SECRET = "the-secret-of-the-client"  # noqa: S105
 
 
 def config_map(shop: Shop, name: str, **data: str) -> None:
     shop.apply({name: {"apiVersion": "v1", "kind": "ConfigMap", "data": data}})
+
+
+def assert_nothing_is_shown(shop: Shop, log: Path) -> None:
+    """No secret of the shop is in the log, in an object or Event of its namespace, in a metric."""
+    secrets = {line for secret in shop.tokens for line in secret.splitlines() if len(line) > 6}
+    assert len(secrets) >= 2
+    state = shop.broker.state
+    endpoint = (state / f"{installation.OPERATOR}.endpoint").read_text()
+    with urllib.request.urlopen(f"{endpoint}/metrics", timeout=10) as metrics:  # noqa: S310  ours
+        shown = [log.read_text("utf-8"), metrics.read().decode()]
+    kinds = "retrypolicies,pulsarconnections,replays,configmaps,events"
+    shown.append(shop.kubectl("get", kinds, "--output=json", "--show-managed-fields"))
+    assert "RetryPolicy" in shown[0]
+    public = shop.broker.authority
+    leaked = [s for s in secrets if s not in public and any(s in text for text in shown)]
+    assert leaked == []
 
 
 def expiring(shop: Shop, seconds: float) -> str:
@@ -31,7 +51,9 @@ def expiring(shop: Shop, seconds: float) -> str:
     return token
 
 
-def test_a_client_certificate_and_an_authority_of_ones_own(shop: Shop) -> None:
+def test_a_client_certificate_and_an_authority_of_ones_own(
+    shop: Shop, operator_process: Path
+) -> None:
     certificate, key = shop.broker.certificate(shop.role)
     shop.secret("operator-tls", **{"tls.crt": certificate, "tls.key": key})
     config_map(shop, "authority", **{"ca.crt": shop.broker.authority})
@@ -56,6 +78,7 @@ def test_a_client_certificate_and_an_authority_of_ones_own(shop: Shop) -> None:
     shop.secret("broken-tls", **{"tls.crt": certificate, "tls.key": "no key"})
     shop.connection(**mutual | {"authentication": {"tls": {"secretRef": {"name": "broken-tls"}}}})
     shop.reaches("main", "CertificateInvalid", "pulsarconnection")
+    assert_nothing_is_shown(shop, operator_process)
 
 
 class Issuer(ThreadingHTTPServer):
@@ -103,7 +126,9 @@ def issuer(shop: Shop) -> Iterator[Issuer]:
         issuer.shutdown()
 
 
-def test_oauth2_client_credentials_with_tokens_that_end(shop: Shop, issuer: Issuer) -> None:
+def test_oauth2_client_credentials_with_tokens_that_end(
+    shop: Shop, issuer: Issuer, operator_process: Path
+) -> None:
     shop.secret("client", secret=SECRET)
     oauth2 = {
         "issuerUrl": f"http://127.0.0.1:{issuer.server_port}/realm",
@@ -128,6 +153,7 @@ def test_oauth2_client_credentials_with_tokens_that_end(shop: Shop, issuer: Issu
     said = json.dumps(refused["status"])
     assert "does not accept the client; got 'somebody'; correct oauth2.clientId" in said
     assert SECRET not in said
+    assert_nothing_is_shown(shop, operator_process)
 
 
 def test_a_changed_token_is_in_use_at_once_when_the_old_one_is_refused(shop: Shop) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.request
+from pathlib import Path
 
 from tests.integration.provision.conftest import Shop
 
@@ -42,3 +44,18 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
     assert created is not None
     assert float(created[1]) >= 3
     assert 'redrive_admin_call_seconds_count{verb="GET"}' in shown
+
+
+def test_every_line_of_the_log_is_json_and_tells_which_object_it_is_about(
+    shop: Shop, operator_process: Path
+) -> None:
+    before = len(operator_process.read_text("utf-8"))
+    shop.create_topic(shop.topic("orders"))
+    shop.policy()
+    uid = shop.ready()["metadata"]["uid"]
+    lines = [json.loads(line) for line in operator_process.read_text("utf-8")[before:].splitlines()]
+    about = [line for line in lines if line.get("uid") == uid]
+    assert {(a["kind"], a["namespace"], a["name"]) for a in about} == {
+        ("RetryPolicy", shop.namespace, "orders")
+    }
+    assert any("Provisioned" in line["message"] for line in about)
