@@ -98,6 +98,12 @@ class Notebook:
             self._crashes.pop(key, None)
             self._write(f"- {key}\n")
 
+    def let_go(self, key: str) -> None:
+        """Note that message *key* is no longer in hand, though it is not settled."""
+        with self._writing:
+            self._in_hand.discard(key)
+            self._write(f"~ {key}\n")
+
     def close(self) -> None:
         """Leave to the next process what it has to know; once is enough."""
         atexit.unregister(self.close)
@@ -136,6 +142,8 @@ def crashes_in(notes: str) -> Mapping[str, int]:
                 crashes[key] = int(count)
             case ["+", key]:
                 in_hand.add(key)
+            case ["~", key]:
+                in_hand.discard(key)
             case ["-", key]:
                 in_hand.discard(key)
                 crashes.pop(key, None)

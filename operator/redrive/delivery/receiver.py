@@ -204,8 +204,11 @@ class Receiver:
             InvalidSpecError: it is not a message of this consumer.
         """
         self._subscriptions[message.topic_name()]  # refuses what is not its own
-        if self._settles(message):
-            self._parts.incoming.again(message, 0)
+        if self._custody is not None and not self._custody.settle(message):
+            return
+        if self._suspects is not None:
+            self._suspects.let_go(message)
+        self._parts.incoming.again(message, 0)
 
     @property
     def policy(self) -> Policy:

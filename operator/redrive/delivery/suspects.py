@@ -82,6 +82,12 @@ class Suspects:
         self._in_hand.pop(key, None)
         self._notebook.end(key)
 
+    def let_go(self, message: pulsar.Message) -> None:
+        """Hear that *message* is nobody's again; what it is suspected of stays."""
+        key = id_text(message.message_id())
+        self._in_hand.pop(key, None)
+        self._notebook.let_go(key)
+
     def close(self) -> None:
         """Leave to the next process what it has to know."""
         self._notebook.close()

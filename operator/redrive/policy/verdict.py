@@ -119,10 +119,10 @@ def after_expiry(policy: Policy, reconsume_times: int) -> Retry | Dead | Discard
 
     It knows no waiting: it turns visible at once, or has used up its retries.
     """
-    retry = reconsume_times + 1
-    if retry > policy.max_retries:
-        return end(policy, DeadReason.RETRIES_EXHAUSTED, retry)
-    return Retry(timedelta(), retry)
+    failed = reconsume_times + 1
+    if reconsume_times < policy.max_retries:
+        return Retry(timedelta(), failed)
+    return end(policy, DeadReason.RETRIES_EXHAUSTED, failed)
 
 
 def end(policy: Policy, reason: DeadReason, failed: int) -> Dead | Discard:

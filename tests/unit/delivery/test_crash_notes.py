@@ -49,6 +49,9 @@ def test_what_was_in_hand_at_a_kill_is_known_to_the_next_process_until_it_is_set
     notebook.begin("1:0:-1")
     notebook.end("1:0:-1")
     notebook.begin("1:3:-1")
+    notebook.begin("1:2:-1")
+    notebook.let_go("1:2:-1")
+    assert notebook.crashes("1:2:-1") == 2
     notebook.close()
     notebook.close()
 
@@ -83,6 +86,7 @@ def test_notes_do_not_grow_with_what_is_settled(tmp_path: Path) -> None:
     [
         ("", {}),
         ("+ a\n- a\n", {}),
+        ("= a 2\n+ a\n~ a\n+ b\n~ b\n", {"a": 2}),
         ("= a 2\n= b 1\n+ a\n- b\n", {"a": 3}),
         ("= a x\n+ b\n\x00\x00 + c d\n+", {"b": 1}),
     ],
