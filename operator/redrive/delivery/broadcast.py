@@ -6,7 +6,7 @@ no policy, no retry topic, and no right but to consume the topic.
 
 from __future__ import annotations
 
-import socket
+import platform
 import uuid
 from datetime import timedelta
 from types import TracebackType
@@ -58,7 +58,7 @@ class BroadcastConsumer:
         redaction: Redaction = Redaction(),
         on_event: Hook | None = None,
     ) -> None:
-        name = name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        name = name or f"{platform.node()}-{uuid.uuid4().hex[:8]}"
         self.name = name
         self._topic = topic
         self._clock = SystemClock()

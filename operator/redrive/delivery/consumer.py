@@ -6,7 +6,7 @@ By hand with the methods of its base, `receiver`; or by handlers: take → handl
 from __future__ import annotations
 
 import contextlib
-import socket
+import platform
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -81,7 +81,7 @@ class RetryConsumer(Receiver):
         on_event: Hook | None = None,
         tracing: Tracing = UNTRACED,
     ) -> None:
-        name = name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        name = name or f"{platform.node()}-{uuid.uuid4().hex[:8]}"
         clock = SystemClock()
         subscriptions = subscribe(
             client, in_force(policy, clock)(), name=name, nack_delay=nack_delay

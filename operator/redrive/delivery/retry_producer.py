@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
+import platform
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
@@ -71,7 +71,7 @@ class RetryProducer:
         in_flight: int = 1,
     ) -> None:
         _check(send_retries, timeout, in_flight)
-        self.name = f"{name or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        self.name = f"{name or platform.node()}-{uuid.uuid4().hex[:8]}"
         self._topic = topic
         self._turns = itertools.count()
         self._closed = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
+import platform
 import threading
 import uuid
 from datetime import timedelta
@@ -91,7 +91,7 @@ class SimpleConsumer:
         redaction: Redaction = Redaction(),
         on_event: Hook | None = None,
     ) -> None:
-        name = name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        name = name or f"{platform.node()}-{uuid.uuid4().hex[:8]}"
         clock = SystemClock()
         subscriptions = subscribe(
             client, in_force(policy, clock)(), name=name, nack_delay=timedelta(), prefetch=_PREFETCH
