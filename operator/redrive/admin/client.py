@@ -410,7 +410,9 @@ def _path(topic: TopicName) -> str:
 
 
 def _schema_path(topic: TopicName) -> str:
-    return f"schemas/{_q(topic.namespace_name)}/{quote(topic.local, safe='')}/schema"
+    # The broker decodes this part of the path twice.
+    twice = quote(quote(topic.local, safe=""), safe="")
+    return f"schemas/{_q(topic.namespace_name)}/{twice}/schema"
 
 
 def _schema(answer: Any) -> Schema | None:  # noqa: ANN401  JSON
