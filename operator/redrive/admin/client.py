@@ -7,43 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from urllib.parse import quote
 
+from redrive.admin import answers
 from redrive.admin.access import Credentials
 from redrive.admin.breaker import Breaker
-from redrive.admin.errors import (
-    AdminError,
-    AuthenticationFailedError,
-    NotFoundError,
-    UnsupportedError,
-    unexpected,
-)
+from redrive.admin.errors import AuthenticationFailedError, NotFoundError, unexpected
 from redrive.admin.gathering import Gathering
+from redrive.admin.granting import Granter, Granting
 from redrive.admin.http import Call, Http
 from redrive.admin.model import (
-    Grant,
     NamespaceState,
     Schema,
     SubscriptionStats,
     TopicMetadata,
     TopicUsage,
 )
+from redrive.admin.paths import quoted, schema_path, subscription_path, topic_path
 from redrive.admin.policies import TopicPolicy, Write
 from redrive.admin.stats import read_stats, read_usage
 from redrive.policy.naming import TopicName
 
-logger = logging.getLogger(__name__)
-
-Grants = Sequence[Grant]
-Granter = Callable[[Grants], Awaitable[None]]
-Refusals = Mapping[Grant, AdminError]
 T = TypeVar("T")
 
-GRANT_PATIENCE_SECONDS = 2.0
 _WITH_PROPERTIES = "application/vnd.partitioned-topic-metadata+json"
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 
@@ -70,7 +58,7 @@ class Admin:
         self._credentials = credentials
         self._readings: dict[str, Gathering[None, NamespaceState]] = {}
         self._known: dict[str, tuple[float, NamespaceState]] = {}
-        self._grantings: dict[str, Gathering[Grants, Refusals]] = {}
+        self._grantings: dict[str, Granting] = {}
 
     def is_for(self, admin_url: str, credentials: Credentials) -> bool:
         """Whether this client talks to that broker with those credentials."""
@@ -89,7 +77,7 @@ class Admin:
     async def tenant_exists(self, tenant: str) -> bool:
         """Whether there is such a tenant."""
         try:
-            path = f"namespaces/{_q(tenant)}"
+            path = f"namespaces/{quoted(tenant)}"
             await self._get(f"list the namespaces of tenant {tenant}", path, frozenset[str])
         except NotFoundError:
             return False
@@ -120,7 +108,7 @@ class Admin:
         Raises:
             NotFoundError: there is no such topic.
         """
-        path = f"{_path(topic)}/partitions"
+        path = f"{topic_path(topic)}/partitions"
         return await self._get(
             f"read the partitions of {topic}", path, lambda answer: int(answer["partitions"])
         )
@@ -132,19 +120,21 @@ class Admin:
             NotFoundError: there is no such topic.
         """
         # Of one with partitions the first call tells all; of one without, it tells nothing.
-        path = f"{_path(topic)}/{'partitions' if partitioned else 'properties'}"
-        read = _partitioned if partitioned else _unpartitioned
+        path = f"{topic_path(topic)}/{'partitions' if partitioned else 'properties'}"
+        read = answers.partitioned if partitioned else answers.unpartitioned
         return await self._get(f"read the properties of {topic}", path, read)
 
     async def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Set properties of a topic; those that are not named stay as they are."""
-        call = Call(f"mark {topic}", "PUT", f"{_path(topic)}/properties", dict(properties))
+        call = Call(f"mark {topic}", "PUT", f"{topic_path(topic)}/properties", dict(properties))
         await self._send(call)
 
     async def schema(self, topic: TopicName) -> Schema | None:
         """Return the newest schema of a topic; None if it has none."""
         try:
-            return await self._get(f"read the schema of {topic}", _schema_path(topic), _schema)
+            return await self._get(
+                f"read the schema of {topic}", schema_path(topic), answers.schema
+            )
         except NotFoundError:
             return None
 
@@ -158,12 +148,12 @@ class Admin:
         body = {
             "type": schema.type, "schema": schema.data, "properties": dict(schema.properties)
         }  # fmt: skip
-        call = Call(f"give {topic} a schema", "POST", _schema_path(topic), body)
+        call = Call(f"give {topic} a schema", "POST", schema_path(topic), body)
         await self._send(call)
 
     async def replicated_to(self, topic: TopicName) -> frozenset[str]:
         """Return the clusters that a topic is replicated to, its own among them."""
-        path = f"{_path(topic)}/replication?applied=true"
+        path = f"{topic_path(topic)}/replication?applied=true"
         return await self._get(
             f"read the clusters of {topic}", path, lambda found: frozenset(found or ())
         )
@@ -174,16 +164,18 @@ class Admin:
         Raises:
             NotFoundError: there is no such topic.
         """
-        path = f"{_path(topic)}/subscriptions"
+        path = f"{topic_path(topic)}/subscriptions"
         return await self._get(f"read the subscriptions of {topic}", path, frozenset[str])
 
     async def topic_policy(self, topic: TopicName, policy: TopicPolicy) -> Any:  # noqa: ANN401
         """Return what the broker has of a policy of *topic*, as its JSON; None for nothing."""
-        return await self._get(f"read {policy} of {topic}", f"{_path(topic)}/{policy.read}", _as_is)
+        return await self._get(
+            f"read {policy} of {topic}", f"{topic_path(topic)}/{policy.read}", answers.as_is
+        )
 
     async def set_topic_policy(self, topic: TopicName, policy: TopicPolicy, write: Write) -> None:
         """Make one write of those that *policy* needs."""
-        path = f"{_path(topic)}/{write.path}"
+        path = f"{topic_path(topic)}/{write.path}"
         await self._send(Call(f"set {policy} of {topic}", "POST", path, write.body))
 
     async def internal_stats(self, topic: TopicName) -> dict[str, Any]:
@@ -191,7 +183,7 @@ class Admin:
 
         Any right on the topic is enough to ask.
         """
-        path = f"{_path(topic)}/internalStats"
+        path = f"{topic_path(topic)}/internalStats"
         return await self._get(f"read the internal state of {topic}", path, dict[str, Any])
 
     async def stats(
@@ -210,7 +202,7 @@ class Admin:
         """
         kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
         query = f"&getEarliestTimeInBacklog={str(oldest).lower()}&excludePublishers=true"
-        path = f"{_path(topic)}/{kind}{query}&subscriptionBacklogSize=false"
+        path = f"{topic_path(topic)}/{kind}{query}&subscriptionBacklogSize=false"
         return await self._get(f"read the statistics of {topic}", path, read_stats)
 
     async def usage(self, topic: TopicName, *, partitioned: bool) -> TopicUsage:
@@ -220,7 +212,9 @@ class Admin:
             NotFoundError: as for `stats`.
         """
         kind = "partitioned-stats?perPartition=true" if partitioned else "stats"
-        return await self._get(f"read the use of {topic}", f"{_path(topic)}/{kind}", read_usage)
+        return await self._get(
+            f"read the use of {topic}", f"{topic_path(topic)}/{kind}", read_usage
+        )
 
     async def delete_topic(self, topic: TopicName, *, partitioned: bool) -> None:
         """Delete a topic with its messages, subscriptions and grants; never against its clients.
@@ -230,7 +224,7 @@ class Admin:
             BrokerRefusedError: clients are connected. Those partitions that none uses may be gone.
         """
         kind = "/partitions" if partitioned else ""
-        await self._send(Call(f"delete {topic}", "DELETE", f"{_path(topic)}{kind}"))
+        await self._send(Call(f"delete {topic}", "DELETE", f"{topic_path(topic)}{kind}"))
 
     async def delete_subscription(self, topic: TopicName, name: str) -> None:
         """Delete a subscription with its backlog; never against its consumers.
@@ -239,7 +233,7 @@ class Admin:
             NotFoundError: there is no such subscription.
             BrokerRefusedError: consumers are connected.
         """
-        path = _subscription(topic, name)
+        path = subscription_path(topic, name)
         await self._send(Call(f"delete subscription {name} on {topic}", "DELETE", path))
 
     async def create_topic(
@@ -254,11 +248,11 @@ class Admin:
         """
         if partitions:
             does = f"create {topic} with {partitions} partitions"
-            path = f"{_path(topic)}/partitions?createLocalTopicOnly=true"
+            path = f"{topic_path(topic)}/partitions?createLocalTopicOnly=true"
             body = {"partitions": partitions, "properties": dict(properties)}
             await self._send(Call(does, "PUT", path, body, _WITH_PROPERTIES))
         else:
-            await self._send(Call(f"create {topic}", "PUT", _path(topic), dict(properties)))
+            await self._send(Call(f"create {topic}", "PUT", topic_path(topic), dict(properties)))
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
         """Have a partitioned topic grow to *partitions*, with its subscriptions on the new ones.
@@ -267,7 +261,7 @@ class Admin:
             BrokerRefusedError: it has as many already, or more.
         """
         does = f"add partitions to {topic}, up to {partitions}"
-        await self._send(Call(does, "POST", f"{_path(topic)}/partitions", partitions))
+        await self._send(Call(does, "POST", f"{topic_path(topic)}/partitions", partitions))
 
     async def create_subscription(self, topic: TopicName, name: str) -> None:
         """Create a subscription that begins with the topic's first message.
@@ -275,7 +269,7 @@ class Admin:
         Raises:
             ConflictError: it exists already.
         """
-        path = _subscription(topic, name)
+        path = subscription_path(topic, name)
         await self._send(Call(f"create subscription {name} on {topic}", "PUT", path, _EARLIEST))
 
     @contextmanager
@@ -287,71 +281,18 @@ class Admin:
         grants was refused; the others may have been made.
         """
         if namespace not in self._grantings:
-            self._grantings[namespace] = Gathering(
-                lambda asks: self._grant(namespace, asks), patience=GRANT_PATIENCE_SECONDS
-            )
-        with self._grantings[namespace].announced() as ask:
-
-            async def grant(grants: Grants) -> None:
-                refusals = await ask(grants)
-                for grant in grants:
-                    if grant in refusals:
-                        raise refusals[grant]
-
+            self._grantings[namespace] = Granting(namespace, self._send)
+        with self._grantings[namespace].announced() as grant:
             yield grant
 
     async def _read(self, namespace: str) -> NamespaceState:
         does = f"read namespace {namespace}"
         unpartitioned, partitioned, policies = await asyncio.gather(
-            self._get(does, f"persistent/{_q(namespace)}", frozenset[str]),
-            self._get(does, f"persistent/{_q(namespace)}/partitioned", frozenset[str]),
-            self._get(does, f"namespaces/{_q(namespace)}", _policies),
+            self._get(does, f"persistent/{quoted(namespace)}", frozenset[str]),
+            self._get(does, f"persistent/{quoted(namespace)}/partitioned", frozenset[str]),
+            self._get(does, f"namespaces/{quoted(namespace)}", answers.policies),
         )
         return NamespaceState(unpartitioned, partitioned, **policies)
-
-    async def _grant(self, namespace: str, asks: Sequence[Grants]) -> Refusals:
-        grants = [grant for ask in asks for grant in ask]
-        given = [grant for grant in grants if grant.actions]
-        taken = [grant for grant in grants if not grant.actions]
-        refused = {
-            **await self._in_one_call("grant", given, namespace),
-            **await self._in_one_call("revoke", taken, namespace),
-        }
-        logger.info("%d rights in %s: set for %d policies", len(grants), namespace, len(asks))
-        return refused
-
-    async def _in_one_call(self, verb: str, grants: Grants, namespace: str) -> Refusals:
-        if not grants:
-            return {}
-        does = f"{verb} {len(grants)} rights in {namespace}"
-        try:
-            body = [
-                {"topic": str(grant.topic), "role": grant.role, "actions": sorted(grant.actions)}
-                for grant in grants
-            ]
-            await self._send(Call(does, "POST", f"namespaces/{verb}PermissionsOnTopics", body))
-        except (NotFoundError, UnsupportedError) as error:
-            # One missing topic refuses the whole batch, and not every broker knows batches (4.0.8
-            # does).
-            logger.info("%s: one by one, because: %s", does, error)
-            return await self._one_by_one(grants)
-        return {}
-
-    async def _one_by_one(self, grants: Grants) -> Refusals:
-        """Set in sequence: a broker answers parallel changes in one namespace with 409."""
-        refusals = {}
-        for grant in grants:
-            path = f"{_path(grant.topic)}/permissions/{quote(grant.role, safe='')}"
-            on = f"on {grant.topic} to {grant.role}"
-            call = Call(f"revoke all rights {on}", "DELETE", path)
-            if grant.actions:
-                actions = sorted(grant.actions)
-                call = Call(f"grant {', '.join(actions)} {on}", "POST", path, actions)
-            try:
-                await self._send(call)
-            except AdminError as error:
-                refusals[grant] = error
-        return refusals
 
     async def _get(
         self, does: str, path: str, read: Callable[[Any], T], *, probe: bool = False
@@ -377,55 +318,3 @@ class Admin:
             return await self._http.send(call, admin_url=self._admin_url, access=renewed)
 
         return await (send() if self._breaker is None else self._breaker.guard(send, probe=probe))
-
-
-def _as_is(answer: Any) -> Any:  # noqa: ANN401  JSON
-    return answer
-
-
-def _partitioned(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
-    return TopicMetadata(int(answer["partitions"]), dict(answer.get("properties") or {}))
-
-
-def _unpartitioned(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
-    return TopicMetadata(0, dict(answer or {}))
-
-
-def _policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
-    """Read what a `NamespaceState` holds of the policies of a namespace."""
-    return {
-        "permissions": {
-            topic: {role: frozenset(actions) for role, actions in roles.items()}
-            for topic, roles in answer["auth_policies"]["destination_auth"].items()
-        },
-        "subscription_expiry_minutes": answer.get("subscription_expiration_time_minutes") or 0,
-        "backlog_quotas": answer.get("backlog_quota_map") or {},
-        "delayed_delivery": answer.get("delayed_delivery_policies"),
-        "replicated_to": frozenset(answer.get("replication_clusters") or ()),
-    }
-
-
-def _path(topic: TopicName) -> str:
-    return f"persistent/{_q(topic.namespace_name)}/{quote(topic.local, safe='')}"
-
-
-def _schema_path(topic: TopicName) -> str:
-    # The broker decodes this part of the path twice.
-    twice = quote(quote(topic.local, safe=""), safe="")
-    return f"schemas/{_q(topic.namespace_name)}/{twice}/schema"
-
-
-def _schema(answer: Any) -> Schema | None:  # noqa: ANN401  JSON
-    """Read a schema; one of plain bytes is none."""
-    if answer["type"] in {"NONE", "BYTES"}:
-        return None
-    return Schema(str(answer["type"]), str(answer["data"]), dict(answer.get("properties") or {}))
-
-
-def _subscription(topic: TopicName, name: str) -> str:
-    # The broker decodes this part of the path twice.
-    return f"{_path(topic)}/subscription/{_q(_q(name))}"
-
-
-def _q(text: str) -> str:
-    return quote(text, safe="/")

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from redrive.admin.client import Admin, Granter
+from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, BrokerRefusedError, ConflictError
+from redrive.admin.granting import Granter
 from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.resources import Key

@@ -1,0 +1,46 @@
+"""What a broker answers, as JSON → values; called by `client`. Statistics are read by `stats`.
+
+An answer of another form raises what Python raises then; `client` makes an `AdminError` of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redrive.admin.model import Schema, TopicMetadata
+
+
+def as_is(answer: Any) -> Any:  # noqa: ANN401  JSON
+    """Return the answer itself."""
+    return answer
+
+
+def partitioned(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
+    """Read the metadata of a topic with partitions."""
+    return TopicMetadata(int(answer["partitions"]), dict(answer.get("properties") or {}))
+
+
+def unpartitioned(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
+    """Read the properties of a topic without partitions, which are all of its metadata."""
+    return TopicMetadata(0, dict(answer or {}))
+
+
+def policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
+    """Read what a `NamespaceState` holds of the policies of a namespace."""
+    return {
+        "permissions": {
+            topic: {role: frozenset(actions) for role, actions in roles.items()}
+            for topic, roles in answer["auth_policies"]["destination_auth"].items()
+        },
+        "subscription_expiry_minutes": answer.get("subscription_expiration_time_minutes") or 0,
+        "backlog_quotas": answer.get("backlog_quota_map") or {},
+        "delayed_delivery": answer.get("delayed_delivery_policies"),
+        "replicated_to": frozenset(answer.get("replication_clusters") or ()),
+    }
+
+
+def schema(answer: Any) -> Schema | None:  # noqa: ANN401  JSON
+    """Read a schema; one of plain bytes is none."""
+    if answer["type"] in {"NONE", "BYTES"}:
+        return None
+    return Schema(str(answer["type"]), str(answer["data"]), dict(answer.get("properties") or {}))

@@ -1,0 +1,35 @@
+"""Where things lie below `/admin/v2/`, their names quoted; called by `client` and `granting`."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from redrive.policy.naming import TopicName
+
+
+def quoted(text: str) -> str:
+    """Quote *text* as one or more whole parts of a path: slashes stay."""
+    return quote(text, safe="/")
+
+
+def topic_path(topic: TopicName) -> str:
+    """Return where a topic lies."""
+    return f"persistent/{quoted(topic.namespace_name)}/{quote(topic.local, safe='')}"
+
+
+def schema_path(topic: TopicName) -> str:
+    """Return where the newest schema of a topic lies."""
+    # The broker decodes the name twice.
+    name = quote(quote(topic.local, safe=""), safe="")
+    return f"schemas/{quoted(topic.namespace_name)}/{name}/schema"
+
+
+def subscription_path(topic: TopicName, name: str) -> str:
+    """Return where a subscription of a topic lies."""
+    # The broker decodes this part of the path twice.
+    return f"{topic_path(topic)}/subscription/{quoted(quoted(name))}"
+
+
+def permission_path(topic: TopicName, role: str) -> str:
+    """Return where the rights of a role on a topic lie."""
+    return f"{topic_path(topic)}/permissions/{quote(role, safe='')}"
