@@ -46,12 +46,15 @@ def install(
 ) -> None:
     """Install or upgrade a release, without waiting for its pods: nothing runs them here.
 
+    What was there before, as CRDs that somebody applied, belongs to the release from then on.
+
     Raises:
         SandboxError: the chart or the API server refused it.
     """
     helm(
         "upgrade", "--install", release, str(chart), f"--namespace={namespace}",
-        "--create-namespace", f"--kubeconfig={cluster.kubeconfig}", values=values,
+        "--create-namespace", "--take-ownership", f"--kubeconfig={cluster.kubeconfig}",
+        values=values,
     )  # fmt: skip
 
 
