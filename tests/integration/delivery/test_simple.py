@@ -19,7 +19,7 @@ MINUTE = timedelta(minutes=1)
     ("boundary", "attempts"),
     [
         ("SimpleConsumer.attempt_of", [1]),  # with the message in flight
-        ("pulsar.Producer.send_async", [1]),
+        ("pulsar.Producer.send", [1]),
         ("pulsar.Consumer.acknowledge", [1, 2]),  # it was sent on, and is there twice
     ],
 )

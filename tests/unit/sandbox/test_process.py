@@ -136,6 +136,7 @@ def test_what_is_killed_is_not_asked_and_can_be_started_again_as_it_was(
     assert not processes.alive("deaf")
     assert processes.names() == []
     processes.again("deaf")
-    assert psutil.Process(pid(tmp_path, "deaf")).cmdline() == STUBBORN
+    anew = psutil.Process(pid(tmp_path, "deaf"))
+    processes.wait_until("deaf", lambda: anew.cmdline() == STUBBORN, seconds=10)
     assert pid(tmp_path, "deaf") != first
     processes.kill("deaf")
