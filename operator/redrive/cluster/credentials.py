@@ -4,11 +4,15 @@ Called by `connections` at every reconcile. Secrets are read by name, never list
 watch would need the right to read all of them. So what was read is kept for `KEPT_SECONDS`, and
 read again at once when a broker refuses it. A thousand policies cost a read every 15 s, and a
 changed Secret is in use within that time, or with the first refusal.
+
+What is held stays in use while an issuer, or the API server, fails to give another, until its own
+life is over. A Secret that is gone is told at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -16,6 +20,7 @@ from pathlib import Path
 
 from redrive.admin import oauth2
 from redrive.admin.access import Access, context
+from redrive.admin.errors import AdminError
 from redrive.admin.http import Http
 from redrive.api.authentication import Authentication, CaRef, OAuth2, TokenOrigin
 from redrive.api.connection import PulsarConnectionSpec
@@ -28,6 +33,7 @@ from redrive.cluster.errors import (
     SecretKeyNotFoundError,
     SecretNotFoundError,
     TokenFileError,
+    UnavailableError,
 )
 from redrive.cluster.resources import Key
 from redrive.errors import RedriveError
@@ -38,6 +44,10 @@ REFUSED_SECONDS = 1.0
 """How often it is read at most while a broker refuses it, or while it can't be read."""
 _EARLY = 0.2
 """The share of a token's life before whose end another one is fetched."""
+_PASSING = (UnavailableError, AdminError)
+"""What says nothing against what is held: of an issuer all, of Kubernetes that it is away."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ class KeptCredentials:
         self._held = Access()
         self._material: Material | None = None
         self._failure: RedriveError | None = None
-        self._due = self._read_at = float("-inf")
+        self._due = self._looked_at = self._good_until = float("-inf")
 
     @property
     def held(self) -> Access:
@@ -85,13 +95,18 @@ class KeptCredentials:
     async def refresh(self) -> None:
         """Read again what was read long ago.
 
+        One reads for all. Nobody else waits for that while what is held is good.
+
         Raises:
-            RedriveError: it can't be read; for a second, everybody is told so without another try.
+            RedriveError: it can't be read, and nothing that is still good is held; whoever waited
+                for that, or comes within a second, is told so without another try.
         """
+        if self._reading.locked() and self._is_good():
+            return
         async with self._reading:
             if self._clock() >= self._due:
                 await self._look()
-            if self._failure is not None:
+            if self._failure is not None and not self._is_good():
                 raise self._failure
 
     async def renewed(self, refused: Access) -> Access | None:
@@ -101,25 +116,35 @@ class KeptCredentials:
             RedriveError: it can't be read.
         """
         async with self._reading:
-            if self._held is refused and self._clock() - self._read_at >= REFUSED_SECONDS:
+            if self._held is refused and self._clock() >= self._looked_at + REFUSED_SECONDS:
                 await self._look()
-            if self._failure is not None:
+            if self._failure is not None and (self._held is refused or not self._is_good()):
                 raise self._failure
             return None if self._held is refused else self._held
 
+    def _is_good(self) -> bool:
+        """Whether what is held may be used, even if the last look has brought nothing."""
+        passing = self._failure is None or isinstance(self._failure, _PASSING)
+        return passing and self._clock() < self._good_until
+
     async def _look(self) -> None:
-        self._read_at = self._clock()
-        self._failure = None
+        began = self._clock()
         try:
             material = await self._read()
         except RedriveError as error:
+            if self._failure is None:
+                logger.warning("credentials can't be read: %s", error)
             self._failure = error
-            self._due = self._read_at + REFUSED_SECONDS
+            # From now: a look that took long would else be made again by each who waited for it.
+            self._looked_at = self._clock()
+            self._due = self._looked_at + REFUSED_SECONDS
             return
-        kept = KEPT_SECONDS
-        if material.lifetime is not None:
-            kept = max(REFUSED_SECONDS, material.lifetime * (1 - _EARLY))
-        self._due = self._read_at + kept
+        self._failure = None
+        self._looked_at = self._clock()
+        lifetime = float("inf") if material.lifetime is None else material.lifetime
+        self._good_until = began + lifetime
+        kept = KEPT_SECONDS if material.lifetime is None else lifetime * (1 - _EARLY)
+        self._due = max(began + kept, self._looked_at + REFUSED_SECONDS)
         if material != self._material:
             self._held = _access(material)
             self._material = material

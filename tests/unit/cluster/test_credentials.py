@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from redrive.admin.errors import IssuerFailedError
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
 from redrive.cluster.credentials import (
@@ -15,7 +16,8 @@ from redrive.cluster.credentials import (
     KeptCredentials,
     Material,
 )
-from redrive.cluster.errors import SecretNotFoundError, TokenFileError
+from redrive.cluster.errors import SecretNotFoundError, TokenFileError, UnavailableError
+from redrive.errors import RedriveError
 
 
 class Clock:
@@ -28,18 +30,26 @@ class Clock:
 
 
 class Secret:
-    """What is read, and how often."""
+    """What is read, how often, and how many seconds that takes."""
 
-    def __init__(self) -> None:
-        self.material: Material | None = Material(token="one")  # noqa: S106
+    def __init__(self, clock: Clock) -> None:
+        self.material: Material | RedriveError = Material(token="one")  # noqa: S106
         self.reads = 0
+        self.clock = clock
+        self.slow = 0.0
 
     async def read(self) -> Material:
         self.reads += 1
         await asyncio.sleep(0)
-        if self.material is None:
-            raise SecretNotFoundError("there is no Secret", remedy="make one")
+        self.clock.now += self.slow
+        if isinstance(self.material, RedriveError):
+            raise self.material
         return self.material
+
+
+GONE = SecretNotFoundError("there is no Secret", remedy="make one")
+AWAY = UnavailableError("the Kubernetes API does not answer", remedy="wait")
+ISSUER_FAILS = IssuerFailedError("the issuer gave no token", remedy="wait")
 
 
 @pytest.fixture
@@ -48,8 +58,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def secret() -> Secret:
-    return Secret()
+def secret(clock: Clock) -> Secret:
+    return Secret(clock)
 
 
 @pytest.fixture
@@ -110,7 +120,7 @@ async def test_what_stays_refused_is_not_read_more_than_once_a_second(
 async def test_what_can_not_be_read_is_told_to_all_and_tried_again_after_a_second(
     kept: KeptCredentials, secret: Secret, clock: Clock
 ) -> None:
-    secret.material = None
+    secret.material = GONE
     for _ in range(10):
         with pytest.raises(SecretNotFoundError):
             await kept.refresh()
@@ -132,6 +142,84 @@ async def test_a_token_that_ends_is_replaced_before_and_one_that_lasts_is_kept_l
     clock.now += 2
     await kept.refresh()
     assert secret.reads == 2
+
+
+async def test_a_read_that_fails_late_is_one_for_all_who_waited(
+    kept: KeptCredentials, secret: Secret
+) -> None:
+    secret.material, secret.slow = AWAY, 30.0
+    told = await asyncio.gather(*(kept.refresh() for _ in range(50)), return_exceptions=True)
+    assert told == [AWAY] * 50
+    assert secret.reads == 1
+
+
+@pytest.mark.parametrize("material", [AWAY, Material(token="one")])  # noqa: S106
+async def test_after_a_refusal_a_read_that_takes_long_is_one_for_all_who_waited(
+    kept: KeptCredentials, secret: Secret, clock: Clock, material: Material | RedriveError
+) -> None:
+    await kept.refresh()
+    clock.now += REFUSED_SECONDS
+    secret.material, secret.slow = material, 30.0
+    waiting = (kept.renewed(kept.held) for _ in range(50))
+    told = await asyncio.gather(*waiting, return_exceptions=True)
+    assert told == [material if isinstance(material, RedriveError) else None] * 50
+    assert secret.reads == 2
+
+
+async def test_a_read_that_takes_longer_than_its_outcome_is_kept_is_one_for_all_who_waited(
+    kept: KeptCredentials, secret: Secret
+) -> None:
+    secret.slow = KEPT_SECONDS + 1
+    await asyncio.gather(*(kept.refresh() for _ in range(50)))
+    assert secret.reads == 1
+
+
+async def test_a_token_outlives_a_failing_issuer_until_its_own_end(
+    kept: KeptCredentials, secret: Secret, clock: Clock
+) -> None:
+    secret.material = Material(token="one", lifetime=100)  # noqa: S106
+    await kept.refresh()
+    held = kept.held
+    secret.material = ISSUER_FAILS
+    clock.now += 99
+    await kept.refresh()
+    assert secret.reads == 2
+    assert kept.held is held
+    with pytest.raises(IssuerFailedError):  # a broker that refuses it is another matter
+        await kept.renewed(held)
+    clock.now += 1
+    with pytest.raises(IssuerFailedError):
+        await kept.refresh()
+
+
+async def test_a_secret_stays_in_use_while_the_api_server_is_away_but_not_when_it_is_gone(
+    kept: KeptCredentials, secret: Secret, clock: Clock
+) -> None:
+    await kept.refresh()
+    secret.material = AWAY
+    clock.now += 10 * KEPT_SECONDS
+    await kept.refresh()
+    assert token(kept) == "Bearer one"
+    secret.material = GONE
+    clock.now += REFUSED_SECONDS
+    with pytest.raises(SecretNotFoundError):
+        await kept.refresh()
+
+
+async def test_nobody_waits_for_a_renewal_while_what_is_held_is_good(
+    kept: KeptCredentials, secret: Secret, clock: Clock
+) -> None:
+    secret.material = Material(token="one", lifetime=100)  # noqa: S106
+    await kept.refresh()
+    secret.material, secret.slow = ISSUER_FAILS, 30.0
+    clock.now += 81
+    renewing = asyncio.create_task(kept.refresh())
+    await asyncio.sleep(0)
+    before = clock.now
+    await kept.refresh()
+    assert clock.now == before
+    with pytest.raises(IssuerFailedError):  # its token has ended meanwhile
+        await renewing
 
 
 def spec(authentication: dict[str, Any]) -> PulsarConnectionSpec:
