@@ -156,7 +156,7 @@ async def stand_by(settings: Settings, health: Health, lease: Key | None, identi
 
 async def serve(settings: Settings, health: Health, fence: Fence | None) -> None:
     """Watch and reconcile until a signal ends it, then let go of everything."""
-    async with World.open(settings, fence) as world, sweeping(world):
+    async with World.open(settings, fence, health) as world, sweeping(world):
         registry = kopf.OperatorRegistry()
         keepers = (*provision.register(registry, world), *replay.register(registry, world))
 

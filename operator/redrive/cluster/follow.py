@@ -11,31 +11,47 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from redrive.cluster.client import Kubernetes
-from redrive.cluster.errors import KubernetesError, UnavailableError
+from redrive.cluster.client import WATCH_SILENCE, Kubernetes
+from redrive.cluster.errors import ForbiddenError, KubernetesError
+from redrive.cluster.health import Health
+from redrive.cluster.reading import allowed
 from redrive.cluster.resources import Label, Resource
 from redrive.cluster.table import Table
 
 RETRY_SECONDS = 1.0
+FORBIDDEN_SECONDS = 30.0
+"""How long a namespace that may not be read is left alone: mostly it has been deleted."""
+STALL_SECONDS = 2 * WATCH_SILENCE
+"""How long no event, list or attempt at one is heard of at most, unless something hangs."""
 
 logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
 async def following(
-    kubernetes: Kubernetes, resource: Resource, namespaces: Sequence[str], label: Label
+    kubernetes: Kubernetes,
+    resource: Resource,
+    namespaces: Sequence[str],
+    label: Label,
+    health: Health,
 ) -> AsyncIterator[Table]:
     """Give a table that is complete from the start, and follows while the block runs.
 
+    Of several namespaces one may be forbidden, as a deleted one is: it is tried now and then.
+
     Args:
         namespaces: whose objects; of all if none is named.
+        health: gets the signs of life.
 
     Raises:
-        KubernetesError: they may not be listed.
+        KubernetesError: none of them may be listed.
     """
     table = Table()
-    follows = [_Follow(kubernetes, resource, name, label, table) for name in namespaces or (None,)]
-    since = [await follow.begin() for follow in follows]
+    follows = [
+        _Follow(kubernetes, (resource, name, label), table, health)
+        for name in namespaces or (None,)
+    ]
+    since = await allowed([follow.list for follow in follows])
     tasks = [
         asyncio.create_task(follow.go_on(version), name=f"watch {resource.kind}")
         for follow, version in zip(follows, since, strict=True)
@@ -54,43 +70,43 @@ class _Follow:
     def __init__(
         self,
         kubernetes: Kubernetes,
-        resource: Resource,
-        namespace: str | None,
-        label: Label,
+        what: tuple[Resource, str | None, Label],
         table: Table,
+        health: Health,
     ) -> None:
         self._kubernetes = kubernetes
-        self._what = resource, namespace, label
-        self._namespace = namespace
+        self._what = what
         self._table = table
+        self._health = health
+        self._part = f"watch of {what[0].path(what[1])}"
 
-    async def begin(self) -> str:
-        """Read what there is, waiting for an API server that is just starting too."""
-        while True:
-            try:
-                return await self._list()
-            except UnavailableError as error:
-                logger.warning("%s", error)
-                await asyncio.sleep(RETRY_SECONDS)
-
-    async def go_on(self, since: str) -> None:
-        """Follow for ever.
+    async def go_on(self, since: str | None) -> None:
+        """Follow for ever, at first from *since* on; None begins with a list.
 
         A watch is never resumed: the list that the next one begins with shows what it missed.
         """
         while True:
+            self._beat()
+            pause = RETRY_SECONDS
             try:
-                await self._watch(since)
-                since = await self._list()
+                await self._watch(await self.list() if since is None else since)
+            except ForbiddenError as error:
+                logger.warning("watch of %s: %s", self._what[0].kind, error)
+                pause = FORBIDDEN_SECONDS
             except KubernetesError as error:
                 logger.warning("watch of %s: %s", self._what[0].kind, error)
-                await asyncio.sleep(RETRY_SECONDS)
             except Exception:
                 logger.exception("watch of %s: failed, will begin anew", self._what[0].kind)
-                await asyncio.sleep(RETRY_SECONDS)
+            since = None
+            await asyncio.sleep(pause)
 
-    async def _list(self) -> str:
-        known = [b for b in self._table if self._namespace in {None, b["metadata"]["namespace"]}]
+    def _beat(self) -> None:
+        self._health.beat(self._part, STALL_SECONDS)
+
+    async def list(self) -> str:
+        """Read what there is; return from where to go on."""
+        namespace = self._what[1]
+        known = [b for b in self._table if namespace in {None, b["metadata"]["namespace"]}]
         there, version = await self._kubernetes.list_labelled(*self._what)
         uids = {body["metadata"]["uid"] for body in there}
         for body in known:
@@ -102,6 +118,7 @@ class _Follow:
 
     async def _watch(self, since: str) -> None:
         async for event in self._kubernetes.watch(*self._what, since):
+            self._beat()
             if event["type"] == "ERROR":  # mostly: *since* is too long ago
                 logger.info("watch of %s begins anew: %s", self._what[0].kind, event["object"])
                 return

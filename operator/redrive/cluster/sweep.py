@@ -12,8 +12,10 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from redrive.cluster.errors import KubernetesError
-from redrive.cluster.resources import Key
+from redrive.cluster.client import Kubernetes
+from redrive.cluster.errors import ForbiddenError, KubernetesError
+from redrive.cluster.resources import Key, Resource
+from redrive.cluster.table import Table
 from redrive.cluster.world import World
 
 SWEEP_SECONDS = 300.0
@@ -39,11 +41,24 @@ async def sweep(world: World) -> None:
         KubernetesError: a kind could not be listed; the tables from it on are left as they are.
     """
     for resource, table in world.tables.items():
-        # Only what was known before the list was made: what came since isn't in it either.
-        known = tuple(table)
-        if not known:
-            continue
-        there = await world.kubernetes.list(resource, world.settings.namespaces)
+        for namespace in world.settings.namespaces or (None,):
+            try:
+                await _sweep(world.kubernetes, resource, table, namespace)
+            except ForbiddenError as error:
+                # One namespace, of a list of them, may have been deleted, and the Role in it too.
+                if namespace is None:
+                    raise
+                logger.warning("sweep: %s", error)
+
+
+async def _sweep(
+    kubernetes: Kubernetes, resource: Resource, table: Table, namespace: str | None
+) -> None:
+    """Drop from *table* what is there no more, of one namespace or of all."""
+    # Only what was known before the list was made: what came since isn't in it either.
+    known = [body for body in table if namespace in {None, body["metadata"]["namespace"]}]
+    if known:
+        there = await kubernetes.list(resource, () if namespace is None else (namespace,))
         uids = {body["metadata"]["uid"] for body in there}
         for body in known:
             if body["metadata"]["uid"] not in uids:

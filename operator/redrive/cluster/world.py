@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from redrive.admin.fence import Fence
 from redrive.admin.http import Http
@@ -18,13 +17,12 @@ from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.connections import Connections
 from redrive.cluster.credentials import CredentialReader
-from redrive.cluster.errors import NotFoundError, UnavailableError
+from redrive.cluster.errors import NotFoundError
 from redrive.cluster.follow import following
+from redrive.cluster.health import Health
+from redrive.cluster.reading import allowed, patiently
 from redrive.cluster.resources import Resource
 from redrive.cluster.table import Table
-
-RETRY_SECONDS = 1.0
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +86,17 @@ class World:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, settings: Settings, fence: Fence | None = None) -> AsyncIterator[World]:
+    async def open(
+        cls, settings: Settings, fence: Fence | None = None, health: Health | None = None
+    ) -> AsyncIterator[World]:
         """Connect, and read all objects there are.
+
+        Of several namespaces to serve, one that may not be read is left out.
 
         Args:
             settings: how this operator was started.
             fence: what every write has to pass, to brokers and to Kubernetes; None lets all pass.
+            health: gets the signs of life of what is followed; None where nobody asks for them.
 
         Raises:
             KubernetesError: redrive's own kinds are not installed, or may not be read.
@@ -103,11 +106,15 @@ class World:
             Kubernetes.connect(fence) as kubernetes,
             Http.open(fence) as http,
             following(
-                kubernetes, resources.CONFIG_MAPS, settings.namespaces, resources.MANAGED
+                kubernetes,
+                resources.CONFIG_MAPS,
+                settings.namespaces,
+                resources.MANAGED,
+                health or Health(),
             ) as config_maps,
         ):
             if not settings.cluster_id:
-                found = await _patiently(kubernetes.cluster_id)
+                found = await patiently(kubernetes.cluster_id)
                 settings = dataclasses.replace(settings, cluster_id=found)
             reader = CredentialReader(kubernetes, http, settings.credentials)
             connections = await _load(kubernetes, resources.CONNECTIONS, settings.namespaces)
@@ -126,17 +133,9 @@ class World:
 
 async def _load(kubernetes: Kubernetes, resource: Resource, namespaces: Sequence[str]) -> Table:
     """Read all objects of a kind."""
-    return Table(await _patiently(lambda: kubernetes.list(resource, namespaces)))
-
-
-async def _patiently(read: Callable[[], Awaitable[T]]) -> T:
-    """Read something, waiting for an API server that is just starting too."""
-    while True:
-        try:
-            return await read()
-        except UnavailableError as error:
-            logger.warning("%s", error)
-            await asyncio.sleep(RETRY_SECONDS)
+    each = [partial(kubernetes.list, resource, [name]) for name in namespaces]
+    found = await allowed(each or [partial(kubernetes.list, resource)])
+    return Table(body for bodies in found for body in bodies or ())
 
 
 async def _load_applications(kubernetes: Kubernetes, namespaces: Sequence[str]) -> Table:

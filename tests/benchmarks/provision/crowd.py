@@ -18,6 +18,7 @@ from tests.integration.provision.conftest import Shop
 from redrive.cluster import resources, status
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.follow import following
+from redrive.cluster.health import Health
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.table import Table
 
@@ -103,7 +104,9 @@ async def crowd(shop: Shop, kubeconfig: Path) -> AsyncIterator[Crowd]:
         patch.setenv("KUBECONFIG", str(kubeconfig))
         async with (
             Kubernetes.connect() as kubernetes,
-            following(kubernetes, resources.POLICIES, (shop.namespace,), ("crowd", label)) as seen,
+            following(
+                kubernetes, resources.POLICIES, (shop.namespace,), ("crowd", label), Health()
+            ) as seen,
         ):
             yield Crowd(shop, kubernetes, label, seen)
 

@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from redrive.cluster import resources, sweep
 from redrive.cluster.client import Kubernetes
-from redrive.cluster.errors import UnavailableError
+from redrive.cluster.errors import ForbiddenError, UnavailableError
 from redrive.cluster.resources import Body, Key, Resource
 from redrive.cluster.table import Table
 from redrive.cluster.world import Settings, World, wall_clock
@@ -23,6 +24,7 @@ class Lists(Kubernetes):
         self.asked: list[tuple[Resource, Sequence[str]]] = []
         self.meanwhile: list[tuple[Table, Body]] = []
         self.down = False
+        self.forbidden = ""
         self.refused = asyncio.Event()
 
     async def list(self, resource: Resource, namespaces: Sequence[str] = ()) -> list[Body]:
@@ -31,6 +33,8 @@ class Lists(Kubernetes):
         if self.down:
             self.refused.set()
             raise UnavailableError("the Kubernetes API does not answer", remedy="wait")
+        if self.forbidden in namespaces:
+            raise ForbiddenError("may not list", remedy="grant it")
         there = list(self.there.get(resource, ()))
         for table, body in self.meanwhile:
             table.put(body)
@@ -78,6 +82,19 @@ async def test_what_is_there_no_more_is_dropped_and_its_listeners_are_told(
     assert list(world.applications) == []
     assert told == [Key("n", "gone")]
     assert api.asked == [(resources.REPLAYS, ("n",)), (resources.SPARK_APPLICATIONS, ("n",))]
+
+
+async def test_a_namespace_that_may_not_be_read_ends_no_sweep_and_loses_nothing(
+    api: Lists, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.forbidden = "deleted"
+    world = replace(world, settings=replace(world.settings, namespaces=("deleted", "n")))
+    kept = {"metadata": named("kept", uid="4")["metadata"] | {"namespace": "deleted"}}
+    world.replays.put(kept)
+    await sweep.sweep(world)
+    assert list(world.replays) == [kept]
+    assert list(world.applications) == []
+    assert "sweep: may not list" in caplog.text
 
 
 async def test_what_is_made_while_a_list_is_made_stays(api: Lists, world: World) -> None:
