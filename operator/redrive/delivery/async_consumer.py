@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import signal
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from types import TracebackType
@@ -24,6 +22,7 @@ from redrive.delivery.consumer import HANDLER_TIMEOUT, NACK_DELAY, RetryConsumer
 from redrive.delivery.crash_notes import CrashNotes
 from redrive.delivery.events import Hook
 from redrive.delivery.policy_file import PolicyFile
+from redrive.delivery.sigterm import stopping_at_sigterm
 from redrive.delivery.tracing import UNTRACED, Tracing
 from redrive.errors import InvalidSpecError
 from redrive.policy.cause import Redaction
@@ -226,7 +225,13 @@ class AsyncRetryConsumer:
         self._settling.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
-        self._consumer = await self._settled(self._open)
+        opening = self._settling.submit(self._open)
+        try:
+            self._consumer = await asyncio.shield(asyncio.wrap_future(opening))
+        except asyncio.CancelledError:
+            # It goes on; left open, its subscriptions would hoard messages that nobody takes.
+            self._settling.submit(_close_opened, opening)
+            raise
         return self
 
     async def __aexit__(
@@ -280,7 +285,7 @@ class AsyncRetryConsumer:
         thread = ThreadPoolExecutor(1, "redrive-run")
         ended = asyncio.wrap_future(thread.submit(run))
         thread.shutdown(wait=False)
-        with _stopping_at_sigterm(self.stop):
+        with stopping_at_sigterm(self.stop):
             try:
                 await asyncio.shield(ended)
             except asyncio.CancelledError:
@@ -291,19 +296,6 @@ class AsyncRetryConsumer:
                 raise
 
 
-@contextlib.contextmanager
-def _stopping_at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Call *stop* at SIGTERM, unless the program does something of its own then."""
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
-    if not ours:
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+def _close_opened(opening: Future[RetryConsumer]) -> None:
+    if opening.exception() is None:
+        opening.result().close()

@@ -7,11 +7,9 @@ the messages and settles them, so that they are settled once.
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -19,6 +17,7 @@ import pulsar
 
 from redrive.delivery.answer import Handle, Outcome
 from redrive.delivery.inbox import ConsumerStoppedError
+from redrive.delivery.sigterm import stopping_at_sigterm
 from redrive.errors import InvalidSpecError, RedriveError
 
 
@@ -183,20 +182,3 @@ class Run:
     def _break(self, error: BaseException) -> None:
         self._broken.append(error)
         self.stop()
-
-
-@contextlib.contextmanager
-def stopping_at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Call *stop* at SIGTERM, unless the program does something of its own then."""
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
-    if not ours:
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda *_: stop())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

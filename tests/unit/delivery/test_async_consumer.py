@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 import time
 from datetime import timedelta
 from typing import cast
@@ -19,7 +20,7 @@ from redrive.delivery.opentelemetry import Tracing
 from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing import AsyncInMemoryConsumer
+from redrive.testing import AsyncInMemoryConsumer, InMemoryConsumer
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=1, ladder=Ladder.from_fixed("5s")
@@ -149,3 +150,27 @@ async def test_a_consumer_consumes_once_it_was_entered() -> None:
         await consumer.receive()
     with pytest.raises(InvalidSpecError, match="async with"):
         consumer.stop()
+
+
+async def test_entering_that_is_cancelled_leaves_nothing_subscribed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entering, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+    opened = InMemoryConsumer(POLICY)
+    monkeypatch.setattr(opened, "close", closed.set)
+
+    def open_slowly() -> RetryConsumer:
+        entering.set()
+        go_on.wait(10)
+        return opened
+
+    consumer = AsyncRetryConsumer(cast("pulsar.Client", None), POLICY)
+    monkeypatch.setattr(consumer, "_open", open_slowly)
+    task = asyncio.create_task(consumer.__aenter__())
+    await asyncio.to_thread(entering.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not closed.is_set()
+    go_on.set()
+    assert await asyncio.to_thread(closed.wait, 10)
