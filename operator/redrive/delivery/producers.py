@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
+from collections import defaultdict
 from datetime import timedelta
 
 import pulsar
@@ -46,6 +47,7 @@ class Producers:
         self._name = name
         self._producers: dict[TopicName, pulsar.Producer] = {}
         self._changing = threading.Lock()
+        self._opening: defaultdict[TopicName, threading.Lock] = defaultdict(threading.Lock)
         self._closed = False
         self._patience = Patience(_PATIENCE_SECONDS)
 
@@ -96,18 +98,37 @@ class Producers:
 
     def close(self) -> None:
         """Close all producers, for good: what is sent later has no receipt."""
-        self._closed = True
-        for topic, producer in list(self._producers.items()):
+        with self._changing:
+            self._closed = True
+            producers = list(self._producers.items())
+        for topic, producer in producers:
             self._drop(topic, producer)
         self._patience.close()
 
     def _producer(self, topic: TopicName) -> pulsar.Producer:
         with self._changing:
-            if self._closed:
-                raise _not_sent(topic, "a consumer that is closed")
-            if topic not in self._producers:
-                self._producers[topic] = self._open(topic)
-            return self._producers[topic]
+            known = self._known(topic)
+            opening = self._opening[topic]
+        if known is not None:
+            return known
+        with opening:  # which takes up to the client's own time-out: others don't wait for it
+            with self._changing:
+                known = self._known(topic)
+            if known is not None:
+                return known
+            made = self._open(topic)
+            with self._changing:
+                self._producers[topic] = made
+                closed = self._closed
+        if closed:  # meanwhile, without this one
+            self._drop(topic, made)
+            raise _closed(topic)
+        return made
+
+    def _known(self, topic: TopicName) -> pulsar.Producer | None:
+        if self._closed:
+            raise _closed(topic)
+        return self._producers.get(topic)
 
     def _open(self, topic: TopicName) -> pulsar.Producer:
         try:
@@ -132,6 +153,10 @@ class Producers:
         # Without a connection there is nothing left to close.
         with contextlib.suppress(pulsar.exceptions.PulsarException):
             producer.close()
+
+
+def _closed(topic: TopicName) -> NotSentError:
+    return _not_sent(topic, "a consumer that is closed")
 
 
 def _not_sent(topic: TopicName, got: str) -> NotSentError:
