@@ -12,11 +12,12 @@ from datetime import datetime, timedelta
 
 import pulsar
 
+from redrive.delivery import reading
 from redrive.delivery.events import Event, Name
 from redrive.delivery.lanes import Lanes
 from redrive.delivery.origin import topic_of
 from redrive.delivery.parts import Clock, Subscription
-from redrive.delivery.settle import Settler, id_text, schema_version
+from redrive.delivery.settle import Settler, id_text
 from redrive.policy.cause import Cause
 from redrive.policy.envelope import Attempt
 from redrive.policy.failure import FailureRules, after_error
@@ -62,13 +63,16 @@ class Failures:
     _here: dict[str, _Here] = field(default_factory=dict)
 
     def attempt_of(self, message: pulsar.Message) -> Attempt:
-        """Return which attempt at *message* this is; on the source topic the first."""
+        """Return which attempt at *message* this is; on the source topic the first.
+
+        One whose properties can't be read counts as the first, but for what happened here.
+        """
         message_id = id_text(message.message_id())
         attempt = Attempt.of(
-            message.properties(),
+            reading.properties(message) or {},
             message_id=message_id,
             retried=topic_of(message) == self.policy().retry_topic,
-            schema_version=schema_version(message),
+            schema_version=reading.schema_version(message),
         )
         here = self._here.get(message_id)
         if here is None:

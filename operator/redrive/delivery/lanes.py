@@ -10,6 +10,7 @@ import threading
 
 import pulsar
 
+from redrive.delivery import reading
 from redrive.delivery.parts import Clock, Incoming
 from redrive.delivery.settle import id_text
 
@@ -88,4 +89,5 @@ class Lanes:
 def _lane(message: pulsar.Message) -> tuple[str, str]:
     message_id = id_text(message.message_id())
     # What has no key has no order.
-    return message.ordering_key() or message.partition_key() or message_id, message_id
+    key = reading.ordering_key(message) or reading.partition_key(message)
+    return key or message_id, message_id

@@ -20,6 +20,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
+from redrive.delivery import reading
 from redrive.delivery.answer import Handle, Outcome
 from redrive.delivery.settle import id_text
 from redrive.delivery.tracing import Consumer, Settle
@@ -48,7 +49,7 @@ class Tracing:
         One message continues the trace that it carries; with several there is a new trace, linked
         to those of all. Settle the messages inside, so that their retries belong to this attempt.
         """
-        carried = [propagate.extract(message.properties()) for message in messages]
+        carried = [propagate.extract(reading.properties(message) or {}) for message in messages]
         alone = len(messages) == 1
         with self._span(
             f"process {messages[0].topic_name()}",

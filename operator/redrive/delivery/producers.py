@@ -14,6 +14,7 @@ from datetime import timedelta
 
 import pulsar
 
+from redrive.delivery import reading
 from redrive.delivery.patience import Patience
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
@@ -34,6 +35,12 @@ class TooBigError(NotSentError):
     """A message with its properties is bigger than the broker takes; it was not stored."""
 
     reason = "TooBig"
+
+
+class UnreadableError(NotSentError):
+    """A message carries what the client can't read, so there is no copy of it; none was stored."""
+
+    reason = "Unreadable"
 
 
 class Producers:
@@ -60,8 +67,8 @@ class Producers:
     ) -> pulsar.MessageId:
         """Send a copy of *message*, but for its properties, and return the copy's id.
 
-        Key, ordering key, event time and a null payload survive. The broker has stored the copy
-        when this returns.
+        Key, ordering key, event time and a null payload survive; a key that is no text becomes its
+        base64. The broker has stored the copy when this returns.
 
         Raises:
             TooBigError: the message with *properties* is too big.
@@ -79,8 +86,8 @@ class Producers:
                 return producer.send(  # each send_async() of the client leaks some hundred bytes
                     None if message.has_null_value() else message.data(),
                     properties=properties,
-                    partition_key=message.partition_key(),
-                    ordering_key=message.ordering_key(),
+                    partition_key=reading.partition_key(message),
+                    ordering_key=reading.ordering_key(message),
                     event_timestamp=message.event_timestamp(),
                     deliver_after=deliver_after,
                 )

@@ -13,9 +13,10 @@ from datetime import timedelta
 
 import pulsar
 
+from redrive.delivery import reading
 from redrive.delivery.events import Event, Events, Name
 from redrive.delivery.parts import Incoming, Outgoing, Subscription
-from redrive.delivery.producers import NotSentError, TooBigError
+from redrive.delivery.producers import NotSentError, TooBigError, UnreadableError
 from redrive.delivery.tracing import UNTRACED, Tracing
 from redrive.policy import envelope
 from redrive.policy.cause import Cause
@@ -80,11 +81,11 @@ class Settler:
                 verdict.reason, attempt.origin, previous, verdict.reconsume_times,
             )  # fmt: skip
             return True
-        properties = envelope.for_hop(
-            message.properties(), attempt, policy=policy, verdict=verdict, cause=cause
-        )
         topic, delay = _destination(verdict, policy)
         try:
+            properties = envelope.for_hop(
+                _properties(message), attempt, policy=policy, verdict=verdict, cause=cause
+            )
             with self.tracing.sending(topic, properties) as carried:
                 sent = self._send(topic, message, carried, delay)
         except NotSentError as error:
@@ -133,13 +134,15 @@ def _destination(verdict: Retry | Dead, policy: Policy) -> tuple[TopicName, time
             return policy.dead_letter_topic, None
 
 
-def schema_version(message: pulsar.Message) -> int | None:
-    """Return the version of its topic's schema that *message* was produced with; None if none."""
-    try:
-        written = message.schema_version()
-    except UnicodeDecodeError:  # the client takes the bytes of the number for text
-        return None
-    return int.from_bytes(written.encode(), "big") if written else None
+def _properties(message: pulsar.Message) -> dict[str, str]:
+    found = reading.properties(message)
+    if found is None:
+        raise UnreadableError(
+            "a message can't be copied to its next topic, and stays where it is",
+            got="a property that is not UTF-8",
+            remedy="have its producer write text, and handle this one without failing, or clear it",
+        )
+    return found
 
 
 def id_text(message_id: pulsar.MessageId) -> str:
