@@ -4,7 +4,8 @@ Called by the operator's command, before it opens the world. A standby does noth
 Lease, every `RENEW_SECONDS`; it takes over when the record has not changed for as long as a lease
 lasts, by its own clock, so clocks may differ. The holder's writes pass a fence that
 closes earlier, counted from the *beginning* of its last renewal: when another takes over, whatever
-the holder still meant to write is refused on its own side.
+the holder still meant to write is refused on its own side. A Lease that somebody deletes, or whose
+holder somebody removes, says nothing of what that holder does: a standby waits for as long.
 
 What remains: a write that had left before the fence closed and that is on its way for longer than
 `LEASE_SECONDS - FENCE_SECONDS`. Each write of redrive is one that the next reconcile of anybody
@@ -29,6 +30,8 @@ from redrive.cluster.resources import Body, Key
 
 LEASE_SECONDS = 10
 """For how long a record that does not change holds others off."""
+RELEASED_SECONDS = 1
+"""What a record says that its holder has given up, as Kubernetes' own components write it."""
 FENCE_SECONDS = 7.0
 """For how long the holder writes after it began to renew."""
 RENEW_SECONDS = 2.0
@@ -69,9 +72,12 @@ class Lease:
         self._elapsed = elapsed
         self._record: Body | None = None
         self._seen_at = 0.0
+        self._writer = ""  # who may still be writing: held the lease and was not seen to release it
 
     async def try_to_take(self) -> bool:
         """Take the lease if it is free, has run out, or is ours; return whether it is ours now.
+
+        It is free when nobody was seen to hold it, or when that one has released it.
 
         Raises:
             KubernetesError: the API server refuses, or does not answer.
@@ -79,12 +85,11 @@ class Lease:
         try:
             self._see(await self._kubernetes.get(resources.LEASES, self._key))
         except NotFoundError:
-            self._record = None
-        holder = self._holder()
-        if holder not in {"", self._identity} and self._silence() < LEASE_SECONDS:
+            self._see(None)
+        if self._writer not in {"", self._identity} and self._silence() < LEASE_SECONDS:
             return False
         try:
-            await self._write(taken=holder != self._identity)
+            await self._write(taken=self._holder() != self._identity)
         except ConflictError:
             return False  # another was faster
         return True
@@ -93,7 +98,7 @@ class Lease:
         """Renew the lease that is ours.
 
         Raises:
-            LeaseLostError: another holds it.
+            LeaseLostError: another holds it; the fence is closed.
             KubernetesError: it could not be renewed for now.
         """
         try:
@@ -101,6 +106,7 @@ class Lease:
         except (ConflictError, NotFoundError):
             # Somebody else changed or deleted the object, or an answer to ourselves was lost.
             if not await self.try_to_take():
+                self._fence.open_until(float("-inf"))
                 raise LeaseLostError(
                     "another operator has taken the lease",
                     got=self._holder(),
@@ -110,7 +116,7 @@ class Lease:
     async def release(self) -> None:
         """Give the lease up, so that another need not wait for it to run out."""
         self._fence.open_until(float("-inf"))
-        await self._patch({"holderIdentity": ""})
+        await self._patch({"holderIdentity": "", "leaseDurationSeconds": RELEASED_SECONDS})
 
     async def _write(self, *, taken: bool) -> None:
         """Write ourselves into the record, unless it has changed since it was seen."""
@@ -147,10 +153,15 @@ class Lease:
         patch = {"metadata": {"resourceVersion": version}, "spec": spec}
         self._see(await self._kubernetes.patch(resources.LEASES, self._key, patch))
 
-    def _see(self, record: Body) -> None:
-        if self._record is None or _version(record) != _version(self._record):
+    def _see(self, record: Body | None) -> None:
+        if _version(record) != _version(self._record):
             self._seen_at = self._elapsed()
         self._record = record
+        spec = {} if record is None else record.get("spec", {})
+        if holder := spec.get("holderIdentity"):
+            self._writer = holder
+        elif spec.get("leaseDurationSeconds") == RELEASED_SECONDS:
+            self._writer = ""
 
     def _silence(self) -> float:
         return self._elapsed() - self._seen_at
@@ -161,9 +172,8 @@ class Lease:
         return self._record.get("spec", {}).get("holderIdentity") or ""
 
 
-def _version(record: Body) -> str:
-    version: str = record["metadata"]["resourceVersion"]
-    return version
+def _version(record: Body | None) -> str:
+    return "" if record is None else str(record["metadata"]["resourceVersion"])
 
 
 @asynccontextmanager

@@ -186,6 +186,41 @@ async def test_a_lease_that_somebody_changed_or_deleted_is_made_good(
     assert (await api.get(resources.LEASES, KEY))["spec"]["holderIdentity"] == "one"
 
 
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_a_standby_waits_when_the_lease_is_deleted_or_its_holder_removed_by_hand(
+    one: Operator, two: Operator, api: Leases, clock: Clock, *, deleted: bool
+) -> None:
+    await one.lease.try_to_take()
+    assert not await two.lease.try_to_take()
+    assert api.record is not None
+    if deleted:
+        api.record = None
+    else:
+        api.write(api.record["spec"] | {"holderIdentity": ""})
+    for _ in range(5):
+        assert not await two.lease.try_to_take()
+        assert not (one.fence.is_open() and two.fence.is_open())
+        clock.now += LEASE_SECONDS / 5
+    assert not one.fence.is_open()
+    assert await two.lease.try_to_take()
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_who_loses_the_lease_writes_nothing_more(
+    one: Operator, api: Leases, clock: Clock, *, taken: bool
+) -> None:
+    await one.lease.try_to_take()
+    assert api.record is not None
+    api.write(api.record["spec"] | {"holderIdentity": "two" if taken else "one"})
+    if taken:
+        with pytest.raises(LeaseLostError):
+            await one.lease.renew()
+    else:
+        await one.lease.renew()
+    assert clock.now == 0
+    assert one.fence.is_open() is not taken
+
+
 async def test_who_starts_again_under_its_name_need_not_wait_and_others_need(
     one: Operator, api: Leases
 ) -> None:
