@@ -302,7 +302,9 @@ class Admin:
         try:
             return read(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise unexpected(does, json.dumps(answer)) from error
+            # Not its content: another host may have given it, see `http`.
+            shown = f"JSON of {len(json.dumps(answer))} characters"
+            raise unexpected(does, shown) from error
 
     async def _send(self, call: Call, *, probe: bool = False) -> Any:  # noqa: ANN401  JSON
         """Make *call*, once more if the broker refuses credentials that have changed since."""

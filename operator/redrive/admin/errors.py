@@ -129,6 +129,11 @@ def error_for(call: str, status: int, answer: str) -> AdminError:
     )
 
 
+def is_of_broker(answer: str) -> bool:
+    """Whether *answer* has the form in which brokers say why they don't do something."""
+    return _reason(answer) is not None
+
+
 def unexpected(call: str, answer: str) -> UnexpectedAnswerError:
     """Name an *answer* to *call*, given as a success, that Pulsar would not give."""
     return UnexpectedAnswerError(

@@ -1,7 +1,8 @@
 """One call to a broker's admin API, and what can become of it: a value, or an `AdminError`.
 
 Called by `client` alone. Neither the token nor a URL that the broker redirects to is ever part
-of an error.
+of an error, nor what answers there, unless it answers as a broker does: whoever owns `adminUrl`
+could read through us, in a status, what only we can reach.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from yarl import URL
@@ -25,6 +26,7 @@ from redrive.admin.errors import (
     CertificateRefusedError,
     IssuerFailedError,
     error_for,
+    is_of_broker,
     unexpected,
 )
 from redrive.admin.fence import Fence, FenceClosedError, guarding
@@ -54,6 +56,14 @@ class Call:
     content_type: str = "application/json"
 
 
+class _Answer(NamedTuple):
+    """What a broker answers, and what of it an error may show."""
+
+    status: int
+    text: str
+    shown: str
+
+
 class Http:
     """HTTP connections to brokers, shared by all clients; made by `open`."""
 
@@ -81,22 +91,22 @@ class Http:
         Raises:
             AdminError: the subclass says what became of it.
         """
-        status, answer = await self._answer(call, admin_url, access)
+        status, answer, shown = await self._answer(call, admin_url, access)
         if status not in range(200, 300):
-            raise error_for(call.does, status, answer)
+            raise error_for(call.does, status, shown)
         try:
             return json.loads(answer) if answer else None
         except ValueError as error:
-            raise unexpected(call.does, answer) from error
+            raise unexpected(call.does, shown) from error
 
-    async def _answer(self, call: Call, admin_url: str, access: Access) -> tuple[int, str]:
-        """Return status and text of the broker's answer, and count it."""
+    async def _answer(self, call: Call, admin_url: str, access: Access) -> _Answer:
+        """Return the broker's answer, and count it."""
         outcome = "uncallable"
         try:
             with metrics.SECONDS.labels(call.method).time():
                 url = URL(f"{admin_url.rstrip('/')}/admin/v2/{call.path}", encoded=True)
-                status, answer = await self._follow(call, url, access)
-            outcome = str(status)
+                answer = await self._follow(call, url, access)
+            outcome = str(answer.status)
         except aiohttp.ClientConnectorCertificateError as error:  # a ValueError too
             outcome = "certificate refused"
             raise _refused(admin_url, error) from error
@@ -121,7 +131,7 @@ class Http:
             raise
         finally:
             metrics.CALLS.labels(call.method, outcome).inc()
-        return status, answer
+        return answer
 
     async def ask_issuer(
         self, method: str, url: str, form: Mapping[str, str] | None, tls: ssl.SSLContext | None
@@ -146,7 +156,7 @@ class Http:
                 remedy="check oauth2.issuerUrl, and that it can be reached from here",
             ) from error
 
-    async def _follow(self, call: Call, url: URL, access: Access) -> tuple[int, str]:
+    async def _follow(self, call: Call, url: URL, access: Access) -> _Answer:
         """Make *call*, going on to the broker that serves the namespace when told to.
 
         The HTTP library would drop the token on the way to another host.
@@ -154,6 +164,7 @@ class Http:
         # Without a content type a broker answers 415 to a PUT, even to one without a body.
         headers = {**access.headers, "Content-Type": call.content_type}
         body = None if call.body is None else json.dumps(call.body)
+        asked = url
         for _ in range(MAX_REDIRECTS):
             async with self._session.request(
                 call.method,
@@ -164,12 +175,19 @@ class Http:
                 ssl=access.tls or True,
             ) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
-                    return response.status, await response.text(errors="replace")
+                    text = await response.text(errors="replace")
+                    own = url.origin() == asked.origin() or is_of_broker(text)
+                    shown = text if own else f"{len(text)} characters of {response.content_type}"
+                    return _Answer(response.status, text, shown)
                 target = url.join(URL(response.headers["Location"], encoded=True))
                 if not may_follow(url, target):
-                    return response.status, "a redirect from https to http, which is not followed"
+                    return _refusal(response, "a redirect from https to http, not followed")
                 url = target
-        return response.status, f"more than {MAX_REDIRECTS} redirects"
+        return _refusal(response, f"more than {MAX_REDIRECTS} redirects")
+
+
+def _refusal(response: aiohttp.ClientResponse, why: str) -> _Answer:
+    return _Answer(response.status, why, why)
 
 
 def _refused(url: str, error: aiohttp.ClientConnectorCertificateError) -> CertificateRefusedError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -13,6 +14,7 @@ from yarl import URL
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import (
+    AdminError,
     AdminUrlInvalidError,
     BrokerRefusedError,
     NotFoundError,
@@ -73,6 +75,42 @@ async def test_redirects_without_end_are_an_error_that_keeps_the_token() -> None
     assert "the-token" not in str(caught.value)
 
 
+@pytest.mark.parametrize("status", [200, 403, 503])
+@pytest.mark.parametrize("body", ["key: hidden", "<title>hidden</title>", '{"key": "hidden"}'])
+async def test_what_another_host_answers_is_not_shown(status: int, body: str) -> None:
+    async with redirected_to(status, body) as admin:
+        with pytest.raises(AdminError) as caught:
+            await admin.namespace("t/n")
+    assert "hidden" not in "".join(traceback.format_exception(caught.value))
+    assert f" of {len(body)} characters" in str(caught.value) or (
+        f"{len(body)} characters of text/plain" in str(caught.value)
+    )
+
+
+async def test_why_another_broker_refuses_is_shown() -> None:
+    async with redirected_to(412, '{"reason": "The bundle is moving"}') as admin:
+        with pytest.raises(BrokerRefusedError, match="412 The bundle is moving"):
+            await admin.namespace("t/n")
+
+
+@asynccontextmanager
+async def redirected_to(status: int, body: str) -> AsyncIterator[Admin]:
+    """Give a client of a broker that redirects to a host which answers so."""
+
+    async def other(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(broker(other))
+
+        async def redirect(_: web.Request) -> web.Response:
+            return web.Response(status=307, headers={"Location": f"{target}/secret"})
+
+        url = await stack.enter_async_context(broker(redirect))
+        http = await stack.enter_async_context(Http.open())
+        yield Admin(http, url, Access.bearer("the-token"))
+
+
 @pytest.mark.parametrize(
     "url", ["http://h:99999", "http://[::1", "http://h:port", "http://a..b", "http://[zz]:80/x"]
 )
@@ -99,11 +137,11 @@ async def test_a_redirect_to_what_is_no_address_is_an_error_too() -> None:
     [
         ("<html><title>Our\nportal</title>…</html>", "'Our portal'"),
         ("\udcff", "'\ufffd'"),
-        ("3", "'3'"),
-        ('{"auth_policies": {}}', """'{"auth_policies": {}}'"""),
+        ("3", "'JSON of 1 characters'"),
+        ('{"auth_policies": {}}', "'JSON of 21 characters'"),
     ],
 )
-async def test_a_good_answer_that_no_broker_gives_is_an_error_that_shows_it(
+async def test_a_good_answer_that_no_broker_gives_is_an_error_that_shows_what_it_is(
     said: str, shown: str
 ) -> None:
     async def answer(request: web.Request) -> web.Response:
