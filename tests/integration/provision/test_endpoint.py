@@ -28,6 +28,7 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
     assert [part.split(": heard ")[0] for part in parts.splitlines()] == [
         "event loop",
         "lease",
+        "watch of /api/v1/configmaps",
         "watch of /apis/redrive.io/v1alpha1/pulsarconnections",
         "watch of /apis/redrive.io/v1alpha1/replays",
         "watch of /apis/redrive.io/v1alpha1/retrypolicies",
