@@ -22,8 +22,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
 {{- define "redrive.clusterId" -}}
-{{- $system := lookup "v1" "Namespace" "" "kube-system" }}
 {{- if .Values.clusterId }}{{ .Values.clusterId }}
-{{- else if $system }}{{ $system.metadata.uid }}
+{{- else }}{{ with lookup "v1" "Namespace" "" "kube-system" }}{{ .metadata.uid }}{{ end }}
 {{- end }}
 {{- end }}
