@@ -54,6 +54,7 @@ class Namespace:
 
     topics: dict[str, Topic] = field(default_factory=dict)
     grants: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    policies: dict[str, Any] = field(default_factory=dict)
 
 
 class Refused(Exception):  # noqa: N818 - what it is, not what it is called
@@ -226,7 +227,8 @@ class FakeBroker:
 
     async def _namespace_policies(self, request: web.Request) -> Any:  # noqa: ANN401
         _, namespace = self._in(request, "read policies")
-        return {"auth_policies": {"destination_auth": namespace.grants}, "backlog_quota_map": {}}
+        rights = {"auth_policies": {"destination_auth": namespace.grants}}
+        return {**rights, "backlog_quota_map": {}, **namespace.policies}
 
     async def _list_topics(self, request: web.Request) -> Any:  # noqa: ANN401
         name, namespace = self._in(request, "get topics")

@@ -19,6 +19,7 @@ from redrive.errors import RedriveError
 
 FIRST_BACK_OFF_SECONDS = 1.0
 LAST_BACK_OFF_SECONDS = 15.0
+LAST_STALLED_SECONDS = 600.0
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class Again(enum.Enum):
     WHEN_WOKEN = "settled"
     SOON = "unsettled"
     """After a back-off of 1 s that doubles up to 15 s, each shortened at random by up to half."""
+    LATER = "stalled"
+    """As `SOON`, but the back-off doubles up to 10 min: what has stood so for long may stay so."""
     NEVER = "gone"
     """The object is gone: its task ends."""
 
@@ -47,7 +50,7 @@ class Keeper:
         reconcile: brings one object to what it should be.
         greet: called before that, while the object may have to wait for others to be reconciled.
         at_once: how many objects are reconciled at the same time, and how many greeted.
-        longest_back_off: how many seconds lie at most between two looks at what is not done.
+        longest_back_off: how many seconds lie at most between two looks at what is unsettled.
     """
 
     def __init__(
@@ -85,9 +88,9 @@ class Keeper:
     async def _keep(self, key: Key) -> None:
         logs.about(self._kind, key)
         wish = self._wishes[key]
-        failures = 0
+        failures, longest = 0, self._longest_back_off
         while True:
-            pause = min(back_off(failures), self._longest_back_off) if failures else None
+            pause = back_off(failures, longest) if failures else None
             if await _comes(wish, within=pause):
                 failures = 0
             wish.clear()
@@ -95,7 +98,8 @@ class Keeper:
             if again is Again.NEVER and not wish.is_set():
                 del self._wishes[key], self._tasks[key]
                 return
-            failures = failures + 1 if again is Again.SOON else 0
+            failures = failures + 1 if again in {Again.SOON, Again.LATER} else 0
+            longest = LAST_STALLED_SECONDS if again is Again.LATER else self._longest_back_off
 
     async def _look(self, key: Key) -> Again:
         try:
@@ -135,7 +139,7 @@ async def _comes(wish: asyncio.Event, *, within: float | None) -> bool:
         return False
 
 
-def back_off(failures: int) -> float:
-    """Return the seconds to wait after so many failures in a row, the first being 1."""
-    longest = min(FIRST_BACK_OFF_SECONDS * 2.0 ** min(failures - 1, 10), LAST_BACK_OFF_SECONDS)
-    return longest * random.uniform(0.5, 1.0)  # noqa: S311  spreads load, keeps no secret
+def back_off(failures: int, longest: float) -> float:
+    """Return the seconds to wait, at most *longest*, after so many failures in a row from 1 on."""
+    pause = min(FIRST_BACK_OFF_SECONDS * 2.0 ** min(failures - 1, 10), longest)
+    return pause * random.uniform(0.5, 1.0)  # noqa: S311  spreads load, keeps no secret

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from redrive.admin.model import NamespaceState
 from redrive.cluster.resources import Body, Key, is_owned_by
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy.naming import TopicName
 from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired, partitions_of_retry
 from redrive.provision.errors import (
     ConfigMapNotOursError,
@@ -160,20 +162,21 @@ def _may_take_over(mark: str, facts: Buildable) -> bool:
     return not facts.served or owner.key.namespace in facts.served
 
 
-def namespace_expires_subscriptions(facts: Buildable) -> RedriveError | None:
-    """Find a Pulsar namespace that deletes idle subscriptions, and with them what they keep.
+def namespace_expires_subscriptions(
+    source: TopicName, namespace: NamespaceState
+) -> RedriveError | None:
+    """Find a Pulsar namespace, that of the source topic, that deletes idle subscriptions.
 
     No topic can be exempted, and nobody consumes dead letters: theirs is always idle.
     """
-    minutes = facts.observed.subscription_expiry_minutes
+    minutes, name = namespace.subscription_expiry_minutes, source.namespace_name
     if not minutes:
         return None
-    namespace = facts.desired.policy.topic.namespace_name
     return SubscriptionExpiryError(
-        f"the Pulsar namespace {namespace} deletes idle subscriptions, and with them dead letters "
+        f"the Pulsar namespace {name} deletes idle subscriptions, and with them dead letters "
         "and retries that wait",
         got=f"subscriptionExpirationTime of {minutes} minutes",
-        remedy=f"run: pulsar-admin namespaces set-subscription-expiration-time {namespace} -t 0",
+        remedy=f"run: pulsar-admin namespaces set-subscription-expiration-time {name} -t 0",
     )
 
 
@@ -199,7 +202,6 @@ ADMISSIBLE: tuple[Callable[[Asked], RedriveError | None], ...] = (
 
 BUILDABLE: tuple[Callable[[Buildable], RedriveError | None], ...] = (
     topic_has_another_owner,
-    namespace_expires_subscriptions,
     retry_topic_is_of_the_other_kind,
     config_map_is_not_ours,
 )

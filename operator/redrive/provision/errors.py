@@ -101,12 +101,20 @@ WATCHED = (*_REFUSED, cluster_errors.ConnectionNotFoundError)
 TOLD = (*WATCHED, admin_errors.BrokerDownError)
 """What a policy is woken after: beside those, a broker that answers the look at its connection."""
 
-STALLS = (
-    *_REFUSED,
+STANDING = (
     OwnerConflictError,
     SubscriptionExpiryError,
     PartitionsDifferError,
     ConfigMapNotOursError,
+)
+"""What no watch tells the end of, and what costs a look to find: looked at again ever less often.
+
+A whole Pulsar namespace, or Kubernetes cluster, may stand so at once.
+"""
+
+STALLS = (
+    *_REFUSED,
+    *STANDING,
     admin_errors.AdminUrlInvalidError,
     admin_errors.AuthenticationFailedError,
     admin_errors.CertificateRefusedError,

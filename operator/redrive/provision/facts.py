@@ -78,7 +78,6 @@ class Observed:
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         replicated_to: the clusters that a topic is replicated to that is made now.
         inherited: what a topic that is made now gets of its topic policies from the namespace.
-        subscription_expiry_minutes: of the Pulsar namespace; 0 is never.
         config_map: whatever has the name of the policy's ConfigMap.
     """
 
@@ -88,6 +87,5 @@ class Observed:
     dead_letter: TopicState | None
     permissions: Mapping[str, Mapping[str, frozenset[str]]]
     inherited: Mapping[str, Any]
-    subscription_expiry_minutes: int
     config_map: Body | None
     replicated_to: frozenset[str] = frozenset()

@@ -14,7 +14,7 @@ from redrive.cluster.errors import NotFoundError as ObjectNotFoundError
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.world import World
 from redrive.policy.naming import TopicName
-from redrive.provision import topic_policies
+from redrive.provision import conditions, topic_policies
 from redrive.provision.desired import Desired, DesiredTopic
 from redrive.provision.errors import (
     NamespaceNotFoundError,
@@ -38,6 +38,8 @@ async def observe(
     Raises:
         TenantNotFoundError, NamespaceNotFoundError, TopicNotFoundError: the source topic, or what
             it lies in, does not exist.
+        SubscriptionExpiryError: the Pulsar namespace deletes idle subscriptions; told before any
+            topic is read, for all policies of the namespace stand so at once.
         AdminError, KubernetesError: a read failed.
     """
     age = RECENT_SECONDS if recent else 0.0
@@ -48,6 +50,9 @@ async def observe(
             got=str(desired.policy.topic),
             remedy="create it; the policy goes on by itself then",
         )
+    expires = conditions.namespace_expires_subscriptions(desired.policy.topic, namespace)
+    if expires is not None:
+        raise expires
     return Observed(
         source_partitions=await _partitions(desired.policy.topic, namespace, admin),
         source_schema=await admin.schema(desired.policy.topic),
@@ -59,7 +64,6 @@ async def observe(
         ),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
-        subscription_expiry_minutes=namespace.subscription_expiry_minutes,
         replicated_to=namespace.replicated_to,
         config_map=await _config_map(Key.of(desired.config_map), world, recent=recent),
     )

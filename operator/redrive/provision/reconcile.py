@@ -107,7 +107,9 @@ async def _look(body: Body, world: World, claims: Claims, health: Health) -> Aga
 async def _unready(body: Body, error: RedriveError, out: Publisher) -> Again:
     stalls = isinstance(error, errors.STALLS)
     await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
-    return Again.WHEN_WOKEN if isinstance(error, errors.TOLD) else Again.SOON
+    if isinstance(error, errors.TOLD):
+        return Again.WHEN_WOKEN
+    return Again.LATER if isinstance(error, errors.STANDING) else Again.SOON
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,8 @@ async def provision(asked: Asked, body: Body, world: World, claims: Claims) -> P
 async def _observe(body: Body, wanted: Desired, admin: Admin, world: World) -> Observed:
     """Read what is there; where nothing has to be done, with fewer calls."""
     if status.is_settled(body):
-        with suppress(NotFoundError, errors.TopicNotFoundError):  # lately it was there
+        # Lately all was well: what says that it is not may be over.
+        with suppress(NotFoundError, errors.TopicNotFoundError, errors.SubscriptionExpiryError):
             observed = await observe(wanted, admin, world, recent=True)
             if not plan(wanted, observed):
                 return observed

@@ -7,7 +7,9 @@ policy after the other looked at: the more policies, the longer it takes. Each c
 of its own, and a slow broker keeps nobody else waiting.
 
 Policies that are not ready are no part of it: they are looked at when something changes, or again
-and again anyway. So an operator that starts needs one survey to know that all is well.
+and again anyway. Only those whose Pulsar namespace deletes idle subscriptions are surveyed too, for
+they are looked at ever less often. So an operator that starts needs one survey to know that all is
+well.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from redrive.cluster import status
 from redrive.cluster.connections import users
 from redrive.cluster.resources import Body, Key
 from redrive.errors import RedriveError
-from redrive.provision.survey import Survey
+from redrive.provision.survey import Survey, is_surveyed
 
 SURVEY_SECONDS = 60.0
 ROTATION_SECONDS = 15.0
@@ -75,7 +77,8 @@ class Rounds:
     async def _survey_for_ever(self, connection: Key) -> None:
         while True:
             try:
-                for key in await self._survey.amiss(connection, self._settled(connection)):
+                surveyed = filter(is_surveyed, users(connection, self._policies))
+                for key in await self._survey.amiss(connection, surveyed):
                     self._wake(key)
             except RedriveError as error:
                 logger.info("survey of PulsarConnection %s: %s", connection, error)

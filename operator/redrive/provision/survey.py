@@ -1,4 +1,4 @@
-"""Which settled policies are amiss, by what many of them are told at once: never a call for each.
+"""Which policies are not as they were left: what is told of many at once, never a call for each.
 
 Called by `rounds`, and when a ConfigMap changes. What it finds has to be looked at; the look reads
 again what it repairs.
@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, BrokerUnreachableError, NotFoundError
+from redrive.admin.model import NamespaceState
+from redrive.api.conditions import READY
+from redrive.cluster import status
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.world import World
 from redrive.errors import RedriveError
@@ -38,7 +41,7 @@ class Survey:
     claims: Claims
 
     async def amiss(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
-        """Return those of *bodies*, settled policies of *connection*, that need a look.
+        """Return those of *bodies*, surveyed policies of *connection*, that need a look.
 
         Not those that only observe: they may differ for ever, and for them the rotation is soon
         enough.
@@ -49,18 +52,19 @@ class Survey:
             RedriveError: the connection can't be used, or its broker can't be reached.
         """
         found: list[Key] = []
-        namespaces: dict[str, list[tuple[Key, Desired]]] = defaultdict(list)
+        namespaces: dict[str, list[_Compared]] = defaultdict(list)
         for body in bodies:
             await asyncio.sleep(0)  # others come in between: a thousand policies take a while
             asked = self._unrefused(body)
             if asked is None:
                 found.append(Key.of(body))
             elif not asked.only_observes:
-                wanted = self._desired(asked, body)
-                if self._lacks_config_map(wanted):
+                wanted, expires = self._desired(asked, body), _expires(body)
+                if not expires and self._lacks_config_map(wanted):
                     found.append(asked.key)
                 else:
-                    namespaces[asked.policy.topic.namespace_name].append((asked.key, wanted))
+                    compared = _Compared(asked.key, wanted, expires)
+                    namespaces[asked.policy.topic.namespace_name].append(compared)
         if namespaces:
             admin = (await self.world.brokers.open(connection)).admin
             for namespace, policies in namespaces.items():
@@ -96,9 +100,39 @@ class Survey:
         return drift.is_in_config_map(wanted, there)
 
 
-async def _amiss_in(
-    namespace: str, policies: Iterable[tuple[Key, Desired]], admin: Admin
-) -> list[Key]:
+def is_surveyed(body: Body) -> bool:
+    """Whether a survey has to find out that a policy needs a look: nothing else does so soon.
+
+    It is settled, or its Pulsar namespace deletes idle subscriptions.
+    """
+    return status.is_settled(body) or _expires(body)
+
+
+def _expires(body: Body) -> bool:
+    ready = status.find(body, READY)
+    return ready is not None and ready.reason == errors.SubscriptionExpiryError.reason
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A policy that is compared with what is there.
+
+    Attributes:
+        expires: whether its Pulsar namespace deleted idle subscriptions, at the last look.
+    """
+
+    key: Key
+    wanted: Desired
+    expires: bool
+
+    def is_amiss(self, there: NamespaceState) -> bool:
+        """Whether it needs a look: something is not as it was left."""
+        if self.expires:
+            return not there.subscription_expiry_minutes
+        return drift.is_at_broker(self.wanted, there)
+
+
+async def _amiss_in(namespace: str, policies: Iterable[_Compared], admin: Admin) -> list[Key]:
     """Return those of *policies* whose topics or grants in a Pulsar namespace are amiss."""
     try:
         there = await admin.namespace(namespace)
@@ -108,5 +142,5 @@ async def _amiss_in(
         logger.info("survey: %s", error)
         # What stays so is for each policy's status to say; all else may be over by the next time.
         stays = isinstance(error, (NotFoundError, *errors.STALLS))
-        return [key for key, _ in policies] if stays else []
-    return [key for key, wanted in policies if drift.is_at_broker(wanted, there)]
+        return [policy.key for policy in policies] if stays else []
+    return [policy.key for policy in policies if policy.is_amiss(there)]

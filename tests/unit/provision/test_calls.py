@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import pytest
 from tests.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.unit.provision.test_faults import ConfigMaps
 
@@ -15,14 +16,26 @@ from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.cluster.connections import Connection, ConnectionRef
-from redrive.cluster.resources import Body, Key
+from redrive.cluster.keeper import Again
+from redrive.cluster.resources import Body, Key, Resource
 from redrive.cluster.table import Table
+from redrive.cluster.world import wall_clock
+from redrive.errors import RedriveError
 from redrive.provision import reconcile
 from redrive.provision.claims import Claims
+from redrive.provision.errors import (
+    ConfigMapNotOursError,
+    NameCollisionError,
+    OwnerConflictError,
+    PartitionsDifferError,
+    SubscriptionExpiryError,
+    TopicNotFoundError,
+)
 from redrive.provision.gather import gather
 from redrive.provision.rounds import CALLS_PER_LOOK
 
 MakeBody = Callable[..., dict[str, Any]]
+NOTHING: Any = None
 
 ALL = {
     "retry": {"partitions": 3},
@@ -67,6 +80,61 @@ async def test_a_look_at_a_settled_policy_takes_no_more_calls_than_the_rotation_
         broker.namespaces["shop/prod"].topics.pop("orders-fulfilment-DLQ")
         assert (await look()).steps
         assert "orders-fulfilment-DLQ" in broker.namespaces["shop/prod"].topics
+
+
+async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_read(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = policy()
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        broker.tenants = {"shop": []}
+        topics = {"orders": Topic(2, {})}
+        expiry = {"subscription_expiration_time_minutes": 5}
+        broker.namespaces = {"shop/prod": Namespace(topics, {}, expiry)}
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+        world = make_world(admin, connection, body)
+        with pytest.raises(SubscriptionExpiryError):
+            await reconcile.provision(
+                gather(body, world), body, world, Claims(world.policies, lambda _: None)
+            )
+        assert len(broker.calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (SubscriptionExpiryError, Again.LATER),
+        (OwnerConflictError, Again.LATER),
+        (PartitionsDifferError, Again.LATER),
+        (ConfigMapNotOursError, Again.LATER),
+        (TopicNotFoundError, Again.SOON),
+        (NameCollisionError, Again.WHEN_WOKEN),
+    ],
+)
+async def test_what_somebody_has_to_end_at_the_broker_is_looked_at_ever_less_often(
+    connection: dict[str, Any],
+    policy: MakeBody,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[RedriveError],
+    again: Again,
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise error("it is so", remedy="change it")
+
+    class Statuses(ConfigMaps):
+        async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
+            del resource
+            return {**body, "status": status} if key == Key.of(body) else {}
+
+        async def emit(self, *_: object, **__: object) -> None:
+            """Forget it."""
+
+    body = policy()
+    world = make_world(NOTHING, connection, body)
+    world.kubernetes, world.clock = Statuses(), wall_clock
+    monkeypatch.setattr(reconcile, "provision", refuse)
+    claims = Claims(world.policies, lambda _: None)
+    assert await reconcile.reconcile(Key.of(body), world, claims, NOTHING) is again
 
 
 def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # noqa: ANN401

@@ -30,7 +30,7 @@ def found(  # noqa: PLR0913 - each is a part of the case
 ) -> tuple[Caution, ...]:
     """What is found where the source topic has two partitions and the retry topic *retry*."""
     state = TopicState(retry, frozenset(), {"delayedDelivery?applied=true": delayed}, {})
-    observed = Observed(2, None, state, None, {}, {}, 0, None)
+    observed = Observed(2, None, state, None, {}, {}, None)
     return cautions(Seen(asked, rivals, desired(asked, body, "here"), observed, refused))
 
 
@@ -64,7 +64,7 @@ def test_topics_that_are_replicated_to_other_clusters_need_caution(
     waits, rests = (
         TopicState(2, frozenset(), {}, {}, frozenset(clusters)) for clusters in (retry, dead_letter)
     )
-    observed = Observed(2, None, waits, rests, {}, {}, 0, None, frozenset({"here", "there"}))
+    observed = Observed(2, None, waits, rests, {}, {}, None, frozenset({"here", "there"}))
     wanted = desired(asked(body), body, "here")
     seen = cautions(Seen(asked(body), (), wanted, observed, ()))
     assert [caution.reason for caution in seen] == ["GeoReplicated"] * bool(named)

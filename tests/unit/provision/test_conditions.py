@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from redrive.admin.model import NamespaceState
 from redrive.cluster.resources import Body, Key
+from redrive.policy.naming import TopicName
 from redrive.provision import conditions
 from redrive.provision.conditions import ADMISSIBLE, BUILDABLE, Buildable
 from redrive.provision.desired import desired
@@ -129,7 +131,7 @@ def buildable(
     body: Body, asked: Asked, *, source: int, retry: int | None, config_map: Body | None = None
 ) -> Buildable:
     state = None if retry is None else TopicState(retry, frozenset(), {}, {})
-    observed = Observed(source, None, state, None, {}, {}, 0, config_map)
+    observed = Observed(source, None, state, None, {}, {}, config_map)
     return Buildable(body, desired(asked, body, "here"), observed, frozenset(), ())
 
 
@@ -217,13 +219,12 @@ def test_a_retry_topic_of_the_other_kind_is_refused(  # noqa: PLR0913 - each is 
     assert remedy in str(violation)
 
 
-def test_a_namespace_that_deletes_idle_subscriptions_is_refused(
-    policy: MakeBody, asked: MakeAsked
-) -> None:
-    body = policy()
-    facts = buildable(body, asked(body), source=0, retry=None)
-    expiring = dataclasses.replace(facts.observed, subscription_expiry_minutes=5)
-    violation = conditions.first_violation(BUILDABLE, dataclasses.replace(facts, observed=expiring))
+def test_a_namespace_that_deletes_idle_subscriptions_is_refused() -> None:
+    topic = TopicName("shop", "prod", "orders")
+    lasting = NamespaceState(frozenset(), frozenset(), {}, 0, {}, None)
+    assert conditions.namespace_expires_subscriptions(topic, lasting) is None
+    expiring = dataclasses.replace(lasting, subscription_expiry_minutes=5)
+    violation = conditions.namespace_expires_subscriptions(topic, expiring)
     assert violation is not None
     assert violation.reason == "SubscriptionExpiry"
     assert "got 'subscriptionExpirationTime of 5 minutes'" in str(violation)

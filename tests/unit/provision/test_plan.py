@@ -97,7 +97,6 @@ observed = st.builds(
     dead_letter=states,
     permissions=permissions,
     inherited=policies,
-    subscription_expiry_minutes=st.just(0),
     config_map=config_maps,
 )
 
