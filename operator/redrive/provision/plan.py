@@ -102,10 +102,10 @@ def _inherited(have: TopicState, needed: Granted, owner: str) -> Granted:
     """Return which of the rights on record are this policy's to take back.
 
     What a policy granted that is gone, and its successor does not need, stays: its consumers may
-    still run.
+    still run. So may those of a policy whose mark was taken off, to give the topic to this one.
     """
     record = Record.of(have.properties)
-    if record.owner in {"", owner}:
+    if record.owner == owner:
         return record.granted
     return {role: may & needed.get(role, NOTHING) for role, may in record.granted.items()}
 

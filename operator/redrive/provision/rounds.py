@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 
 from redrive.cluster import status
 from redrive.cluster.connections import users
@@ -29,10 +29,36 @@ SURVEY_SECONDS = 60.0
 ROTATION_SECONDS = 15.0
 """How long a rotation takes, unless that were too fast for the broker."""
 CALLS_PER_SECOND = 20.0
-CALLS_PER_LOOK = 18
-"""How many calls to the broker a look takes at most where nothing is amiss."""
+CALLS_PER_LOOK = 17
+"""How many calls to the broker a look takes at most where nothing is amiss.
+
+With 17 a thousand policies have their turn every 850 s.
+"""
 
 logger = logging.getLogger(__name__)
+
+
+class Turns:
+    """Whose turn it is: the one whose last turn was longest ago, so nobody waits for two rounds."""
+
+    def __init__(self) -> None:
+        self._queue: dict[Key, None] = {}
+
+    def next(self, keys: Iterable[Key]) -> Key | None:
+        """Return whose turn it is among *keys*, all that there are now; None without any.
+
+        Newcomers come last: they were looked at just now. At the start all are, in random order:
+        an operator that is restarted often must not begin with the same ones.
+        """
+        there = set(keys)
+        newcomers = sorted(there - self._queue.keys())
+        known = [key for key in self._queue if key in there]
+        self._queue = dict.fromkeys([*known, *random.sample(newcomers, len(newcomers))])
+        if not self._queue:
+            return None
+        first = next(iter(self._queue))
+        self._queue[first] = self._queue.pop(first)
+        return first
 
 
 class Rounds:
@@ -87,17 +113,14 @@ class Rounds:
             await asyncio.sleep(SURVEY_SECONDS)
 
     async def _rotate_for_ever(self, connection: Key) -> None:
+        turns = Turns()
         while True:
-            keys = [Key.of(body) for body in self._settled(connection)]
-            if not keys:
-                await asyncio.sleep(ROTATION_SECONDS)
-            # By chance: an operator that is restarted often must not begin with the same ones.
-            for key in random.sample(keys, len(keys)):
-                await asyncio.sleep(pause(len(keys)))
+            settled = filter(status.is_settled, users(connection, self._policies))
+            keys = [Key.of(body) for body in settled]
+            key = turns.next(keys)
+            await asyncio.sleep(pause(len(keys) or 1))
+            if key is not None:
                 self._wake(key)
-
-    def _settled(self, connection: Key) -> Iterator[Body]:
-        return filter(status.is_settled, users(connection, self._policies))
 
 
 def pause(policies: int) -> float:

@@ -12,11 +12,14 @@ from redrive.cluster.table import Table
 from redrive.cluster.world import World, wall_clock
 from redrive.provision import rounds
 from redrive.provision.claims import Claims
-from redrive.provision.rounds import Rounds, pause
+from redrive.provision.rounds import Rounds, Turns, pause
 from redrive.provision.survey import Survey
 
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING = cast("Any", None)
+THOUSAND = [Key("shop", f"orders-{number}") for number in range(1_000)]
+OVERHEAD_SECONDS = 0.03
+"""What a turn takes beside its pause, generously."""
 
 
 class Surveys(Survey):
@@ -144,3 +147,59 @@ def test_a_rotation_costs_at_most_twenty_calls_a_second_and_ends_within_fifteen_
     monkeypatch.undo()
     assert rounds.CALLS_PER_LOOK / pause(policies) <= 20
     assert 15 <= policies * pause(policies) <= 15 * 60
+
+
+def gaps(population: Callable[[int], Iterable[Key]], laps: int = 3) -> dict[Key, float]:
+    """The longest time that each policy went without a look, from its first turn or its coming on.
+
+    Args:
+        population: the policies that are there at each turn.
+    """
+    turns, now, last, longest = Turns(), 0.0, dict[Key, float](), dict[Key, float]()
+    for turn in range(laps * 1_000):
+        keys = list(population(turn))
+        for key in keys:
+            last.setdefault(key, now)
+        for gone in last.keys() - set(keys):
+            del last[gone]
+        key = turns.next(keys)
+        assert key is not None
+        now += pause(len(keys)) + OVERHEAD_SECONDS
+        longest[key] = max(longest.get(key, 0.0), now - last[key])
+        last[key] = now
+    return longest
+
+
+def test_none_of_a_thousand_policies_goes_without_a_look_for_fifteen_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    found = gaps(lambda _: THOUSAND)
+    assert found.keys() == set(THOUSAND)
+    assert max(found.values()) < 15 * 60
+
+
+def test_policies_that_come_and_go_keep_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+
+    def population(turn: int) -> Iterable[Key]:
+        """Every tenth turn one goes and another comes; a thousand are there at a time."""
+        return THOUSAND[turn // 10 :] + [Key("shop", f"new-{n}") for n in range(turn // 10)]
+
+    found = gaps(population)
+    assert len(found) > 1_150
+    assert max(found.values()) < 15 * 60
+
+
+def test_the_first_turns_are_in_random_order_and_the_next_in_the_same() -> None:
+    orders = []
+    for _ in range(5):
+        turns = Turns()
+        laps = [[turns.next(THOUSAND) for _ in THOUSAND] for _ in range(2)]
+        assert laps[0] == laps[1]
+        orders.append(tuple(laps[0]))
+    assert len(set(orders)) == 5
+
+
+def test_nobody_has_a_turn_where_nobody_is() -> None:
+    assert Turns().next([]) is None
