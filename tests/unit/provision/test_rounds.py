@@ -162,8 +162,7 @@ def gaps(population: Callable[[int], Iterable[Key]], laps: int = 3) -> dict[Key,
             last.setdefault(key, now)
         for gone in last.keys() - set(keys):
             del last[gone]
-        key = turns.next(keys)
-        assert key is not None
+        (key,) = filter(None, [turns.next(keys)])
         now += pause(len(keys)) + OVERHEAD_SECONDS
         longest[key] = max(longest.get(key, 0.0), now - last[key])
         last[key] = now
