@@ -1,4 +1,4 @@
-"""Does something at moments that change; called by `simple`."""
+"""Does something at moments that change; called by `simple` and `holding`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ import atexit
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
+
+
+class Rings(Protocol):
+    """Calls when the next message is out of time; `Alarm` does."""
+
+    def look(self) -> None:
+        """Look again when that is."""
+
+    def close(self) -> None:
+        """End."""
 
 
 class Alarm:

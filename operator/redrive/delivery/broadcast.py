@@ -92,14 +92,10 @@ class BroadcastConsumer:
 
         As `RetryConsumer.run`, but that a message which fails is dropped.
         """
-        pace = Pace(max_rate)
+        pace = Pace(max_rate, self._clock, self._incoming.sleep)
 
         def take() -> list[pulsar.Message]:
-            message = self.receive()
-            seconds = pace.wait(1, self._clock.monotonic())
-            if seconds > 0:
-                self._incoming.sleep(seconds)
-            return [message]
+            return pace.take(lambda: [self.receive()])
 
         handle = answer.one(handler, explicit=explicit)
         run = Run(take, handle, self._settle, self._late, self.stop, workers, timeout)

@@ -28,6 +28,7 @@ from redrive.delivery.receiver import Receiver
 from redrive.delivery.run import Run
 from redrive.delivery.subscribe import subscribe
 from redrive.delivery.tracing import UNTRACED, Tracing
+from redrive.errors import InvalidSpecError
 from redrive.policy.cause import Redaction
 from redrive.policy.failure import FailureRules
 from redrive.policy.model import Policy
@@ -89,8 +90,7 @@ class RetryConsumer(Receiver):
         inbox = Inbox(list(subscriptions.values()))
         parts = Parts(clock, subscriptions, inbox, Producers(client, name=name))
         self._assemble(parts, policy, name, redaction, on_event, tracing)
-        self._beware(crash_notes)
-        self._limit(ack_timeout, Alarm)
+        self._guard(crash_notes, ack_timeout, Alarm)
 
     def _assemble(  # noqa: PLR0913, PLR0917 - all that a consumer is made of
         self,
@@ -138,9 +138,9 @@ class RetryConsumer(Receiver):
             InvalidSpecError: an argument is out of bounds.
             SubscriptionLostError: the client was closed.
         """
-        pace = Pace(max_rate)
+        pace = self._pace(max_rate)
         self._work(
-            lambda: self._paced([self.receive()], pace),
+            lambda: pace.take(lambda: [self.receive()]),
             answer.one(handler, explicit=explicit), rules, workers, timeout,
         )  # fmt: skip
 
@@ -166,14 +166,27 @@ class RetryConsumer(Receiver):
         Args:
             wait: a batch that is not full is handled so long after its first message came.
             explicit: only `Done()` means handled, for each message.
+
+        Raises:
+            InvalidSpecError: an argument is out of bounds.
+            SubscriptionLostError: the client was closed.
         """
-        pace = Pace(max_rate)
+        if size < 1:
+            raise InvalidSpecError(
+                "a batch is of at least one message", got=size, remedy="give size= 1 or more"
+            )
+        pace = self._pace(max_rate)
 
         def take() -> list[pulsar.Message]:
-            first = self.receive()
-            return self._paced([first, *self.receive_batch(size - 1, wait)], pace)
+            return [self.receive(), *self.receive_batch(size - 1, wait)]
 
-        self._work(take, answer.many(handler, explicit=explicit), rules, workers, timeout)
+        self._work(
+            lambda: pace.take(take),
+            answer.many(handler, explicit=explicit),
+            rules,
+            workers,
+            timeout,
+        )
 
     def close(self) -> None:
         """Stop, wait until every `run` in another thread has ended, and leave the subscriptions.
@@ -207,7 +220,7 @@ class RetryConsumer(Receiver):
         def settle(message: pulsar.Message, failure: answer.Outcome) -> None:
             if failure is None:
                 self.acknowledge(message)
-            elif self._settles(message):
+            elif self._holding.settles(message):
                 subscription = self._subscriptions[message.topic_name()]
                 self._failures.raised(message, subscription, failure, rules)
 
@@ -226,8 +239,5 @@ class RetryConsumer(Receiver):
     def _execute(self, run: Run) -> None:
         run.until_stopped()
 
-    def _paced(self, messages: list[pulsar.Message], pace: Pace) -> list[pulsar.Message]:
-        seconds = pace.wait(len(messages), self._parts.clock.monotonic())
-        if seconds > 0:
-            self._parts.incoming.sleep(seconds)
-        return messages
+    def _pace(self, max_rate: float | None) -> Pace:
+        return Pace(max_rate, self._parts.clock, self._parts.incoming.sleep)

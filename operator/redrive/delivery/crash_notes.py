@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import hashlib
 import os
 import threading
@@ -56,7 +55,7 @@ class Notebook:
     A kill of the process loses no note, a crash of the machine may. May be used by several threads.
 
     Raises:
-        InvalidSpecError: the directory can't be written to.
+        InvalidSpecError: the directory can't be written to, or files can't be locked here.
     """
 
     def __init__(self, directory: Path, policy: Policy) -> None:
@@ -70,12 +69,12 @@ class Notebook:
             with _alone(directory):
                 self._crashes = _taken_over(directory.glob(f"{scope}-*.notes"))
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-                fcntl.flock(self._file, fcntl.LOCK_EX)
-        except OSError as error:
+                _lock(self._file)
+        except (OSError, ImportError) as error:
             raise InvalidSpecError(
                 f"crash notes can't be kept in {directory}",
                 got=str(error),
-                remedy="mount a volume there that this process may write to",
+                remedy="mount a volume there that this process may write to; not on Windows",
             ) from error
         self._size = 0
         self._compact()
@@ -158,7 +157,7 @@ def _taken_over(files: Iterable[Path]) -> dict[str, int]:
     for file in files:
         with file.open() as notes:
             try:
-                fcntl.flock(notes, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(notes.fileno(), wait=False)
             except BlockingIOError:
                 continue  # its process lives
             for key, count in crashes_in(notes.read()).items():
@@ -171,5 +170,11 @@ def _taken_over(files: Iterable[Path]) -> dict[str, int]:
 def _alone(directory: Path) -> Iterator[None]:
     """Keep others out who start now: a file that is not locked yet looks like a dead one's."""
     with (directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(lock.fileno())
         yield
+
+
+def _lock(file: int, *, wait: bool = True) -> None:
+    import fcntl  # noqa: PLC0415 - Windows has none, and consumers without notes run there
+
+    fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

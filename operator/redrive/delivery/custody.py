@@ -1,11 +1,10 @@
-"""Messages in the hands of the application, and when their time is over; called by `receiver`."""
+"""Messages in the hands of the application, and when their time is over; called by `holding`."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from datetime import timedelta
-from typing import Protocol
 
 import pulsar
 
@@ -17,16 +16,6 @@ class AckTimeoutError(RedriveError, TimeoutError):
     """Nobody settled a message within the consumer's ack time-out."""
 
     reason = "AckTimeout"
-
-
-class Rings(Protocol):
-    """Calls when the next message is out of time; see `alarm.Alarm`."""
-
-    def look(self) -> None:
-        """Look again when that is."""
-
-    def close(self) -> None:
-        """End."""
 
 
 class Custody:
@@ -53,16 +42,20 @@ class Custody:
         self._changing = threading.Lock()
 
     def begin(self, message: pulsar.Message) -> None:
-        """Hear that *message* has been handed out."""
+        """Hear that *message* has been handed out, for the first time or once more."""
         with self._changing:
+            self._over.pop(id(message), None)
             end = self._clock.monotonic() + self._timeout.total_seconds()
             self._held[id(message)] = (end, message)
 
     def settle(self, message: pulsar.Message) -> bool:
-        """Take *message* back; tell whether it is its holder's to settle, or else its time over."""
+        """Take *message* back; tell whether it is its holder's to settle, or else its time over.
+
+        Over it stays, however often that is asked, until the message is handed out once more.
+        """
         with self._changing:
             self._held.pop(id(message), None)
-            return self._over.pop(id(message), None) is None
+            return id(message) not in self._over
 
     def next_end(self) -> float | None:
         """Return the moment at which the next message is out of time; None if none will be."""

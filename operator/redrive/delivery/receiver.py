@@ -7,9 +7,6 @@ handles it, and if that fails, `failures` finds what becomes of it and `settle` 
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
-from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import Self, overload
@@ -17,23 +14,19 @@ from typing import Self, overload
 import pulsar
 
 from redrive.delivery.crash_notes import CrashNotes
-from redrive.delivery.custody import Custody, Rings
 from redrive.delivery.events import Events, Hook
 from redrive.delivery.failures import Failures
+from redrive.delivery.holding import Holding, MakeAlarm
 from redrive.delivery.lanes import Lanes
 from redrive.delivery.origin import Subscriptions
 from redrive.delivery.parts import Parts
 from redrive.delivery.policy_file import PolicyFile, in_force
-from redrive.delivery.settle import HANDLE_AGAIN_AFTER, Settler, id_text
-from redrive.delivery.suspects import Suspects
+from redrive.delivery.settle import Settler
 from redrive.delivery.tracing import Tracing
 from redrive.policy.cause import Redaction
 from redrive.policy.envelope import Attempt
-from redrive.policy.failure import FailureRules
 from redrive.policy.model import Policy
 from redrive.policy.verdict import check_asked
-
-_log = logging.getLogger(__name__)
 
 
 class Receiver:
@@ -62,31 +55,21 @@ class Receiver:
         )
         self._tracing = tracing
         self._subscriptions = Subscriptions(parts.subscriptions)
-        self._take: Callable[[float | None], pulsar.Message | None] = (
-            parts.incoming.take if lanes is None else lanes.take
-        )
-        self._custody: Custody | None = None
-        self._alarm: Rings | None = None
-        self._suspects: Suspects | None = None
+        take = parts.incoming.take if lanes is None else lanes.take
+        self._holding = Holding(take, parts, self._subscriptions, self._failures)
 
-    def _beware(self, crash_notes: CrashNotes | None) -> None:
-        """Note what is in hand, if there is a place for it, and bury what has killed processes."""
-        if crash_notes is not None:
-            self._suspects = Suspects(
-                self._take, self._parts.incoming, crash_notes, self._failures.policy(), self._bury
-            )
-            self._take = self._suspects.take
-
-    def _limit(
-        self,
-        ack_timeout: timedelta | None,
-        alarm: Callable[[Callable[[], float | None], Callable[[], None]], Rings],
+    def _guard(
+        self, crash_notes: CrashNotes | None, ack_timeout: timedelta | None, make_alarm: MakeAlarm
     ) -> None:
-        """Have messages time out that are not settled within *ack_timeout*, if there is one."""
-        if ack_timeout is not None:
-            self._custody = Custody(ack_timeout, self._parts.clock)
-            self._alarm = alarm(self._custody.next_end, self._expire)
-            self._take = functools.partial(self._take_into_custody, self._take)
+        """Look after what is handed out, as far as that is wanted; close if it can't be done."""
+        try:
+            if crash_notes is not None:
+                self._holding.beware(crash_notes)
+            if ack_timeout is not None:
+                self._holding.limit(ack_timeout, make_alarm)
+        except BaseException:
+            self.close()  # else the subscriptions would hoard messages that nobody can have
+            raise
 
     @overload
     def receive(self) -> pulsar.Message: ...
@@ -101,7 +84,7 @@ class Receiver:
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        return self._take(None if timeout is None else timeout.total_seconds())
+        return self._holding.take(None if timeout is None else timeout.total_seconds())
 
     def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages: as soon as there are so many, or what came within *wait*.
@@ -113,7 +96,7 @@ class Receiver:
         end = self._parts.clock.monotonic() + wait.total_seconds()
         messages: list[pulsar.Message] = []
         while len(messages) < size:
-            message = self._take(max(0.0, end - self._parts.clock.monotonic()))
+            message = self._holding.take(max(0.0, end - self._parts.clock.monotonic()))
             if message is None:
                 break
             messages.append(message)
@@ -136,7 +119,7 @@ class Receiver:
             InvalidSpecError: it is not a message of this consumer.
         """
         subscription = self._subscriptions[message.topic_name()]
-        if not self._settles(message):
+        if not self._holding.settles(message):
             self._failures.late(message)
             return
         subscription.acknowledge(message)
@@ -160,7 +143,7 @@ class Receiver:
             InvalidSpecError: it is not a message of this consumer.
         """
         subscription = self._subscriptions[message.topic_name()]
-        if self._settles(message):
+        if self._holding.settles(message):
             self._failures.refused(message, subscription, cause)
 
     def reconsume_later(
@@ -192,7 +175,7 @@ class Receiver:
         """
         subscription = self._subscriptions[message.topic_name()]
         check_asked(delay, level)
-        if self._settles(message):
+        if self._holding.settles(message):
             self._failures.asked(message, subscription, delay=delay, level=level, error=cause)
 
     def hand_back(self, message: pulsar.Message) -> None:
@@ -204,11 +187,7 @@ class Receiver:
             InvalidSpecError: it is not a message of this consumer.
         """
         self._subscriptions[message.topic_name()]  # refuses what is not its own
-        if self._custody is not None and not self._custody.settle(message):
-            return
-        if self._suspects is not None:
-            self._suspects.let_go(message)
-        self._parts.incoming.again(message, 0)
+        self._holding.hand_back(message)
 
     @property
     def policy(self) -> Policy:
@@ -237,10 +216,7 @@ class Receiver:
         with contextlib.ExitStack() as closing:
             closing.callback(self._parts.outgoing.close)
             closing.callback(self._parts.incoming.close)
-            if self._alarm is not None:
-                closing.callback(self._alarm.close)
-            if self._suspects is not None:
-                closing.callback(self._suspects.close)
+            closing.callback(self._holding.close)
 
     def __enter__(self) -> Self:
         return self
@@ -252,37 +228,3 @@ class Receiver:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _take_into_custody(
-        self, take: Callable[[float | None], pulsar.Message | None], timeout: float | None = None
-    ) -> pulsar.Message | None:
-        message = take(timeout)
-        if self._custody is not None and self._alarm is not None and message is not None:
-            self._custody.begin(message)
-            self._alarm.look()
-        return message
-
-    def _settles(self, message: pulsar.Message) -> bool:
-        """Take *message* back from its holder; tell whether it is still his to settle."""
-        if self._custody is not None and not self._custody.settle(message):
-            return False
-        if self._suspects is not None:
-            self._suspects.end(message)
-        return True
-
-    def _bury(self, message: pulsar.Message, error: Exception) -> bool:
-        return self._failures.crashed(message, self._subscriptions[message.topic_name()], error)
-
-    def _expire(self) -> None:
-        custody = self._custody
-        if custody is None:
-            return
-        for message in custody.expired():
-            if self._suspects is not None:
-                self._suspects.end(message)
-            subscription = self._subscriptions[message.topic_name()]
-            try:
-                self._failures.raised(message, subscription, custody.error(), FailureRules())
-            except Exception:  # noqa: BLE001 - else it would be nobody's, and the others too
-                _log.exception("message %s is handed out again", id_text(message.message_id()))
-                self._parts.incoming.again(message, HANDLE_AGAIN_AFTER.total_seconds())

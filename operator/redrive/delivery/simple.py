@@ -10,33 +10,31 @@ receive ─ acknowledged in time ──────────▶ settled
 from __future__ import annotations
 
 import contextlib
-import logging
 import platform
 import threading
 import uuid
 from datetime import timedelta
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import pulsar
 
-from redrive.delivery.alarm import Alarm
+from redrive.delivery.alarm import Alarm, Rings
 from redrive.delivery.events import Events, Hook
+from redrive.delivery.expiry import fail_each
 from redrive.delivery.failures import Failures
 from redrive.delivery.inbox import Inbox
 from redrive.delivery.origin import Subscriptions
 from redrive.delivery.parts import Parts, SystemClock
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.producers import Producers
-from redrive.delivery.settle import HANDLE_AGAIN_AFTER, Settler, id_text
+from redrive.delivery.settle import Settler, id_text
 from redrive.delivery.subscribe import subscribe
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.cause import Redaction
 from redrive.policy.envelope import Attempt
 from redrive.policy.invisible import InFlight, check_invisible
 from redrive.policy.model import Policy
-
-_log = logging.getLogger(__name__)
 
 _PREFETCH = 1
 _LINGER = timedelta(milliseconds=100)
@@ -47,16 +45,6 @@ class InvisibleDurationEndedError(RedriveError, TimeoutError):
     """Nobody settled a message within its invisible duration."""
 
     reason = "InvisibleDurationEnded"
-
-
-class Rings(Protocol):
-    """Has messages become visible in time; see `alarm.Alarm`."""
-
-    def look(self) -> None:
-        """Look again when that is."""
-
-    def close(self) -> None:
-        """End."""
 
 
 class SimpleConsumer:
@@ -235,13 +223,11 @@ class SimpleConsumer:
             "nobody settled the message within its invisible duration",
             remedy="ask for more time, or change it while handling",
         )
-        for message in over:
-            subscription = self._subscriptions[message.topic_name()]
-            try:
-                self._failures.expired(message, subscription, error)
-            except Exception:  # noqa: BLE001 - else it would be nobody's, and the others too
-                _log.exception("message %s is handed out again", _key(message))
-                self._parts.incoming.again(message, HANDLE_AGAIN_AFTER.total_seconds())
+
+        def fail(message: pulsar.Message) -> None:
+            self._failures.expired(message, self._subscriptions[message.topic_name()], error)
+
+        fail_each(over, fail, self._parts.incoming)
 
 
 def _key(message: pulsar.Message) -> str:

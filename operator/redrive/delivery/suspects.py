@@ -1,4 +1,4 @@
-"""Messages that were in hand when a process was killed; called by `receiver`.
+"""Messages that were in hand when a process was killed; called by `holding`.
 
 Such a message is a suspect: it is handed out when nothing else is in hand, and nothing else is
 handed out meanwhile. So the next kill tells which of those in hand it was, and the others are
@@ -7,22 +7,22 @@ cleared once they are settled.
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pulsar
 
 from redrive.delivery.crash_notes import CrashNotes, Notebook
-from redrive.delivery.parts import Incoming
+from redrive.delivery.parts import Parts
 from redrive.delivery.settle import id_text
 from redrive.errors import RedriveError
 from redrive.policy.model import Policy
 
 _LOOK_EVERY_SECONDS = 0.05
 _PATIENCE_SECONDS = 60.0
-"""How long a suspect and the others wait for each other: a program that wants several messages at
-a time before it settles one must not wait for ever."""
+"""How long a suspect and the others wait for each other while nothing is settled: a program that
+wants several messages at a time before it settles one must not wait for ever."""
 
 
 class ConsumerCrashError(RedriveError):
@@ -34,6 +34,8 @@ class ConsumerCrashError(RedriveError):
 class Suspects:
     """Hands out what *take* brings, but suspects one by one, and the worst of them not at all.
 
+    May be used by several threads.
+
     Args:
         bury: lays a message aside for a reason; False if it can't, and the message comes again.
     """
@@ -41,25 +43,38 @@ class Suspects:
     def __init__(
         self,
         take: Callable[[float | None], pulsar.Message | None],
-        incoming: Incoming,
+        parts: Parts,
         notes: CrashNotes,
         policy: Policy,
         bury: Callable[[pulsar.Message, ConsumerCrashError], bool],
     ) -> None:
         self._take = take
-        self._incoming = incoming
+        self._incoming = parts.incoming
+        self._clock = parts.clock
         self._notebook = Notebook(Path(notes.directory), policy)
         self._max_redeliveries = notes.max_redeliveries
         self._bury = bury
         self._in_hand: dict[str, bool] = {}  # by key, whether it is a suspect
+        # Over the calls of all takers: one who asks again every moment is as patient as another.
+        self._waiting_since: float | None = None
+        self._taking = threading.Lock()
 
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
         """Return the next message, as `Incoming.take` does."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else self._clock.monotonic() + timeout
+        # One at a time: while a suspect waits for what is in hand, nobody takes anything more.
+        if not self._taking.acquire(timeout=-1 if timeout is None else timeout):
+            return None
+        try:
+            return self._take_next(end)
+        finally:
+            self._taking.release()
+
+    def _take_next(self, end: float | None) -> pulsar.Message | None:
         while True:
             if not self._wait_while(lambda: any(list(self._in_hand.values())), end):
                 return None
-            left = None if end is None else max(0.0, end - time.monotonic())
+            left = None if end is None else max(0.0, end - self._clock.monotonic())
             message = self._take(left)
             if message is None:
                 return None
@@ -70,7 +85,7 @@ class Suspects:
                     self._notebook.end(key)
                 continue
             if crashes and not self._wait_while(lambda: bool(self._in_hand), end):
-                self._incoming.again(message, 0)
+                self._incoming.again(message, 0)  # the next taker gets it first
                 return None
             self._in_hand[key] = bool(crashes)
             self._notebook.begin(key)
@@ -78,25 +93,32 @@ class Suspects:
 
     def end(self, message: pulsar.Message) -> None:
         """Hear that *message* is settled."""
-        key = id_text(message.message_id())
-        self._in_hand.pop(key, None)
-        self._notebook.end(key)
+        self._notebook.end(self._taken_back(message))
 
     def let_go(self, message: pulsar.Message) -> None:
         """Hear that *message* is nobody's again; what it is suspected of stays."""
-        key = id_text(message.message_id())
-        self._in_hand.pop(key, None)
-        self._notebook.let_go(key)
+        self._notebook.let_go(self._taken_back(message))
 
     def close(self) -> None:
         """Leave to the next process what it has to know."""
         self._notebook.close()
 
+    def _taken_back(self, message: pulsar.Message) -> str:
+        key = id_text(message.message_id())
+        self._in_hand.pop(key, None)
+        self._waiting_since = None
+        return key
+
     def _wait_while(self, busy: Callable[[], bool], end: float | None) -> bool:
         """Wait, and tell whether it was worth it: False if the caller's time is over."""
-        patient = time.monotonic() + _PATIENCE_SECONDS
-        while busy() and time.monotonic() < patient:
-            if end is not None and time.monotonic() >= end:
+        while busy():
+            now = self._clock.monotonic()
+            since = self._waiting_since
+            if since is None:
+                since = self._waiting_since = now
+            if now - since >= _PATIENCE_SECONDS:
+                return True
+            if end is not None and now >= end:
                 return False
             self._incoming.sleep(_LOOK_EVERY_SECONDS)
         return True

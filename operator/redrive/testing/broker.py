@@ -138,7 +138,7 @@ class InMemoryMessage:
         return str(self.topic)
 
     def redelivery_count(self) -> int:
-        """Return how often it was given back unsettled."""
+        """Return how often it was acknowledged negatively: a broker counts no crash."""
         return self.redeliveries
 
     def producer_name(self) -> str:
@@ -232,7 +232,8 @@ class InMemoryBroker:
     def negative_acknowledge(self, message: InMemoryMessage, delay: timedelta) -> None:
         """Hand *message* out again after *delay*, to any consumer."""
         if self._in_hand.pop(str(message.id), None) is not None:
-            self._give_back(message, self.clock.now() + delay)
+            again = dataclasses.replace(message, redeliveries=message.redeliveries + 1)
+            self._give_back(again, self.clock.now() + delay)
 
     def take_back(self, consumer: object) -> None:
         """Take back what *consumer* has in hand, as if it had crashed."""
@@ -250,5 +251,4 @@ class InMemoryBroker:
         )
 
     def _give_back(self, message: InMemoryMessage, due: datetime) -> None:
-        again = dataclasses.replace(message, redeliveries=message.redeliveries + 1)
-        heapq.heappush(self._waiting, (due, message.id.entry_id(), again))
+        heapq.heappush(self._waiting, (due, message.id.entry_id(), message))

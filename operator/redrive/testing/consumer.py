@@ -46,7 +46,7 @@ class InMemoryConsumer(InMemoryTopics, RetryConsumer):
         self._topic = first.topic
         parts = parts_of(self.broker, first, nack_delay)
         self._assemble(parts, policy, name, redaction, on_event, tracing)
-        self._limit(ack_timeout, functools.partial(VirtualAlarm, self.broker.clock))
+        self._guard(None, ack_timeout, functools.partial(VirtualAlarm, self.broker.clock))
 
     def _execute(self, run: Run) -> None:
         clock = self.broker.clock

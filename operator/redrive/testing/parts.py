@@ -140,7 +140,8 @@ class _Incoming:
         while clock.ring_next(min([due for due in (end, self._next_due()) if due], default=None)):
             pass  # what rings may send a message that comes earlier
         theirs = None if only_again else self._broker.next_due()
-        if self._again and (theirs is None or self._again[0][0] <= theirs):
+        # What is due again goes before all that waits at the broker, as in an `Inbox`.
+        if self._again and (theirs is None or self._again[0][0] <= max(theirs, clock.now())):
             return self._hand_out_again(end)
         if theirs is None:
             return None

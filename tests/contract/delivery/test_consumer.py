@@ -117,8 +117,9 @@ def test_what_a_closed_consumer_had_in_hand_goes_to_the_next(make_world: MakeWor
         consumer.receive(SOON)
         consumer.acknowledge(consumer.receive(SOON))
     with world.consumer() as consumer:
-        again = [consumer.receive(SOON).data() for _ in range(2)]
-        assert sorted(again) == [b"in hand", b"waiting"]
+        again = [consumer.receive(SOON) for _ in range(2)]
+        assert sorted(message.data() for message in again) == [b"in hand", b"waiting"]
+        assert [message.redelivery_count() for message in again] == [0, 0]
         assert consumer.receive(timedelta(seconds=1)) is None
 
 
@@ -288,5 +289,18 @@ def test_what_could_not_be_settled_times_out_all_the_same(
         consumer.acknowledge(message)
     (dead,) = world.dead_letters(1)
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "AckTimeoutError"
-    with pytest.raises(InvalidSpecError, match="an ack time-out is a positive time"):
-        world.consumer(ack_timeout=timedelta())
+
+
+def test_a_consumer_that_is_refused_keeps_no_message_from_others(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    world.send(*[f"{n}".encode() for n in range(6)])
+    with (
+        pytest.raises(InvalidSpecError, match="an ack time-out is a positive time"),
+        world.consumer(ack_timeout=timedelta()),
+    ):
+        pass
+    with world.consumer() as consumer:
+        received = [consumer.receive(SOON) for _ in range(6)]
+    assert None not in received

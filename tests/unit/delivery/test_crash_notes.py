@@ -95,6 +95,24 @@ def test_notes_are_read_whatever_stands_in_them(notes: str, crashes: dict[str, i
     assert crashes_in(notes) == crashes
 
 
+def test_where_files_can_not_be_locked_only_consumers_with_notes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+import sys
+sys.modules["fcntl"] = None  # as on Windows
+from redrive import CrashNotes, RetryConsumer
+"""
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        check=True,
+    )
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.raises(InvalidSpecError, match="not on Windows"):
+        Notebook(tmp_path, POLICY)
+
+
 def test_a_place_where_notes_can_not_be_kept_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidSpecError, match="mount a volume there"):

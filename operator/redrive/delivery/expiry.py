@@ -1,0 +1,25 @@
+"""Fails messages whose time is over; called by `holding` and `simple`, when their alarm rings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+import pulsar
+
+from redrive.delivery.parts import Incoming
+from redrive.delivery.settle import HANDLE_AGAIN_AFTER, id_text
+
+_log = logging.getLogger(__name__)
+
+
+def fail_each(
+    over: Iterable[pulsar.Message], fail: Callable[[pulsar.Message], None], incoming: Incoming
+) -> None:
+    """Have each message *fail*; one with which that goes wrong is handed out again, and logged."""
+    for message in over:
+        try:
+            fail(message)
+        except Exception:  # noqa: BLE001 - else it would be nobody's, and the others too
+            _log.exception("message %s is handed out again", id_text(message.message_id()))
+            incoming.again(message, HANDLE_AGAIN_AFTER.total_seconds())

@@ -1,0 +1,125 @@
+"""What becomes of messages that nobody settles in time, where a broker would take too long."""
+
+from __future__ import annotations
+
+import errno
+import functools
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive import CrashNotes, Event, Policy
+from redrive.delivery.crash_notes import Notebook
+from redrive.policy.ladder import Ladder
+from redrive.policy.model import SubscriptionType
+from redrive.policy.naming import TopicName
+from redrive.testing import InMemoryConsumer
+from redrive.testing.broker import VirtualAlarm
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("5s"))
+ORDERED = replace(POLICY, ordered=True, subscription_type=SubscriptionType.KEY_SHARED)
+TEN = timedelta(seconds=10)
+LONG = timedelta(hours=10)
+
+
+def receive(consumer: InMemoryConsumer) -> Any:  # noqa: ANN401 - the client publishes no types
+    message = consumer.receive(LONG)
+    assert message is not None
+    return message
+
+
+def test_a_message_that_timed_out_can_be_settled_when_it_has_come_again_and_frees_its_key() -> None:
+    events: list[Event] = []
+    consumer = InMemoryConsumer(ORDERED, ack_timeout=TEN, on_event=events.append)
+    for content in (b"1", b"2"):
+        consumer.send(content, partition_key="k")
+    receive(consumer)
+    again = receive(consumer)
+    assert (again.data(), consumer.attempt_of(again).number) == (b"1", 2)
+    consumer.acknowledge(again)
+    following = receive(consumer)
+    assert following.data() == b"2"
+    consumer.acknowledge(following)
+    assert consumer.broker.unsettled() == []
+    assert "redrive.late_success" not in [event.event for event in events]
+
+
+def test_a_message_that_timed_out_and_could_not_be_sent_on_can_be_settled_later() -> None:
+    consumer = InMemoryConsumer(POLICY, ack_timeout=TEN)
+    consumer.broker.refused.add(POLICY.retry_topic)
+    consumer.send(b"x")
+    first = receive(consumer)
+    consumer.advance(TEN)
+    consumer.acknowledge(first)  # too late, and not yet handed out again
+    again = receive(consumer)
+    assert consumer.attempt_of(again).number == 2
+    consumer.acknowledge(again)
+    assert consumer.broker.unsettled() == []
+    assert consumer.receive(LONG) is None
+
+
+def test_whatever_is_asked_after_the_time_is_over_is_ignored_not_only_the_first() -> None:
+    consumer = InMemoryConsumer(POLICY, ack_timeout=TEN)
+    consumer.send(b"x")
+    late = receive(consumer)
+    consumer.advance(TEN)
+    consumer.acknowledge(late)
+    consumer.reconsume_later(late)
+    consumer.negative_acknowledge(late)
+    consumer.hand_back(late)
+    (copy,) = consumer.broker.unsettled()
+    assert copy.topic == POLICY.retry_topic
+    assert consumer.dead_letters == []
+
+
+def test_no_message_times_out_that_a_rate_holds_back() -> None:
+    consumer = InMemoryConsumer(POLICY, ack_timeout=TEN)
+    handled: list[bytes] = []
+    for content in (b"1", b"2", b"3"):
+        consumer.send(content)
+    consumer.run(lambda message: handled.append(message.data()), max_rate=0.05)
+    assert handled == [b"1", b"2", b"3"]
+    assert consumer.broker.unsettled() == []
+
+
+class Guarded(InMemoryConsumer):
+    """Keeps crash notes too."""
+
+    def __init__(self, notes: Path) -> None:
+        super().__init__(POLICY)
+        self._guard(CrashNotes(notes), TEN, functools.partial(VirtualAlarm, self.broker.clock))
+
+
+def test_a_note_that_can_not_be_written_loses_no_message_and_ends_no_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = Notebook.end
+    failed: list[str] = []
+
+    def end_but_once(notebook: Notebook, key: str) -> None:
+        if not failed:
+            failed.append(key)
+            raise OSError(errno.ENOSPC, "the disk is full")
+        end(notebook, key)
+
+    monkeypatch.setattr(Notebook, "end", end_but_once)
+    consumer = Guarded(tmp_path)
+    for content in (b"1", b"2"):
+        consumer.send(content)
+    receive(consumer)
+    receive(consumer)
+    consumer.advance(TEN)
+    assert "the disk is full" in caplog.text
+    again = [receive(consumer) for _ in range(2)]
+    assert sorted((message.data(), message.topic == POLICY.retry_topic) for message in again) == [
+        (b"1", False),
+        (b"2", True),
+    ]
+    for message in again:
+        consumer.acknowledge(message)
+    assert consumer.broker.unsettled() == []
+    consumer.close()
+    assert not list(tmp_path.glob("*.notes"))
