@@ -1,4 +1,4 @@
-"""The three laws of retry, under any sequence of outcomes, crashes, refusals and new policies.
+"""The three laws of retry: any sequence of outcomes, crashes, time-outs, refusals, new policies.
 
 No message is ever lost; none is delivered more often than its policy allows, but for crashes and
 refused sends; none leaves the policy's own topics, whatever its properties claim.
@@ -19,7 +19,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from redrive import Policy, PolicyFile
+from redrive import Event, Policy, PolicyFile
+from redrive.delivery.settle import id_text
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
@@ -28,6 +29,7 @@ from redrive.testing import InMemoryBroker, InMemoryConsumer, InMemoryMessage
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=2, ladder=Ladder.from_fixed("5s")
 )
+ACK_TIMEOUT = timedelta(seconds=30)
 TOPICS = {POLICY.topic, POLICY.retry_topic, POLICY.dead_letter_topic}
 FORGED = st.dictionaries(
     st.sampled_from(
@@ -78,6 +80,9 @@ class Delivery(RuleBasedStateMachine):
         self.sent: list[str] = []  # what each message says, which nobody can forge
         self.settled: set[str] = set()  # handled, or discarded
         self.in_hand: list[pulsar.Message] = []
+        self.names: dict[str, str] = {}  # by id, of each message received
+        self.since: dict[str, float] = {}  # when that was
+        self.late: list[pulsar.Message] = []  # out of time, in the hands of somebody slow
         self.unsent: list[str] = []  # waiting in the consumer to be handled again
         self.deliveries: Counter[tuple[str, int]] = Counter()
         self.crashes: Counter[str] = Counter()
@@ -90,11 +95,17 @@ class Delivery(RuleBasedStateMachine):
         self.consumer.send(name.encode(), properties=properties)
         self.sent.append(name)
 
-    @rule(wait=st.sampled_from([0, 5, 7_200]))
+    @rule(wait=st.sampled_from([0, 5, 40, 7_200]))
     def receive(self, wait: int) -> None:
+        self.told.clear()
         message = self.consumer.receive(timedelta(seconds=wait))
+        self.hear_of_time_outs()
         if message is not None:
             self.in_hand.append(message)
+            message_id = id_text(message.message_id())
+            self.names[message_id] = message.data().decode()
+            self.since[message_id] = self.broker.clock.monotonic()
+            self.late = [slow for slow in self.late if slow is not message]
             if message.data().decode() in self.unsent:
                 self.unsent.remove(message.data().decode())
             number = self.consumer.attempt_of(message).number
@@ -105,6 +116,7 @@ class Delivery(RuleBasedStateMachine):
     def succeed(self) -> None:
         message = self.in_hand.pop(0)
         self.consumer.acknowledge(message)
+        assert message.message_id() not in [kept.id for kept in self.broker.unsettled()]
         self.settled.add(message.data().decode())
 
     @precondition(lambda self: self.in_hand)
@@ -137,6 +149,13 @@ class Delivery(RuleBasedStateMachine):
         elif not self.policy.dead_letters:
             self.settled.add(name)
 
+    @precondition(lambda self: self.late)
+    @rule(data=st.data(), way=st.sampled_from(["acknowledge", "reconsume_later", "hand_back"]))
+    def ask_too_late(self, data: st.DataObject, way: str) -> None:
+        before = [*self.broker.unsettled(), *self.broker.dead_letters]
+        getattr(self.consumer, way)(data.draw(st.sampled_from(self.late)))
+        assert [*self.broker.unsettled(), *self.broker.dead_letters] == before
+
     @precondition(lambda self: self.in_hand)
     @rule(asked=ASKED)
     def die_between_send_and_acknowledgement(self, asked: dict[str, Any]) -> None:
@@ -152,6 +171,7 @@ class Delivery(RuleBasedStateMachine):
         self.crashes.update(message.data().decode() for message in self.in_hand)
         self.crashes.update(self.unsent)
         self.in_hand.clear()
+        self.late.clear()
         self.unsent.clear()
         self.consumer.close()
         self.consumer = self.start()
@@ -160,7 +180,9 @@ class Delivery(RuleBasedStateMachine):
     def get_another_policy(self, retries: int, kept: bool) -> None:  # noqa: FBT001 - drawn
         self.most_retries = max(self.most_retries, retries)
         self.mount(replace(self.policy, max_retries=retries, dead_letters=kept))
+        self.told.clear()
         self.consumer.advance(timedelta(seconds=1))
+        self.hear_of_time_outs()
         assert self.consumer.policy == self.policy
 
     @rule(topic=st.sampled_from(sorted(TOPICS - {POLICY.topic})))
@@ -174,7 +196,30 @@ class Delivery(RuleBasedStateMachine):
         written.replace(self.file)
 
     def start(self) -> InMemoryConsumer:
-        return InMemoryConsumer(PolicyFile(self.file), broker=self.broker)
+        self.told: list[Event] = []
+        return InMemoryConsumer(
+            PolicyFile(self.file),
+            broker=self.broker,
+            ack_timeout=ACK_TIMEOUT,
+            on_event=self.told.append,
+        )
+
+    def hear_of_time_outs(self) -> None:
+        """Follow what has become of messages that were in hand for too long."""
+        for event in self.told:
+            name = self.names[event.message_id]
+            if event.event == "redrive.attempt_failed":
+                assert event.reason == "AckTimeoutError"
+                (message,) = (
+                    m for m in self.in_hand if id_text(m.message_id()) == event.message_id
+                )
+                self.in_hand.remove(message)
+                self.late.append(message)
+            elif event.event == "redrive.unsent":
+                self.refusals[name] += 1
+                self.unsent.append(name)
+            elif event.event == "redrive.discarded":
+                self.settled.add(name)
 
     def teardown(self) -> None:
         self.folder.cleanup()
@@ -198,6 +243,12 @@ class Delivery(RuleBasedStateMachine):
         for (name, number), count in self.deliveries.items():
             assert number <= self.most_retries + 1 + self.refusals[name]
             assert count <= 1 + self.crashes[name]
+
+    @invariant()
+    def no_message_is_in_hand_for_longer_than_its_time(self) -> None:
+        now = self.broker.clock.monotonic()
+        for message in self.in_hand:
+            assert now - self.since[id_text(message.message_id())] < ACK_TIMEOUT.total_seconds()
 
     @invariant()
     def no_message_leaves_the_topics_of_the_policy(self) -> None:
