@@ -71,7 +71,8 @@ async def hold(body: Body, policy: DeletionPolicy, out: Publisher) -> Body:
 async def retire(body: Body, world: World, claims: Claims, out: Publisher) -> Again:
     """Do what the deletion of a policy asks for at the broker, then let it go.
 
-    What can't be done is tried again until `PATIENCE` is over. A crash leaves less to do.
+    What can't be done, for whatever reason, is tried again until `PATIENCE` is over: a fault of our
+    own holds up no deletion for ever either. A crash leaves less to do.
 
     Raises:
         ConflictError: somebody else has changed the policy meanwhile.
@@ -87,12 +88,17 @@ async def retire(body: Body, world: World, claims: Claims, out: Publisher) -> Ag
     since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
     try:
         done = await _remove(body, world, claims)
-    except RedriveError as error:
-        if world.clock() - since < PATIENCE:
-            await out.publish(body, status.waiting(error, _waits(error, since)))
-            return Again.SOON
-        await _let_go(body, out, GIVEN_UP, f"waited since {_at(since)}: {error}; {_rest(body)}")
-        return Again.WHEN_WOKEN
+    except Exception as error:
+        expected = isinstance(error, RedriveError)
+        if world.clock() - since >= PATIENCE:
+            logger.warning("RetryPolicy %s: given up", Key.of(body), exc_info=not expected)
+            why = error if expected else f"{type(error).__name__}, told in the operator's log"
+            await _let_go(body, out, GIVEN_UP, f"waited since {_at(since)}: {why}; {_rest(body)}")
+            return Again.WHEN_WOKEN
+        if not isinstance(error, RedriveError):
+            raise
+        await out.publish(body, status.waiting(error, _waits(error, since)))
+        return Again.SOON
     if done.steps:
         await out.tell(body, DELETED, in_words(done.steps))
     stays = "; ".join(done.stays)

@@ -61,10 +61,15 @@ class Disputed(Kubernetes):
 
 
 class Gone:
-    """Connections, none of which is there or was ever used."""
+    """Connections, none of which is there or was ever used; or a *fault* in looking for them."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.fault = fault
 
     async def resolve(self, ref: object, namespace: str) -> None:
         """Find none."""
+        if self.fault is not None:
+            raise self.fault
         raise ConnectionNotFoundError("no connection", got=f"{namespace}/{ref}", remedy="make it")
 
     def remembered(self, ref: object, namespace: str) -> None:
@@ -86,10 +91,15 @@ def out_of(api: Disputed, table: Table) -> Publisher:
     return Publisher(api, resources.POLICIES, table, lambda: BEGAN)
 
 
-async def look(api: Disputed, table: Table, after: timedelta = timedelta(0)) -> Again:
+async def look(
+    api: Disputed,
+    table: Table,
+    after: timedelta = timedelta(0),
+    brokers: Gone = Gone(),  # noqa: B008  it never changes
+) -> Again:
     """One look at the only policy, so long after its deletion, with no connection there."""
     (known,) = table
-    world: Any = SimpleNamespace(brokers=Gone(), clock=lambda: BEGAN + after)
+    world: Any = SimpleNamespace(brokers=brokers, clock=lambda: BEGAN + after)
     return await retire(known, world, Claims(table, lambda _: None), out_of(api, table))
 
 
@@ -116,6 +126,23 @@ async def test_a_deletion_gives_up_in_the_end_and_says_what_may_be_left(policy: 
     assert reason == GIVEN_UP
     assert "waited since 2026-01-01T00:00:00Z: no connection" in message
     assert message.endswith("what there is of r and d stays at the broker")
+
+
+async def test_a_fault_of_our_own_holds_up_no_deletion_for_ever(
+    policy: MakeBody, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = deleted(policy(deletionPolicy="Delete"))
+    api, table = Disputed(body), Table([body])
+    faulty = Gone(KeyError("partitions"))
+    with pytest.raises(KeyError):
+        await look(api, table, timedelta(minutes=9, seconds=59), faulty)
+    assert FINALIZER in api.body["metadata"]["finalizers"]
+    assert await look(api, table, timedelta(minutes=10), faulty) is Again.WHEN_WOKEN
+    assert api.body["metadata"]["finalizers"] == ["others"]
+    ((reason, message),) = api.events
+    assert reason == GIVEN_UP
+    assert "2026-01-01T00:00:00Z: KeyError, told in the operator's log; what there" in message
+    assert "KeyError: 'partitions'" in caplog.text
 
 
 async def test_an_annotation_has_a_deletion_give_up_at_once(policy: MakeBody) -> None:
