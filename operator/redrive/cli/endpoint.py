@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -17,6 +17,9 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from redrive.cluster.health import Health
 from redrive.errors import RedriveError
+
+PATIENCE_SECONDS = 10.0
+"""How long a client may leave its connection silent."""
 
 _StartResponse = Callable[..., Any]
 _App = Callable[[dict[str, Any], _StartResponse], Iterable[bytes]]
@@ -42,7 +45,7 @@ def serving(address: str, port: int, health: Health) -> Iterator[int]:
     """
     try:
         server = make_server(
-            address, port, _app(health), server_class=ThreadingWSGIServer, handler_class=_Silent
+            address, port, _app(health), server_class=ThreadingWSGIServer, handler_class=Handler
         )
     except OSError as error:
         raise EndpointError(
@@ -60,11 +63,18 @@ def serving(address: str, port: int, health: Health) -> Iterator[int]:
         thread.join()
 
 
-class _Silent(WSGIRequestHandler):
-    """Requests of kubelet and Prometheus are no news."""
+class Handler(WSGIRequestHandler):
+    """Handles a connection in a thread of its own, which a silent client does not keep."""
+
+    timeout = PATIENCE_SECONDS
+
+    def handle(self) -> None:
+        """Answer the request, if one comes in time."""
+        with suppress(TimeoutError, ConnectionError):
+            super().handle()
 
     def log_message(self, *_: object) -> None:
-        """Log nothing."""
+        """Log nothing: requests of kubelet and Prometheus are no news."""
 
 
 def _app(health: Health) -> _App:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol
 
@@ -29,6 +29,9 @@ from redrive.cluster.errors import (
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.table import Table
 from redrive.errors import InvalidSpecError
+
+REMEMBERED = timedelta(minutes=15)
+"""How long a connection that is gone serves what is deleted with it, which waits for less."""
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +109,7 @@ class Connections:
         self._credentials: dict[Key, tuple[object, KeptCredentials]] = {}
         self._admins: dict[Key, Admin] = {}
         self._opened: dict[Key, Connection] = {}
+        self._gone: dict[Key, datetime] = {}
         self._breakers: dict[tuple[Key, str], Breaker] = {}
         self._listeners: list[Callable[[Key], None]] = []
         table.listen(self._forget)
@@ -135,8 +139,9 @@ class Connections:
         """Return the connection as it was when it was last used, were it gone since.
 
         For what is deleted together with its connection, or with the Secret: a namespace is
-        emptied in no order.
+        emptied in no order. One that is gone for long, and its credentials, are forgotten.
         """
+        self._forget_long_gone()
         last = self._opened.get(key_of(ref, namespace))
         if last is None or not last.spec.allows_namespace(namespace, last.key.namespace):
             return None
@@ -147,6 +152,11 @@ class Connections:
         await credentials.refresh()
         admin = self._admin(key, spec.admin_url, credentials)
         opened = self._opened[key] = Connection(key, spec, admin)
+        if self._table.get(key) is None:  # it went meanwhile
+            self._gone[key] = self._clock()
+        else:
+            self._gone.pop(key, None)
+        self._forget_long_gone()
         return opened
 
     def _credentials_of(self, key: Key, spec: PulsarConnectionSpec) -> KeptCredentials:
@@ -187,9 +197,17 @@ class Connections:
     def _forget(self, key: Key, _before: Body | None, after: Body | None) -> None:
         if after is None:
             self._credentials.pop(key, None)
+            self._gone[key] = self._clock()
+            self._forget_long_gone()
         if after is None and self._admins.pop(key, None) is not None:
             metrics.BREAKER_OPEN.remove(*key)
             self._breakers = {k: kept for k, kept in self._breakers.items() if k[0] != key}
+
+    def _forget_long_gone(self) -> None:
+        now = self._clock()
+        for key in [key for key, since in self._gone.items() if now - since >= REMEMBERED]:
+            del self._gone[key]
+            self._opened.pop(key, None)
 
 
 def _spec_at(key: Key, table: Table) -> PulsarConnectionSpec:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from redrive.cli.endpoint import EndpointError, serving
+from redrive.cli.endpoint import PATIENCE_SECONDS, EndpointError, Handler, serving
 from redrive.cluster.health import STALL_SECONDS, Health
 
 
@@ -62,6 +63,18 @@ def test_it_lives_until_a_part_has_stalled_and_says_which(
     clock.now = STALL_SECONDS + 1
     health.beat("event loop")
     assert get(port, "/livez") == (503, "event loop: heard 0 s ago\nwatch of x: heard 61 s ago\n")
+
+
+def test_who_connects_and_says_nothing_is_hung_up_on(
+    port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert Handler.timeout == PATIENCE_SECONDS
+    monkeypatch.setattr(Handler, "timeout", 0.05)
+    for said in (b"", b"GET /livez HTTP/1.1\r\nHost: "):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
+            silent.sendall(said)
+            assert silent.recv(1) == b""
+    assert capfd.readouterr() == ("", "")
 
 
 async def test_it_answers_while_the_event_loop_hangs(port: int) -> None:
