@@ -22,11 +22,15 @@ class Breaker:
     """Lets calls to one broker through while it answers, whatever it answers.
 
     Args:
+        admin_url: where the broker should answer.
         clock: for when it began to be silent.
         changed: called when it has opened, and when it has closed.
     """
 
-    def __init__(self, clock: Callable[[], datetime], changed: Callable[[], None]) -> None:
+    def __init__(
+        self, admin_url: str, clock: Callable[[], datetime], changed: Callable[[], None]
+    ) -> None:
+        self._admin_url = admin_url
         self._clock = clock
         self._changed = changed
         self._failures = 0
@@ -80,7 +84,7 @@ class Breaker:
         # The same words for as long as it lasts: each change of a condition is written and told.
         since = f"{self._silent_since:%Y-%m-%dT%H:%M:%SZ}"
         return BrokerDownError(
-            f"the broker's admin API has not answered since {since}",
+            f"the broker's admin API at {self._admin_url} has not answered since {since}",
             remedy="check adminUrl, and that the broker runs and can be reached from here; once it "
             "answers, all goes on by itself",
         )

@@ -190,7 +190,7 @@ class Connections:
                 for listener in self._listeners:
                     listener(key)
 
-            breaker = self._breakers[key, admin_url] = Breaker(self._clock, changed)
+            breaker = self._breakers[key, admin_url] = Breaker(admin_url, self._clock, changed)
             metrics.BREAKER_OPEN.labels(*key).set(False)
         return self._breakers[key, admin_url]
 

@@ -18,7 +18,11 @@ class Broker:
         self.calls = 0
         self.states: list[bool] = []
         self._now = START
-        self.breaker = Breaker(lambda: self._now, lambda: self.states.append(self.breaker.is_open))
+        self.breaker = Breaker(
+            "http://broker:8080",
+            lambda: self._now,
+            lambda: self.states.append(self.breaker.is_open),
+        )
 
     async def call(self, fails: Exception | None = None, *, probe: bool = False) -> object:
         async def answer() -> str:
@@ -67,7 +71,7 @@ async def test_while_it_is_open_nothing_goes_out_and_the_error_tells_since_when(
         messages.add(str(raised.value))
     assert broker.calls == FAILURES + 1
     (message,) = messages
-    assert "has not answered since 2026-01-02T03:05:05Z; check adminUrl" in message
+    assert "http://broker:8080 has not answered since 2026-01-02T03:05:05Z; check" in message
 
 
 REFUSED = BrokerFailedError("503", remedy="wait")
