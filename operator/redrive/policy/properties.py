@@ -1,7 +1,7 @@
 """The names of all properties that a retried or dead-lettered message carries.
 
 Those in capitals without prefix are of Pulsar's Java client, so that Java and Python consumers can
-share a subscription; `REDRIVE_…` are ours.
+share a subscription; `REDRIVE_…` are ours. docs/reference/properties.md tells users of them.
 """
 
 from __future__ import annotations
