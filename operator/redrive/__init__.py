@@ -15,17 +15,26 @@ __all__ = [
     "Attempt",
     "BroadcastConsumer",
     "Cause",
+    "ConsumerStoppedError",
     "CrashNotes",
     "Done",
     "Event",
     "FailureRules",
+    "InvalidSpecError",
+    "NotInFlightError",
+    "NotSentError",
     "Policy",
     "PolicyFile",
+    "PolicyFileError",
+    "ProducerClosedError",
     "Redaction",
     "RedriveError",
     "RetryConsumer",
     "RetryProducer",
     "SimpleConsumer",
+    "SubscribeError",
+    "SubscriptionLostError",
+    "TooBigError",
     "load_policy",
 ]
 
@@ -36,13 +45,17 @@ if TYPE_CHECKING:
     from redrive.delivery.consumer import RetryConsumer
     from redrive.delivery.crash_notes import CrashNotes
     from redrive.delivery.events import Event
-    from redrive.delivery.policy_file import PolicyFile, load_policy
-    from redrive.delivery.retry_producer import RetryProducer
+    from redrive.delivery.inbox import ConsumerStoppedError, SubscriptionLostError
+    from redrive.delivery.policy_file import PolicyFile, PolicyFileError, load_policy
+    from redrive.delivery.producers import NotSentError, TooBigError
+    from redrive.delivery.retry_producer import ProducerClosedError, RetryProducer
     from redrive.delivery.simple import SimpleConsumer
-    from redrive.errors import RedriveError
+    from redrive.delivery.subscribe import SubscribeError
+    from redrive.errors import InvalidSpecError, RedriveError
     from redrive.policy.cause import Cause, Redaction
     from redrive.policy.envelope import Attempt
     from redrive.policy.failure import FailureRules
+    from redrive.policy.invisible import NotInFlightError
     from redrive.policy.model import Policy
     from redrive.policy.verdict import Done
 else:
@@ -52,17 +65,26 @@ else:
         "Attempt": "redrive.policy.envelope",
         "BroadcastConsumer": "redrive.delivery.broadcast",
         "Cause": "redrive.policy.cause",
+        "ConsumerStoppedError": "redrive.delivery.inbox",
         "CrashNotes": "redrive.delivery.crash_notes",
-        "Redaction": "redrive.policy.cause",
         "Done": "redrive.policy.verdict",
         "Event": "redrive.delivery.events",
         "FailureRules": "redrive.policy.failure",
+        "InvalidSpecError": "redrive.errors",
+        "NotInFlightError": "redrive.policy.invisible",
+        "NotSentError": "redrive.delivery.producers",
         "Policy": "redrive.policy.model",
         "PolicyFile": "redrive.delivery.policy_file",
+        "PolicyFileError": "redrive.delivery.policy_file",
+        "ProducerClosedError": "redrive.delivery.retry_producer",
+        "Redaction": "redrive.policy.cause",
         "RedriveError": "redrive.errors",
         "RetryConsumer": "redrive.delivery.consumer",
         "RetryProducer": "redrive.delivery.retry_producer",
         "SimpleConsumer": "redrive.delivery.simple",
+        "SubscribeError": "redrive.delivery.subscribe",
+        "SubscriptionLostError": "redrive.delivery.inbox",
+        "TooBigError": "redrive.delivery.producers",
         "load_policy": "redrive.delivery.policy_file",
     }
 

@@ -9,6 +9,7 @@ from typing import assert_type
 import pulsar
 
 from redrive import AsyncRetryConsumer, Done, FailureRules, PolicyFile
+from redrive.delivery import prometheus
 from redrive.testing import AsyncInMemoryConsumer
 
 client = pulsar.Client("pulsar://localhost:6650")
@@ -47,4 +48,5 @@ async def consume() -> None:
         consumer.pause()
         consumer.resume()
         consumer.stop()
+    prometheus.follow(consumer)
     await AsyncInMemoryConsumer(PolicyFile()).run(handle)

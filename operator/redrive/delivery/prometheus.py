@@ -22,6 +22,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from redrive.delivery.events import Event, Name
+from redrive.errors import InvalidSpecError
 from redrive.policy.model import Policy
 
 _WHERE = ("topic", "subscription")  # the source topic and the subscription of a policy
@@ -84,7 +85,9 @@ def count(event: Event) -> None:
 class Consumer(Protocol):
     """What is asked of a consumer that is followed; each kind of ours has it."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Return its name."""
 
     @property
     def policy(self) -> Policy:
@@ -110,8 +113,11 @@ class _Generations(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         for family in self.describe():
             for consumer in list(self.consumers):
-                policy = consumer.policy
-                labels = (str(policy.topic), policy.subscription, consumer.name)
+                try:
+                    name, policy = consumer.name, consumer.policy
+                except InvalidSpecError:  # asynchronous, and not entered yet: there is none so far
+                    continue
+                labels = (str(policy.topic), policy.subscription, name)
                 family.add_metric(labels, policy.generation)
             yield family
 
@@ -121,5 +127,8 @@ REGISTRY.register(_generations)
 
 
 def follow(consumer: Consumer) -> None:
-    """Have the metrics tell the generation of *consumer*'s policy, for as long as it exists."""
+    """Have the metrics tell the generation of *consumer*'s policy, for as long as it exists.
+
+    One that is asynchronous may be followed before it is entered, and is told of from then on.
+    """
     _generations.consumers.add(consumer)

@@ -6,11 +6,13 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
+import pulsar
 import pytest
 from prometheus_client import REGISTRY
 
-from redrive import Event, Policy, PolicyFile
+from redrive import AsyncRetryConsumer, Event, Policy, PolicyFile
 from redrive.delivery import prometheus
 from redrive.delivery.events import Name
 from redrive.policy import codec
@@ -122,6 +124,18 @@ def test_a_consumer_that_is_gone_is_followed_no_more() -> None:
     del consumer
     gc.collect()
     assert REGISTRY.get_sample_value("redrive_consumer_policy_generation", labels) is None
+
+
+async def test_an_asynchronous_consumer_may_be_followed_before_it_is_entered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    consumer = AsyncRetryConsumer(cast("pulsar.Client", None), POLICY)
+    opened = InMemoryConsumer(POLICY, name="entered")
+    monkeypatch.setattr(consumer, "_open", lambda: opened)
+    prometheus.follow(consumer)
+    assert generation(opened) is None
+    async with consumer:
+        assert generation(opened) == 0
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import resources
@@ -17,6 +18,17 @@ def test_every_public_name_can_be_had_and_no_other() -> None:
     unknown = "Consumer"
     with pytest.raises(AttributeError, match="no attribute 'Consumer'"):
         getattr(redrive, unknown)
+
+
+def test_every_error_that_a_public_name_is_said_to_raise_can_be_caught_by_a_public_name() -> None:
+    said = set()
+    for name in redrive.__all__:
+        public = getattr(redrive, name)
+        shown = [getattr(public, member) for member in dir(public) if not member.startswith("_")]
+        for member in [public, *shown]:
+            said |= set(re.findall(r"^\s+(\w+Error): ", member.__doc__ or "", re.MULTILINE))
+    assert "NotInFlightError" in said
+    assert said <= set(redrive.__all__)
 
 
 def test_the_operator_does_not_pay_for_what_consumers_need() -> None:
