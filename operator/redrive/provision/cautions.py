@@ -50,7 +50,7 @@ class Seen:
     @property
     def younger(self) -> list[Asked]:
         """Return the rivals that it keeps from their topics, the oldest first."""
-        found = [r for r in self.rivals if r.broker == self.asked.broker and self.asked.age < r.age]
+        found = [rival for rival in self.rivals if rival.yields_to(self.asked)]
         return sorted(found, key=lambda rival: rival.age)
 
 
@@ -145,8 +145,8 @@ def names_are_contested(seen: Seen) -> Caution | None:
     others = [other for other in seen.younger if not other.subscribes_like(seen.asked)]
     return _contested(
         errors.NameCollisionError.reason,
-        "younger RetryPolicies, for other subscriptions, need a topic of a name that this one has, "
-        "and are refused; got {}; give their topics other names",
+        "younger RetryPolicies, for other subscriptions, need a topic of a name that this one, or "
+        "its source topic, has, and are refused; got {}; give their topics other names",
         others,
     )
 

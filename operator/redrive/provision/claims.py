@@ -3,19 +3,37 @@
 One (topic, subscription) has one policy, the oldest; and two policies must not share a retry or
 dead-letter topic, which derived names make possible: topic `orders-eu` with subscription `billing`
 and topic `orders` with `eu-billing` meet in one name. So do all topics of a namespace that share
-a subscription's name under a scheme that leaves the topic out.
+a subscription's name under a scheme that leaves the topic out. Nor may a name that is given be that
+of another policy's source topic, which would be kept as if it held retries.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.table import Table, is_asked_anew
 from redrive.errors import InvalidSpecError
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names of one policy.
+
+    Attributes:
+        claimed: what it is found by.
+        met: what those claim that it meets. Two that retry the same topic do not meet for that.
+    """
+
+    claimed: frozenset[str] = frozenset()
+    met: frozenset[str] = frozenset()
+
+
+_NONE = _Names()
 
 
 class Claims:
@@ -30,36 +48,40 @@ class Claims:
     def __init__(self, policies: Table, wake: Callable[[Key], None]) -> None:
         self._wake = wake
         self._claimants: dict[str, set[Key]] = defaultdict(set)
-        self._names: dict[Key, frozenset[str]] = {}
+        self._names: dict[Key, _Names] = {}
         for body in policies:
             self._claim(Key.of(body), _names(body))
         policies.listen(self._note)
 
     def rivals(self, key: Key) -> frozenset[Key]:
-        """Return the policies that claim a name which *key* claims too."""
-        names = self._names.get(key, frozenset())
-        return frozenset(other for name in names for other in self._claimants[name]) - {key}
+        """Return the policies that claim a name which *key* claims too, on whatever broker.
+
+        Those whose source topic is a retry or dead-letter topic of *key* are among them, and those
+        that its own source topic is one of.
+        """
+        met = self._names.get(key, _NONE).met
+        return frozenset(other for name in met for other in self._claimants.get(name, ())) - {key}
 
     def _note(self, key: Key, before: Body | None, after: Body | None) -> None:
         if not is_asked_anew(before, after):
             return
         rivals = self.rivals(key)
-        self._claim(key, frozenset() if after is None else _names(after))
+        self._claim(key, _NONE if after is None else _names(after))
         for rival in rivals | self.rivals(key):
             self._wake(rival)
 
-    def _claim(self, key: Key, names: frozenset[str]) -> None:
-        for name in self._names.pop(key, frozenset()):
+    def _claim(self, key: Key, names: _Names) -> None:
+        for name in self._names.pop(key, _NONE).claimed:
             self._claimants[name].discard(key)
             if not self._claimants[name]:
                 del self._claimants[name]
-        if names:
+        if names.claimed:
             self._names[key] = names
-        for name in names:
+        for name in names.claimed:
             self._claimants[name].add(key)
 
 
-def _names(body: Body) -> frozenset[str]:
+def _names(body: Body) -> _Names:
     """Return what a policy claims; one that can't be obeyed claims nothing.
 
     One that is going still claims what it may be about to delete.
@@ -67,6 +89,11 @@ def _names(body: Body) -> frozenset[str]:
     try:
         spec = parse_spec(RetryPolicySpec, body)
     except InvalidSpecError:
-        return frozenset()  # its own reconcile says so in its status
-    identity = f"{spec.topic}/{spec.subscription}"  # no topic has such a name
-    return frozenset({identity, *map(str, spec.own_topics)})
+        return _NONE  # its own reconcile says so in its status
+    # No topic has the name of an identity, or of a source.
+    common = {f"{spec.topic}/{spec.subscription}", *map(str, spec.own_topics)}
+    sources = {f"source of {topic}" for topic in spec.own_topics}
+    return _Names(
+        claimed=frozenset({*common, f"source of {spec.topic}"}),
+        met=frozenset({*common, *sources, str(spec.topic)}),
+    )

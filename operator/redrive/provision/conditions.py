@@ -222,7 +222,7 @@ def older_rival(asked: Asked, rivals: Iterable[Asked]) -> RedriveError | None:
         rivals: admissible policies that claim one of its names: one that may not be obeyed
             itself must not keep others from their topics.
     """
-    older = [other for other in rivals if other.broker == asked.broker and other.age < asked.age]
+    older = [other for other in rivals if asked.yields_to(other)]
     if not older:
         return None
     winner = min(older, key=lambda other: other.age)
@@ -233,6 +233,13 @@ def older_rival(asked: Asked, rivals: Iterable[Asked]) -> RedriveError | None:
             "and the oldest keeps it",
             got=f"RetryPolicy {winner.key}",
             remedy="delete one of the two",
+        )
+    if winner.policy.topic in asked.spec.own_topics:
+        return NameCollisionError(
+            "the retry or dead-letter topic that spec.naming leads to is the source topic of an "
+            f"older RetryPolicy, {winner.policy.topic}, and would be changed as if it held retries",
+            got=f"RetryPolicy {winner.key}",
+            remedy="make this policy anew with other names for its topics",
         )
     return NameCollisionError(
         f"an older RetryPolicy, for subscription {winner.policy.subscription} of "

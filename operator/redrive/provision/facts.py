@@ -50,6 +50,17 @@ class Asked:
         own = (self.policy.topic, self.policy.subscription)
         return own == (other.policy.topic, other.policy.subscription)
 
+    def yields_to(self, other: Asked) -> bool:
+        """Whether it has to wait for *other*, a rival, to go: one of the same broker, and older.
+
+        A policy whose source topic is a retry or dead-letter topic of an older one has not: whoever
+        consumes dead letters may retry them, and nothing of the topic is changed for that.
+        """
+        if self.broker != other.broker or self.age < other.age:
+            return False
+        taken = {*other.spec.own_topics, other.policy.topic}
+        return self.subscribes_like(other) or not taken.isdisjoint(self.spec.own_topics)
+
 
 @dataclass(frozen=True)
 class TopicState:

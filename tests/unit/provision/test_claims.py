@@ -19,15 +19,20 @@ TOPICS = {
     "e": ("persistent://shop/prod/orders", "short"),
     "f": ("persistent://shop/prod/returns", "short"),  # meets "e" under a scheme without the topic
     "g": ("persistent://shop/prod/orders", "short"),  # the subscription of "e" under other names
+    "h": ("persistent://shop/prod/gifts", "box"),  # its retry topic is the source of "f"
     "broken": ("persistent://shop/prod/orders-partition-3", "fulfilment"),
 }
-MEET = {"a": "ab", "b": "ab", "c": "c", "d": "d", "e": "efg", "f": "ef", "g": "eg"}
-SHORT = {"scheme": "tdmq-2.7.2"}
+MEET = {"a": "ab", "b": "ab", "c": "c", "d": "d", "e": "efg", "f": "efh", "g": "eg", "h": "fh"}
+NAMING = {
+    "e": {"scheme": "tdmq-2.7.2"},
+    "f": {"scheme": "tdmq-2.7.2"},
+    "h": {"retryTopic": "persistent://shop/prod/returns"},
+}
 
 
 def make(policy: MakeBody, name: str, pair: str, generation: int = 1) -> dict[str, Any]:
     topic, subscription = TOPICS[pair]
-    naming = SHORT if pair in {"e", "f"} else {}
+    naming = NAMING.get(pair, {})
     return policy(
         name, topic=topic, subscription=subscription, naming=naming, generation=generation
     )

@@ -119,6 +119,38 @@ def test_names_that_meet_for_different_subscriptions_are_a_collision(
     assert "shop/a" in str(violation)
 
 
+@pytest.mark.parametrize("given", ["retryTopic", "deadLetterTopic"])
+def test_the_source_topic_of_an_older_policy_is_never_taken_for_an_own_topic(
+    policy: MakeBody, asked: MakeAsked, given: str
+) -> None:
+    source = "persistent://shop/prod/payments"
+    payments = asked(policy("payments", topic=source, age=1))
+    taking = policy("taking", naming={given: source}, age=2)
+    violation = conditions.older_rival(asked(taking), [payments])
+    assert violation is not None
+    assert violation.reason == "NameCollision"
+    assert f"the source topic of an older RetryPolicy, {source}" in str(violation)
+    assert "got 'RetryPolicy shop/payments'" in str(violation)
+    assert conditions.older_rival(payments, [asked(taking)]) is None
+    elsewhere = asked(taking, adminUrl="http://elsewhere:8080")
+    assert conditions.older_rival(elsewhere, [payments]) is None
+
+
+def test_dead_letters_may_have_a_younger_policy_of_their_own(
+    policy: MakeBody, asked: MakeAsked
+) -> None:
+    first = asked(policy("first", age=1))
+    of_dead_letters = asked(policy("second", topic=str(first.spec.dead_letter_topic), age=2))
+    assert conditions.older_rival(of_dead_letters, [first]) is None
+    assert conditions.older_rival(first, [of_dead_letters]) is None
+
+
+def test_two_subscriptions_of_one_topic_are_no_rivals(policy: MakeBody, asked: MakeAsked) -> None:
+    first = asked(policy("first", age=1))
+    second = asked(policy("second", subscription="billing", age=2))
+    assert conditions.older_rival(second, [first]) is None
+
+
 def test_policies_at_different_brokers_are_no_rivals(policy: MakeBody, asked: MakeAsked) -> None:
     here = asked(policy("b"), adminUrl="http://here:8080")
     same = asked(policy("a"), adminUrl="http://HERE:8080/")
