@@ -137,6 +137,8 @@ async def _connection(ref: ConnectionRef, namespace: str, world: World) -> Conne
         remembered = world.brokers.remembered(ref, namespace)
         if remembered is None:
             raise
+        # Nobody else probes the broker of a connection that is gone, were it silent before.
+        await remembered.admin.clusters()
         return remembered
 
 

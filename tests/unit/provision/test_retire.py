@@ -5,11 +5,20 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
+from tests.fake_admin import SUPERUSER, FakeBroker, Namespace
 
+from redrive.admin.access import Access
+from redrive.admin.breaker import FAILURES, Breaker
+from redrive.admin.client import Admin
+from redrive.admin.errors import BrokerUnreachableError
+from redrive.admin.http import Http
 from redrive.api.choices import DeletionPolicy
+from redrive.api.connection import PulsarConnectionSpec
 from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
+from redrive.cluster.connections import Connection
 from redrive.cluster.errors import ConflictError, ConnectionNotFoundError
 from redrive.cluster.keeper import Again
 from redrive.cluster.resources import Body, Key, Resource
@@ -72,8 +81,10 @@ class Gone:
             raise self.fault
         raise ConnectionNotFoundError("no connection", got=f"{namespace}/{ref}", remedy="make it")
 
-    def remembered(self, ref: object, namespace: str) -> None:
+    def remembered(self, ref: object, namespace: str) -> Connection | None:
         """Remember none."""
+        del ref, namespace
+        return None
 
 
 def deleted(body: dict[str, Any], **annotations: str) -> dict[str, Any]:
@@ -91,6 +102,19 @@ def out_of(api: Disputed, table: Table) -> Publisher:
     return Publisher(api, resources.POLICIES, table, lambda: BEGAN)
 
 
+class Remembered(Gone):
+    """Connections, none of which is there any more; one is remembered."""
+
+    def __init__(self, last: Connection) -> None:
+        super().__init__()
+        self.last = last
+
+    def remembered(self, ref: object, namespace: str) -> Connection:
+        """Remember it."""
+        del ref, namespace
+        return self.last
+
+
 async def look(
     api: Disputed,
     table: Table,
@@ -99,7 +123,15 @@ async def look(
 ) -> Again:
     """One look at the only policy, so long after its deletion, with no connection there."""
     (known,) = table
-    world: Any = SimpleNamespace(brokers=brokers, clock=lambda: BEGAN + after)
+    settings = SimpleNamespace(cluster_id="here", namespaces=())
+    world: Any = SimpleNamespace(
+        brokers=brokers,
+        clock=lambda: BEGAN + after,
+        policies=table,
+        connections=Table(),
+        settings=settings,
+        kubernetes=api,
+    )
     return await retire(known, world, Claims(table, lambda _: None), out_of(api, table))
 
 
@@ -164,6 +196,31 @@ async def test_what_stays_is_told_once_however_often_letting_go_is_tried(policy:
         await look(api, table)
     assert [reason for reason, _ in api.events] == [GIVEN_UP]
     assert api.body["metadata"]["finalizers"] == ["others"]
+
+
+async def test_a_deletion_asks_the_broker_of_a_connection_that_is_gone_for_a_sign_of_life(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    async def silent() -> None:
+        raise BrokerUnreachableError("no answer", remedy="start it")
+
+    body = deleted(policy(deletionPolicy="Delete"))
+    api, table = Disputed(body), Table([body])
+    breaker = Breaker("http://pulsar:8080", lambda: BEGAN, lambda: None)
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        access = Access.bearer(FakeBroker.token(SUPERUSER))
+        admin = Admin(Http(session), broker.url, access, breaker)
+        last = Connection(Key("shop", "main"), PulsarConnectionSpec(**connection), admin)
+        broker.tenants = {"shop": []}
+        broker.namespaces = {"shop/prod": Namespace()}
+        for _ in range(FAILURES):
+            with pytest.raises(BrokerUnreachableError):
+                await breaker.guard(silent, probe=False)
+        assert breaker.is_open
+        await look(api, table, brokers=Remembered(last))
+    assert not breaker.is_open
+    assert api.body["metadata"]["finalizers"] == ["others"]
+    assert GIVEN_UP not in [reason for reason, _ in api.events]
 
 
 @pytest.mark.parametrize(
