@@ -1,0 +1,89 @@
+"""The reference of reasons holds all that conditions and Events can have, and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import redrive.provision
+from redrive import errors as common
+from redrive.admin import errors as admin_errors
+from redrive.admin import fence
+from redrive.api.conditions import READY, RECONCILING, STALLED
+from redrive.cluster import errors as cluster_errors
+from redrive.cluster import status
+from redrive.errors import RedriveError
+from redrive.provision import errors as provision_errors
+from redrive.replay import errors as replay_errors
+from redrive.replay import reconcile as replays
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "reasons.md"
+STALLS = (*provision_errors.STALLS, *replay_errors.STALLS)
+LOGGED = (
+    cluster_errors.NoClusterError,
+    cluster_errors.ClusterUnknownError,
+    cluster_errors.LeaseLostError,
+    fence.FenceClosedError,
+)
+"""Of the operator as a whole: no object shows them."""
+TYPES = {READY, RECONCILING, STALLED}
+
+
+def errors() -> Iterator[type[RedriveError]]:
+    """All that keeps an object from being ready."""
+    for module in (common, admin_errors, fence, cluster_errors, provision_errors, replay_errors):
+        for found in vars(module).values():
+            if isinstance(found, type) and issubclass(found, RedriveError):
+                yield found
+
+
+def modules() -> Iterator[ModuleType]:
+    """Where reasons are that are no errors."""
+    yield from (status, replays)
+    for found in pkgutil.walk_packages(redrive.provision.__path__, "redrive.provision."):
+        yield importlib.import_module(found.name)
+
+
+def constants() -> set[str]:
+    """Reasons that are no errors: constants that are words in CamelCase."""
+    return {
+        value
+        for module in modules()
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, str) and re.fullmatch("([A-Z][a-z]+)+", value)
+    } - TYPES
+
+
+@pytest.fixture(scope="module")
+def documented() -> dict[str, str]:
+    """Reason → how it is shown."""
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", REFERENCE.read_text("utf-8"), re.MULTILINE)
+    assert len(rows) == len(dict(rows))
+    return dict(rows)
+
+
+def test_every_reason_is_documented_and_no_other(documented: dict[str, str]) -> None:
+    assert documented.keys() == constants() | {error.reason for error in errors()}
+
+
+def test_what_stalls_an_object_is_told_from_what_is_waited_for(documented: dict[str, str]) -> None:
+    for error in errors():
+        if error.reason == RedriveError.reason or issubclass(error, LOGGED):
+            shown = "Log"
+        else:
+            shown = STALLED if issubclass(error, STALLS) else RECONCILING
+        assert documented[error.reason] == shown, error
+
+
+def test_a_reason_that_is_no_error_is_never_said_to_keep_an_object_from_being_ready(
+    documented: dict[str, str],
+) -> None:
+    shown = {reason: documented[reason] for reason in constants()}
+    assert shown.pop(status.PROGRESSING) == RECONCILING
+    assert set(shown.values()) == {READY, "Warning", "Event"}
