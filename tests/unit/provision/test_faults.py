@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,18 +28,23 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.cluster import resources
 from redrive.cluster.client import Kubernetes
 from redrive.cluster.connections import Connection, ConnectionRef
 from redrive.cluster.errors import NotFoundError
+from redrive.cluster.keeper import Again
 from redrive.cluster.resources import Body, Key, Resource
+from redrive.cluster.status import Publisher
 from redrive.cluster.table import Table
 from redrive.provision import reconcile
 from redrive.provision.claims import Claims
 from redrive.provision.gather import gather
+from redrive.provision.retire import FINALIZER, retire
 
 MakeBody = Callable[..., dict[str, Any]]
 
 HASTY = aiohttp.ClientTimeout(total=0.5)
+DELETED = datetime(2026, 1, 1, tzinfo=UTC)
 FAULTS: dict[str, Fault] = {
     **{str(status): answering(status) for status in (409, 412, 429, 500, 503)},
     "no answer": hanging,
@@ -63,6 +69,33 @@ class ConfigMaps(Kubernetes):
         return body
 
 
+class Grave(Kubernetes):
+    """An API server with a policy that is being deleted."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = {
+            **body,
+            "metadata": {
+                **body["metadata"],
+                "finalizers": [FINALIZER],
+                "deletionTimestamp": DELETED.isoformat(),
+            },
+        }
+
+    async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
+        assert (resource, key) == (resources.POLICIES, Key.of(self.body))
+        self.body = {**self.body, "metadata": {**self.body["metadata"], **patch["metadata"]}}
+        return self.body
+
+    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
+        assert (resource, key) == (resources.POLICIES, Key.of(self.body))
+        self.body = {**self.body, "status": status}
+        return self.body
+
+    async def emit(self, *_: object, **__: object) -> None:
+        """Keep none."""
+
+
 @dataclass(frozen=True)
 class Shop:
     """A broker with a source topic and what is somebody else's, and a policy to provision."""
@@ -75,6 +108,20 @@ class Shop:
 
     async def look(self, http: Http | None = None) -> reconcile.Provisioned:
         """Provision the policy as a restarted operator would: nothing is remembered."""
+        world = self.world(http)
+        claims = Claims(world.policies, lambda _: None)
+        asked = gather(self.policy, world)
+        return await reconcile.provision(asked, self.policy, world, claims)
+
+    async def retire(self, grave: Grave, http: Http | None = None) -> Again:
+        """Do what the deletion of the policy asks for, as a restarted operator would."""
+        world = self.world(http)
+        claims = Claims(world.policies, lambda _: None)
+        out = Publisher(grave, resources.POLICIES, world.policies, world.clock)
+        return await retire(grave.body, world, claims, out)
+
+    def world(self, http: Http | None) -> Any:  # noqa: ANN401
+        """What a reconcile needs of the world."""
 
         async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
             admin = Admin(
@@ -83,17 +130,14 @@ class Shop:
             spec = PulsarConnectionSpec.model_validate(self.connection["spec"])
             return Connection(Key(namespace, ref.name), spec, admin)
 
-        policies, connections = Table([self.policy]), Table([self.connection])
-        world: Any = SimpleNamespace(
+        return SimpleNamespace(
             kubernetes=self.config_maps,
-            policies=policies,
-            connections=connections,
+            policies=Table([self.policy]),
+            connections=Table([self.connection]),
             brokers=SimpleNamespace(resolve=resolve),
             settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
+            clock=lambda: DELETED,
         )
-        asked = gather(self.policy, world)
-        claims = Claims(policies, lambda _: None)
-        return await reconcile.provision(asked, self.policy, world, claims)
 
 
 @asynccontextmanager
@@ -130,3 +174,40 @@ async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
             assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[number - 1]
             assert disturbed.config_maps.bodies == undisturbed.config_maps.bodies
             assert (await disturbed.look()).steps == ()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
+    connection: dict[str, Any], policy: MakeBody, fault: str
+) -> None:
+    body = policy(deletionPolicy="Delete")
+    async with standing(connection, body) as undisturbed:
+        before = len(undisturbed.broker.calls)
+        assert await undisturbed.retire(Grave(body)) is Again.WHEN_WOKEN
+        calls = len(undisturbed.broker.calls) - before
+        left = undisturbed.broker.namespaces["shop/prod"].topics
+        assert left.keys() == {"orders", "others", "orders-fulfilment-DLQ"}
+        assert left["orders-fulfilment-DLQ"].subscriptions == []
+        assert calls > 10
+    for number in range(1, calls + 1):
+        async with standing(connection, body) as disturbed:
+            broker, grave = disturbed.broker, Grave(body)
+            broker.fault = at_call(number, FAULTS[fault])
+            patience = HASTY if FAULTS[fault] is hanging else aiohttp.ClientTimeout()
+            async with aiohttp.ClientSession(timeout=patience) as session:
+                again = await disturbed.retire(grave, Http(session))
+            if again is Again.SOON:
+                assert grave.body["metadata"]["finalizers"] == [FINALIZER]
+                again = await disturbed.retire(grave)
+            assert again is Again.WHEN_WOKEN
+            assert grave.body["metadata"]["finalizers"] == []
+            assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[-number:]
+
+
+@asynccontextmanager
+async def standing(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
+    """A shop with a policy that is provisioned; its dead-letter topic was there before."""
+    async with shop(connection, policy) as made:
+        made.broker.namespaces["shop/prod"].topics["orders-fulfilment-DLQ"] = Topic(0, {})
+        await made.look()
+        yield made
