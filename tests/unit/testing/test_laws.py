@@ -112,6 +112,14 @@ class Delivery(RuleBasedStateMachine):
             self.deliveries[message.data().decode(), number] += 1
 
     @precondition(lambda self: self.in_hand)
+    @rule(revoked=st.booleans())
+    def handle_for_too_long(self, revoked: bool) -> None:  # noqa: FBT001 - drawn
+        if revoked:  # what can't be sent on comes again by itself
+            self.broker.refused.add(POLICY.retry_topic)
+        self.pass_time(40)
+        self.receive(0)
+
+    @precondition(lambda self: self.in_hand)
     @rule()
     def succeed(self) -> None:
         message = self.in_hand.pop(0)
@@ -180,9 +188,7 @@ class Delivery(RuleBasedStateMachine):
     def get_another_policy(self, retries: int, kept: bool) -> None:  # noqa: FBT001 - drawn
         self.most_retries = max(self.most_retries, retries)
         self.mount(replace(self.policy, max_retries=retries, dead_letters=kept))
-        self.told.clear()
-        self.consumer.advance(timedelta(seconds=1))
-        self.hear_of_time_outs()
+        self.pass_time(1)
         assert self.consumer.policy == self.policy
 
     @rule(topic=st.sampled_from(sorted(TOPICS - {POLICY.topic})))
@@ -203,6 +209,11 @@ class Delivery(RuleBasedStateMachine):
             ack_timeout=ACK_TIMEOUT,
             on_event=self.told.append,
         )
+
+    def pass_time(self, seconds: int) -> None:
+        self.told.clear()
+        self.consumer.advance(timedelta(seconds=seconds))
+        self.hear_of_time_outs()
 
     def hear_of_time_outs(self) -> None:
         """Follow what has become of messages that were in hand for too long."""
