@@ -6,6 +6,7 @@ verdict → settle: `policy.verdict` and `policy.failure` decide, `settle` obeys
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -61,6 +62,8 @@ class Failures:
     lanes: Lanes | None = None
     # By id: of messages that could not be sent on, or are retried in place.
     _here: dict[str, _Here] = field(default_factory=dict)
+    # By id: how often messages were given back to a broker that doesn't count it.
+    _given_back: Counter[str] = field(default_factory=Counter)
 
     def attempt_of(self, message: pulsar.Message) -> Attempt:
         """Return which attempt at *message* this is; on the source topic the first.
@@ -86,8 +89,10 @@ class Failures:
 
     def forget(self, message: pulsar.Message) -> None:
         """Hear that *message* is settled."""
-        if self._here:
-            self._here.pop(id_text(message.message_id()), None)
+        if self._here or self._given_back:
+            message_id = id_text(message.message_id())
+            self._here.pop(message_id, None)
+            self._given_back.pop(message_id, None)
         if self.lanes is not None:
             self.lanes.free(message)
 
@@ -113,8 +118,13 @@ class Failures:
     ) -> None:
         """Have *message* delivered again by the broker, or bury it after `max_retries` of that."""
         policy, attempt = self.policy(), self.attempt_of(message)
-        redeliveries = message.redelivery_count()
+        message_id = id_text(message.message_id())
+        # With one active consumer, to whom all comes again, brokers count no redeliveries.
+        shared = policy.subscription_type.honours_delays or topic_of(message) == policy.retry_topic
+        redeliveries = message.redelivery_count() if shared else self._given_back[message_id]
         if redeliveries < policy.max_retries:
+            if not shared:
+                self._given_back[message_id] += 1
             subscription.negative_acknowledge(message)
             if self.lanes is not None:
                 self.lanes.free(message)

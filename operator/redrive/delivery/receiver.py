@@ -134,7 +134,8 @@ class Receiver:
         want no retry topic: order and redelivery are the broker's. A message that comes again for
         the `max_retries`-th time and is given here once more is dead-lettered. The count is the
         broker's, which keeps it in memory: it begins anew when the last consumer of the
-        subscription has gone.
+        subscription has gone. On an Exclusive or Failover subscription no broker counts: there it
+        is this consumer's own, and the broker delivers again all else that is not acknowledged.
 
         Args:
             cause: travels with the message if it is dead-lettered.

@@ -15,6 +15,7 @@ from redrive.delivery.inbox import ConsumerStoppedError
 from redrive.delivery.settle import id_text
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
+from redrive.policy.model import SubscriptionType
 
 pytestmark = pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
 MakeWorld = Callable[..., Any]
@@ -244,6 +245,26 @@ def test_a_message_acknowledged_negatively_comes_again_and_dies_in_the_end(
     assert properties["ORIGIN_MESSAGE_ID"] == id_text(origin)
     assert properties["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
     assert properties["REDRIVE_CAUSE_MESSAGE"] == "not here"
+    assert_nothing_left(world)
+
+
+@pytest.mark.parametrize("of", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
+def test_it_dies_in_the_end_where_the_broker_counts_no_redeliveries_too(
+    make_world: MakeWorld, of: SubscriptionType
+) -> None:
+    world = make_world(max_retries=1, kind=of)
+    world.send(b"bad", b"good")
+    handled = []
+    with world.consumer(nack_delay=timedelta(seconds=0.5)) as consumer:
+        while message := consumer.receive(timedelta(seconds=5)):
+            handled.append(message.data())
+            if message.data() == b"good":
+                consumer.acknowledge(message)
+            else:
+                consumer.negative_acknowledge(message)
+    assert (handled.count(b"bad"), set(handled)) == (2, {b"bad", b"good"})
+    (dead,) = world.dead_letters(1)
+    assert (dead.data(), dead.properties()["RECONSUMETIMES"]) == (b"bad", "2")
     assert_nothing_left(world)
 
 
