@@ -1,4 +1,4 @@
-"""Ends calls of the client that take too long; called by `producers`.
+"""Ends calls of the client that take too long; called by `producers` and `sends`.
 
 The client waits for ever in a send while it connects again and again, as it does when the broker
 refuses a delay for being too long. Only closing the producer ends that.

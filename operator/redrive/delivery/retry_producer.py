@@ -19,8 +19,9 @@ from typing import Self
 import pulsar
 import pulsar.schema
 
+from redrive.delivery.patience import Patience
 from redrive.delivery.producers import NotSentError
-from redrive.delivery.sends import REMEDY, Lane, Opening
+from redrive.delivery.sends import GRACE_SECONDS, REMEDY, Lane, Opening
 from redrive.errors import InvalidSpecError, RedriveError
 
 SEND_RETRIES = 3
@@ -76,7 +77,8 @@ class RetryProducer:
         self._turns = itertools.count()
         self._closed = False
         options = {"schema": schema or pulsar.schema.BytesSchema()}
-        opening = Opening(client, options, send_retries + 1, timeout)
+        self._patience = Patience(timeout.total_seconds() + GRACE_SECONDS)
+        opening = Opening(client, options, send_retries + 1, timeout, self._patience)
         self._all = [Lane(opening, f"{self.name}-{number}") for number in range(in_flight)]
         self._free: LifoQueue[Lane] = LifoQueue()
         for lane in reversed(self._all):
@@ -142,6 +144,7 @@ class RetryProducer:
         self._closed = True
         lanes = [self._free.get() for _ in self._all]
         with contextlib.ExitStack() as closing:
+            closing.callback(self._patience.close)
             for lane in lanes:
                 closing.callback(self._free.put, lane)
                 closing.callback(lane.close)

@@ -7,21 +7,23 @@ id; both stay through all of its sends.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import pulsar
 
+from redrive.delivery.patience import Patience
 from redrive.delivery.producers import NotSentError, TooBigError
 
 REMEDY = "check that the broker answers, and that this role may produce there"
 
-_GRACE_SECONDS = 1.0
-"""How much later than its time-out the client may answer before its producer is given up."""
+GRACE_SECONDS = 1.0
+"""How much later than its time-out the client may answer before its producer is given up; looked
+at once a second."""
 
 _PAUSE_SECONDS = 0.2
 """After the first send, where that failed at once; four times as long after each that follows. A
@@ -32,12 +34,17 @@ _SECOND = timedelta(seconds=1)
 
 @dataclass(frozen=True)
 class Opening:
-    """What all producers of the client's are made with, and how often and long they send."""
+    """What all producers of the client's are made with, and how often and long they send.
+
+    Attributes:
+        patience: ends sends that the client's own time-out does not.
+    """
 
     client: pulsar.Client
     options: Mapping[str, Any]
     sends: int
     timeout: timedelta
+    patience: Patience
 
     def __call__(self, topic: str, name: str) -> pulsar.Producer:
         """Make one."""
@@ -103,16 +110,22 @@ class Line:
         self._sequence_id += 1
         failures: list[str] = []
         for number in range(1, self._opening.sends + 1):
+            given_up = threading.Event()
             try:
-                return self._once(content, fields)
+                return self._once(content, fields, given_up)
             except pulsar.Interrupted:
                 raise  # the client's word for KeyboardInterrupt
-            except pulsar.exceptions.PulsarException as error:
-                failures.append(str(error))
-            except _NoReceiptError as error:
-                failures.append(str(error))
-                if error.result == pulsar.Result.Timeout:
+            except pulsar.MessageTooBig as error:
+                raise TooBigError(
+                    f"a message with its properties is too big for {self._topic}",
+                    remedy="raise maxMessageSize of the broker, or keep messages well below it",
+                ) from error
+            except pulsar.Timeout as error:
+                failures.append(type(error).__name__)
+                if self._producer is not None and not given_up.is_set():
                     continue  # the client has forgotten the message, and goes on
+            except pulsar.exceptions.PulsarException as error:
+                failures.append("no answer" if given_up.is_set() else str(error))
             self.close()
             if number < self._opening.sends:
                 time.sleep(self._pause(number))
@@ -127,29 +140,20 @@ class Line:
         """Leave the broker; the next send comes back under the same name."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            with contextlib.suppress(pulsar.exceptions.PulsarException):  # nothing left to close
-                producer.close()
+            _leave(producer)
 
-    def _once(self, content: object, fields: Mapping[str, Any]) -> pulsar.MessageId | None:
-        receipt: Future[tuple[pulsar.Result, pulsar.MessageId]] = Future()
-        self.open().send_async(
-            content,
-            lambda *result: receipt.set_result(result),
-            sequence_id=self._sequence_id,
-            **fields,
-        )
-        try:
-            # The client's own time-out never fires while it reconnects for ever.
-            result, message_id = receipt.result(self._opening.timeout / _SECOND + _GRACE_SECONDS)
-        except TimeoutError as error:
-            raise _NoReceiptError(None) from error
-        if result == pulsar.Result.MessageTooBig:
-            raise TooBigError(
-                f"a message with its properties is too big for {self._topic}",
-                remedy="raise maxMessageSize of the broker, or keep messages well below it",
-            )
-        if result != pulsar.Result.Ok:
-            raise _NoReceiptError(result)
+    def _once(
+        self, content: object, fields: Mapping[str, Any], given_up: threading.Event
+    ) -> pulsar.MessageId | None:
+        producer = self.open()
+
+        def give_up() -> None:
+            given_up.set()
+            _leave(producer)
+
+        with self._opening.patience.during(give_up):
+            # Each send_async() of the client leaks some hundred bytes.
+            message_id = producer.send(content, sequence_id=self._sequence_id, **fields)
         # The client has no other word for a duplicate. Nobody else sends under this name, so what
         # the broker has of it came from here.
         return message_id if message_id.ledger_id() >= 0 else None
@@ -158,9 +162,6 @@ class Line:
         return float(min(_PAUSE_SECONDS * 4 ** (failures - 1), self._opening.timeout / _SECOND))
 
 
-class _NoReceiptError(Exception):
-    """One send failed with *result*, or without any."""
-
-    def __init__(self, result: pulsar.Result | None) -> None:
-        super().__init__("no answer" if result is None else result.name)
-        self.result = result
+def _leave(producer: pulsar.Producer) -> None:
+    with contextlib.suppress(pulsar.exceptions.PulsarException):  # nothing left to close
+        producer.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any, cast
 
@@ -31,3 +32,52 @@ async def test_what_no_producer_could_do_is_refused(choice: dict[str, Any], wron
 async def test_an_asynchronous_producer_sends_only_while_it_is_open() -> None:
     with pytest.raises(InvalidSpecError, match="async with"):
         await AsyncRetryProducer(CLIENT, "orders").send(b"x")
+
+
+class Stuck:
+    """A client whose first producer never answers, as while it reconnects for ever."""
+
+    def __init__(self) -> None:
+        self.made: list[StuckProducer] = []
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [topic]
+
+    def create_producer(self, _topic: str, *, producer_name: str, **_options: object) -> object:
+        self.made.append(StuckProducer(producer_name, answers=bool(self.made)))
+        return self.made[-1]
+
+
+class StuckProducer:
+    """What it makes. It can't but send in the caller's thread: other ways leak in the client."""
+
+    def __init__(self, name: str, *, answers: bool) -> None:
+        self.name = name
+        self.sent: list[int] = []
+        self._answers = answers
+        self._closed = threading.Event()
+
+    def send(self, _content: bytes, *, sequence_id: int, **_fields: object) -> pulsar.MessageId:
+        self.sent.append(sequence_id)
+        if not self._answers:
+            assert self._closed.wait(10)
+            raise pulsar.AlreadyClosed
+        return pulsar.MessageId(-1, 5, sequence_id)
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            raise pulsar.AlreadyClosed
+        self._closed.set()
+
+
+def test_a_send_that_never_ends_is_given_up_and_made_again_as_the_same() -> None:
+    client = Stuck()
+    with RetryProducer(
+        cast("pulsar.Client", client), "orders", timeout=timedelta(milliseconds=10)
+    ) as producer:
+        assert producer.send(b"1") == pulsar.MessageId(-1, 5, 1)
+        assert producer.send(b"2") == pulsar.MessageId(-1, 5, 2)
+    given_up, used = client.made
+    assert given_up.name == used.name
+    assert (given_up.sent, used.sent) == ([1], [1, 2])
+    assert not [t for t in threading.enumerate() if t.name == "redrive-patience"]
