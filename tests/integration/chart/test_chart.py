@@ -106,6 +106,26 @@ def test_an_upgrade_upgrades_the_kinds_and_an_uninstall_leaves_them(
         cluster.kubectl("delete", "crd", kind, "--ignore-not-found", "--wait=false")
 
 
+def test_with_a_cluster_id_an_installer_needs_no_rights_on_the_cluster(
+    cluster: Cluster, kube_namespace: str
+) -> None:
+    cluster.kubectl(
+        "create", "rolebinding", "installer", f"--namespace={kube_namespace}",
+        "--clusterrole=cluster-admin", "--user=installer",
+    )  # fmt: skip
+    values = IMAGE | {"namespaces": [kube_namespace], "crds": {"install": False}}
+    install = (
+        "install", "redrive", str(chart.CHART), f"--namespace={kube_namespace}",
+        f"--kubeconfig={cluster.kubeconfig}", "--kube-as-user=installer",
+    )  # fmt: skip
+    with pytest.raises(SandboxError, match='namespaces "kube-system" is forbidden'):
+        chart.helm(*install, values=values)
+    chart.helm(*install, values=values | {"clusterId": "ours"})
+    (pod,) = of_kind("Deployment", chart.installed(cluster, "redrive", kube_namespace))
+    arguments = pod["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "--cluster-id=ours" in arguments
+
+
 def name(body: dict[str, Any]) -> str:
     written: str = body["metadata"]["name"]
     return written
