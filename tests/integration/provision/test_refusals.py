@@ -81,6 +81,18 @@ def join_topics(shop: Shop) -> None:
     shop.request("DELETE", path)
 
 
+def have_an_expiring_namespace(shop: Shop) -> None:
+    """Have a namespace that deletes idle subscriptions."""
+    shop.request("PUT", f"namespaces/{shop.tenant}/expiring")
+    shop.create_topic(shop.topic("orders", "expiring"))
+    shop.request("POST", f"namespaces/{shop.tenant}/expiring/subscriptionExpirationTime", 5)
+
+
+def keep_subscriptions(shop: Shop) -> None:
+    """Have it stop that."""
+    shop.request("POST", f"namespaces/{shop.tenant}/expiring/subscriptionExpirationTime", 0)
+
+
 def rename_topics(shop: Shop) -> None:
     """Make the policy anew: its names can't change."""
     shop.kubectl("delete", "retrypolicy", "three-topics", "--timeout=20s")
@@ -207,6 +219,17 @@ CASES = {
         stalls=True,
         policy={"topic": "persistent://{tenant}/prod/split"},
         prepare=split_topics,
+    ),
+    "subscriptions-expire": Case(
+        "SubscriptionExpiry",
+        (
+            "got 'subscriptionExpirationTime of 5 minutes'",
+            "set-subscription-expiration-time {tenant}/expiring -t 0",
+        ),
+        keep_subscriptions,
+        stalls=True,
+        policy={"topic": "persistent://{tenant}/expiring/orders"},
+        prepare=have_an_expiring_namespace,
     ),
     "config-map-not-ours": Case(
         "ConfigMapNotOurs",
