@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.chaos.conftest import Scene, springs
-from tests.chaos.proxy import done_then
+from tests.chaos.proxy import done_then, passing
 from tests.integration.provision.conftest import rest_path
 
 
@@ -55,4 +55,40 @@ def test_killed_after_each_call_that_repairs_a_policys_topics(scene: Scene) -> N
         scene.shop.ready("mended")
         assert scene.made("mended") == right, f"after call {number}"
         assert scene.shop.get("configmap", "mended-redrive")["data"]
+        scene.is_intact()
+
+
+def test_killed_after_each_call_of_a_deletion(scene: Scene) -> None:
+    def provision(name: str) -> None:
+        """Have a policy whose retry topic redrive made, and whose dead-letter topic it adopted."""
+        scene.source(name)
+        scene.shop.create_topic(scene.shop.topic(f"{name}-fulfilment-DLQ"))
+        scene.ask(name, deletionPolicy="Delete")
+        scene.shop.ready(name)
+
+    def gone(name: str) -> None:
+        scene.shop.kubectl("wait", "--for=delete", f"retrypolicy/{name}", "--timeout=60s")
+
+    def delete(name: str) -> None:
+        scene.shop.kubectl("delete", "retrypolicy", name, "--wait=false")
+
+    provision("ended-one")
+    with scene.proxy.trap("", 0, passing) as counter:
+        delete("ended-one")
+        gone("ended-one")
+        calls = counter.count
+    right = scene.made("ended-one")
+    assert (
+        len(right) == 1 + 2 + 1
+    )  # the source topic with its partitions, and what was there before
+    assert calls > 5
+    for number in range(1, calls + 1):
+        name = f"ended-two-{number:02}"
+        provision(name)
+        with scene.proxy.trap("", number, done_then(scene.kill)) as trap:
+            delete(name)
+            springs(trap)
+        scene.restart()
+        gone(name)
+        assert scene.made(name) == right, f"after call {number}"
         scene.is_intact()
