@@ -9,13 +9,13 @@ from __future__ import annotations
 import platform
 import uuid
 from datetime import timedelta
-from types import TracebackType
-from typing import Self, overload
+from typing import overload
 
 import pulsar
 
 from redrive.delivery import answer
 from redrive.delivery.answer import Handler, Outcome
+from redrive.delivery.closing import Closing
 from redrive.delivery.consumer import HANDLER_TIMEOUT
 from redrive.delivery.events import Event, Events, Hook, Name
 from redrive.delivery.inbox import Inbox
@@ -27,7 +27,7 @@ from redrive.delivery.subscribe import SubscribeError
 from redrive.policy.cause import Cause, Redaction
 
 
-class BroadcastConsumer:
+class BroadcastConsumer(Closing):
     """Gets every message that is sent to a topic from now on, as every other consumer does.
 
     A message whose handler fails is dropped, with a warning and the event `redrive.dropped`: there
@@ -116,17 +116,6 @@ class BroadcastConsumer:
     def close(self) -> None:
         """Stop, and leave the topic."""
         self._incoming.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _settle(self, message: pulsar.Message, failure: Outcome) -> None:
         if failure is None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from datetime import timedelta
-from types import TracebackType
-from typing import Self, overload
+from typing import overload
 
 import pulsar
 
+from redrive.delivery.closing import Closing
 from redrive.delivery.crash_notes import CrashNotes
 from redrive.delivery.events import Events, Hook
 from redrive.delivery.failures import Failures
@@ -29,7 +29,7 @@ from redrive.policy.model import Policy
 from redrive.policy.verdict import check_asked
 
 
-class Receiver:
+class Receiver(Closing):
     """Receives from source and retry topic, and settles; see `RetryConsumer`."""
 
     def _assemble(  # noqa: PLR0913, PLR0917 - all that a consumer is made of
@@ -218,14 +218,3 @@ class Receiver:
             closing.callback(self._parts.outgoing.close)
             closing.callback(self._parts.incoming.close)
             closing.callback(self._holding.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

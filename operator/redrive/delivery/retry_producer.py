@@ -13,12 +13,11 @@ import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 from queue import LifoQueue
-from types import TracebackType
-from typing import Self
 
 import pulsar
 import pulsar.schema
 
+from redrive.delivery.closing import Closing
 from redrive.delivery.patience import Patience
 from redrive.delivery.producers import NotSentError
 from redrive.delivery.sends import GRACE_SECONDS, REMEDY, Lane, Opening
@@ -34,7 +33,7 @@ class ProducerClosedError(RedriveError):
     reason = "ProducerClosed"
 
 
-class RetryProducer:
+class RetryProducer(Closing):
     """Produces to a topic, and sends a message again when no receipt came for it in time.
 
     Where the topic has deduplication switched on, a message is stored at most once however often it
@@ -148,17 +147,6 @@ class RetryProducer:
             for lane in lanes:
                 closing.callback(self._free.put, lane)
                 closing.callback(lane.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _check(send_retries: int, timeout: timedelta, in_flight: int) -> None:

@@ -14,12 +14,11 @@ import platform
 import threading
 import uuid
 from datetime import timedelta
-from types import TracebackType
-from typing import Self
 
 import pulsar
 
 from redrive.delivery.alarm import Alarm, Rings
+from redrive.delivery.closing import Closing
 from redrive.delivery.events import Events, Hook
 from redrive.delivery.expiry import fail_each
 from redrive.delivery.failures import Failures
@@ -47,7 +46,7 @@ class InvisibleDurationEndedError(RedriveError, TimeoutError):
     reason = "InvisibleDurationEnded"
 
 
-class SimpleConsumer:
+class SimpleConsumer(Closing):
     """Consumes a topic on request: each message is the caller's for as long as was asked for.
 
     A message that is not acknowledged in time has failed, and turns visible at once: it is moved to
@@ -200,17 +199,6 @@ class SimpleConsumer:
             closing.callback(self._parts.outgoing.close)
             closing.callback(self._parts.incoming.close)
             closing.callback(self._alarm.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _next_end(self) -> float | None:
         with self._changing:
