@@ -17,7 +17,7 @@ from redrive.sandbox.sandbox import Sandbox
 
 POLICIES = 50
 LONGEST_PAUSE = 5.0
-"""Seconds between two probes."""
+"""Seconds, at most, between two probes of a connection."""
 
 
 @pytest.fixture
@@ -59,12 +59,11 @@ def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recov
     assert "has not answered since 20" in told[0]
     assert measured(installed, "redrive_breaker_open", namespace=shop.namespace) == 1
 
-    calls, since = unanswered(installed), time.monotonic()
+    calls = unanswered(installed)
     shop.kubectl("delete", "retrypolicy", names.pop(), "--timeout=10s")
     time.sleep(LONGEST_PAUSE)
-    silent = measured(installed, "redrive_breaker_open")
-    probes = silent * (2 * (time.monotonic() - since) / LONGEST_PAUSE + 1)
-    assert 1 <= unanswered(installed) - calls <= probes
+    # Probes of the connections there are. Each policy for itself would call several times.
+    assert 1 <= unanswered(installed) - calls < POLICIES / 2
 
     come_back(installed)
     since = time.monotonic()
