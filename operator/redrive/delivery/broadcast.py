@@ -6,8 +6,6 @@ no policy, no retry topic, and no right but to consume the topic.
 
 from __future__ import annotations
 
-import platform
-import uuid
 from datetime import timedelta
 from typing import overload
 
@@ -19,6 +17,7 @@ from redrive.delivery.closing import Closing
 from redrive.delivery.consumer import HANDLER_TIMEOUT
 from redrive.delivery.events import Event, Events, Hook, Name
 from redrive.delivery.inbox import Inbox
+from redrive.delivery.own_name import own_name
 from redrive.delivery.pace import Pace
 from redrive.delivery.parts import SystemClock
 from redrive.delivery.run import Run
@@ -58,7 +57,7 @@ class BroadcastConsumer(Closing):
         redaction: Redaction = Redaction(),
         on_event: Hook | None = None,
     ) -> None:
-        name = name or f"{platform.node()}-{uuid.uuid4().hex[:8]}"
+        name = name or own_name()
         self.name = name
         self._topic = topic
         self._clock = SystemClock()

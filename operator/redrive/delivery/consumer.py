@@ -6,9 +6,7 @@ By hand with the methods of its base, `receiver`; or by handlers: take → handl
 from __future__ import annotations
 
 import contextlib
-import platform
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
@@ -20,6 +18,7 @@ from redrive.delivery.answer import BatchHandler, Handler
 from redrive.delivery.crash_notes import CrashNotes
 from redrive.delivery.events import Hook
 from redrive.delivery.inbox import Inbox
+from redrive.delivery.own_name import own_name
 from redrive.delivery.pace import Pace
 from redrive.delivery.parts import Parts, SystemClock
 from redrive.delivery.policy_file import PolicyFile, in_force
@@ -82,7 +81,7 @@ class RetryConsumer(Receiver):
         on_event: Hook | None = None,
         tracing: Tracing = UNTRACED,
     ) -> None:
-        name = name or f"{platform.node()}-{uuid.uuid4().hex[:8]}"
+        name = name or own_name()
         clock = SystemClock()
         subscriptions = subscribe(
             client, in_force(policy, clock)(), name=name, nack_delay=nack_delay

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import pulsar
 
@@ -34,8 +35,7 @@ from redrive.policy.verdict import (
 )
 
 
-@dataclass(frozen=True)
-class _Here:
+class _Here(NamedTuple):
     """What a message has been through since it came to this consumer: a crash forgets it."""
 
     failures: int

@@ -10,6 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import pulsar
 
@@ -20,8 +21,10 @@ from redrive.delivery.expiry import fail_each
 from redrive.delivery.failures import Failures
 from redrive.delivery.origin import Subscriptions
 from redrive.delivery.parts import Parts
-from redrive.delivery.suspects import Suspects
 from redrive.policy.failure import FailureRules
+
+if TYPE_CHECKING:
+    from redrive.delivery.suspects import Suspects
 
 Take = Callable[[float | None], pulsar.Message | None]
 MakeAlarm = Callable[[Callable[[], float | None], Callable[[], None]], Rings]
@@ -51,7 +54,10 @@ class Holding:
         Raises:
             InvalidSpecError: the notes can't be kept.
         """
-        self._suspects = Suspects(
+        # What keeps notes in files takes long to import, and most consumers have none.
+        from redrive.delivery import suspects  # noqa: PLC0415
+
+        self._suspects = suspects.Suspects(
             self.take, self._parts, crash_notes, self._failures.policy(), self._bury
         )
         self._closing.callback(self._suspects.close)

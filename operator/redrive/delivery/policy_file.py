@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from redrive.delivery.parts import Clock
 from redrive.errors import InvalidSpecError, RedriveError
@@ -14,7 +13,7 @@ from redrive.policy import codec
 from redrive.policy.model import Policy
 
 VARIABLE = "REDRIVE_POLICY"
-MOUNTED = Path("/etc/redrive/policy.json")
+MOUNTED = "/etc/redrive/policy.json"
 """Where a pod finds the policy when the operator's ConfigMap is mounted at /etc/redrive."""
 
 LOOK_EVERY_SECONDS = 1.0
@@ -29,7 +28,7 @@ class PolicyFileError(RedriveError):
     reason = "PolicyFile"
 
 
-def load_policy(path: Path | str | None = None) -> Policy:
+def load_policy(path: str | os.PathLike[str] | None = None) -> Policy:
     """Read the policy from *path*, else from the file that $REDRIVE_POLICY names, else `MOUNTED`.
 
     Raises:
@@ -37,12 +36,13 @@ def load_policy(path: Path | str | None = None) -> Policy:
     """
     file = _found(path)
     try:
-        return codec.decode(file.read_text(encoding="utf-8"))
+        with open(file, encoding="utf-8") as written:
+            return codec.decode(written.read())
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyFileError(
             f"the policy file {file} can't be read",
             got=str(error),
-            remedy=f"mount the ConfigMap of the RetryPolicy at {MOUNTED.parent}, "
+            remedy=f"mount the ConfigMap of the RetryPolicy at {os.path.dirname(MOUNTED)}, "
             f"or name the file as an argument or in ${VARIABLE}",
         ) from error
     except InvalidSpecError as error:
@@ -68,7 +68,7 @@ class PolicyFile:
         PolicyFileError: at first there must be a policy.
     """
 
-    def __init__(self, path: Path | str | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = _found(path)
         self._looking = threading.Lock()
         self._looked: float | None = None
@@ -89,7 +89,7 @@ class PolicyFile:
     def _look_at(self) -> tuple[int, int, int] | None:
         """Return what changes with the file, or with any link on the way to it."""
         try:
-            status = self.path.stat()
+            status = os.stat(self.path)
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
@@ -122,8 +122,8 @@ def in_force(policy: Policy | PolicyFile, clock: Clock) -> Callable[[], Policy]:
     return lambda: policy.current(clock.monotonic())
 
 
-def _found(path: Path | str | None) -> Path:
-    return Path(path or os.environ.get(VARIABLE) or MOUNTED)
+def _found(path: str | os.PathLike[str] | None) -> str:
+    return os.fspath(path or os.environ.get(VARIABLE) or MOUNTED)
 
 
 def _subscribed(policy: Policy) -> tuple[object, ...]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import uuid
 from collections import defaultdict
 from datetime import timedelta
 
 import pulsar
 
 from redrive.delivery import reading
+from redrive.delivery.own_name import own_name
 from redrive.delivery.patience import Patience
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
@@ -142,7 +142,7 @@ class Producers:
             return self._client.create_producer(
                 str(topic),
                 # Unique: the broker may still know the one before it by its name.
-                producer_name=f"{self._name}-{uuid.uuid4().hex[:12]}",
+                producer_name=own_name(self._name),
                 send_timeout_millis=_SEND_TIMEOUT_SECONDS * 1_000,
                 batching_enabled=False,
                 chunking_enabled=False,

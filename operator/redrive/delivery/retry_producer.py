@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import platform
-import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 from queue import LifoQueue
@@ -18,6 +16,7 @@ import pulsar
 import pulsar.schema
 
 from redrive.delivery.closing import Closing
+from redrive.delivery.own_name import own_name
 from redrive.delivery.patience import Patience
 from redrive.delivery.producers import NotSentError
 from redrive.delivery.sends import GRACE_SECONDS, REMEDY, Lane, Opening
@@ -71,7 +70,7 @@ class RetryProducer(Closing):
         in_flight: int = 1,
     ) -> None:
         _check(send_retries, timeout, in_flight)
-        self.name = f"{name or platform.node()}-{uuid.uuid4().hex[:8]}"
+        self.name = own_name(name)
         self._topic = topic
         self._turns = itertools.count()
         self._closed = False

@@ -10,9 +10,7 @@ receive ─ acknowledged in time ──────────▶ settled
 from __future__ import annotations
 
 import contextlib
-import platform
 import threading
-import uuid
 from datetime import timedelta
 
 import pulsar
@@ -24,6 +22,7 @@ from redrive.delivery.expiry import fail_each
 from redrive.delivery.failures import Failures
 from redrive.delivery.inbox import Inbox
 from redrive.delivery.origin import Subscriptions
+from redrive.delivery.own_name import own_name
 from redrive.delivery.parts import Parts, SystemClock
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.producers import Producers
@@ -78,7 +77,7 @@ class SimpleConsumer(Closing):
         redaction: Redaction = Redaction(),
         on_event: Hook | None = None,
     ) -> None:
-        name = name or f"{platform.node()}-{uuid.uuid4().hex[:8]}"
+        name = name or own_name()
         clock = SystemClock()
         subscriptions = subscribe(
             client, in_force(policy, clock)(), name=name, nack_delay=timedelta(), prefetch=_PREFETCH

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pulsar
 
-from redrive.delivery.crash_notes import CrashNotes, Notebook
+from redrive.delivery.crash_notes import CrashNotes
+from redrive.delivery.notebook import Notebook
 from redrive.delivery.parts import Parts
 from redrive.delivery.settle import id_text
 from redrive.errors import RedriveError

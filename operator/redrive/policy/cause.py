@@ -6,7 +6,6 @@ it together stays below 8 KiB: a broker refuses a message that is too big.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -197,6 +196,8 @@ def _trace(chain: Sequence[BaseException]) -> str:
 
 
 def _fingerprint(chain: Sequence[BaseException], redact: Callable[[str], str]) -> str:
+    import hashlib  # noqa: PLC0415 - loads OpenSSL, and a consumer may never see a failure
+
     parts = []
     for error in chain:
         parts += [type(error).__module__, type(error).__qualname__]

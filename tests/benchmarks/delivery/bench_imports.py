@@ -21,11 +21,13 @@ PROGRAMS = {
 }
 
 
-def test_importing_costs_less_than_twice_the_client(figures: list[Figure]) -> None:
+def test_importing_costs_less_than_twice_the_client(figures: list[Figure], tmp_path: Path) -> None:
     taken: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+    for program in PROGRAMS.values():
+        _seconds(program, tmp_path)  # compiles it
     for _ in range(RUNS):
         for name, program in PROGRAMS.items():
-            taken[name].append(_seconds(program))
+            taken[name].append(_seconds(program, tmp_path))
     median = {name: statistics.median(seconds) * 1_000 for name, seconds in taken.items()}
     ratio = median["names"] / median["pulsar"]
     figures += [
@@ -36,10 +38,16 @@ def test_importing_costs_less_than_twice_the_client(figures: list[Figure]) -> No
     ]
 
 
-def _seconds(program: str) -> float:
-    """Start a Python, with its byte code already compiled, until it has ended."""
+def _seconds(program: str, byte_code: Path) -> float:
+    """Start a Python until it has ended; it leaves byte code, and finds it the next time.
+
+    So it is for programs that import what pip has installed, which compiles all of it.
+    """
+    kept = {"PYTHONPYCACHEPREFIX": str(byte_code), "PYTHONDONTWRITEBYTECODE": ""}
     began = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(SOURCES)}, check=True
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(SOURCES)} | kept,
+        check=True,
     )
     return time.perf_counter() - began

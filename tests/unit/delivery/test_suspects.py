@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from redrive import CrashNotes, Policy
-from redrive.delivery.crash_notes import Notebook
+from redrive.delivery.notebook import Notebook
 from redrive.delivery.parts import Incoming, Parts
 from redrive.delivery.settle import id_text
 from redrive.delivery.suspects import Suspects

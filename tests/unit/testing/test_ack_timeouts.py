@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from redrive import CrashNotes, Event, Policy
-from redrive.delivery.crash_notes import Notebook
+from redrive.delivery.notebook import Notebook
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from redrive import CrashNotes, Policy
-from redrive.delivery.crash_notes import Notebook, crashes_in
+from redrive.delivery.notebook import Notebook, crashes_in
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 
@@ -16,7 +16,7 @@ POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 DIES = """
 import os, pathlib, signal, sys
 from redrive import Policy
-from redrive.delivery.crash_notes import Notebook
+from redrive.delivery.notebook import Notebook
 from redrive.policy.naming import TopicName
 
 policy = Policy(TopicName("shop", "prod", "orders"), "billing")
