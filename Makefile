@@ -19,7 +19,7 @@ help: ## Say what can be made
 
 test: lint ## Prove it: lint, then all tests against real parts
 	$(python) -m redrive.sandbox prepare
-	$(python) -m pytest --durations=10 $(TESTS)
+	$(python) -m pytest --numprocesses=2 --dist=loadfile --durations=10 $(TESTS)
 
 lint: ## Check style, types and which layer imports which
 	$(python) -m ruff check

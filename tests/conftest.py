@@ -1,17 +1,20 @@
 """The parts of the sandbox as fixtures.
 
 A test that asks for `sandbox`, `broker` or `cluster` gets the one sandbox of the session, started
-when the first test asks for it. If it does not start, the tests that need it fail.
+when the first test asks for it. If it does not start, the tests that need it fail. With xdist each
+worker is a session with a sandbox of its own.
 """
 
 from __future__ import annotations
 
 import secrets
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+import psutil
 import pytest
 
 from redrive.sandbox import installation
@@ -31,10 +34,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     def terminate(_signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         pytest.exit("terminated", returncode=128 + signal.SIGTERM)
 
     # So that a sandbox is stopped when a CI system or `timeout` ends the run.
     signal.signal(signal.SIGTERM, terminate)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop sandboxes undisturbed; those of workers too, which xdist kills after an interruption."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if session.config.pluginmanager.hasplugin("dsession"):
+        workers = psutil.Process().children()
+        deadline = time.monotonic() + 60
+        while workers and time.monotonic() < deadline:
+            # One at work ends its session at this, one that has ended its session ends.
+            _, workers = psutil.wait_procs(workers, timeout=1)
+            for worker in workers:
+                worker.terminate()
+
+
+def pytest_unconfigure() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
