@@ -124,6 +124,17 @@ class Admin:
         read = answers.partitioned if partitioned else answers.unpartitioned
         return await self._get(f"read the properties of {topic}", path, read)
 
+    async def properties(self, topic: TopicName) -> Mapping[str, str]:
+        """Return the properties of a topic, with partitions or without.
+
+        Raises:
+            NotFoundError: there is no such topic.
+        """
+        path = f"{topic_path(topic)}/properties"
+        return (
+            await self._get(f"read the properties of {topic}", path, answers.unpartitioned)
+        ).properties
+
     async def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Set properties of a topic; those that are not named stay as they are."""
         call = Call(f"mark {topic}", "PUT", f"{topic_path(topic)}/properties", dict(properties))

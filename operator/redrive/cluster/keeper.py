@@ -19,7 +19,6 @@ from redrive.errors import RedriveError
 
 FIRST_BACK_OFF_SECONDS = 1.0
 LAST_BACK_OFF_SECONDS = 15.0
-LAST_STALLED_SECONDS = 600.0
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +33,6 @@ class Again(enum.Enum):
     WHEN_WOKEN = "settled"
     SOON = "unsettled"
     """After a back-off of 1 s that doubles up to 15 s, each shortened at random by up to half."""
-    LATER = "stalled"
-    """As `SOON`, but the back-off doubles up to 10 min: what has stood so for long may stay so."""
     NEVER = "gone"
     """The object is gone: its task ends."""
 
@@ -88,9 +85,9 @@ class Keeper:
     async def _keep(self, key: Key) -> None:
         logs.about(self._kind, key)
         wish = self._wishes[key]
-        failures, longest = 0, self._longest_back_off
+        failures = 0
         while True:
-            pause = back_off(failures, longest) if failures else None
+            pause = back_off(failures, self._longest_back_off) if failures else None
             if await _comes(wish, within=pause):
                 failures = 0
             wish.clear()
@@ -98,8 +95,7 @@ class Keeper:
             if again is Again.NEVER and not wish.is_set():
                 del self._wishes[key], self._tasks[key]
                 return
-            failures = failures + 1 if again in {Again.SOON, Again.LATER} else 0
-            longest = LAST_STALLED_SECONDS if again is Again.LATER else self._longest_back_off
+            failures = failures + 1 if again is Again.SOON else 0
 
     async def _look(self, key: Key) -> Again:
         try:

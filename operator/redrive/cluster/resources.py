@@ -81,14 +81,6 @@ def owner_reference(resource: Resource, owner: Body) -> dict[str, Any]:
     }
 
 
-def owner_of(body: Body, resource: Resource) -> Key | None:
-    """Return which object of *resource*'s kind owns *body*, if one does."""
-    for owner in body["metadata"].get("ownerReferences", []):
-        if (owner["apiVersion"], owner["kind"]) == (resource.api_version, resource.kind):
-            return Key(body["metadata"]["namespace"], owner["name"])
-    return None
-
-
 def is_owned_by(body: Body, owner: Body) -> bool:
     """Whether *owner* is among the owners of *body*: the same object, not one of its name."""
     owners = body["metadata"].get("ownerReferences", [])

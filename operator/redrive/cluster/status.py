@@ -117,6 +117,15 @@ def find(body: Body, kind: str) -> Condition | None:
     return next((c for c in _conditions(body) if c.type == kind), None)
 
 
+def reason(body: Body) -> str:
+    """Return the reason of the Ready condition; empty before the first look.
+
+    Cheap enough to ask it of every object again and again.
+    """
+    written = (body.get("status") or {}).get("conditions") or []
+    return next((str(c["reason"]) for c in written if c["type"] == READY), "")
+
+
 @dataclass(frozen=True)
 class Publisher:
     """Writes the status of objects of one kind, and Events about them.

@@ -14,6 +14,7 @@ from redrive.admin.model import NamespaceState
 from redrive.cluster.resources import Body, Key, is_owned_by
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.naming import TopicName
+from redrive.provision import ownership
 from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired, partitions_of_retry
 from redrive.provision.errors import (
     ConfigMapNotOursError,
@@ -26,7 +27,7 @@ from redrive.provision.errors import (
     TopicNotAllowedError,
 )
 from redrive.provision.facts import Asked, Observed
-from redrive.provision.ownership import OWNER, Owner, Record
+from redrive.provision.ownership import OWNER, Record
 
 MAX_OBJECT_NAME = 253
 F = TypeVar("F")
@@ -134,15 +135,16 @@ def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
 def topic_has_another_owner(facts: Buildable) -> RedriveError | None:
     """Find a topic that another policy keeps: in another cluster, or in none that is known here.
 
-    Of a policy that is known here only an older one comes first, and only if it needs the topic:
-    where the two reach one broker at different addresses, `older_rival` can't tell.
+    That one known here is older is for this to find only where the two reach one broker at
+    different addresses, which `older_rival` can't tell.
     """
     pairs = [(facts.desired.retry, facts.observed.retry)]
     if facts.desired.dead_letter is not None:
         pairs.append((facts.desired.dead_letter, facts.observed.dead_letter))
     for want, have in pairs:
         mark = "" if have is None else Record.of(have.properties).owner
-        if mark and not _may_take_over(mark, facts):
+        ours = facts.desired.owner
+        if not ownership.may_take_over(mark, ours, facts.older, facts.served):
             return OwnerConflictError(
                 f"the topic {want.name} is marked as kept by another RetryPolicy, of this or "
                 "another Kubernetes cluster, and nothing of it is changed",
@@ -151,15 +153,6 @@ def topic_has_another_owner(facts: Buildable) -> RedriveError | None:
                 f"pulsar-admin topics remove-properties -k {OWNER} {want.name}",
             )
     return None
-
-
-def _may_take_over(mark: str, facts: Buildable) -> bool:
-    owner, ours = Owner.parse(mark), facts.desired.owner
-    if owner == ours:
-        return True
-    if owner is None or owner.cluster != ours.cluster or owner.key in facts.older:
-        return False
-    return not facts.served or owner.key.namespace in facts.served
 
 
 def namespace_expires_subscriptions(

@@ -9,7 +9,7 @@ from typing import Any
 from redrive.admin.model import Grant
 from redrive.admin.policies import TopicPolicy
 from redrive.cluster import resources
-from redrive.cluster.resources import Body
+from redrive.cluster.resources import Body, Key
 from redrive.policy import codec, naming
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -101,6 +101,11 @@ def _dead_letter(asked: Asked) -> DesiredTopic | None:
 def config_map_name(policy_name: str) -> str:
     """Name the ConfigMap for the consumers of a RetryPolicy."""
     return f"{policy_name}{CONFIG_MAP_SUFFIX}"
+
+
+def policy_of(config_map: Key) -> Key:
+    """Return the RetryPolicy whose ConfigMap has, or would have, this name."""
+    return Key(config_map.namespace, config_map.name.removesuffix(CONFIG_MAP_SUFFIX))
 
 
 def _grants(asked: Asked) -> Iterator[Grant]:

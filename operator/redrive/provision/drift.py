@@ -1,6 +1,6 @@
 """What can be seen of a policy's drift without a call of its own to the broker; pure.
 
-Called by `rounds`, with what one read of a Pulsar namespace shows for all policies in it, and with
+Called by `survey`, with what one read of a Pulsar namespace shows for all policies in it, and with
 what a watch has shown of ConfigMaps. What is found here is a reason for a look and no more: the
 look reads again what it repairs.
 """
@@ -25,6 +25,15 @@ def is_at_broker(wanted: Desired, namespace: NamespaceState) -> bool:
         or any(_is_missing(grant, namespace) for grant in wanted.grants)
         or namespace.subscription_expiry_minutes > 0
     )
+
+
+def is_of_the_other_kind(wanted: Desired, namespace: NamespaceState) -> bool:
+    """Whether the retry topic has partitions where it should have none, or the other way round."""
+    source, retry = wanted.policy.topic, wanted.retry.name
+    if not (namespace.exists(source) and namespace.exists(retry)):
+        return False
+    should = partitions_of_retry(wanted, int(str(source) in namespace.partitioned))
+    return bool(should) != (str(retry) in namespace.partitioned)
 
 
 def is_in_config_map(wanted: Desired, found: Body | None) -> bool:

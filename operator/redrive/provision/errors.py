@@ -96,10 +96,7 @@ _REFUSED = (
 )
 
 WATCHED = (*_REFUSED, cluster_errors.ConnectionNotFoundError)
-"""What ends with a change that a watch tells of; all else has to be looked at again."""
-
-TOLD = (*WATCHED, admin_errors.BrokerDownError)
-"""What a policy is woken after: beside those, a broker that answers the look at its connection."""
+"""What ends with a change that a watch tells of."""
 
 STANDING = (
     OwnerConflictError,
@@ -107,9 +104,12 @@ STANDING = (
     PartitionsDifferError,
     ConfigMapNotOursError,
 )
-"""What no watch tells the end of, and what costs a look to find: looked at again ever less often.
+"""What `standing` finds the end of: a whole Pulsar namespace, or cluster, may stand so at once."""
 
-A whole Pulsar namespace, or Kubernetes cluster, may stand so at once.
+TOLD = (*WATCHED, *STANDING, admin_errors.BrokerDownError)
+"""What a policy is woken after; a broker that is down answers the looks at its connection again.
+
+All else has to be looked at again.
 """
 
 STALLS = (

@@ -11,7 +11,6 @@ from typing import Protocol
 import kopf
 
 from redrive.admin.errors import AuthenticationFailedError
-from redrive.api.conditions import READY
 from redrive.cluster import resources, status
 from redrive.cluster.connections import connection_of, users
 from redrive.cluster.keeper import Keeper
@@ -21,9 +20,12 @@ from redrive.cluster.table import is_asked_anew
 from redrive.cluster.world import World
 from redrive.provision import connection, reconcile
 from redrive.provision.claims import Claims
+from redrive.provision.desired import policy_of
+from redrive.provision.errors import ConfigMapNotOursError
 from redrive.provision.farewell import Farewells
 from redrive.provision.health.watch import Health
 from redrive.provision.rounds import Rounds
+from redrive.provision.standing import Standing
 from redrive.provision.survey import Survey
 
 PROBE_SECONDS = 5.0
@@ -48,7 +50,7 @@ def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Stoppable, 
     kopf.on.event(*resources.POLICIES.address, registry=registry)(world.policies.seen)
     kopf.on.event(*resources.CONNECTIONS.address, registry=registry)(world.connections.seen)
     journey.begin()
-    rounds = Rounds(journey.survey, journey.policies.wake)
+    rounds = Rounds(journey.survey, journey.standing, journey.policies.wake)
     return rounds, journey.health, journey.policies, journey.connections, journey.farewells
 
 
@@ -69,6 +71,7 @@ class _Journey:
         )
         self._claims = Claims(world.policies, self.policies.wake)
         self.survey = Survey(world, self._claims)
+        self.standing = Standing(world, self._claims)
         self.health = Health(world, self.policies.wake)
         self.farewells = Farewells(
             Publisher(world.kubernetes, resources.POLICIES, world.policies, world.clock)
@@ -107,10 +110,13 @@ class _Journey:
         self.connections.wake(connection)
         self._wake_users(connection)
 
-    def _config_map_changed(self, _key: Key, before: Body | None, after: Body | None) -> None:
-        owner = resources.owner_of(after or before or {}, resources.POLICIES)
-        body = None if owner is None else self._world.policies.get(owner)
-        if body is not None and status.is_settled(body) and self.survey.lacks_config_map(body):
+    def _config_map_changed(self, key: Key, _before: Body | None, after: Body | None) -> None:
+        body = self._world.policies.get(policy_of(key))
+        if body is None:
+            return
+        if status.is_settled(body) and self.survey.lacks_config_map(body):
+            self.policies.wake(Key.of(body))
+        if after is None and status.reason(body) == ConfigMapNotOursError.reason:
             self.policies.wake(Key.of(body))
 
     def _wake_users(self, connection: Key) -> None:
@@ -122,5 +128,4 @@ class _Journey:
 
 def _is_refused(policy: Body) -> bool:
     """Whether the broker took the token for none that it knows, at the last look."""
-    ready = status.find(policy, READY)
-    return ready is not None and ready.reason == AuthenticationFailedError.reason
+    return status.reason(policy) == AuthenticationFailedError.reason

@@ -65,7 +65,7 @@ async def observe(
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         replicated_to=namespace.replicated_to,
-        config_map=await _config_map(Key.of(desired.config_map), world, recent=recent),
+        config_map=await config_map(Key.of(desired.config_map), world, recent=recent),
     )
 
 
@@ -113,7 +113,12 @@ async def _partitions(name: TopicName, namespace: NamespaceState, admin: Admin) 
     return await admin.partitions(name) if str(name) in namespace.partitioned else 0
 
 
-async def _config_map(key: Key, world: World, *, recent: bool) -> Body | None:
+async def config_map(key: Key, world: World, *, recent: bool) -> Body | None:
+    """Read whatever has the name of a policy's ConfigMap; *recent* as for `observe`.
+
+    Raises:
+        KubernetesError: it could not be read.
+    """
     if recent and (known := world.config_maps.get(key)) is not None:
         return known
     try:

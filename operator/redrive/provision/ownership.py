@@ -7,7 +7,7 @@ thing lasts, nor outlive it: a topic that somebody makes anew is not ours.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from redrive.admin.model import Grant
@@ -47,6 +47,25 @@ class Owner:
         """Read what `str` writes; None for anything else."""
         parts = text.rsplit("/", 2)
         return cls(parts[0], Key(*parts[1:])) if len(parts) == 3 and all(parts) else None  # noqa: PLR2004
+
+
+def may_take_over(mark: str, ours: Owner, older: frozenset[Key], served: Collection[str]) -> bool:
+    """Whether a topic that is marked so may become that of *ours*, or is it already.
+
+    Of a policy that is known here only an older one comes first, and only if it needs the topic.
+
+    Args:
+        mark: the owner on record; empty where nobody has marked the topic.
+        ours: a policy that needs the topic.
+        older: policies that need it too, and are older.
+        served: the Kubernetes namespaces whose policies are known here; none means all.
+    """
+    owner = Owner.parse(mark)
+    if not mark or owner == ours:
+        return True
+    if owner is None or owner.cluster != ours.cluster or owner.key in older:
+        return False
+    return not served or owner.key.namespace in served
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,7 @@ async def _look(body: Body, world: World, claims: Claims, health: Health) -> Aga
 async def _unready(body: Body, error: RedriveError, out: Publisher) -> Again:
     stalls = isinstance(error, errors.STALLS)
     await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
-    if isinstance(error, errors.TOLD):
-        return Again.WHEN_WOKEN
-    return Again.LATER if isinstance(error, errors.STANDING) else Again.SOON
+    return Again.WHEN_WOKEN if isinstance(error, errors.TOLD) else Again.SOON
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ topic policies it has no call for many topics at once below the super-user, so a
 policy after the other looked at: the more policies, the longer it takes. Each connection has both
 of its own, and a slow broker keeps nobody else waiting.
 
-Policies that are not ready are no part of it: they are looked at when something changes, or again
-and again anyway. Only those whose Pulsar namespace deletes idle subscriptions are surveyed too, for
-they are looked at ever less often. So an operator that starts needs one survey to know that all is
-well.
+Policies that are not ready are no part of that: they are looked at when something changes, or again
+and again anyway. Those that are stalled by what is at a broker, or by somebody else's ConfigMap,
+have a rotation of their own, in which `standing` asks whether that is over.
+
+So an operator that starts needs one survey to know that all is well.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from redrive.cluster import status
 from redrive.cluster.connections import users
 from redrive.cluster.resources import Body, Key
 from redrive.errors import RedriveError
-from redrive.provision.survey import Survey, is_surveyed
+from redrive.provision.standing import Standing, is_standing
+from redrive.provision.survey import Survey
 
 SURVEY_SECONDS = 60.0
 ROTATION_SECONDS = 15.0
@@ -33,6 +35,12 @@ CALLS_PER_LOOK = 17
 """How many calls to the broker a look takes at most where nothing is amiss.
 
 With 17 a thousand policies have their turn every 850 s.
+"""
+CALLS_PER_QUESTION = 2
+"""How many calls it takes at most to ask whether what stalls a policy is over.
+
+With 2 a thousand stalled policies have their turn every 100 s. Not counted is what is read of a
+Pulsar namespace, for all policies in it.
 """
 
 logger = logging.getLogger(__name__)
@@ -65,11 +73,14 @@ class Rounds:
     """Surveys and rotations over the policies of all connections; needs a running event loop.
 
     Args:
+        survey: tells which settled policies need a look.
+        standing: tells which stalled policies do.
         wake: has a policy looked at.
     """
 
-    def __init__(self, survey: Survey, wake: Callable[[Key], None]) -> None:
+    def __init__(self, survey: Survey, standing: Standing, wake: Callable[[Key], None]) -> None:
         self._survey = survey
+        self._standing = standing
         self._policies = survey.world.policies
         self._wake = wake
         self._tasks: dict[Key, list[asyncio.Task[None]]] = {}
@@ -92,6 +103,7 @@ class Rounds:
         self._tasks[key] = [
             asyncio.create_task(self._survey_for_ever(key), name=f"survey {key}"),
             asyncio.create_task(self._rotate_for_ever(key), name=f"rotation {key}"),
+            asyncio.create_task(self._ask_for_ever(key), name=f"questions {key}"),
         ]
 
     def _end(self, key: Key) -> list[asyncio.Task[None]]:
@@ -103,8 +115,8 @@ class Rounds:
     async def _survey_for_ever(self, connection: Key) -> None:
         while True:
             try:
-                surveyed = filter(is_surveyed, users(connection, self._policies))
-                for key in await self._survey.amiss(connection, surveyed):
+                settled = filter(status.is_settled, users(connection, self._policies))
+                for key in await self._survey.amiss(connection, settled):
                     self._wake(key)
             except RedriveError as error:
                 logger.info("survey of PulsarConnection %s: %s", connection, error)
@@ -118,11 +130,29 @@ class Rounds:
             settled = filter(status.is_settled, users(connection, self._policies))
             keys = [Key.of(body) for body in settled]
             key = turns.next(keys)
-            await asyncio.sleep(pause(len(keys) or 1))
+            await asyncio.sleep(pause(len(keys), CALLS_PER_LOOK))
             if key is not None:
                 self._wake(key)
 
+    async def _ask_for_ever(self, connection: Key) -> None:
+        turns, stalled = Turns(), 0
+        while True:
+            await asyncio.sleep(pause(stalled, CALLS_PER_QUESTION))
+            # After the pause: who is stalled since then need not wait for another one.
+            keys = [Key.of(body) for body in filter(is_standing, users(connection, self._policies))]
+            key, stalled = turns.next(keys), len(keys)
+            if key is not None and await self._is_over(key):
+                self._wake(key)
 
-def pause(policies: int) -> float:
-    """Return the seconds between the looks at two policies, of so many."""
-    return max(ROTATION_SECONDS / policies, CALLS_PER_LOOK / CALLS_PER_SECOND)
+    async def _is_over(self, key: Key) -> bool:
+        body = self._policies.get(key)
+        try:
+            return body is not None and await self._standing.is_over(body)
+        except Exception:
+            logger.exception("RetryPolicy %s: whether it goes on could not be found out", key)
+            return False
+
+
+def pause(policies: int, calls: int) -> float:
+    """Return the seconds between the turns of two policies, of so many, at so many calls a turn."""
+    return max(ROTATION_SECONDS / (policies or 1), calls / CALLS_PER_SECOND)

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, BrokerUnreachableError, NotFoundError
-from redrive.admin.model import NamespaceState
-from redrive.api.conditions import READY
-from redrive.cluster import status
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.world import World
 from redrive.errors import RedriveError
@@ -41,7 +38,7 @@ class Survey:
     claims: Claims
 
     async def amiss(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
-        """Return those of *bodies*, surveyed policies of *connection*, that need a look.
+        """Return those of *bodies*, settled policies of *connection*, that need a look.
 
         Not those that only observe: they may differ for ever, and for them the rotation is soon
         enough.
@@ -52,23 +49,22 @@ class Survey:
             RedriveError: the connection can't be used, or its broker can't be reached.
         """
         found: list[Key] = []
-        namespaces: dict[str, list[_Compared]] = defaultdict(list)
+        namespaces: dict[str, list[Desired]] = defaultdict(list)
         for body in bodies:
             await asyncio.sleep(0)  # others come in between: a thousand policies take a while
             asked = self._unrefused(body)
             if asked is None:
                 found.append(Key.of(body))
             elif not asked.only_observes:
-                wanted, expires = self._desired(asked, body), _expires(body)
-                if not expires and self._lacks_config_map(wanted):
+                wanted = self._desired(asked, body)
+                if self._lacks_config_map(wanted):
                     found.append(asked.key)
                 else:
-                    compared = _Compared(asked.key, wanted, expires)
-                    namespaces[asked.policy.topic.namespace_name].append(compared)
+                    namespaces[asked.policy.topic.namespace_name].append(wanted)
         if namespaces:
             admin = (await self.world.brokers.open(connection)).admin
-            for namespace, policies in namespaces.items():
-                found.extend(await _amiss_in(namespace, policies, admin))
+            for namespace, each in namespaces.items():
+                found.extend(await _amiss_in(namespace, each, admin))
         return found
 
     def lacks_config_map(self, body: Body) -> bool:
@@ -100,40 +96,8 @@ class Survey:
         return drift.is_in_config_map(wanted, there)
 
 
-def is_surveyed(body: Body) -> bool:
-    """Whether a survey has to find out that a policy needs a look: nothing else does so soon.
-
-    It is settled, or its Pulsar namespace deletes idle subscriptions.
-    """
-    return status.is_settled(body) or _expires(body)
-
-
-def _expires(body: Body) -> bool:
-    ready = status.find(body, READY)
-    return ready is not None and ready.reason == errors.SubscriptionExpiryError.reason
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """A policy that is compared with what is there.
-
-    Attributes:
-        expires: whether its Pulsar namespace deleted idle subscriptions, at the last look.
-    """
-
-    key: Key
-    wanted: Desired
-    expires: bool
-
-    def is_amiss(self, there: NamespaceState) -> bool:
-        """Whether it needs a look: something is not as it was left."""
-        if self.expires:
-            return not there.subscription_expiry_minutes
-        return drift.is_at_broker(self.wanted, there)
-
-
-async def _amiss_in(namespace: str, policies: Iterable[_Compared], admin: Admin) -> list[Key]:
-    """Return those of *policies* whose topics or grants in a Pulsar namespace are amiss."""
+async def _amiss_in(namespace: str, each: Iterable[Desired], admin: Admin) -> list[Key]:
+    """Return the policies of which topics or grants in a Pulsar namespace are amiss."""
     try:
         there = await admin.namespace(namespace)
     except BrokerUnreachableError:
@@ -142,5 +106,5 @@ async def _amiss_in(namespace: str, policies: Iterable[_Compared], admin: Admin)
         logger.info("survey: %s", error)
         # What stays so is for each policy's status to say; all else may be over by the next time.
         stays = isinstance(error, (NotFoundError, *errors.STALLS))
-        return [policy.key for policy in policies] if stays else []
-    return [policy.key for policy in policies if policy.is_amiss(there)]
+        return [wanted.owner.key for wanted in each] if stays else []
+    return [wanted.owner.key for wanted in each if drift.is_at_broker(wanted, there)]

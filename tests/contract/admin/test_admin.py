@@ -91,7 +91,8 @@ async def test_a_topic_is_made_once_with_properties_that_can_be_added_to(
     await world.admin.set_properties(made, {"more": "of it"})
     metadata = await world.admin.metadata(made, partitioned=bool(partitions))
     assert metadata.partitions == await world.admin.partitions(made) == partitions
-    assert metadata.properties == {"owner": "me", "more": "of it"}
+    properties = await world.admin.properties(made)
+    assert metadata.properties == properties == {"owner": "me", "more": "of it"}
     state = await world.admin.namespace(world.namespace)
     assert state.partitioned == ({str(made)} if partitions else set())
     parts = {f"{made}-partition-{index}" for index in range(partitions)}
@@ -127,6 +128,7 @@ async def test_a_subscription_is_made_once(world: World, partitions: int) -> Non
 READS: dict[str, Callable[[Admin, TopicName], Awaitable[object]]] = {
     "partitions": lambda admin, absent: admin.partitions(absent),
     "metadata": lambda admin, absent: admin.metadata(absent, partitioned=False),
+    "properties": lambda admin, absent: admin.properties(absent),
     "subscriptions": lambda admin, absent: admin.subscriptions(absent),
     "policy": lambda admin, absent: admin.topic_policy(absent, Deduplicates()),
     "stats": lambda admin, absent: admin.stats(absent, partitioned=False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -119,6 +120,19 @@ def test_the_topic_of_another_cluster_is_refused_and_left_alone_until_it_is_give
     assert state(busy, "foreign") == before
     busy.request("DELETE", f"{rest_path(retry)}/properties?key=redrive.io/owner")
     busy.ready("foreign")
+
+
+def test_a_config_map_of_another_owner_that_goes_makes_room_at_once(busy: Shop) -> None:
+    busy.create_topic(busy.topic("room"))
+    busy.kubectl("create", "configmap", "room-redrive")
+    # As the one of a policy that was deleted and made anew has, until it is collected.
+    busy.kubectl("label", "configmap", "room-redrive", "app.kubernetes.io/managed-by=redrive")
+    busy.policy("room", topic=busy.topic("room"))
+    busy.reaches("room", "ConfigMapNotOurs")
+    busy.kubectl("delete", "configmap", "room-redrive")
+    gone = time.monotonic()
+    busy.ready("room")
+    assert time.monotonic() - gone < 10
 
 
 def test_a_policy_made_anew_knows_its_topics_again(busy: Shop) -> None:

@@ -200,29 +200,6 @@ async def test_the_back_off_may_be_bounded_further() -> None:
     await kept.stop()
 
 
-async def test_what_is_stalled_is_looked_at_ever_less_often_until_it_is_woken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[tuple[int, float]] = []
-
-    def back_off(failures: int, longest: float) -> float:
-        asked.append((failures, longest))
-        return 0.001 if failures < 4 else 600.0
-
-    monkeypatch.setattr(keeper, "back_off", back_off)
-    looks = Looks(Again.SOON, Again.LATER)
-    kept = Keeper("Kind", looks)
-    kept.wake(ORDERS)
-    await looks.reach(4)
-    await asyncio.sleep(0.01)
-    assert asked == [(1, 15.0), (2, 600.0), (3, 600.0), (4, 600.0)]
-    kept.wake(ORDERS)
-    await looks.reach(5)
-    await asyncio.sleep(0.001)
-    assert asked[4] == (1, 600.0)
-    await kept.stop()
-
-
 async def test_no_more_objects_are_looked_at_at_once_than_allowed() -> None:
     now = most = 0
 

@@ -104,15 +104,15 @@ async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_
 @pytest.mark.parametrize(
     ("error", "again"),
     [
-        (SubscriptionExpiryError, Again.LATER),
-        (OwnerConflictError, Again.LATER),
-        (PartitionsDifferError, Again.LATER),
-        (ConfigMapNotOursError, Again.LATER),
+        (SubscriptionExpiryError, Again.WHEN_WOKEN),
+        (OwnerConflictError, Again.WHEN_WOKEN),
+        (PartitionsDifferError, Again.WHEN_WOKEN),
+        (ConfigMapNotOursError, Again.WHEN_WOKEN),
         (TopicNotFoundError, Again.SOON),
         (NameCollisionError, Again.WHEN_WOKEN),
     ],
 )
-async def test_what_somebody_has_to_end_at_the_broker_is_looked_at_ever_less_often(
+async def test_only_what_nobody_tells_the_end_of_is_looked_at_again(
     connection: dict[str, Any],
     policy: MakeBody,
     monkeypatch: pytest.MonkeyPatch,

@@ -16,7 +16,7 @@ from redrive.cluster.table import Table
 from redrive.provision.claims import Claims
 from redrive.provision.desired import desired
 from redrive.provision.gather import gather
-from redrive.provision.survey import Survey, is_surveyed
+from redrive.provision.survey import Survey
 
 MakeBody = Callable[..., dict[str, Any]]
 MAIN = Key("shop", "main")
@@ -115,29 +115,6 @@ async def test_policies_that_only_observe_may_differ(
     surveyor.world.policies.put(policy("observes", **observes))
     assert await amiss(surveyor) == set()
     assert len(broker.calls) == 9
-
-
-async def test_a_policy_of_a_namespace_that_deleted_idle_subscriptions_needs_a_look_once_it_stops(
-    survey: tuple[Survey, FakeBroker], policy: MakeBody
-) -> None:
-    surveyor, broker = survey
-    expiry = {"subscription_expiration_time_minutes": 5}
-    broker.namespaces["shop/x"] = Namespace(policies=expiry)
-    body = policy("stalled", topic="persistent://shop/x/stalled")
-    stalled = {
-        "type": "Ready",
-        "status": "False",
-        "reason": "SubscriptionExpiry",
-        "message": "",
-        "lastTransitionTime": "2026-01-01T00:00:00Z",
-    }
-    body["status"] = {"observedGeneration": 7, "conditions": [stalled]}
-    assert not is_surveyed(policy("waits"))
-    assert is_surveyed(body)
-    surveyor.world.policies.put(body)
-    assert await amiss(surveyor) == set()
-    broker.namespaces["shop/x"].policies.clear()
-    assert await amiss(surveyor) == {"stalled"}
 
 
 async def test_a_namespace_that_is_gone_is_for_its_policies_to_tell(

@@ -1,0 +1,201 @@
+"""When a stalled policy is worth a look again, and how few calls it takes to know."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
+from tests.unit.provision.test_calls import make_world
+from tests.unit.provision.test_faults import ConfigMaps
+
+from redrive.admin.access import Access
+from redrive.admin.client import Admin
+from redrive.admin.http import Http
+from redrive.cluster import resources
+from redrive.cluster.resources import Body, Key
+from redrive.errors import RedriveError
+from redrive.provision import reconcile, standing
+from redrive.provision.claims import Claims
+from redrive.provision.gather import gather
+from redrive.provision.rounds import CALLS_PER_QUESTION
+from redrive.provision.standing import Standing, is_standing
+
+MakeBody = Callable[..., dict[str, Any]]
+RETRY, DEAD = "orders-fulfilment-RETRY", "orders-fulfilment-DLQ"
+EXPIRY = "subscription_expiration_time_minutes"
+CALLS_PER_NAMESPACE = 3
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A policy with its source topic, and room for what stands in its way."""
+
+    broker: FakeBroker
+    world: Any
+    body: dict[str, Any]
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.broker.namespaces["shop/prod"]
+
+    def mark(self, name: str, owner: str, partitions: int = 0) -> None:
+        """Have a topic that is marked as kept by *owner*."""
+        self.namespace.topics[name] = Topic(partitions, {"redrive.io/owner": owner})
+
+    async def stalls(self, reason: str) -> None:
+        """Have a look at the policy that finds *reason*, and write that down."""
+        with pytest.raises(RedriveError) as refused:
+            await self._look()
+        assert refused.value.reason == reason
+        ready = {"type": "Ready", "status": "False", "reason": reason, "message": ""}
+        self.body["status"] = {"observedGeneration": 7, "conditions": [ready]}
+        assert is_standing(self.body)
+
+    async def is_over(self) -> bool:
+        """Ask; then a look agrees."""
+        before = len(self.broker.calls)
+        over = await Standing(self.world, self._claims()).is_over(self.body)
+        asked = self.broker.calls[before:]
+        of_namespace = [call for call in asked if not call[1].startswith("persistent/shop/prod/o")]
+        assert len(of_namespace) in {0, CALLS_PER_NAMESPACE}
+        assert len(asked) - len(of_namespace) <= CALLS_PER_QUESTION
+        if over:
+            await self._look()
+        else:
+            await self.stalls(self.body["status"]["conditions"][0]["reason"])
+        return over
+
+    async def _look(self) -> None:
+        asked = gather(self.body, self.world)
+        await reconcile.provision(asked, self.body, self.world, self._claims())
+
+    def _claims(self) -> Claims:
+        return Claims(self.world.policies, lambda _: None)
+
+
+@pytest.fixture
+async def scene(
+    connection: dict[str, Any], policy: MakeBody, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Scene]:
+    monkeypatch.setattr(standing, "LISTED_SECONDS", 0.0)
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        broker.tenants = {"shop": []}
+        broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})})}
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+        body = policy()
+        world = make_world(admin, connection, body)
+
+        async def open_(_: Key) -> SimpleNamespace:
+            return SimpleNamespace(admin=admin)
+
+        world.brokers.open = open_
+        yield Scene(broker, world, body)
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_a_topic_of_another_owner_until_both_topics_are_given_up_or_gone(
+    scene: Scene, partitions: int
+) -> None:
+    scene.mark(RETRY, "elsewhere/shop/orders", 2)
+    scene.mark(DEAD, "elsewhere/shop/orders", partitions)
+    await scene.stalls("OwnerConflict")
+    assert not await scene.is_over()
+    scene.namespace.topics[RETRY].properties.clear()
+    assert not await scene.is_over()
+    scene.namespace.topics[DEAD].properties["redrive.io/owner"] = "this-cluster/shop/gone"
+    assert await scene.is_over()
+
+
+async def test_a_topic_of_another_owner_until_it_is_deleted(scene: Scene) -> None:
+    scene.mark(DEAD, "elsewhere/shop/orders")
+    await scene.stalls("OwnerConflict")
+    assert not await scene.is_over()
+    del scene.namespace.topics[DEAD]
+    assert await scene.is_over()
+
+
+async def test_a_retry_topic_of_the_other_kind_until_it_is_deleted(scene: Scene) -> None:
+    scene.namespace.topics[RETRY] = Topic(0, {})
+    await scene.stalls("PartitionsDiffer")
+    assert not await scene.is_over()
+    del scene.namespace.topics[RETRY]
+    assert await scene.is_over()
+
+
+async def test_a_retry_topic_of_the_other_kind_until_its_source_is_of_that_kind_too(
+    scene: Scene,
+) -> None:
+    scene.namespace.topics[RETRY] = Topic(0, {})
+    await scene.stalls("PartitionsDiffer")
+    scene.namespace.topics["orders"] = Topic(0, {})
+    assert await scene.is_over()
+
+
+async def test_a_retry_topic_that_may_not_be_as_asked_for_until_it_is(scene: Scene) -> None:
+    scene.body["spec"]["retry"] = {"partitions": 3}
+    scene.namespace.topics[RETRY] = Topic(0, {})
+    await scene.stalls("PartitionsDiffer")
+    assert not await scene.is_over()
+    scene.namespace.topics[RETRY] = Topic(1, {})
+    assert await scene.is_over()
+
+
+async def test_a_namespace_that_deletes_idle_subscriptions_until_it_stops(scene: Scene) -> None:
+    scene.namespace.policies[EXPIRY] = 5
+    await scene.stalls("SubscriptionExpiry")
+    assert not await scene.is_over()
+    scene.namespace.policies[EXPIRY] = 0
+    assert await scene.is_over()
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+async def test_a_config_map_of_somebody_else_until_it_is_gone(
+    scene: Scene, *, labelled: bool
+) -> None:
+    labels = dict([resources.MANAGED]) if labelled else {}
+    name = {"namespace": "shop", "name": "orders-redrive"}
+    theirs: Body = {"metadata": {**name, "uid": "theirs", "labels": labels}, "data": {}}
+    config_maps: ConfigMaps = scene.world.kubernetes
+    config_maps.bodies[Key.of(theirs)] = theirs
+    if labelled:
+        scene.world.config_maps.put({**theirs, "metadata": {**theirs["metadata"]}})
+    await scene.stalls("ConfigMapNotOurs")
+    before = len(scene.broker.calls)
+    assert not await Standing(scene.world, scene._claims()).is_over(scene.body)  # noqa: SLF001
+    assert len(scene.broker.calls) == before
+    config_maps.bodies.clear()
+    scene.world.config_maps.drop(theirs)
+    assert await scene.is_over()
+
+
+async def test_whatever_else_is_in_the_way_is_for_a_look_to_tell(
+    scene: Scene, policy: MakeBody
+) -> None:
+    scene.mark(RETRY, "elsewhere/shop/orders", 2)
+    await scene.stalls("OwnerConflict")
+    asks = Standing(scene.world, Claims(scene.world.policies, lambda _: None))
+    scene.broker.fault = at_call(1, answering(500))
+    assert await asks.is_over(scene.body)
+    scene.broker.fault = None
+    assert not await asks.is_over(scene.body)
+    broken = policy(maxRetries=-1)
+    assert await asks.is_over({**broken, "status": scene.body["status"]})
+
+
+async def test_policies_of_one_namespace_share_what_is_read_of_it(
+    scene: Scene, policy: MakeBody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    scene.namespace.policies[EXPIRY] = 5
+    await scene.stalls("SubscriptionExpiry")
+    asks = Standing(scene.world, Claims(scene.world.policies, lambda _: None))
+    before = len(scene.broker.calls)
+    for number in range(50):
+        body = policy(f"orders-{number}") | {"status": scene.body["status"]}
+        assert not await asks.is_over(body)
+    assert len(scene.broker.calls) - before <= CALLS_PER_NAMESPACE
