@@ -16,11 +16,19 @@ from types import FrameType
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from redrive.sandbox import installation
 from redrive.sandbox.kubernetes import Cluster
 from redrive.sandbox.pulsar import Broker
 from redrive.sandbox.sandbox import Sandbox
+
+# Next to a broker that is starting, an example takes as long as it takes. The same tree gives the
+# same examples, so that a run says something of the change: --hypothesis-profile=default looks on.
+settings.register_profile(
+    "redrive", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("redrive")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

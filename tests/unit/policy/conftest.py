@@ -15,6 +15,7 @@ from redrive.policy.naming import Scheme, TopicName
 # For test_mutants.py: the same examples in every run, and no time spent on making them small.
 settings.register_profile(
     "mutants",
+    deadline=None,
     derandomize=True,
     database=None,
     max_examples=50,

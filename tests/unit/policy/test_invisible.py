@@ -90,5 +90,5 @@ class Flight(RuleBasedStateMachine):
         assert self.flight.next_end() == min(self.ends.values(), default=None)
 
 
-Flight.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+Flight.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestMessagesInFlight = Flight.TestCase

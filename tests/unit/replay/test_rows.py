@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pulsar
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.replay import messageid, rows
@@ -31,7 +31,6 @@ letters = st.builds(
 )
 
 
-@settings(deadline=None)  # the first example loads Arrow
 @given(st.lists(letters, max_size=5))
 def test_rows_give_back_the_letters_they_were_made_of(some: list[DeadLetter]) -> None:
     assert list(rows.from_batch(rows.to_batch(some))) == some

@@ -266,5 +266,5 @@ class Delivery(RuleBasedStateMachine):
         assert self.broker.used <= TOPICS
 
 
-Delivery.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Delivery.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestTheLawsOfRetry = Delivery.TestCase

@@ -116,7 +116,7 @@ class Pulling(RuleBasedStateMachine):
             assert count <= 1 + self.crashes[name]
 
 
-Pulling.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Pulling.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestTheLawsOfPulling = Pulling.TestCase
 
 
