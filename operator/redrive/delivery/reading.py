@@ -1,34 +1,28 @@
 """What a message carries, whatever its producer wrote; called wherever a message is looked at.
 
-The client takes every key and property for UTF-8 and raises where it is none. Producers in other
-languages may send such bytes, and no message may end a consumer.
+`policy.text` reads what should be text and may be none.
 """
 
 from __future__ import annotations
 
-import binascii
-import contextlib
-from collections.abc import Callable
-
 import pulsar
+
+from redrive.policy import text
 
 
 def partition_key(message: pulsar.Message) -> str:
     """Return the key of *message*, in base64 if it is no text; empty if it has none."""
-    return _text(message.partition_key)
+    return text.key(message.partition_key)
 
 
 def ordering_key(message: pulsar.Message) -> str:
     """Return the ordering key of *message*, in base64 if it is no text; empty if it has none."""
-    return _text(message.ordering_key)
+    return text.key(message.ordering_key)
 
 
 def properties(message: pulsar.Message) -> dict[str, str] | None:
     """Return the properties of *message*; None if one is no text: the client then shows none."""
-    found: dict[str, str] | None = None
-    with contextlib.suppress(UnicodeDecodeError):
-        found = message.properties()
-    return found
+    return text.properties(message.properties)
 
 
 def schema_version(message: pulsar.Message) -> int | None:
@@ -38,10 +32,3 @@ def schema_version(message: pulsar.Message) -> int | None:
     except UnicodeDecodeError:  # the client takes the bytes of the number for text
         return None
     return int.from_bytes(written.encode(), "big") if written else None
-
-
-def _text(read: Callable[[], str]) -> str:
-    try:
-        return read()
-    except UnicodeDecodeError as error:
-        return binascii.b2a_base64(error.object, newline=False).decode()

@@ -9,6 +9,6 @@ Reading order:
 4. `model`: `Policy`, all that a consumer or a replay must know.
 5. `verdict`: a failed attempt → retry it, after which delay, or bury it.
 6. `failure`: an exception → the same, for those who classify what fails.
-7. `properties`, `cause`, `envelope`: what travels with a message.
+7. `text`, `properties`, `cause`, `envelope`: what travels with a message.
 8. `codec`: the one written form of a `Policy`.
 """

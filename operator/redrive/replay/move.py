@@ -120,9 +120,11 @@ class Mover:
 
         A broker acknowledges entries, not messages. So an entry of which only a part is selected
         is kept: sending that part would send it again with every later replay. And what was cut
-        into chunks is kept, because deduplication and chunks don't go together.
+        into chunks is kept, because deduplication and chunks don't go together; and what can't be
+        read, because a copy would lack its properties.
         """
-        if len(entry) != entry[0].batch_size or entry[0].chunked:
+        partial = len(entry) != entry[0].batch_size
+        if partial or entry[0].chunked or any(letter.unreadable for letter in entry):
             self._tally += Tally(kept=len(entry))
             return
         self._messages += len(entry)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import pulsar
 import pyarrow as pa
 
+from redrive.policy import text
 from redrive.replay import messageid
 from redrive.replay.position import Position
 
 DDL = (
     "partition INT, ledger BIGINT, entry BIGINT, batch_index INT, batch_size INT, "
-    "chunked BOOLEAN, key STRING, ordering_key STRING, value BINARY, "
+    "chunked BOOLEAN, unreadable BOOLEAN, key STRING, ordering_key STRING, value BINARY, "
     "properties MAP<STRING, STRING>, publish_time TIMESTAMP, event_time TIMESTAMP"
 )
 """The columns of `spark.read.format("pulsar")`. What a message does not have is NULL, and so is
@@ -31,6 +32,7 @@ _SCHEMA = pa.schema(
         "batch_index": pa.int32(),
         "batch_size": pa.int32(),
         "chunked": pa.bool_(),
+        "unreadable": pa.bool_(),
         "key": pa.string(),
         "ordering_key": pa.string(),
         "value": pa.binary(),
@@ -49,6 +51,8 @@ class DeadLetter:
         partition: of the topic it lies in; -1 if that has none.
         batch_size: how many messages its entry holds.
         chunked: whether it was cut into several entries.
+        unreadable: whether one of its properties is no text; then the client shows none of them.
+        key: in base64 if it is no text, as is *ordering_key*: so consumers send it on, too.
         publish_time: in milliseconds since 1970, as is *event_time*.
     """
 
@@ -56,6 +60,7 @@ class DeadLetter:
     position: Position
     batch_size: int
     chunked: bool
+    unreadable: bool
     key: str | None
     ordering_key: str | None
     value: bytes | None
@@ -69,15 +74,17 @@ class DeadLetter:
         message_id = message.message_id()
         entry = messageid.entry_of(message_id.serialize())
         index = max(0, message_id.batch_index())
+        properties = text.properties(message.properties)
         return cls(
             partition=partition,
             position=Position(message_id.ledger_id(), message_id.entry_id(), index),
             batch_size=entry.size,
             chunked=entry.chunked,
-            key=message.partition_key() or None,
-            ordering_key=message.ordering_key() or None,
+            unreadable=properties is None,
+            key=text.key(message.partition_key) or None,
+            ordering_key=text.key(message.ordering_key) or None,
             value=None if message.has_null_value() else message.data(),
-            properties=message.properties(),
+            properties=properties or {},
             publish_time=message.publish_timestamp(),
             event_time=message.event_timestamp() or None,
         )
@@ -104,6 +111,7 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[DeadLetter]:
             position=Position(row["ledger"], row["entry"], row["batch_index"]),
             batch_size=row["batch_size"],
             chunked=row["chunked"],
+            unreadable=row["unreadable"],
             key=row["key"],
             ordering_key=row["ordering_key"],
             value=row["value"],
@@ -121,6 +129,7 @@ def _row(letter: DeadLetter) -> dict[str, object]:
         "batch_index": letter.position.batch_index,
         "batch_size": letter.batch_size,
         "chunked": letter.chunked,
+        "unreadable": letter.unreadable,
         "key": letter.key,
         "ordering_key": letter.ordering_key,
         "value": letter.value,

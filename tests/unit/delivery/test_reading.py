@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
@@ -10,6 +9,7 @@ from typing import Any, cast
 import pulsar
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from tests.messages import AS_BASE64, NO_TEXT, message_with
 
 from redrive import Event, Policy
 from redrive.delivery import reading
@@ -25,17 +25,6 @@ from redrive.testing.broker import InMemoryMessage
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=1, ladder=Ladder.from_fixed("5s")
 )
-NO_TEXT = b"\xff\x00\xfe"
-AS_BASE64 = base64.b64encode(NO_TEXT).decode()
-
-
-def message_with(**given: Any) -> pulsar.Message:  # noqa: ANN401 - as the client's builder has it
-    """Make a message of the real client's, as it would come from a broker."""
-    builder = pulsar._pulsar.MessageBuilder()  # noqa: SLF001 - nobody else makes one
-    builder.content(b"x")
-    for name, value in given.items():
-        getattr(builder, name)(*value if isinstance(value, tuple) else [value])
-    return pulsar.Message._wrap(builder.build())  # noqa: SLF001
 
 
 class Binary(InMemoryMessage):

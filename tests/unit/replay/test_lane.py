@@ -13,8 +13,8 @@ from redrive.replay.rows import DeadLetter
 
 STORED, DROPPED = pulsar.MessageId(0, 5, 6, -1), pulsar.MessageId(-1, -1, -1, -1)
 LETTER = DeadLetter(
-    -1, Position(3, 4, 0), 1, chunked=False, key=None, ordering_key=None, value=b"",
-    properties={}, publish_time=1, event_time=None,
+    -1, Position(3, 4, 0), 1, chunked=False, unreadable=False, key=None, ordering_key=None,
+    value=b"", properties={}, publish_time=1, event_time=None,
 )  # fmt: skip
 
 

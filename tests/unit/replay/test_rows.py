@@ -6,6 +6,7 @@ import pulsar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.messages import AS_BASE64, NO_TEXT, message_with
 
 from redrive.replay import messageid, rows
 from redrive.replay.messageid import Entry
@@ -22,6 +23,7 @@ letters = st.builds(
     ),
     batch_size=st.integers(1, 1_000),
     chunked=st.booleans(),
+    unreadable=st.booleans(),
     key=st.none() | text.filter(bool),
     ordering_key=st.none() | text.filter(bool),
     value=st.none() | st.binary(max_size=50),
@@ -34,6 +36,22 @@ letters = st.builds(
 @given(st.lists(letters, max_size=5))
 def test_rows_give_back_the_letters_they_were_made_of(some: list[DeadLetter]) -> None:
     assert list(rows.from_batch(rows.to_batch(some))) == some
+
+
+def test_keys_that_are_no_text_are_read_as_the_base64_that_consumers_send_on_too() -> None:
+    letter = DeadLetter.of(message_with(partition_key=NO_TEXT, ordering_key=NO_TEXT), -1)
+    assert (letter.key, letter.ordering_key) == (AS_BASE64, AS_BASE64)
+    letter = DeadLetter.of(message_with(partition_key="größe"), -1)
+    assert (letter.key, letter.ordering_key) == ("größe", None)
+
+
+def test_properties_that_are_no_text_do_not_end_the_reading() -> None:
+    letter = DeadLetter.of(message_with(property=("a", NO_TEXT)), -1)
+    assert letter.unreadable
+    assert letter.properties == {}
+    letter = DeadLetter.of(message_with(property=("a", "ä")), -1)
+    assert not letter.unreadable
+    assert letter.properties == {"a": "ä"}
 
 
 def test_an_unbatched_message_is_alone_in_its_entry() -> None:
