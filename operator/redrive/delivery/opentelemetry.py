@@ -103,9 +103,15 @@ class Tracing:
     def sending(
         self, topic: TopicName, properties: Mapping[str, str]
     ) -> Iterator[Mapping[str, str]]:
-        """Make a span of what is done inside; gives the properties that carry it on."""
+        """Make a span of what is done inside; gives the properties that carry it on.
+
+        Outside of any span, as where an invisible duration has ended, it goes on from what came
+        with the message.
+        """
         attributes = {**_COMMON, **_operation("send"), "messaging.destination.name": str(topic)}
-        with self._span(f"send {topic}", SpanKind.PRODUCER, attributes):
+        inside = trace.get_current_span().get_span_context().is_valid
+        parent = None if inside else propagate.extract(properties)
+        with self._span(f"send {topic}", SpanKind.PRODUCER, attributes, parent):
             yield _carrying(properties)
 
     @contextlib.contextmanager

@@ -28,6 +28,7 @@ from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.producers import Producers
 from redrive.delivery.settle import Settler, id_text
 from redrive.delivery.subscribe import subscribe
+from redrive.delivery.tracing import UNTRACED, Tracing
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.cause import Redaction
 from redrive.policy.envelope import Attempt
@@ -62,13 +63,13 @@ class SimpleConsumer(Closing):
     Args:
         client: connects as a role that the policy lists among its consumer roles.
         policy: see `RetryConsumer`; its ladder means nothing here.
-        name: see `RetryConsumer`, as for *redaction* and *on_event*.
+        name: see `RetryConsumer`, as for *redaction*, *on_event* and *tracing*.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
         self,
         client: pulsar.Client,
         policy: Policy | PolicyFile,
@@ -76,6 +77,7 @@ class SimpleConsumer(Closing):
         name: str | None = None,
         redaction: Redaction = Redaction(),
         on_event: Hook | None = None,
+        tracing: Tracing = UNTRACED,
     ) -> None:
         name = name or own_name()
         clock = SystemClock()
@@ -84,7 +86,7 @@ class SimpleConsumer(Closing):
         )
         inbox = Inbox(list(subscriptions.values()))
         parts = Parts(clock, subscriptions, inbox, Producers(client, name=name))
-        self._assemble(parts, policy, name, redaction, on_event, _LINGER)
+        self._assemble(parts, policy, name, redaction, on_event, tracing, _LINGER)
         self._alarm: Rings = Alarm(self._next_end, self._expire)
 
     def _assemble(  # noqa: PLR0913, PLR0917 - what it is put together from
@@ -94,6 +96,7 @@ class SimpleConsumer(Closing):
         name: str,
         redaction: Redaction,
         on_event: Hook | None,
+        tracing: Tracing,
         linger: timedelta,
     ) -> None:
         self.name = name
@@ -102,7 +105,7 @@ class SimpleConsumer(Closing):
         self._linger = linger.total_seconds()
         self._failures = Failures(
             in_force(policy, parts.clock),
-            Settler(parts.outgoing, parts.incoming, Events(on_event)),
+            Settler(parts.outgoing, parts.incoming, Events(on_event), tracing),
             parts.clock,
             name,
             redaction,

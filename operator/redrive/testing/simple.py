@@ -7,6 +7,7 @@ from datetime import timedelta
 from redrive.delivery.events import Hook
 from redrive.delivery.policy_file import PolicyFile, load_policy
 from redrive.delivery.simple import SimpleConsumer
+from redrive.delivery.tracing import UNTRACED, Tracing
 from redrive.policy.cause import Redaction
 from redrive.policy.model import Policy
 from redrive.testing.broker import InMemoryBroker, VirtualAlarm
@@ -24,7 +25,7 @@ class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
         broker: one to share with other consumers of the policy; by default one of its own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
         self,
         policy: Policy | PolicyFile,
         *,
@@ -32,10 +33,11 @@ class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
         name: str = "in-memory",
         redaction: Redaction = Redaction(),
         on_event: Hook | None = None,
+        tracing: Tracing = UNTRACED,
     ) -> None:
         first = policy if isinstance(policy, Policy) else load_policy(policy.path)
         self.broker = broker or InMemoryBroker(first)
         self._topic = first.topic
         parts = parts_of(self.broker, first, timedelta())
-        self._assemble(parts, policy, name, redaction, on_event, linger=timedelta())
+        self._assemble(parts, policy, name, redaction, on_event, tracing, linger=timedelta())
         self._alarm = VirtualAlarm(self.broker.clock, self._next_end, self._expire)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from redrive.delivery.opentelemetry import Tracing
 from redrive.delivery.settle import id_text
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryConsumer
+from redrive.testing import InMemoryConsumer, InMemorySimpleConsumer
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "fulfilment", max_retries=1, ladder=Ladder.from_fixed("1s")
@@ -157,6 +158,33 @@ def test_what_a_program_settles_itself_belongs_to_the_attempt_it_says(spans: Spa
     assert (ids(attempt)[0], parent(attempt)) == (TRACE, PARENT)
     assert parent(sent) == ids(attempt)[1]
     assert carried(consumer.receive()) == ids(sent)
+
+
+def test_what_is_settled_outside_of_an_attempt_goes_on_the_trace_of_its_message(
+    spans: Spans,
+) -> None:
+    consumer = InMemoryConsumer(POLICY, tracing=spans.tracing)
+    consumer.send(b"x", properties=FROM_PRODUCER)
+    consumer.reconsume_later(consumer.receive())
+
+    (sent,) = spans.all()
+    assert (ids(sent)[0], parent(sent)) == (TRACE, PARENT)
+    assert carried(consumer.receive()) == ids(sent)
+
+
+def test_a_message_whose_invisible_duration_ends_goes_on_its_trace(spans: Spans) -> None:
+    consumer = InMemorySimpleConsumer(POLICY, tracing=spans.tracing)
+    consumer.send(b"x", properties=FROM_PRODUCER)
+    invisible = timedelta(seconds=10)
+    (message,) = consumer.receive(1, invisible)
+    with spans.tracing.attempt(consumer, message):
+        pass  # and nothing is settled
+    consumer.advance(invisible)
+
+    attempt, sent = spans.all()
+    assert (ids(attempt)[0], parent(attempt)) == (TRACE, PARENT)
+    assert (ids(sent)[0], parent(sent)) == (TRACE, PARENT)
+    assert carried(consumer.receive(1, invisible)[0]) == ids(sent)
 
 
 def test_a_send_that_is_refused_is_told_too(spans: Spans) -> None:
