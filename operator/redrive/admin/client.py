@@ -30,6 +30,9 @@ from redrive.admin.policies import TopicPolicy, Write
 from redrive.admin.stats import read_stats, read_usage
 from redrive.policy.naming import TopicName
 
+PROBE_SECONDS = 10.0
+"""How long a probe waits for its answer: who is back must not wait for one that went out before."""
+
 T = TypeVar("T")
 
 _WITH_PROPERTIES = "application/vnd.partitioned-topic-metadata+json"
@@ -72,7 +75,8 @@ class Admin:
         Raises:
             AuthenticationFailedError: the broker does not take the token.
         """
-        return await self._get("list the clusters", "clusters", frozenset[str], probe=True)
+        call = Call("list the clusters", "GET", "clusters", seconds=PROBE_SECONDS)
+        return await self._ask(call, frozenset[str], probe=True)
 
     async def tenant_exists(self, tenant: str) -> bool:
         """Whether there is such a tenant."""
@@ -305,17 +309,18 @@ class Admin:
         )
         return NamespaceState(unpartitioned, partitioned, **policies)
 
-    async def _get(
-        self, does: str, path: str, read: Callable[[Any], T], *, probe: bool = False
-    ) -> T:
+    async def _get(self, does: str, path: str, read: Callable[[Any], T]) -> T:
+        return await self._ask(Call(does, "GET", path), read)
+
+    async def _ask(self, call: Call, read: Callable[[Any], T], *, probe: bool = False) -> T:
         """Ask the broker, and *read* what it answers; what has another form is no broker's."""
-        answer = await self._send(Call(does, "GET", path), probe=probe)
+        answer = await self._send(call, probe=probe)
         try:
             return read(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             # Not its content: another host may have given it, see `http`.
             shown = f"JSON of {len(json.dumps(answer))} characters"
-            raise unexpected(does, shown) from error
+            raise unexpected(call.does, shown) from error
 
     async def _send(self, call: Call, *, probe: bool = False) -> Any:  # noqa: ANN401  JSON
         """Make *call*, once more if the broker refuses credentials that have changed since."""

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -31,9 +32,15 @@ from redrive.admin.errors import (
 )
 from redrive.admin.fence import Fence, FenceClosedError, guarding
 
-# Not the time that a call waits for one of the connections: with many policies and a broker that is
-# slow that may be long, and would be taken for a broker that is silent.
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30)
+WHOLE_SECONDS = 60.0
+"""How long it takes at most to connect, to ask and to be answered to the last byte.
+
+Not counted is how long a call waits for one of the connections: with many policies and a broker
+that is slow that may be long, and would be taken for a broker that is silent.
+"""
+LONGEST_ANSWER = 64 * 2**20
+"""In bytes; what is longer is no answer of a broker, and is not read to its end."""
 MAX_REDIRECTS = 5
 _REDIRECTS = {301, 302, 307, 308}
 
@@ -47,6 +54,7 @@ class Call:
         path: below `/admin/v2/`, its parts already quoted.
         body: sent as JSON; None sends nothing.
         content_type: where a path takes more than one form of JSON, which one *body* has.
+        seconds: how long it may take at most, as `WHOLE_SECONDS` says.
     """
 
     does: str
@@ -54,6 +62,7 @@ class Call:
     path: str
     body: Any = None
     content_type: str = "application/json"
+    seconds: float = WHOLE_SECONDS
 
 
 class _Answer(NamedTuple):
@@ -62,6 +71,10 @@ class _Answer(NamedTuple):
     status: int
     text: str
     shown: str
+
+
+class _TooLongError(Exception):
+    """Something answers at greater length than makes sense."""
 
 
 class Http:
@@ -79,9 +92,13 @@ class Http:
             fence: what every write has to pass; None lets all pass.
         """
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=20)
-        traces = [] if fence is None else [guarding(fence)]
+        traces = [_limiting()] if fence is None else [_limiting(), guarding(fence)]
         async with aiohttp.ClientSession(
-            connector=connector, timeout=TIMEOUT, trace_configs=traces
+            connector=connector,
+            # What one connection's broker sets would be sent to another's.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=TIMEOUT,
+            trace_configs=traces,
         ) as session:
             yield cls(session)
 
@@ -123,6 +140,9 @@ class Http:
                 got=str(error) or type(error).__name__,
                 remedy="check adminUrl, and that the broker runs and can be reached from here",
             ) from error
+        except _TooLongError as error:
+            outcome = "too long"
+            raise unexpected(call.does, str(error)) from error
         except FenceClosedError:
             outcome = "fenced"
             raise
@@ -143,13 +163,11 @@ class Http:
             IssuerFailedError: it does not answer.
         """
         try:
-            async with self._session.request(
-                method, url, data=form, allow_redirects=False, ssl=tls or True
-            ) as response:
-                return response.status, await response.text(errors="replace")
+            async with self._request(method, url, data=form, ssl=tls or True) as response:
+                return response.status, await _text(response)
         except aiohttp.ClientConnectorCertificateError as error:
             raise _refused(url, error) from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, _TooLongError) as error:
             raise IssuerFailedError(
                 f"the issuer of tokens does not answer at {url}",
                 got=str(error) or type(error).__name__,
@@ -166,16 +184,16 @@ class Http:
         body = None if call.body is None else json.dumps(call.body)
         asked = url
         for _ in range(MAX_REDIRECTS):
-            async with self._session.request(
+            async with self._request(
                 call.method,
                 url,
+                seconds=call.seconds,
                 data=body,
                 headers=headers,
-                allow_redirects=False,
                 ssl=access.tls or True,
             ) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
-                    text = await response.text(errors="replace")
+                    text = await _text(response)
                     own = url.origin() == asked.origin() or is_of_broker(text)
                     shown = text if own else f"{len(text)} characters of {response.content_type}"
                     return _Answer(response.status, text, shown)
@@ -184,6 +202,77 @@ class Http:
                     return _refusal(response, "a redirect from https to http, not followed")
                 url = target
         return _refusal(response, f"more than {MAX_REDIRECTS} redirects")
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        url: URL | str,
+        *,
+        seconds: float = WHOLE_SECONDS,
+        **options: Any,  # noqa: ANN401  as the session takes them
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Ask, and give the answer to be read within what remains of *seconds*.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
+        limit = _Limit(seconds)
+        try:
+            async with (
+                limit.timeout,
+                self._session.request(
+                    method, url, allow_redirects=False, trace_request_ctx=limit, **options
+                ) as response,
+            ):
+                yield response
+        except TimeoutError as error:
+            if not limit.timeout.expired():
+                raise
+            raise TimeoutError(f"no whole answer within {seconds:g} s") from error
+
+
+class _Limit:
+    """The time of one request, which begins to run when it has a connection, or makes one."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.timeout = asyncio.timeout(None)
+
+    def begin(self) -> None:
+        """Let the time run, unless it does."""
+        if self.timeout.when() is None:
+            self.timeout.reschedule(asyncio.get_running_loop().time() + self._seconds)
+
+
+def _limiting() -> aiohttp.TraceConfig:
+    """Return what has an HTTP session begin the `_Limit` of each request."""
+
+    async def begin(
+        _session: aiohttp.ClientSession,
+        context: SimpleNamespace,
+        _got: aiohttp.TraceConnectionCreateStartParams | aiohttp.TraceConnectionReuseconnParams,
+    ) -> None:
+        context.trace_request_ctx.begin()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_start.append(begin)
+    trace.on_connection_reuseconn.append(begin)
+    return trace
+
+
+async def _text(response: aiohttp.ClientResponse) -> str:
+    """Read an answer.
+
+    Raises:
+        _TooLongError: it is longer than `LONGEST_ANSWER`.
+    """
+    read = bytearray()
+    async for part in response.content.iter_any():
+        read += part
+        if len(read) > LONGEST_ANSWER:
+            raise _TooLongError(f"an answer of more than {LONGEST_ANSWER / 2**20:g} MiB")
+    return read.decode(errors="replace")
 
 
 def _refusal(response: aiohttp.ClientResponse, why: str) -> _Answer:

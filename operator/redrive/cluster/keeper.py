@@ -11,12 +11,15 @@ import asyncio
 import enum
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
+from weakref import WeakValueDictionary
 
 from redrive.cluster import logs, metrics
 from redrive.cluster.resources import Key
 from redrive.errors import RedriveError
 
+AT_ONCE = 50
+"""So many objects of one lane are reconciled at the same time, and so many of all greeted."""
 FIRST_BACK_OFF_SECONDS = 1.0
 LAST_BACK_OFF_SECONDS = 15.0
 
@@ -37,8 +40,15 @@ class Again(enum.Enum):
     """The object is gone: its task ends."""
 
 
+def _one_lane(_: Key) -> None:
+    """Have all objects wait for the same."""
+
+
 class Keeper:
     """Keeps the objects of one kind reconciled, each by one task, never twice at a time.
+
+    Objects of one lane wait for one another where there are many, and for nobody else: what is slow
+    holds up its own lane alone.
 
     An exception from *reconcile* is logged with the object's identity, and counts as `SOON`.
 
@@ -46,7 +56,7 @@ class Keeper:
         kind: for logs.
         reconcile: brings one object to what it should be.
         greet: called before that, while the object may have to wait for others to be reconciled.
-        at_once: how many objects are reconciled at the same time, and how many greeted.
+        lane: which lane an object is in; by default all are in the same.
         longest_back_off: how many seconds lie at most between two looks at what is unsettled.
     """
 
@@ -56,14 +66,16 @@ class Keeper:
         reconcile: Callable[[Key], Awaitable[Again]],
         *,
         greet: Callable[[Key], Awaitable[None]] | None = None,
-        at_once: int = 50,
+        lane: Callable[[Key], Hashable] = _one_lane,
         longest_back_off: float = LAST_BACK_OFF_SECONDS,
     ) -> None:
         self._kind = kind
         self._reconcile = reconcile
         self._greet = greet
-        self._slots = asyncio.Semaphore(at_once)
-        self._greetings = asyncio.Semaphore(at_once)
+        self._lane = lane
+        # Each is there for as long as somebody waits for it or works with it.
+        self._slots = WeakValueDictionary[Hashable, asyncio.Semaphore]()
+        self._greetings = asyncio.Semaphore(AT_ONCE)
         self._longest_back_off = longest_back_off
         self._wishes: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
@@ -116,12 +128,13 @@ class Keeper:
             if self._greet is not None:
                 async with self._greetings:
                     await self._greet(key)
-            await self._slots.acquire()
+            slots = self._slots.setdefault(self._lane(key), asyncio.Semaphore(AT_ONCE))
+            await slots.acquire()
         try:
             with metrics.RECONCILE_SECONDS.labels(self._kind).time():
                 return await self._reconcile(key)
         finally:
-            self._slots.release()
+            slots.release()
 
     def _count(self, outcome: str) -> None:
         metrics.RECONCILES.labels(self._kind, outcome).inc()

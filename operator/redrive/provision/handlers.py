@@ -63,10 +63,12 @@ class _Journey:
             "RetryPolicy",
             lambda key: reconcile.reconcile(key, world, self._claims, self.health),
             greet=lambda key: reconcile.greet(key, world),
+            lane=self._connection_of,
         )
         self.connections = Keeper(
             "PulsarConnection",
             lambda key: connection.reconcile(key, world),
+            lane=lambda key: key,
             longest_back_off=PROBE_SECONDS,
         )
         self._claims = Claims(world.policies, self.policies.wake)
@@ -76,6 +78,11 @@ class _Journey:
         self.farewells = Farewells(
             Publisher(world.kubernetes, resources.POLICIES, world.policies, world.clock)
         )
+
+    def _connection_of(self, policy: Key) -> Key | None:
+        """Return whose broker a policy waits for; None where it is gone, and waits for nobody."""
+        body = self._world.policies.get(policy)
+        return None if body is None else connection_of(body)
 
     def listen(self) -> None:
         """Answer what changes from then on."""

@@ -136,7 +136,10 @@ async def test_looks_are_counted_by_how_they_end_and_timed() -> None:
     await kept.stop()
 
 
-async def test_the_queue_is_as_deep_as_there_are_objects_that_wait() -> None:
+async def test_the_queue_is_as_deep_as_there_are_objects_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "AT_ONCE", 1)
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def look(_: Key) -> Again:
@@ -144,7 +147,7 @@ async def test_the_queue_is_as_deep_as_there_are_objects_that_wait() -> None:
         await go_on.wait()
         return Again.WHEN_WOKEN
 
-    kept = Keeper("Queued", look, at_once=1)
+    kept = Keeper("Queued", look)
     for name in "abc":
         kept.wake(Key("shop", name))
     await begun.wait()
@@ -156,7 +159,8 @@ async def test_the_queue_is_as_deep_as_there_are_objects_that_wait() -> None:
     await kept.stop()
 
 
-async def test_all_are_greeted_while_they_wait_for_others() -> None:
+async def test_all_are_greeted_while_they_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "AT_ONCE", 1)
     greeted: list[str] = []
     go_on = asyncio.Event()
 
@@ -167,7 +171,7 @@ async def test_all_are_greeted_while_they_wait_for_others() -> None:
         await go_on.wait()
         return Again.WHEN_WOKEN
 
-    kept = Keeper("Kind", look, greet=greet, at_once=1)
+    kept = Keeper("Kind", look, greet=greet)
     for name in "abc":
         kept.wake(Key("shop", name))
     await asyncio.sleep(0.01)
@@ -200,7 +204,10 @@ async def test_the_back_off_may_be_bounded_further() -> None:
     await kept.stop()
 
 
-async def test_no_more_objects_are_looked_at_at_once_than_allowed() -> None:
+async def test_no_more_objects_are_looked_at_at_once_than_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "AT_ONCE", 3)
     now = most = 0
 
     async def look(_: Key) -> Again:
@@ -211,11 +218,50 @@ async def test_no_more_objects_are_looked_at_at_once_than_allowed() -> None:
         now -= 1
         return Again.WHEN_WOKEN
 
-    kept = Keeper("Kind", look, at_once=3)
+    kept = Keeper("Kind", look)
     for number in range(20):
         kept.wake(Key("shop", f"policy-{number}"))
     await asyncio.sleep(0.1)
     assert most == 3
+    await kept.stop()
+
+
+async def test_objects_that_hang_hold_up_their_own_lane_alone() -> None:
+    looked: asyncio.Queue[Key] = asyncio.Queue()
+
+    async def look(key: Key) -> Again:
+        looked.put_nowait(key)
+        if key.namespace == "hangs":
+            await asyncio.Event().wait()
+        return Again.WHEN_WOKEN
+
+    kept = Keeper("Kind", look, lane=lambda key: key.namespace)
+    for number in range(keeper.AT_ONCE + 10):
+        kept.wake(Key("hangs", f"policy-{number}"))
+    async with asyncio.timeout(5):
+        for _ in range(keeper.AT_ONCE):
+            assert (await looked.get()).namespace == "hangs"
+        kept.wake(ORDERS)
+        assert await looked.get() == ORDERS
+    await kept.stop()
+
+
+async def test_a_lane_that_cannot_be_found_out_is_a_failed_look(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    looks, asked = Looks(Again.WHEN_WOKEN), 0
+
+    def lane(_: Key) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise KeyError("connectionRef")
+
+    kept = Keeper("Kind", looks, lane=lane)
+    kept.wake(ORDERS)
+    await looks.reach(1)
+    assert asked == 2
+    assert "Kind shop/orders: reconciling failed" in caplog.text
     await kept.stop()
 
 

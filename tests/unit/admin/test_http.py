@@ -1,0 +1,142 @@
+"""What keeps one broker, or what stands in its place, from harming others. Over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from prometheus_client import REGISTRY
+
+from redrive.admin import client, http
+from redrive.admin.access import Access
+from redrive.admin.client import Admin
+from redrive.admin.errors import (
+    BrokerUnreachableError,
+    IssuerFailedError,
+    UnexpectedAnswerError,
+)
+from redrive.admin.http import Call, Http
+from redrive.policy.naming import TopicName
+
+TOPIC = TopicName("t", "n", "a")
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[tuple[Http, str]]:
+    """Serve *answer* on a free port; give what asks, and where."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application, shutdown_timeout=0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with Http.open() as opened:
+            yield opened, f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def trickle(request: web.Request) -> web.StreamResponse:
+    """Answer without end, a byte now and then."""
+    answer = web.StreamResponse()
+    await answer.prepare(request)
+    while True:
+        await answer.write(b" ")
+        await asyncio.sleep(0.005)
+
+
+async def test_an_answer_that_never_ends_is_given_up() -> None:
+    call = Call("ask", "GET", "x", seconds=0.1)
+    async with asyncio.timeout(5), serving(trickle) as (opened, url):
+        with pytest.raises(BrokerUnreachableError, match=r"got 'no whole answer within 0\.1 s'"):
+            await opened.send(call, admin_url=url, access=Access.bearer("x"))
+
+
+def test_no_call_goes_without_a_limit() -> None:
+    assert Call("ask", "GET", "x").seconds == 60
+
+
+async def test_the_time_of_a_call_begins_when_it_has_a_connection() -> None:
+    waiting = 25  # more than there are connections to a broker: some wait for others
+    asked = 0
+
+    async def slow(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(1)
+        return web.json_response({"partitions": 3})
+
+    async with asyncio.timeout(20), serving(slow) as (opened, url):
+        call = Call("ask", "GET", "x", seconds=1.8)
+        access = Access.bearer("x")
+        answers = await asyncio.gather(
+            *(opened.send(call, admin_url=url, access=access) for _ in range(waiting))
+        )
+    assert answers == [{"partitions": 3}] * waiting
+
+
+async def test_a_probe_that_hangs_makes_way_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PROBE_SECONDS", 0.1)
+    back = asyncio.Event()
+
+    async def answer(_: web.Request) -> web.Response:
+        await back.wait()
+        return web.json_response(["here"])
+
+    async with asyncio.timeout(5), serving(answer) as (opened, url):
+        admin = Admin(opened, url, Access.bearer("x"))
+        with pytest.raises(BrokerUnreachableError, match=r"no whole answer within 0\.1 s"):
+            await admin.clusters()
+        back.set()
+        assert await admin.clusters() == {"here"}
+
+
+async def test_what_one_broker_has_kept_by_its_clients_is_not_sent_to_another() -> None:
+    cookies: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        cookies.append(request.headers.get("Cookie"))
+        response = web.json_response(["here"])
+        response.set_cookie("session", "of-the-first")
+        return response
+
+    async with serving(answer) as (opened, url):
+        # By name: the library keeps no cookies of addresses.
+        named = url.replace("127.0.0.1", "localhost")
+        for role in ("first", "second"):
+            await Admin(opened, named, Access.bearer(role)).clusters()
+    assert cookies == [None, None]
+
+
+async def test_an_answer_that_is_far_too_long_is_not_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "LONGEST_ANSWER", 2**20)
+    counted = {"verb": "GET", "status": "too long"}
+    before = REGISTRY.get_sample_value("redrive_admin_calls_total", counted) or 0
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        while True:
+            await answer.write(bytes(2**16))
+
+    async with asyncio.timeout(10), serving(endless) as (opened, url):
+        with pytest.raises(UnexpectedAnswerError, match="got 'an answer of more than 1 MiB'"):
+            await Admin(opened, url, Access.bearer("x")).partitions(TOPIC)
+        with pytest.raises(IssuerFailedError, match="got 'an answer of more than 1 MiB'"):
+            await opened.ask_issuer("GET", url, None, None)
+    assert REGISTRY.get_sample_value("redrive_admin_calls_total", counted) == before + 1
+
+
+async def test_an_answer_as_long_as_may_be_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text='["here"]')
+
+    monkeypatch.setattr(http, "LONGEST_ANSWER", len('["here"]'))
+    async with serving(answer) as (opened, url):
+        assert await Admin(opened, url, Access.bearer("x")).clusters() == {"here"}
