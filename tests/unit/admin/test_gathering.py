@@ -72,7 +72,7 @@ async def test_who_asks_alone_does_not_wait() -> None:
     calls = Calls()
     calls.open.set()
     gathering: Gathering[int, int] = Gathering(calls, patience=10)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(5):
         with gathering.announced() as ask:
             assert await ask(1) == 1
             assert await gathering.ask(2) == 2

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 from prometheus_client import REGISTRY
@@ -39,8 +40,15 @@ class Looks:
 
     async def reach(self, count: int) -> None:
         """Return after that many looks."""
-        async with asyncio.timeout(5), self.changed:
+        async with asyncio.timeout(30), self.changed:
             await self.changed.wait_for(lambda: self.count >= count)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Return once it *holds*."""
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
 
 
 async def test_a_settled_object_is_looked_at_once_for_each_wake() -> None:
@@ -99,6 +107,7 @@ async def test_a_change_during_a_look_leads_to_one_more_look() -> None:
     for _ in range(5):
         kept.wake(ORDERS)
     go_on.set()
+    await until(lambda: count >= 2)
     await asyncio.sleep(0.02)
     assert count == 2
     await kept.stop()
@@ -109,8 +118,9 @@ async def test_the_task_of_an_object_that_is_gone_ends_and_a_new_one_may_come() 
     kept = Keeper("Kind", looks)
     kept.wake(ORDERS)
     await looks.reach(1)
-    await asyncio.sleep(0)
-    assert not [task for task in asyncio.all_tasks() if "shop/orders" in task.get_name()]
+    await until(
+        lambda: not [task for task in asyncio.all_tasks() if "shop/orders" in task.get_name()]
+    )
     kept.wake(ORDERS)
     await looks.reach(2)
     await kept.stop()
@@ -126,14 +136,14 @@ async def test_looks_are_counted_by_how_they_end_and_timed() -> None:
     kept = Keeper("Counted", looks)
     kept.wake(ORDERS)
     await looks.reach(3)
-    await asyncio.sleep(0)
+    await until(lambda: measured("redrive_reconcile_duration_seconds_count", kind="Counted") == 3)
+    await kept.stop()
     outcomes = {
         outcome: measured("redrive_reconciles_total", kind="Counted", outcome=outcome)
         for outcome in ("settled", "unsettled", "gone", "failed")
     }
     assert outcomes == {"settled": 1, "unsettled": 1, "gone": 0, "failed": 1}
     assert measured("redrive_reconcile_duration_seconds_count", kind="Counted") == 3
-    await kept.stop()
 
 
 async def test_the_queue_is_as_deep_as_there_are_objects_that_wait(
@@ -151,11 +161,9 @@ async def test_the_queue_is_as_deep_as_there_are_objects_that_wait(
     for name in "abc":
         kept.wake(Key("shop", name))
     await begun.wait()
-    await asyncio.sleep(0.01)
-    assert measured("redrive_reconcile_queue_depth", kind="Queued") == 2
+    await until(lambda: measured("redrive_reconcile_queue_depth", kind="Queued") == 2)
     go_on.set()
-    await asyncio.sleep(0.01)
-    assert measured("redrive_reconcile_queue_depth", kind="Queued") == 0
+    await until(lambda: measured("redrive_reconcile_queue_depth", kind="Queued") == 0)
     await kept.stop()
 
 
@@ -174,7 +182,7 @@ async def test_all_are_greeted_while_they_wait_for_others(monkeypatch: pytest.Mo
     kept = Keeper("Kind", look, greet=greet)
     for name in "abc":
         kept.wake(Key("shop", name))
-    await asyncio.sleep(0.01)
+    await until(lambda: len(greeted) == 3)
     assert greeted == ["a", "b", "c"]
     await kept.stop()
 
@@ -208,20 +216,21 @@ async def test_no_more_objects_are_looked_at_at_once_than_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(keeper, "AT_ONCE", 3)
-    now = most = 0
+    now = most = done = 0
 
     async def look(_: Key) -> Again:
-        nonlocal now, most
+        nonlocal now, most, done
         now += 1
         most = max(most, now)
         await asyncio.sleep(0.001)
         now -= 1
+        done += 1
         return Again.WHEN_WOKEN
 
     kept = Keeper("Kind", look)
     for number in range(20):
         kept.wake(Key("shop", f"policy-{number}"))
-    await asyncio.sleep(0.1)
+    await until(lambda: done == 20)
     assert most == 3
     await kept.stop()
 

@@ -27,6 +27,7 @@ class Desk:
         self.settled: list[tuple[int, Outcome]] = []
         self.late = 0
         self.stopped = threading.Event()
+        self._news = threading.Semaphore(0)
         self._left: SimpleQueue[int] = SimpleQueue()
         for number in range(count):
             self._left.put(number)
@@ -52,6 +53,12 @@ class Desk:
     def settle(self, message: Any, outcome: Outcome) -> None:  # noqa: ANN401 - a number
         """Note what became of it."""
         self.settled.append((message, outcome))
+        self._news.release()
+
+    def wait_for_settled(self, count: int) -> None:
+        """Return once so many more were settled."""
+        for _ in range(count):
+            assert self._news.acquire(timeout=30)
 
     def count_late(self, _message: object) -> None:
         """Note a late success."""
@@ -68,11 +75,13 @@ def test_one_worker_works_in_the_thread_that_called() -> None:
 
 def test_never_more_handlers_run_at_a_time_than_there_are_workers() -> None:
     desk, running, most = Desk(40), [], []
+    first_four = threading.Barrier(4)
 
     def handle(message: object) -> None:
         running.append(message)
         most.append(len(running))
-        time.sleep(0.01)
+        if isinstance(message, int) and message < 4:
+            first_four.wait(30)
         running.remove(message)
 
     desk.run(handle, workers=4)
@@ -82,13 +91,14 @@ def test_never_more_handlers_run_at_a_time_than_there_are_workers() -> None:
 
 def test_a_handler_that_takes_too_long_has_failed_and_its_late_success_is_only_counted() -> None:
     desk = Desk(2)
-    desk.run(lambda message: time.sleep(0.6) if message == 0 else None, timeout=SHORT)
+    # Long enough for the other message, however busy the machine.
+    desk.run(lambda m: desk.wait_for_settled(1) if m == 0 else None, timeout=timedelta(seconds=1))
 
     (slow, failure), fast = desk.settled
     assert (slow, fast) == (0, (1, None))
     assert isinstance(failure, HandlerTimeoutError)
     assert isinstance(failure, TimeoutError)
-    assert "got 'more than 0.2 s'" in str(failure)
+    assert "got 'more than 1 s'" in str(failure)
     assert desk.late == 1
 
 
@@ -96,7 +106,7 @@ def test_a_late_failure_is_no_late_success() -> None:
     desk = Desk(1)
 
     def handle(_: object) -> None:
-        time.sleep(0.6)
+        desk.wait_for_settled(1)
         raise ValueError
 
     desk.run(handle, timeout=SHORT)
@@ -106,15 +116,17 @@ def test_a_late_failure_is_no_late_success() -> None:
 
 def test_the_end_does_not_wait_for_a_handler_that_is_out_of_time() -> None:
     desk, hang = Desk(20), threading.Event()
+    both = threading.Barrier(2)
 
-    def handle(_: object) -> None:
+    def handle(message: object) -> None:
+        if message in {0, 1}:
+            both.wait(30)  # else the other worker might do it all
         if threading.current_thread().name == "redrive-worker-1":
             hang.wait(60)
-        time.sleep(0.01)
 
     began = time.monotonic()
-    desk.run(handle, workers=2, timeout=SHORT)
-    assert time.monotonic() - began < 10
+    desk.run(handle, workers=2, timeout=timedelta(seconds=1))
+    assert time.monotonic() - began < 30
     assert len(desk.settled) == 20
     assert [type(f) for _, f in desk.settled if f is not None] == [HandlerTimeoutError]
     hang.set()

@@ -169,6 +169,7 @@ async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
                 async with aiohttp.ClientSession(timeout=patience) as session:
                     await disturbed.look(Http(session))
             except AdminError:
+                disturbed.broker.fault = None  # a busy machine may have been too slow before it
                 await disturbed.look()
             broker = disturbed.broker
             assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[number - 1]
@@ -197,6 +198,7 @@ async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
             async with aiohttp.ClientSession(timeout=patience) as session:
                 again = await disturbed.retire(grave, Http(session))
             if again is Again.SOON:
+                broker.fault = None
                 assert grave.body["metadata"]["finalizers"] == [FINALIZER]
                 again = await disturbed.retire(grave)
             assert again is Again.WHEN_WOKEN
