@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer
 
 from redrive.api.model import StatusModel
 
@@ -30,11 +30,25 @@ class ConditionStatus(enum.StrEnum):
     UNKNOWN = "Unknown"
 
 
+MAX_MESSAGE = 32_768
+
+
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as error:
+        message = "the moment lies outside of the years 1 to 9999 in UTC"
+        raise ValueError(message) from error
+
+
 def _written(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # Unlike strftime, it writes all four digits of a year before 1000.
+    return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='seconds')}Z"
 
 
-Timestamp = Annotated[datetime, PlainSerializer(_written, when_used="json-unless-none")]
+Timestamp = Annotated[
+    datetime, AfterValidator(_in_utc), PlainSerializer(_written, when_used="json-unless-none")
+]
 """A moment with a time zone, written in UTC and whole seconds as Kubernetes does."""
 
 
@@ -57,7 +71,7 @@ class Condition(StatusModel):
     reason: Annotated[str, Field(min_length=1, max_length=1024)]
     """Why, as one word for programs, for example `TopicNotFound`."""
 
-    message: Annotated[str, Field(max_length=32768)]
+    message: Annotated[str, Field(max_length=MAX_MESSAGE)]
     """Why, for people: what is wrong, what was found, what to do."""
 
     last_transition_time: Timestamp | None = None

@@ -13,7 +13,10 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+from pydantic import ValidationError
+
 from redrive.api.conditions import (
+    MAX_MESSAGE,
     READY,
     RECONCILING,
     STALLED,
@@ -30,6 +33,7 @@ PROGRESSING = "Progressing"
 """The reason of conditions while the first look at a new spec is under way."""
 
 _STATES = {READY, RECONCILING, STALLED}
+_CUT = " …"
 
 logger = logging.getLogger(__name__)
 
@@ -203,12 +207,26 @@ def _not_ready(kind: str, error: RedriveError, message: str = "") -> tuple[Condi
 
 
 def _condition(kind: str, status: ConditionStatus, reason: str, message: str) -> Condition:
-    return Condition(type=kind, status=status, reason=reason, message=message)
+    """Make a condition; of a message that has no room in one, it shows as much as has."""
+    shown = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - len(_CUT)] + _CUT
+    return Condition(type=kind, status=status, reason=reason, message=shown)
 
 
 def _conditions(body: Body) -> list[Condition]:
+    """Read the conditions of *body*, but those that hold what none of ours does.
+
+    The API server lets more pass than can be read, such as times in the year 0. Whoever may write a
+    status must not stop the operator with it: what is left out here is written anew.
+    """
     written = (body.get("status") or {}).get("conditions") or []
-    return [Condition.model_validate(condition) for condition in written]
+    return list(filter(None, map(_read, written)))
+
+
+def _read(condition: Mapping[str, Any]) -> Condition | None:
+    try:
+        return Condition.model_validate(condition)
+    except ValidationError:
+        return None
 
 
 def _says(condition: Condition | None) -> tuple[str, str] | None:

@@ -6,7 +6,7 @@ message the policy's conditions show, or None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from redrive.provision.facts import Asked, Observed
 from redrive.provision.ownership import OWNER, Record
 
 MAX_OBJECT_NAME = 253
+_SHOWN = 5
 F = TypeVar("F")
 
 
@@ -242,8 +243,9 @@ def older_rival(asked: Asked, rivals: Iterable[Asked]) -> RedriveError | None:
     )
 
 
-def _listed(patterns: Iterable[str]) -> str:
-    return ", ".join(patterns) or "which is empty"
+def _listed(patterns: Sequence[str]) -> str:
+    more = [f"and {len(patterns) - _SHOWN} more"] if len(patterns) > _SHOWN else []
+    return ", ".join([*patterns[:_SHOWN], *more]) or "which is empty"
 
 
 def _partitions(count: int) -> str:

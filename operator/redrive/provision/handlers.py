@@ -92,9 +92,10 @@ class _Journey:
         self._world.brokers.listen(self._broker_fell_silent_or_answered)
 
     def begin(self) -> None:
-        """Look at all that may need it; settled policies are for the first survey to see to."""
+        """Look at all that may need it; other settled policies are for the first survey."""
         for body in self._world.policies:
-            if not status.is_settled(body) or self._claims.rivals(Key.of(body)):
+            orphaned = self._world.connections.get(connection_of(body)) is None
+            if orphaned or not status.is_settled(body) or self._claims.rivals(Key.of(body)):
                 self.policies.wake(Key.of(body))
         for body in self._world.connections:
             self.connections.wake(Key.of(body))

@@ -127,8 +127,12 @@ class Rounds:
     async def _rotate_for_ever(self, connection: Key) -> None:
         turns = Turns()
         while True:
-            settled = filter(status.is_settled, users(connection, self._policies))
-            keys = [Key.of(body) for body in settled]
+            try:
+                settled = filter(status.is_settled, users(connection, self._policies))
+                keys = [Key.of(body) for body in settled]
+            except Exception:
+                logger.exception("rotation of PulsarConnection %s: failed", connection)
+                keys = []
             key = turns.next(keys)
             await asyncio.sleep(pause(len(keys), CALLS_PER_LOOK))
             if key is not None:

@@ -30,6 +30,19 @@ def test_the_transition_time_changes_with_the_status() -> None:
     assert merged.last_transition_time == NOW
 
 
+def test_the_first_year_there_is_has_four_digits_when_it_is_written_too() -> None:
+    read = Condition.model_validate(
+        {
+            "type": READY,
+            "status": "True",
+            "reason": "Provisioned",
+            "message": "",
+            "lastTransitionTime": "0001-01-01T00:00:00Z",
+        }
+    )
+    assert read.to_manifest()["lastTransitionTime"] == "0001-01-01T00:00:00Z"
+
+
 def test_a_condition_that_is_not_named_any_more_is_gone() -> None:
     waiting = Condition(
         type=RECONCILING, status=ConditionStatus.TRUE, reason="TopicNotFound", message="x"

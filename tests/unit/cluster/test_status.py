@@ -151,6 +151,47 @@ async def test_a_look_before_the_watch_tells_of_the_last_one_starts_from_what_th
         assert known() == api.body
 
 
+async def test_a_message_without_room_in_a_condition_is_cut_and_what_is_cut_is_not_written_again(
+    api: Recorder, out: Publisher
+) -> None:
+    error = InvalidSpecError("a field is wrong", got="x" * 40_000, remedy="mend it")
+    caution = status.Caution("NameCollision", "ü" * 32_769)
+    for _ in range(2):
+        await out.publish(api.body, status.waiting(error))
+    assert api.patches == 1
+    await out.publish(api.body, status.ready("Provisioned", "all is there", [caution]))
+    assert conditions(api.body)["NameCollision"]["message"] == "ü" * 32_766 + " …"
+    await out.publish(api.body, status.stalled(error))
+    told = conditions(api.body)["Stalled"]["message"]
+    assert told.startswith("a field is wrong; got 'xxx")
+    assert told.endswith("xxx …")
+    assert len(told) == 32_768
+
+
+@pytest.mark.parametrize(
+    "since",
+    [
+        "0000-01-01T00:00:00Z",
+        "0001-01-01T00:00:00+14:00",
+        "9999-12-31T23:59:59-14:00",
+        "2026-01-01T00:00:00+99:00",
+    ],
+)
+async def test_a_condition_whose_time_is_none_is_left_out_and_written_anew(
+    api: Recorder, out: Publisher, since: str
+) -> None:
+    await out.publish(
+        api.body, status.ready("Provisioned", "all is there", [status.Caution("AckHoles", "some")])
+    )
+    for condition in api.body["status"]["conditions"]:
+        condition["lastTransitionTime"] = since
+    assert status.find(api.body, "Ready") is None
+    assert not status.is_settled(api.body)
+    await out.publish(api.body, status.ready("Provisioned", "all is there"))
+    assert status.is_settled(api.body)
+    assert conditions(api.body)["Ready"]["lastTransitionTime"] == "2026-01-01T00:00:03Z"
+
+
 async def test_an_object_that_went_during_a_write_stays_gone(api: Recorder, out: Publisher) -> None:
     body = api.body
     out.table.drop(body)

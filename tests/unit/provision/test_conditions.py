@@ -57,6 +57,19 @@ def test_a_policy_that_may_not_be_obeyed_is_refused(
     assert f"got {found};" in str(violation)
 
 
+def test_a_refusal_names_a_few_of_many_that_are_allowed(policy: MakeBody, asked: MakeAsked) -> None:
+    topics = [f"persistent://shop/prod/{'t' * 900}-{n}" for n in range(256)]
+    roles = [f"{'r' * 200}-{n}" for n in range(256)]
+    for allowed, last in (
+        ({"allowedTopics": topics}, topics[4]),
+        ({"allowedRoles": roles}, roles[4]),
+    ):
+        found = conditions.first_violation(ADMISSIBLE, asked(policy(), **allowed))
+        assert found is not None
+        assert f"{last}, and 251 more)" in str(found)
+        assert len(str(found)) < 6_000
+
+
 SOURCE = "persistent://shop/prod/orders"
 
 

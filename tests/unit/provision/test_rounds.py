@@ -130,6 +130,24 @@ async def test_a_connection_is_surveyed_again_and_again_until_it_goes(
     await walk.stop()
 
 
+async def test_a_rotation_goes_on_after_a_failure(
+    policy: MakeBody, survey: Surveys, caplog: pytest.LogCaptureFixture
+) -> None:
+    woken: asyncio.Queue[str] = asyncio.Queue()
+    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name))
+    spoilt = policy("spoilt") | {"spec": {}}
+    survey.world.policies.put(spoilt)
+    survey.world.policies.put(settled(policy("a")))
+    survey.world.connections.put(connection("main"))
+    await asyncio.sleep(0.01)
+    assert woken.empty()
+    assert "rotation of PulsarConnection shop/main: failed" in caplog.text
+    survey.world.policies.drop(spoilt)
+    async with asyncio.timeout(5):
+        assert await woken.get() == "a"
+    await walk.stop()
+
+
 async def test_what_a_survey_finds_amiss_is_looked_at(
     policy: MakeBody, survey: Surveys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

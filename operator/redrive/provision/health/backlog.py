@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from pydantic import ValidationError
+
 from redrive.admin.model import SubscriptionStats
 from redrive.api.retrypolicy import Backlog
 
@@ -51,9 +53,12 @@ def is_worth_writing(written: Backlog | None, found: Backlog, since: timedelta) 
 
 
 def written_in(status: Mapping[str, Any]) -> Backlog | None:
-    """Return what a policy's *status* holds."""
+    """Return what a policy's *status* holds; None for what can't be read, to be written anew."""
     written = status.get("backlog")
-    return None if written is None else Backlog.model_validate(written)
+    try:
+        return None if written is None else Backlog.model_validate(written)
+    except ValidationError:
+        return None
 
 
 def to_patch(backlog: Backlog) -> dict[str, Any]:

@@ -60,5 +60,10 @@ def test_what_begins_or_ends_or_moves_much_is_written_at_once_and_the_rest_later
     assert is_worth_writing(written, found, AT_LATEST) is (written != found)
 
 
+def test_what_can_not_be_read_counts_as_not_written() -> None:
+    spoilt = {"retry": 3, "deadLetter": 41, "oldestDeadLetter": "0000-01-01T00:00:00Z"}
+    assert written_in({"backlog": spoilt}) is None
+
+
 def test_the_first_look_is_written() -> None:
     assert is_worth_writing(None, Backlog(retry=0), AT_ONCE)
