@@ -21,6 +21,7 @@ __all__ = [
     "Event",
     "FailureRules",
     "InvalidSpecError",
+    "Ladder",
     "NotInFlightError",
     "NotSentError",
     "Policy",
@@ -35,6 +36,7 @@ __all__ = [
     "SubscribeError",
     "SubscriptionLostError",
     "TooBigError",
+    "TopicName",
     "load_policy",
 ]
 
@@ -56,7 +58,9 @@ if TYPE_CHECKING:
     from redrive.policy.envelope import Attempt
     from redrive.policy.failure import FailureRules
     from redrive.policy.invisible import NotInFlightError
+    from redrive.policy.ladder import Ladder
     from redrive.policy.model import Policy
+    from redrive.policy.naming import TopicName
     from redrive.policy.verdict import Done
 else:
     _HOMES = {
@@ -71,6 +75,7 @@ else:
         "Event": "redrive.delivery.events",
         "FailureRules": "redrive.policy.failure",
         "InvalidSpecError": "redrive.errors",
+        "Ladder": "redrive.policy.ladder",
         "NotInFlightError": "redrive.policy.invisible",
         "NotSentError": "redrive.delivery.producers",
         "Policy": "redrive.policy.model",
@@ -85,6 +90,7 @@ else:
         "SubscribeError": "redrive.delivery.subscribe",
         "SubscriptionLostError": "redrive.delivery.inbox",
         "TooBigError": "redrive.delivery.producers",
+        "TopicName": "redrive.policy.naming",
         "load_policy": "redrive.delivery.policy_file",
     }
 

@@ -6,11 +6,13 @@ outcome per message out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from typing import TypeVar
 
 import pulsar
 
-from redrive.errors import RedriveError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.verdict import Done
 
 Handler = Callable[[pulsar.Message], object]
@@ -18,6 +20,7 @@ BatchHandler = Callable[[Sequence[pulsar.Message]], Sequence[Done | Exception | 
 Outcome = Exception | None
 """Why a message was not handled; None if it was."""
 Handle = Callable[[Sequence[pulsar.Message]], Sequence[Outcome]]
+_Answer = TypeVar("_Answer")
 
 
 class NotDoneError(RedriveError):
@@ -32,22 +35,42 @@ class BatchAnswerError(RedriveError):
     reason = "BatchAnswer"
 
 
+class NotRunError(RedriveError):
+    """A handler returned what would do the work if somebody ran it, which nobody does."""
+
+    reason = "NotRun"
+
+
+_UNRUN = (Awaitable, Generator, AsyncGenerator)
+_REMEDY = "handle coroutines by AsyncRetryConsumer; a handler is no generator: use no yield"
+
+
 def one(handler: Handler, *, explicit: bool) -> Handle:
-    """Give a batch of one to a *handler* of single messages."""
+    """Give a batch of one to a *handler* of single messages.
+
+    Raises:
+        InvalidSpecError: a call of *handler* would do nothing.
+    """
+    _check_runs(handler)
 
     def handle(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
         (message,) = messages
-        answer = handler(message)
+        answer = _run(handler(message))
         return [_not_done(answer) if explicit and not isinstance(answer, Done) else None]
 
     return handle
 
 
 def many(handler: BatchHandler, *, explicit: bool) -> Handle:
-    """Give a whole batch to *handler*, and read its answer message by message."""
+    """Give a whole batch to *handler*, and read its answer message by message.
+
+    Raises:
+        InvalidSpecError: a call of *handler* would do nothing.
+    """
+    _check_runs(handler)
 
     def handle(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
-        answers = handler(messages)
+        answers = _run(handler(messages))
         if answers is None:
             answers = [None] * len(messages)
         if len(answers) != len(messages):
@@ -59,6 +82,27 @@ def many(handler: BatchHandler, *, explicit: bool) -> Handle:
         return [_outcome(answer, explicit=explicit) for answer in answers]
 
     return handle
+
+
+def _check_runs(handler: Callable[..., object]) -> None:
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_of(handler) for is_of in kinds):
+        raise InvalidSpecError(
+            "a handler does its work when it is called",
+            got=getattr(handler, "__qualname__", repr(handler)),
+            remedy=_REMEDY,
+        )
+
+
+def _run(answer: _Answer) -> _Answer:
+    """Return *answer*, unless it only promises the work: to acknowledge that would lose it."""
+    if not isinstance(answer, _UNRUN):
+        return answer
+    if inspect.iscoroutine(answer):
+        answer.close()  # else Python warns of what is told here
+    raise NotRunError(
+        "the handler has returned what nobody runs", got=type(answer).__name__, remedy=_REMEDY
+    )
 
 
 def _outcome(answer: object, *, explicit: bool) -> Outcome:

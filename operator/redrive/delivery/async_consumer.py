@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -17,7 +18,9 @@ from typing import ParamSpec, Self, TypeVar, overload
 
 import pulsar
 
+from redrive.delivery import longest
 from redrive.delivery.bridge import Bridge, RunCancelled
+from redrive.delivery.closing import close_opened
 from redrive.delivery.consumer import HANDLER_TIMEOUT, NACK_DELAY, RetryConsumer
 from redrive.delivery.crash_notes import CrashNotes
 from redrive.delivery.events import Hook
@@ -103,7 +106,20 @@ class AsyncRetryConsumer:
 
     async def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages; see `RetryConsumer.receive_batch`."""
-        return await self._taken(self._opened.receive_batch, size, wait)
+        end = time.monotonic() + longest.seconds(wait)
+        messages: list[pulsar.Message] = []
+        try:
+            while True:
+                left = timedelta(seconds=max(0.0, end - time.monotonic()))
+                messages += await self._taken(
+                    self._opened.receive_batch, size - len(messages), min(left, _SLICE)
+                )
+                if len(messages) >= size or left <= _SLICE:
+                    return messages
+        except BaseException:
+            for message in messages:  # which nobody will have got
+                self.hand_back(message)
+            raise
 
     def attempt_of(self, message: pulsar.Message) -> Attempt:
         """Return which attempt at *message* this is; see `RetryConsumer.attempt_of`."""
@@ -230,7 +246,7 @@ class AsyncRetryConsumer:
             self._consumer = await asyncio.shield(asyncio.wrap_future(opening))
         except asyncio.CancelledError:
             # It goes on; left open, its subscriptions would hoard messages that nobody takes.
-            self._settling.submit(_close_opened, opening)
+            self._settling.submit(close_opened, opening)
             raise
         return self
 
@@ -294,8 +310,3 @@ class AsyncRetryConsumer:
                 with contextlib.suppress(RunCancelled):
                     await ended
                 raise
-
-
-def _close_opened(opening: Future[RetryConsumer]) -> None:
-    if opening.exception() is None:
-        opening.result().close()

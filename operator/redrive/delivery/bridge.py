@@ -13,6 +13,7 @@ from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from redrive.delivery import longest
 from redrive.delivery.run import out_of_time
 from redrive.errors import RedriveError
 
@@ -74,7 +75,7 @@ class Bridge:
             self._loop.call_soon_threadsafe(start)
         except RuntimeError as error:  # the loop was closed
             raise RunCancelled from error
-        late = not wait([ended], timeout.total_seconds()).done
+        late = not wait([ended], longest.seconds(timeout)).done
         if late:
             self._loop.call_soon_threadsafe(lambda: started.result().cancel())
         return self._answer(ended, timeout if late else None)
@@ -93,10 +94,10 @@ class Bridge:
         error = ended.exception()
         if error is None:
             return ended.result()
+        if self._cancelled:  # whatever the handler made of that
+            raise RunCancelled from error
         if not isinstance(error, asyncio.CancelledError):
             raise error  # by name, so that its trace tells nothing of futures
-        if self._cancelled:
-            raise RunCancelled
         if exceeded is not None:
             raise out_of_time(exceeded)
         raise HandlerCancelledError(

@@ -11,7 +11,7 @@ from typing import overload
 
 import pulsar
 
-from redrive.delivery import answer
+from redrive.delivery import answer, longest
 from redrive.delivery.answer import Handler, Outcome
 from redrive.delivery.closing import Closing
 from redrive.delivery.consumer import HANDLER_TIMEOUT
@@ -76,7 +76,7 @@ class BroadcastConsumer(Closing):
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        return self._incoming.take(None if timeout is None else timeout.total_seconds())
+        return self._incoming.take(None if timeout is None else longest.seconds(timeout))
 
     def run(
         self,

@@ -134,7 +134,9 @@ class RetryConsumer(Receiver):
             max_rate: at most so many messages begin to be handled per second.
 
         Raises:
-            InvalidSpecError: an argument is out of bounds.
+            InvalidSpecError: an argument is out of bounds, or *handler* is a coroutine function or
+                a generator, of which a call does nothing. What returns a coroutine all the same has
+                failed.
             SubscriptionLostError: the client was closed.
         """
         pace = self._pace(max_rate)
@@ -190,7 +192,8 @@ class RetryConsumer(Receiver):
     def close(self) -> None:
         """Stop, wait until every `run` in another thread has ended, and leave the subscriptions.
 
-        Messages received and not yet settled stay unacknowledged: the broker delivers them again.
+        Messages received and not yet settled stay unacknowledged: the broker delivers them again. A
+        hop that has begun is waited for, up to 12 s.
         Not for signal handlers, nor for the handler of `run`: both call `stop`.
         """
         self.stop()

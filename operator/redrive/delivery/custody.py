@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pulsar
 
+from redrive.delivery import longest
 from redrive.delivery.parts import Clock
 from redrive.errors import InvalidSpecError, RedriveError
 
@@ -45,7 +46,7 @@ class Custody:
         """Hear that *message* has been handed out, for the first time or once more."""
         with self._changing:
             self._over.pop(id(message), None)
-            end = self._clock.monotonic() + self._timeout.total_seconds()
+            end = self._clock.monotonic() + longest.seconds(self._timeout)
             self._held[id(message)] = (end, message)
 
     def settle(self, message: pulsar.Message) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -84,9 +85,10 @@ class Events:
 
     def tell(self, event: Event, text: str, *values: object) -> None:
         """Tell *event*, in the log with *text*, which is formatted with *values*."""
-        level = _LEVELS[event.event]
-        if _log.isEnabledFor(level):
-            _log.log(level, text, *values, extra=vars(event))
+        try:
+            _log.log(_LEVELS[event.event], text, *values, extra=vars(event))
+        except Exception:  # noqa: BLE001 - a filter of the program's, and the log can't tell it
+            traceback.print_exc()
         if self.hook is None:
             return
         try:

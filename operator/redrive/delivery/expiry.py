@@ -14,10 +14,19 @@ _log = logging.getLogger(__name__)
 
 
 def fail_each(
-    over: Iterable[pulsar.Message], fail: Callable[[pulsar.Message], None], incoming: Incoming
+    over: Iterable[pulsar.Message],
+    fail: Callable[[pulsar.Message], None],
+    incoming: Incoming,
+    closing: Callable[[], bool],
 ) -> None:
-    """Have each message *fail*; one with which that goes wrong is handed out again, and logged."""
+    """Have each message *fail*; one with which that goes wrong is handed out again, and logged.
+
+    Once *closing* says so the rest stay unacknowledged: whoever closes would wait for each, which
+    can take seconds, and the broker delivers them again.
+    """
     for message in over:
+        if closing():
+            return
         try:
             fail(message)
         except Exception:  # noqa: BLE001 - else it would be nobody's, and the others too

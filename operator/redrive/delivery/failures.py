@@ -34,6 +34,9 @@ from redrive.policy.verdict import (
     end,
 )
 
+Claims = Callable[[pulsar.Message], bool]
+"""Takes a message back from its holder; tells whether it is still his to settle."""
+
 
 class _Here(NamedTuple):
     """What a message has been through since it came to this consumer: a crash forgets it."""
@@ -96,10 +99,11 @@ class Failures:
         if self.lanes is not None:
             self.lanes.free(message)
 
-    def asked(
+    def asked(  # noqa: PLR0913 - what can be asked for
         self,
         message: pulsar.Message,
         subscription: Subscription,
+        claims: Claims,
         *,
         delay: timedelta | None,
         level: int | None,
@@ -111,10 +115,16 @@ class Failures:
             policy, attempt.reconsume_times, delay=delay, level=level, luck=_luck()
         )
         cause = None if error is None else self._cause(error, attempt)
-        self._settle(message, subscription, attempt, verdict, cause, policy)
+        # Only now: what can't be judged stays with its holder.
+        if claims(message):
+            self._settle(message, subscription, attempt, verdict, cause, policy)
 
     def refused(
-        self, message: pulsar.Message, subscription: Subscription, error: BaseException | None
+        self,
+        message: pulsar.Message,
+        subscription: Subscription,
+        error: BaseException | None,
+        claims: Claims,
     ) -> None:
         """Have *message* delivered again by the broker, or bury it after `max_retries` of that."""
         policy, attempt = self.policy(), self.attempt_of(message)
@@ -123,6 +133,8 @@ class Failures:
         shared = policy.subscription_type.honours_delays or topic_of(message) == policy.retry_topic
         redeliveries = message.redelivery_count() if shared else self._given_back[message_id]
         if redeliveries < policy.max_retries:
+            if not claims(message):
+                return
             if not shared:
                 self._given_back[message_id] += 1
             subscription.negative_acknowledge(message)
@@ -132,7 +144,8 @@ class Failures:
         failed = attempt.reconsume_times + redeliveries + 1
         verdict = end(policy, DeadReason.RETRIES_EXHAUSTED, failed)
         cause = None if error is None else self._cause(error, attempt)
-        self._settle(message, subscription, attempt, verdict, cause, policy)
+        if claims(message):
+            self._settle(message, subscription, attempt, verdict, cause, policy)
 
     def raised(
         self,

@@ -46,6 +46,7 @@ class Holding:
         self._failures = failures
         self._custody: Custody | None = None
         self._suspects: Suspects | None = None
+        self._closed = False
         self._closing = contextlib.ExitStack()
 
     def beware(self, crash_notes: CrashNotes) -> None:
@@ -100,7 +101,8 @@ class Holding:
         self._parts.incoming.again(message, 0)
 
     def close(self) -> None:
-        """Fail nothing more, and leave the notes to the next process."""
+        """Fail nothing more, once a hop that has begun is made, and leave the notes to the next."""
+        self._closed = True
         self._closing.close()
 
     def _bury(self, message: pulsar.Message, error: Exception) -> bool:
@@ -113,4 +115,4 @@ class Holding:
             subscription = self._subscriptions[message.topic_name()]
             self._failures.raised(message, subscription, custody.error(), FailureRules())
 
-        fail_each(custody.expired(), fail, self._parts.incoming)
+        fail_each(custody.expired(), fail, self._parts.incoming, lambda: self._closed)

@@ -77,7 +77,11 @@ class Inbox:
             if message is not None:
                 return message
         end = None if timeout is None else time.monotonic() + timeout
-        return self._wait(end, only_again=only_again)
+        message = self._wait(end, only_again=only_again)
+        # He may have been woken for more than he takes, or have kept the time for another.
+        if self._flowing or self._again:
+            self._wake()
+        return message
 
     def again(self, message: pulsar.Message, seconds: float) -> None:
         """Hand *message* out once more after so many *seconds*; it stays unacknowledged."""
@@ -146,8 +150,6 @@ class Inbox:
                 continue
             message = self._due() or (None if only_again else self._next())
             if message is not None:
-                if self._flowing:
-                    self._wake()
                 return message
             wait = self._until_due(left)
             try:

@@ -18,12 +18,14 @@ from redrive.errors import InvalidSpecError
 from redrive.policy.model import Policy
 
 _COMPACT_BYTES = 1 << 20
+_UNFINISHED = ".unfinished"
 
 
 class Notebook:
     """The notes of one process about one policy, and what its dead predecessors have left.
 
-    A kill of the process loses no note, a crash of the machine may. May be used by several threads.
+    A kill of the process loses no note; while this takes over the notes of others it may have a
+    crash counted twice. A crash of the machine may lose some. May be used by several threads.
 
     Raises:
         InvalidSpecError: the directory can't be written to, or files can't be locked here.
@@ -35,20 +37,22 @@ class Notebook:
         self._path = directory / f"{scope}-{os.urandom(16).hex()}.notes"
         self._writing = threading.Lock()
         self._in_hand: set[str] = set()
+        self._file = -1
+        self._size = 0
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _alone(directory):
-                self._crashes = _taken_over(directory.glob(f"{scope}-*.notes"))
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-                _lock(self._file)
+                dead = list(_dead(directory.glob(f"{scope}-*.notes")))
+                self._crashes = _sum(crashes_in(file.read_text()) for file in dead)
+                self._write_anew()
+                for file in [*dead, *directory.glob(f"{scope}-*{_UNFINISHED}")]:
+                    file.unlink()
         except (OSError, ImportError) as error:
             raise InvalidSpecError(
                 f"crash notes can't be kept in {directory}",
                 got=str(error),
                 remedy="mount a volume there that this process may write to; not on Windows",
             ) from error
-        self._size = 0
-        self._compact()
         atexit.register(self.close)  # a program that ends by itself has not crashed
 
     def crashes(self, key: str) -> int:
@@ -96,10 +100,25 @@ class Notebook:
             self._compact()
 
     def _compact(self) -> None:
+        with _alone(self._path.parent):
+            self._write_anew()
+
+    def _write_anew(self) -> None:
+        """Put a short file into the place of the one there is: a kill leaves one of the two."""
         counts = [f"= {key} {count}\n" for key, count in self._crashes.items()]
         held = [f"+ {key}\n" for key in self._in_hand]
-        os.ftruncate(self._file, 0)
-        self._size = os.write(self._file, "".join([*counts, *held]).encode())
+        unfinished = self._path.with_suffix(_UNFINISHED)
+        with contextlib.ExitStack() as undo:
+            file = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            undo.callback(os.close, file)
+            undo.callback(unfinished.unlink)
+            _lock(file)
+            size = os.write(file, "".join([*counts, *held]).encode())
+            unfinished.rename(self._path)
+            undo.pop_all()
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._size = file, size
 
 
 def crashes_in(notes: str) -> Mapping[str, int]:
@@ -122,18 +141,19 @@ def crashes_in(notes: str) -> Mapping[str, int]:
     return crashes
 
 
-def _taken_over(files: Iterable[Path]) -> dict[str, int]:
-    """Add up the notes of dead processes, and delete them."""
-    crashes: dict[str, int] = {}
+def _dead(files: Iterable[Path]) -> Iterator[Path]:
+    """Yield those of *files* whose processes are dead."""
     for file in files:
-        with file.open() as notes:
-            try:
-                _lock(notes.fileno(), wait=False)
-            except BlockingIOError:
-                continue  # its process lives
-            for key, count in crashes_in(notes.read()).items():
-                crashes[key] = crashes.get(key, 0) + count
-            file.unlink()
+        with file.open() as notes, contextlib.suppress(BlockingIOError):  # its process lives
+            _lock(notes.fileno(), wait=False)
+            yield file
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    crashes: dict[str, int] = {}
+    for counted in counts:
+        for key, count in counted.items():
+            crashes[key] = crashes.get(key, 0) + count
     return crashes
 
 

@@ -26,7 +26,7 @@ class Pace:
     """
 
     def __init__(self, rate: float | None, clock: Clock, sleep: Callable[[float], None]) -> None:
-        if rate is not None and rate <= 0:
+        if rate is not None and not rate > 0:  # nor what is no number
             raise InvalidSpecError(
                 "max_rate is a positive number of messages per second",
                 got=rate,

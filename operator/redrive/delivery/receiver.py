@@ -12,6 +12,7 @@ from typing import overload
 
 import pulsar
 
+from redrive.delivery import longest
 from redrive.delivery.closing import Closing
 from redrive.delivery.crash_notes import CrashNotes
 from redrive.delivery.events import Events, Hook
@@ -84,7 +85,7 @@ class Receiver(Closing):
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        return self._holding.take(None if timeout is None else timeout.total_seconds())
+        return self._holding.take(None if timeout is None else longest.seconds(timeout))
 
     def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages: as soon as there are so many, or what came within *wait*.
@@ -93,13 +94,18 @@ class Receiver(Closing):
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        end = self._parts.clock.monotonic() + wait.total_seconds()
+        end = self._parts.clock.monotonic() + longest.seconds(wait)
         messages: list[pulsar.Message] = []
-        while len(messages) < size:
-            message = self._holding.take(max(0.0, end - self._parts.clock.monotonic()))
-            if message is None:
-                break
-            messages.append(message)
+        try:
+            while len(messages) < size:
+                message = self._holding.take(max(0.0, end - self._parts.clock.monotonic()))
+                if message is None:
+                    break
+                messages.append(message)
+        except BaseException:
+            for message in messages:  # which nobody will have got
+                self.hand_back(message)
+            raise
         return messages
 
     def attempt_of(self, message: pulsar.Message) -> Attempt:
@@ -144,8 +150,7 @@ class Receiver(Closing):
             InvalidSpecError: it is not a message of this consumer.
         """
         subscription = self._subscriptions[message.topic_name()]
-        if self._holding.settles(message):
-            self._failures.refused(message, subscription, cause)
+        self._failures.refused(message, subscription, cause, self._holding.settles)
 
     def reconsume_later(
         self,
@@ -176,8 +181,9 @@ class Receiver(Closing):
         """
         subscription = self._subscriptions[message.topic_name()]
         check_asked(delay, level)
-        if self._holding.settles(message):
-            self._failures.asked(message, subscription, delay=delay, level=level, error=cause)
+        self._failures.asked(
+            message, subscription, self._holding.settles, delay=delay, level=level, error=cause
+        )
 
     def hand_back(self, message: pulsar.Message) -> None:
         """Undo its reception: `receive` hands *message* out again, as the same attempt.

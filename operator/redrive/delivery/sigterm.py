@@ -22,14 +22,15 @@ def stopping_at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     if not _is_ours():
         yield
         return
-    signal.signal(signal.SIGTERM, _stop_all)
+    # At no moment is the signal heeded with nothing to stop: that would lose it.
     _stops.append(stop)
     try:
+        signal.signal(signal.SIGTERM, _stop_all)
         yield
     finally:
-        _stops.remove(stop)
-        if not _stops and _is_ours():
+        if len(_stops) == 1 and _is_ours():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _stops.remove(stop)
 
 
 def _is_ours() -> bool:

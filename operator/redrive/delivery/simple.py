@@ -15,6 +15,7 @@ from datetime import timedelta
 
 import pulsar
 
+from redrive.delivery import longest
 from redrive.delivery.alarm import Alarm, Rings
 from redrive.delivery.closing import Closing
 from redrive.delivery.events import Events, Hook
@@ -32,7 +33,7 @@ from redrive.delivery.tracing import UNTRACED, Tracing
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.cause import Redaction
 from redrive.policy.envelope import Attempt
-from redrive.policy.invisible import InFlight, check_invisible
+from redrive.policy.invisible import InFlight, check_invisible, check_unordered
 from redrive.policy.model import Policy
 
 _PREFETCH = 1
@@ -67,6 +68,7 @@ class SimpleConsumer(Closing):
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
+        InvalidSpecError: the policy is ordered.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
@@ -82,7 +84,11 @@ class SimpleConsumer(Closing):
         name = name or own_name()
         clock = SystemClock()
         subscriptions = subscribe(
-            client, in_force(policy, clock)(), name=name, nack_delay=timedelta(), prefetch=_PREFETCH
+            client,
+            check_unordered(in_force(policy, clock)()),
+            name=name,
+            nack_delay=timedelta(),
+            prefetch=_PREFETCH,
         )
         inbox = Inbox(list(subscriptions.values()))
         parts = Parts(clock, subscriptions, inbox, Producers(client, name=name))
@@ -112,6 +118,7 @@ class SimpleConsumer(Closing):
         )
         self._in_flight = InFlight[pulsar.Message]()
         self._changing = threading.Lock()
+        self._closed = False
 
     def receive(
         self, max_messages: int, invisible: timedelta, timeout: timedelta | None = None
@@ -135,7 +142,7 @@ class SimpleConsumer(Closing):
                 "at least one message is received", got=max_messages, remedy="ask for 1 or more"
             )
         messages: list[pulsar.Message] = []
-        wait = None if timeout is None else timeout.total_seconds()
+        wait = None if timeout is None else longest.seconds(timeout)
         while len(messages) < max_messages:
             message = self._parts.incoming.take(wait)
             if message is None:
@@ -195,8 +202,12 @@ class SimpleConsumer(Closing):
         self._parts.incoming.stop()
 
     def close(self) -> None:
-        """Stop, and leave the subscriptions: what is in flight is visible, at the same attempt."""
+        """Stop, and leave the subscriptions: what is in flight is visible, at the same attempt.
+
+        A hop that has begun is waited for, up to 12 s.
+        """
         self.stop()
+        self._closed = True
         with contextlib.ExitStack() as closing:
             closing.callback(self._parts.outgoing.close)
             closing.callback(self._parts.incoming.close)
@@ -217,7 +228,7 @@ class SimpleConsumer(Closing):
         def fail(message: pulsar.Message) -> None:
             self._failures.expired(message, self._subscriptions[message.topic_name()], error)
 
-        fail_each(over, fail, self._parts.incoming)
+        fail_each(over, fail, self._parts.incoming, lambda: self._closed)
 
 
 def _key(message: pulsar.Message) -> str:

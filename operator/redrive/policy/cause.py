@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 
+from redrive.errors import InvalidSpecError
 from redrive.policy import properties as names
 
 MAX_TEXT_BYTES = 1_024
@@ -27,10 +28,31 @@ class Redaction:
         patterns: regular expressions; what they match is replaced by `[redacted]`.
         hook: is given each text after that, and returns what may be told of it. If it raises,
             nothing is told.
+
+    Raises:
+        InvalidSpecError: a pattern is no regular expression for text.
     """
 
     patterns: Sequence[str | re.Pattern[str]] = ()
     hook: Callable[[str], str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would fail at the first cause, when a message is to be settled."""
+        if isinstance(self.patterns, str):
+            raise InvalidSpecError(
+                "patterns is a list: of a string, each character would be a pattern",
+                got=self.patterns,
+                remedy="put it into a list",
+            )
+        for pattern in self.patterns:
+            try:
+                re.sub(pattern, "", "")
+            except (re.error, TypeError) as error:
+                raise InvalidSpecError(
+                    f"a pattern of a redaction is no regular expression for text: {error}",
+                    got=pattern,
+                    remedy="mend it; re.escape makes one of any text",
+                ) from error
 
     def __call__(self, text: str) -> str:
         """Return what may be told of *text*."""
@@ -131,9 +153,10 @@ SHRINKING = (
 _MAX_CHAIN = 5
 _MAX_FRAMES = 50
 # What makes two texts of one failure differ: ids, quoted values, and every word with a digit in it.
+# A text may be a whole payload: each word is looked at once, from its beginning, and never again.
 _VARIABLE = re.compile(
-    r"""'[^']*'|"[^"]*"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8,}\b"""
-    r"""|[\w.:/@#-]*\d[\w.:/@#-]*""",
+    r"""'[^']*'|"[^"]*"|(?<![\w.:/@#-])(?:[^\W\d]|[.:/@#-])*+\d[\w.:/@#-]*"""
+    r"""|\b[0-9a-f]{8,}\b""",
     re.IGNORECASE,
 )
 

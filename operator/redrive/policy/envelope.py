@@ -91,8 +91,9 @@ class Attempt:
 def reconsume_times(properties: Mapping[str, str]) -> int:
     """Return how many retries a message *of the retry topic* has had.
 
-    A count that is absent, or that no client of ours would write, is 0: such a message gets its
-    retries, never an early end. A message of the source topic has had none, whatever it claims.
+    A count that is absent or no number of up to nine digits is 0: such a message gets its retries,
+    never an early end. Any other is believed: who may produce to the retry topic can end a message
+    early. A message of the source topic has had none, whatever it claims.
     """
     return _number(properties, RECONSUMETIMES) or 0
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Generic, TypeVar
 
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy.model import Policy
 
 MIN_INVISIBLE = timedelta(seconds=10)
 MAX_INVISIBLE = timedelta(hours=12)
@@ -41,6 +42,21 @@ def check_invisible(duration: timedelta) -> timedelta:
             remedy="give the longest time that handling may take, and change it while handling",
         )
     return duration
+
+
+def check_unordered(policy: Policy) -> Policy:
+    """Return *policy* if those who ask for messages can consume by it.
+
+    Raises:
+        InvalidSpecError: it is ordered, and several messages of a key would be in flight at once.
+    """
+    if policy.ordered:
+        raise InvalidSpecError(
+            "a simple consumer keeps no order, which the policy promises",
+            got=f"the ordered policy {policy.name or policy.subscription}",
+            remedy="use RetryConsumer, or a policy with another delay ladder than ordered",
+        )
+    return policy
 
 
 @dataclass(frozen=True)

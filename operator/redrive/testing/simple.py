@@ -9,6 +9,7 @@ from redrive.delivery.policy_file import PolicyFile, load_policy
 from redrive.delivery.simple import SimpleConsumer
 from redrive.delivery.tracing import UNTRACED, Tracing
 from redrive.policy.cause import Redaction
+from redrive.policy.invisible import check_unordered
 from redrive.policy.model import Policy
 from redrive.testing.broker import InMemoryBroker, VirtualAlarm
 from redrive.testing.parts import InMemoryTopics, parts_of
@@ -35,7 +36,7 @@ class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
         on_event: Hook | None = None,
         tracing: Tracing = UNTRACED,
     ) -> None:
-        first = policy if isinstance(policy, Policy) else load_policy(policy.path)
+        first = check_unordered(policy if isinstance(policy, Policy) else load_policy(policy.path))
         self.broker = broker or InMemoryBroker(first)
         self._topic = first.topic
         parts = parts_of(self.broker, first, timedelta())

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from redrive import Done
 from redrive.delivery import answer
-from redrive.delivery.answer import BatchAnswerError, NotDoneError
+from redrive.delivery.answer import BatchAnswerError, NotDoneError, NotRunError
+from redrive.errors import InvalidSpecError
 
 
 def always(value: object) -> Callable[[object], Any]:
@@ -53,3 +54,34 @@ def test_what_is_neither_done_nor_none_nor_an_exception_is_no_success_in_a_batch
 def test_an_answer_that_matches_no_message_fails_the_batch(value: list[None]) -> None:
     with pytest.raises(BatchAnswerError, match=f"a handler of 2 messages .* got '{len(value)} "):
         answer.many(always(value), explicit=False)(["a", "b"])
+
+
+async def coroutine(_given: object) -> None:
+    """Do nothing when it is called."""
+
+
+def generator(_given: object) -> Iterator[None]:
+    yield
+
+
+async def asynchronous_generator(_given: object) -> AsyncIterator[None]:
+    yield
+
+
+LAZY = [coroutine, generator, asynchronous_generator]
+
+
+@pytest.mark.parametrize("lazy", LAZY)
+@pytest.mark.parametrize("form", [answer.one, answer.many])
+def test_a_handler_of_which_a_call_does_nothing_is_refused(form: Any, lazy: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match=f"got '{lazy.__name__}'; .*AsyncRetryConsumer"):
+        form(lazy, explicit=False)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("lazy", LAZY)
+@pytest.mark.parametrize("form", [answer.one, answer.many])
+def test_what_nobody_runs_is_no_success_however_it_is_returned(form: Any, lazy: Any) -> None:  # noqa: ANN401
+    handle = form(lambda given: lazy(given), explicit=False)  # noqa: PLW0108 - hides what it is
+    with pytest.raises(NotRunError, match="returned what nobody runs"):
+        handle(["m"])

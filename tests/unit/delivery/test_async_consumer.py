@@ -7,15 +7,17 @@ import inspect
 import logging
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import pulsar
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
+from tests.quiet_client import Client
 
-from redrive import AsyncRetryConsumer, Done, Policy, RetryConsumer
+from redrive import AsyncRetryConsumer, ConsumerStoppedError, Done, Policy, RetryConsumer
 from redrive.delivery.opentelemetry import Tracing
 from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import Ladder
@@ -203,3 +205,76 @@ async def test_entering_that_is_cancelled_leaves_nothing_subscribed(
     assert not closed.is_set()
     go_on.set()
     assert await asyncio.to_thread(closed.wait, 10)
+
+
+async def test_a_cancelled_run_settles_nothing_whatever_its_handlers_make_of_that() -> None:
+    consumer = AsyncInMemoryConsumer(replace(POLICY, max_retries=0))
+    consumer.send(b"x")
+    handling = asyncio.Event()
+
+    async def hang(_message: pulsar.Message) -> None:
+        handling.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ConnectionError
+
+    running = asyncio.create_task(consumer.run(hang))
+    await handling.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert consumer.dead_letters == []
+    assert [message.data() for message in consumer.broker.unsettled()] == [b"x"]
+
+
+async def test_a_handler_may_take_for_ever() -> None:
+    consumer = AsyncInMemoryConsumer(POLICY)
+    consumer.send(b"x")
+    handled = []
+
+    async def handle(message: pulsar.Message) -> None:
+        await asyncio.sleep(0)
+        handled.append(message.data())
+
+    await consumer.run(handle, timeout=timedelta.max)
+    assert handled == [b"x"]
+    assert consumer.broker.unsettled() == []
+
+
+async def test_a_handler_that_is_a_generator_has_failed() -> None:
+    consumer = AsyncInMemoryConsumer(replace(POLICY, max_retries=0))
+    consumer.send(b"x")
+
+    def handle(_message: pulsar.Message) -> Any:  # noqa: ANN401 - what a type checker refuses
+        yield
+
+    await consumer.run(handle)
+    (dead,) = consumer.dead_letters
+    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "NotRunError"
+
+
+async def test_a_cancelled_receive_batch_hands_back_what_it_has_gathered() -> None:
+    client = Client()
+    async with AsyncRetryConsumer(client.as_pulsar(), POLICY) as consumer:
+        batch = asyncio.create_task(consumer.receive_batch(10, timedelta(hours=1)))
+        client.deliver(POLICY.topic, b"1", b"2", b"3")
+        await asyncio.to_thread(client.wait_until_taken, POLICY.topic)
+        batch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await batch
+        again = [await consumer.receive(30 * SECOND) for _ in range(3)]
+    assert sorted(message.data() for message in again if message) == [b"1", b"2", b"3"]
+
+
+async def test_a_batch_is_complete_at_its_size_or_when_the_wait_is_over() -> None:
+    client = Client()
+    async with AsyncRetryConsumer(client.as_pulsar(), POLICY) as consumer:
+        client.deliver(POLICY.topic, b"1", b"2", b"3")
+        assert len(await consumer.receive_batch(2, timedelta.max)) == 2
+        began = time.monotonic()
+        assert len(await consumer.receive_batch(2, 1.5 * SECOND)) == 1
+        assert 1.5 <= time.monotonic() - began < 30
+        consumer.stop()
+        with pytest.raises(ConsumerStoppedError):
+            await consumer.receive_batch(2, SECOND)

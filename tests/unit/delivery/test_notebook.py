@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -28,10 +29,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def die(directory: Path) -> None:
-    """Have a process be killed with two messages in hand."""
+def die(directory: Path, program: str = DIES, *given: str) -> None:
+    """Have a process be killed: with two messages in hand, or as *program* does it."""
     done = subprocess.run(
-        [sys.executable, "-c", DIES, str(directory)],
+        [sys.executable, "-c", program, str(directory), *given],
         env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
         check=False,
     )
@@ -119,3 +120,57 @@ def test_a_place_where_notes_can_not_be_kept_is_refused(tmp_path: Path) -> None:
         Notebook(tmp_path / "file", POLICY)
     with pytest.raises(InvalidSpecError, match="at least 0 times; got -1"):
         CrashNotes(tmp_path, max_redeliveries=-1)
+
+
+DIES_WRITING = """
+import os, pathlib, signal, sys
+from redrive import Policy
+from redrive.delivery import notebook
+from redrive.policy.naming import TopicName
+
+write, anew = os.write, int(sys.argv[2])
+
+def write_or_die(file, notes):
+    global anew
+    if not notes or notes.count(b"\\n") > 1:
+        anew -= 1
+        if not anew:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return write(file, notes)
+
+os.write = write_or_die
+notebook._COMPACT_BYTES = 20
+notes = notebook.Notebook(
+    pathlib.Path(sys.argv[1]), Policy(TopicName("shop", "prod", "orders"), "billing")
+)
+for number in range(10):
+    notes.begin(f"2:{number}:-1")
+"""
+
+
+@pytest.mark.parametrize("anew", [1, 2], ids=["taking over", "compacting"])
+def test_a_kill_while_notes_are_written_anew_loses_none(tmp_path: Path, anew: int) -> None:
+    die(tmp_path)
+    die(tmp_path, DIES_WRITING, str(anew))
+    notebook = Notebook(tmp_path, POLICY)
+    assert [notebook.crashes(key) for key in ("1:0:-1", "1:2:-1")] == [1, 1]
+    assert notebook.crashes("2:0:-1") == (1 if anew == 2 else 0)
+    assert len(list(tmp_path.iterdir())) == 2  # its own file and the lock: nothing is left over
+
+
+def test_a_disk_that_is_full_costs_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    die(tmp_path)
+    notebook = Notebook(tmp_path, POLICY)
+    monkeypatch.setattr("redrive.delivery.notebook._COMPACT_BYTES", 0)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(OSError, match="the disk is full"):
+            notebook.begin("2:0:-1")
+    (file,) = tmp_path.glob("*.notes")
+    assert crashes_in(file.read_text()) == {"1:0:-1": 1, "1:2:-1": 1, "2:0:-1": 1}
+    notebook.end("1:0:-1")
+    assert crashes_in(file.read_text()) == {"1:2:-1": 1, "2:0:-1": 1}

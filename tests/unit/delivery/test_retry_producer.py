@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 from datetime import timedelta
 from typing import Any, cast
@@ -81,3 +82,32 @@ def test_a_send_that_never_ends_is_given_up_and_made_again_as_the_same() -> None
     assert given_up.name == used.name
     assert (given_up.sent, used.sent) == ([1], [1, 2])
     assert not [t for t in threading.enumerate() if t.name == "redrive-patience"]
+
+
+async def test_entering_that_is_cancelled_leaves_no_producer_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entering, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+    opened = RetryProducer(cast("pulsar.Client", Stuck()), "orders")
+    close = opened.close
+
+    def close_and_tell() -> None:
+        close()
+        closed.set()
+
+    monkeypatch.setattr(opened, "close", close_and_tell)
+
+    def open_slowly() -> RetryProducer:
+        entering.set()
+        go_on.wait(30)
+        return opened
+
+    producer = AsyncRetryProducer(CLIENT, "orders")
+    monkeypatch.setattr(producer, "_open", open_slowly)
+    task = asyncio.create_task(producer.__aenter__())
+    await asyncio.to_thread(entering.wait, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    assert await asyncio.to_thread(closed.wait, 30)

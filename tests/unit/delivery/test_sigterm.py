@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pulsar
 import pytest
@@ -82,3 +83,34 @@ def test_a_handler_that_the_program_sets_meanwhile_stays() -> None:
     terminate()
     assert heard == ["program"]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_a_signal_that_comes_as_soon_as_it_is_heeded_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    heed, stopped = signal.signal, []
+
+    def heed_and_hear(number: int, handler: Any) -> object:  # noqa: ANN401 - as signal.signal
+        before = heed(number, handler)
+        terminate()
+        return before
+
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "signal", heed_and_hear)
+        context = stopping_at_sigterm(lambda: stopped.append("begin"))
+        context.__enter__()
+    assert stopped == ["begin"]
+    context.__exit__(None, None, None)
+
+
+def test_a_signal_that_comes_while_it_is_still_heeded_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heed, stopped = signal.signal, []
+
+    def hear_and_heed(number: int, handler: Any) -> object:  # noqa: ANN401 - as signal.signal
+        terminate()
+        return heed(number, handler)
+
+    with stopping_at_sigterm(lambda: stopped.append("end")):
+        monkeypatch.setattr(signal, "signal", hear_and_heed)
+    assert stopped == ["end"]
+    monkeypatch.undo()

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.errors import InvalidSpecError
 from redrive.policy.cause import Cause, Redaction
 
 NOW = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
@@ -184,3 +187,21 @@ def test_what_no_consumer_of_ours_writes_is_no_cause(name: str, text: str | None
     else:
         written[f"REDRIVE_{name}"] = text
     assert (Cause.read(written) is None) == (text is None or name in {"FAILED_AT", "ATTEMPT"})
+
+
+@pytest.mark.parametrize("text", ["x", "é", "a.b:", "dead", "cafe-", "' \"", "word "])
+def test_a_whole_payload_in_a_text_keeps_nobody_waiting(text: str) -> None:
+    began = time.monotonic()
+    describe(ValueError(f"cannot parse {text * (100_000 // len(text))}"))
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("pattern", ["(", b"x", re.compile(b"x"), 3])
+def test_a_pattern_that_matches_no_text_is_refused_at_once(pattern: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="no regular expression for text"):
+        Redaction([r"\d+", pattern])
+
+
+def test_a_string_is_no_list_of_patterns() -> None:
+    with pytest.raises(InvalidSpecError, match="each character would be a pattern"):
+        Redaction("secret")

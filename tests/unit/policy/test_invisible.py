@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -8,7 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.invisible import InFlight, NotInFlightError, check_invisible
+from redrive.policy.invisible import (
+    InFlight,
+    NotInFlightError,
+    check_invisible,
+    check_unordered,
+)
+from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.naming import TopicName
 
 
 @pytest.mark.parametrize("seconds", [10, 43_200])
@@ -92,3 +100,10 @@ class Flight(RuleBasedStateMachine):
 
 Flight.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestMessagesInFlight = Flight.TestCase
+
+
+def test_who_asks_for_messages_has_no_ordered_policy() -> None:
+    policy = Policy(TopicName("shop", "prod", "orders"), "billing", SubscriptionType.KEY_SHARED)
+    assert check_unordered(policy) is policy
+    with pytest.raises(InvalidSpecError, match=r"keeps no order.*got 'the ordered policy billing'"):
+        check_unordered(replace(policy, ordered=True))

@@ -16,7 +16,7 @@ from redrive.delivery.notebook import Notebook
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryConsumer
+from redrive.testing import InMemoryConsumer, InMemorySimpleConsumer
 from redrive.testing.broker import VirtualAlarm
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("5s"))
@@ -123,3 +123,49 @@ def test_a_note_that_can_not_be_written_loses_no_message_and_ends_no_alarm(
     assert consumer.broker.unsettled() == []
     consumer.close()
     assert not list(tmp_path.glob("*.notes"))
+
+
+def test_what_can_not_be_judged_stays_with_its_holder() -> None:
+    consumer = InMemoryConsumer(replace(POLICY, max_retries=0), ack_timeout=TEN)
+    consumer.send(b"x")
+    message = receive(consumer)
+    wrong: Any = "no exception"
+    with pytest.raises(AttributeError):
+        consumer.reconsume_later(message, cause=wrong)
+    with pytest.raises(AttributeError):
+        consumer.negative_acknowledge(message, cause=wrong)
+    assert consumer.dead_letters == []
+    consumer.advance(TEN)
+    (dead,) = consumer.dead_letters
+    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "AckTimeoutError"
+
+
+def test_closing_waits_for_one_message_that_is_out_of_time_and_not_for_all() -> None:
+    told: list[Event] = []
+
+    def close(event: Event) -> None:
+        told.append(event)
+        consumer.close()
+
+    consumer = InMemoryConsumer(POLICY, ack_timeout=TEN, on_event=close)
+    for content in (b"1", b"2", b"3"):
+        consumer.send(content)
+    for _ in range(3):
+        receive(consumer)
+    consumer.advance(TEN)
+    assert [event.event for event in told] == ["redrive.attempt_failed", "redrive.retried"]
+
+
+def test_closing_waits_for_one_message_that_turns_visible_and_not_for_all() -> None:
+    told: list[Event] = []
+
+    def close(event: Event) -> None:
+        told.append(event)
+        consumer.close()
+
+    consumer = InMemorySimpleConsumer(POLICY, on_event=close)
+    for content in (b"1", b"2", b"3"):
+        consumer.send(content)
+    assert len(consumer.receive(3, TEN)) == 3
+    consumer.advance(TEN)
+    assert [event.event for event in told] == ["redrive.attempt_failed", "redrive.retried"]

@@ -5,16 +5,24 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import pulsar
 import pytest
 
-from redrive import Event, Policy, RetryConsumer
+from redrive import Event, Policy, RetryConsumer, SimpleConsumer
 from redrive.delivery.settle import id_text
 from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import Ladder
+from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryBroker, InMemoryConsumer, InMemoryMessage, NothingLeftError
+from redrive.testing import (
+    InMemoryBroker,
+    InMemoryConsumer,
+    InMemoryMessage,
+    InMemorySimpleConsumer,
+    NothingLeftError,
+)
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("2h"))
 
@@ -199,3 +207,46 @@ def test_messages_show_all_that_the_clients_do() -> None:
 
 def test_it_is_a_retry_consumer_to_whoever_asks_for_one() -> None:
     assert isinstance(InMemoryConsumer(POLICY), RetryConsumer)
+
+
+def test_a_filter_of_the_log_that_fails_changes_nothing_about_a_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(_record: logging.LogRecord) -> bool:
+        raise RuntimeError("broken filter")
+
+    told: list[Event] = []
+    consumer = InMemoryConsumer(replace(POLICY, max_retries=0), on_event=told.append)
+    consumer.send(b"x")
+    logger = logging.getLogger("redrive.delivery.events")
+    logger.addFilter(broken)
+    try:
+        consumer.run(fail)
+    finally:
+        logger.removeFilter(broken)
+    assert len(consumer.dead_letters) == 1
+    assert [event.event for event in told] == ["redrive.attempt_failed", "redrive.dead_lettered"]
+    assert "RuntimeError: broken filter" in capsys.readouterr().err
+
+
+def test_waiting_for_ever_takes_no_time_either() -> None:
+    consumer = InMemoryConsumer(POLICY, ack_timeout=timedelta.max)
+    consumer.send(b"x")
+    message = consumer.receive(timedelta.max)
+    assert message is not None
+    consumer.acknowledge(message)
+    assert consumer.receive_batch(2, timedelta.max) == []
+
+
+def test_a_rate_is_a_positive_number() -> None:
+    for rate in (0, -1, float("nan")):
+        with pytest.raises(InvalidSpecError, match="positive number of messages"):
+            InMemoryConsumer(POLICY).run(fail, max_rate=rate)
+
+
+def test_no_ordered_policy_is_consumed_on_request() -> None:
+    ordered = replace(POLICY, ordered=True, subscription_type=SubscriptionType.KEY_SHARED)
+    with pytest.raises(InvalidSpecError, match="keeps no order"):
+        InMemorySimpleConsumer(ordered)
+    with pytest.raises(InvalidSpecError, match="keeps no order"):
+        SimpleConsumer(cast("pulsar.Client", None), ordered)

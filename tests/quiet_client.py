@@ -1,0 +1,67 @@
+"""A client without a broker, for what no broker can be made to do: it delivers what a test says."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import defaultdict
+from datetime import UTC, datetime
+from typing import cast
+
+import pulsar
+
+from redrive.policy.naming import TopicName
+from redrive.testing.broker import InMemoryMessage
+
+
+class Subscription:
+    """One subscription, as a consumer of the client sees it."""
+
+    def __init__(self) -> None:
+        self.waiting: queue.SimpleQueue[InMemoryMessage | None] = queue.SimpleQueue()
+
+    def receive(self, milliseconds: int) -> InMemoryMessage:
+        try:
+            message = self.waiting.get(timeout=milliseconds / 1_000)
+        except queue.Empty:
+            raise pulsar.Timeout from None
+        if message is None:
+            self.waiting.put(None)
+            raise pulsar.AlreadyClosed
+        return message
+
+    def close(self) -> None:
+        self.waiting.put(None)
+
+
+class Client:
+    """As much of `pulsar.Client` as a consumer needs that only receives."""
+
+    def __init__(self) -> None:
+        self._subscriptions: defaultdict[str, Subscription] = defaultdict(Subscription)
+        self._delivered = 0
+
+    def as_pulsar(self) -> pulsar.Client:
+        """Return it as what it stands for."""
+        return cast("pulsar.Client", self)
+
+    def subscribe(self, topic: str, _name: str, **_options: object) -> Subscription:
+        return self._subscriptions[topic]
+
+    def deliver(self, topic: TopicName, *contents: bytes) -> None:
+        """Deliver messages to the consumer of *topic*."""
+        for content in contents:
+            self._delivered += 1
+            message = InMemoryMessage(
+                topic,
+                pulsar.MessageId(-1, 1, self._delivered),
+                content,
+                datetime(2026, 11, 21, tzinfo=UTC),
+            )
+            self._subscriptions[str(topic)].waiting.put(message)
+
+    def wait_until_taken(self, topic: TopicName) -> None:
+        """Wait until a consumer has taken all that was delivered."""
+        pause = threading.Event()
+        while not self._subscriptions[str(topic)].waiting.empty():
+            pause.wait(0.01)
