@@ -24,10 +24,9 @@ from redrive.sandbox.pulsar import Broker
 from redrive.sandbox.sandbox import Sandbox
 
 # Next to a broker that is starting, an example takes as long as it takes. The same tree gives the
-# same examples, so that a run says something of the change: --hypothesis-profile=default looks on.
-settings.register_profile(
-    "redrive", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+# same examples, so that a run says something of a change; --hypothesis-profile=explore has others.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("redrive", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("redrive")
 
 

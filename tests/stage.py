@@ -83,7 +83,7 @@ class Stage:
             DEAD_LETTER_SUBSCRIPTION,
             consumer_type=pulsar.ConsumerType.Shared,
         )
-        found = [dead.receive(timeout_millis=10_000) for _ in range(count)]
+        found = [dead.receive(timeout_millis=30_000) for _ in range(count)]
         with pytest.raises(pulsar.Timeout):
             dead.receive(timeout_millis=300)
         dead.close()

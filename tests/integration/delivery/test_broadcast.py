@@ -19,7 +19,7 @@ from redrive.policy.naming import TopicName
 
 SetStage = Callable[..., Any]
 SECOND = timedelta(seconds=1)
-SOON = 15 * SECOND
+SOON = 30 * SECOND
 
 
 def listen(stage: Any, **choices: Any) -> BroadcastConsumer:  # noqa: ANN401 - see conftest

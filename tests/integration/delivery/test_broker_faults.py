@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ import pytest
 from tests.stage import path
 
 from redrive import Event, FailureRules, RetryConsumer
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.sandbox import pulsar as pulsar_part
 from redrive.sandbox.sandbox import Sandbox
 
@@ -40,7 +41,7 @@ class AtWork:
     def _count(self, event: Event) -> None:
         self.events[event.event] += 1
 
-    def wait(self, reached: Callable[[], bool], seconds: float = 45) -> None:
+    def wait(self, reached: Callable[[], bool], seconds: float = 60) -> None:
         """Return once *reached*; fail with what has happened if that takes too long."""
         end = time.monotonic() + seconds
         while not reached():
@@ -88,6 +89,15 @@ def dead_letters(stage: Any) -> set[bytes]:  # noqa: ANN401 - see conftest
     return found
 
 
+def attached(stage: Any, topic: TopicName) -> int:  # noqa: ANN401 - see conftest
+    """How many producers and consumers the broker has there: it lets them go after the answer."""
+    answer = stage.broker.request("GET", f"{path(topic)}/stats")
+    answer.check(f"tell who uses {topic}")
+    stats = json.loads(answer.body)
+    consumers = stats["subscriptions"][stage.policy.subscription]["consumers"]
+    return len(stats["publishers"]) + len(consumers)
+
+
 def test_messages_wait_for_rights_revoked_and_a_dead_letter_topic_deleted_in_flight(
     set_stage: SetStage, at_work: Begin
 ) -> None:
@@ -98,6 +108,7 @@ def test_messages_wait_for_rights_revoked_and_a_dead_letter_topic_deleted_in_fli
     work.wait(lambda: work.handled[b"before"] == 1 and work.events["redrive.dead_lettered"] == 1)
 
     stage.broker.request("DELETE", f"{path(retry)}/permissions/{stage.role}").check("revoke")
+    work.wait(lambda: attached(stage, retry) == 0)
     stage.broker.request("DELETE", f"{path(dead)}?force=true").check("delete the topic")
     stage.send(b"after", b"bad after")
     work.wait(lambda: work.events["redrive.unsent"] >= 2)
@@ -121,6 +132,7 @@ def test_the_right_to_consume_revoked_and_granted_again_loses_nothing(
     work.wait(lambda: work.handled[b"before"] == 1)
 
     stage.broker.request("DELETE", f"{path(source)}/permissions/{stage.role}").check("revoke")
+    work.wait(lambda: attached(stage, source) == 0)
     stage.send(b"meanwhile")
     time.sleep(1)
     assert work.handled[b"meanwhile"] == 0

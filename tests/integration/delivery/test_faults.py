@@ -19,7 +19,7 @@ from redrive.delivery.subscribe import SubscribeError
 
 __all__ = ["start"]
 SetStage = Callable[..., Any]
-SOON = timedelta(seconds=15)
+SOON = timedelta(seconds=30)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_delay_that_the_broker_refuses_ends_in_bounded_time_and_blocks_no_othe
     asked = time.monotonic()
 
     consumer.reconsume_later(message, delay=timedelta(minutes=1))
-    assert time.monotonic() - asked < 20
+    assert time.monotonic() - asked < 25  # the client's own time-out is 30 s
     stage.send(b"2")
 
     # The broker has cut the connection, so what was in flight comes again, some of it twice.
@@ -108,11 +108,14 @@ def test_a_delay_that_the_broker_refuses_ends_in_bounded_time_and_blocks_no_othe
             consumer.reconsume_later(message, delay=timedelta(seconds=1))
 
 
-@pytest.mark.parametrize(("seconds_ahead", "earliest", "latest"), [(-3600, 0, 3), (3, 3, 8)])
+# By a right clock each would wait for its delay, less the second by which a broker may be early.
+@pytest.mark.parametrize(
+    ("seconds_ahead", "delay", "waits"), [(-3600, "20s", (0, 15)), (3, "1s", (3, 15))]
+)
 def test_a_clock_that_is_wrong_shifts_a_retry_by_as_much_and_loses_nothing(
-    set_stage: SetStage, start: Start, seconds_ahead: int, earliest: int, latest: int
+    set_stage: SetStage, start: Start, seconds_ahead: int, delay: str, waits: tuple[int, int]
 ) -> None:
-    stage = set_stage(delays=["1s"], max_retries=1)
+    stage = set_stage(delays=[delay], max_retries=1)
     stage.send(b"x")
     process = start(
         stage,
@@ -127,10 +130,11 @@ _pulsar.MessageBuilder.deliver_after = lambda builder, delay: builder.deliver_at
     int((now() + delay).timestamp() * 1000)
 )
 with RetryConsumer(client, load_policy()) as consumer:
-    consumer.reconsume_later(consumer.receive(), cause=ValueError())
-    sent = time.monotonic()
     message = consumer.receive()
-    print(time.monotonic() - sent)
+    failed = time.monotonic()
+    consumer.reconsume_later(message, cause=ValueError())
+    message = consumer.receive()
+    print(time.monotonic() - failed)
     print(consumer.attempt_of(message).number)
     consumer.reconsume_later(message, cause=ValueError())
 client.close()
@@ -139,6 +143,7 @@ client.close()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     waited, attempt = output.split()
+    earliest, latest = waits
     assert earliest <= float(waited) < latest
     assert attempt == "2"
     (dead,) = stage.dead_letters(1)
@@ -232,10 +237,16 @@ def test_sigterm_lets_run_finish_the_messages_in_hand_and_hands_back_the_rest(
         stage,
         f"""
 import time
+stopped = []
+class Told(RetryConsumer):
+    def stop(self):
+        super().stop()
+        stopped.append(True)
 def handle(message):
     os.write(1, b"handling\\n")  # in one piece, from any thread
-    time.sleep(1)
-with RetryConsumer(client, load_policy()) as consumer:
+    while not stopped:
+        time.sleep(0.01)
+with Told(client, load_policy()) as consumer:
     consumer.run(handle, workers={workers})
 client.close()
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -261,11 +272,16 @@ def test_a_program_may_stop_its_consumer_at_sigterm_itself(
         stage,
         """
 import time
+stopped = []
+def stop(*_):
+    consumer.stop()
+    stopped.append(True)
 def handle(message):
     print("handling", flush=True)
-    time.sleep(1)
+    while not stopped:
+        time.sleep(0.01)
 with RetryConsumer(client, load_policy()) as consumer:
-    signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+    signal.signal(signal.SIGTERM, stop)
     consumer.run(handle)
 client.close()
 print("ended")
@@ -351,9 +367,9 @@ client.close()
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "ConsumerCrashError"
     assert "got '2 times'" in dead.properties()["REDRIVE_CAUSE_MESSAGE"]
     assert dead.properties()["ORIGIN_MESSAGE_ID"] == id_text(poison)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while stage.backlog(stage.policy.topic) and time.monotonic() < deadline:
-        time.sleep(0.5)
+        time.sleep(0.2)
     process.terminate()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output

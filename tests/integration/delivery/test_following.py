@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import time
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -77,11 +77,19 @@ def test_a_trace_goes_on_when_a_handler_is_out_of_time(set_stage: SetStage) -> N
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracing = Tracing(provider.get_tracer("test"))
-    with RetryConsumer(stage.client(stage.role), stage.policy, tracing=tracing) as consumer:
+    buried = threading.Event()
+
+    def hear(event: Event) -> None:
+        if event.event == "redrive.dead_lettered":
+            buried.set()
+
+    with RetryConsumer(
+        stage.client(stage.role), stage.policy, tracing=tracing, on_event=hear
+    ) as consumer:
 
         def handle(_message: object) -> None:
             consumer.stop()
-            time.sleep(1)
+            assert buried.wait(30)
 
         consumer.run(handle, timeout=timedelta(milliseconds=300))
 

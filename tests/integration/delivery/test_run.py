@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,12 +10,14 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
+from tests.stage import path
 
-from redrive import Done, FailureRules
+from redrive import Done, Event, FailureRules
 from redrive.delivery.inbox import ConsumerStoppedError
+from redrive.policy.naming import TopicName
 
 SetStage = Callable[..., Any]
-SOON = timedelta(seconds=15)
+SOON = timedelta(seconds=30)
 
 
 def test_run_acknowledges_what_returns_and_retries_what_raises(
@@ -57,17 +60,20 @@ def test_close_waits_for_the_message_that_run_has_in_hand(set_stage: SetStage) -
     finished = []
 
     def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        consumer.pause()
         began.set()
-        time.sleep(1)
+        with pytest.raises(ConsumerStoppedError):  # as soon as it is being closed
+            consumer.receive(SOON)
+        time.sleep(0.5)
         finished.append(message.data())
 
     running = threading.Thread(target=consumer.run, args=(handle,))
     running.start()
-    assert began.wait(15)
+    assert began.wait(30)
     consumer.close()
 
     assert finished == [b"1"]
-    running.join(5)
+    running.join(30)
     assert not running.is_alive()
     assert stage.backlog(stage.policy.topic) == 1
 
@@ -86,7 +92,7 @@ def test_stop_wakes_whoever_waits_for_a_message(set_stage: SetStage) -> None:
         thread.start()
     consumer.stop()
     for thread in waiting:
-        thread.join(5)
+        thread.join(30)
     assert len(ended) == 3
 
 
@@ -99,11 +105,30 @@ def test_source_and_retry_topic_take_turns_while_both_have_messages(set_stage: S
     stage.send(*[b"new"] * 200)
     stage.send(*[b"retried"] * 50, topic=stage.policy.retry_topic)
     consumer = stage.consumer()
-    time.sleep(2)  # until both have arrived
+    wait_until(lambda: delivered(stage, stage.policy.topic) >= 50)
+    wait_until(lambda: delivered(stage, stage.policy.retry_topic) == 50)
+    time.sleep(0.5)  # from the broker's hands into ours
 
     served = [consumer.receive(SOON).topic_name() for _ in range(40)]
 
     assert all(former != latter for former, latter in pairwise(served))
+
+
+def delivered(stage: Any, topic: TopicName) -> int:  # noqa: ANN401 - see conftest
+    """How many messages the broker has handed out that nobody has acknowledged."""
+    answer = stage.broker.request("GET", f"{path(topic)}/stats")
+    answer.check(f"tell what was delivered of {topic}")
+    count: int = json.loads(answer.body)["subscriptions"][stage.policy.subscription][
+        "unackedMessages"
+    ]
+    return count
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_exceptions_are_classified_and_what_no_retry_mends_dies_at_once(
@@ -147,7 +172,7 @@ def test_a_deadline_bounds_all_attempts_together(set_stage: SetStage) -> None:
     (dead,) = stage.dead_letters(1)
 
     consumer.stop()
-    failing.join(10)
+    failing.join(30)
     properties = dead.properties()
     assert properties["REDRIVE_DEAD_REASON"] == "DeadlineExceeded"
     first, last = (
@@ -155,7 +180,7 @@ def test_a_deadline_bounds_all_attempts_together(set_stage: SetStage) -> None:
         for name in ("FIRST_FAILED_AT", "FAILED_AT")
     )
     # The last retry was due by then; the broker and the consumer may be late.
-    assert timedelta(seconds=1) < last - first < timedelta(seconds=8)
+    assert timedelta(seconds=1) < last - first < timedelta(seconds=20)
 
 
 def _fail(_message: object) -> None:
@@ -209,14 +234,20 @@ def test_a_handler_out_of_time_is_a_failed_attempt_and_its_late_success_is_ignor
 ) -> None:
     stage = set_stage(max_retries=1)
     stage.send(b"slow")
-    consumer = stage.consumer()
+    given_up = threading.Semaphore(0)
+
+    def hear(event: Event) -> None:
+        if event.event == "redrive.attempt_failed":
+            given_up.release()
+
+    consumer = stage.consumer(on_event=hear)
     attempts: list[str | None] = []
 
     def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
         attempts.append(message.properties().get("RECONSUMETIMES"))
         if len(attempts) == 2:
             consumer.stop()
-        time.sleep(1.5)
+        assert given_up.acquire(timeout=30)
 
     consumer.run(handle, timeout=timedelta(milliseconds=500))
     consumer.close()
@@ -236,10 +267,12 @@ def test_workers_share_the_messages_and_each_is_handled_once(set_stage: SetStage
     consumer = stage.consumer()
     handled: list[bytes] = []
     threads = set()
+    all_at_work = threading.Barrier(4)
 
     def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
-        time.sleep(0.005)
-        threads.add(threading.get_ident())
+        if threading.get_ident() not in threads:
+            threads.add(threading.get_ident())
+            all_at_work.wait(30)
         handled.append(message.data())
         if len(handled) == len(sent):
             consumer.stop()
@@ -266,7 +299,8 @@ def test_max_rate_holds_for_all_workers_together(set_stage: SetStage) -> None:
     consumer.run(handle, workers=2, max_rate=10)
     consumer.close()
 
-    assert 1.9 < began[20] - began[0] < 5
+    # 2 s, but for what may hold up the first or the last; without a rate they take no time.
+    assert 1 < began[20] - began[0] < 20
     assert 8 <= stage.backlog(stage.policy.topic) <= 9
 
 
@@ -279,7 +313,7 @@ def test_nothing_is_handed_out_between_pause_and_resume(set_stage: SetStage) -> 
     )
     running.start()
     stage.send(b"before")
-    assert arrived.get(timeout=15) == b"before"
+    assert arrived.get(timeout=30) == b"before"
 
     consumer.pause()
     consumer.pause()
@@ -288,9 +322,9 @@ def test_nothing_is_handed_out_between_pause_and_resume(set_stage: SetStage) -> 
         arrived.get(timeout=1)
     assert consumer.receive(timedelta(seconds=0.1)) is None
     consumer.resume()
-    assert arrived.get(timeout=15) == b"meanwhile"
+    assert arrived.get(timeout=30) == b"meanwhile"
 
     consumer.pause()
     consumer.stop()
-    running.join(5)
+    running.join(30)
     assert not running.is_alive()
