@@ -110,7 +110,7 @@ class Connections:
         self._admins: dict[Key, Admin] = {}
         self._opened: dict[Key, Connection] = {}
         self._gone: dict[Key, datetime] = {}
-        self._breakers: dict[tuple[Key, str], Breaker] = {}
+        self._breakers: dict[Key, tuple[str, Breaker]] = {}
         self._listeners: list[Callable[[Key], None]] = []
         table.listen(self._forget)
 
@@ -177,11 +177,12 @@ class Connections:
         return admin
 
     def _breaker(self, key: Key, admin_url: str) -> Breaker:
-        """Return the breaker of a broker, which outlives a token."""
-        if (key, admin_url) not in self._breakers:
+        """Return a connection's breaker, which outlives a token; another broker has another."""
+        known = self._breakers.get(key)
+        if known is None or known[0] != admin_url:
 
             def changed() -> None:
-                metrics.BREAKER_OPEN.labels(*key).set(breaker.is_open)
+                self._show_breaker(key)
                 logger.warning(
                     "PulsarConnection %s: the broker %s",
                     key,
@@ -190,24 +191,35 @@ class Connections:
                 for listener in self._listeners:
                     listener(key)
 
-            breaker = self._breakers[key, admin_url] = Breaker(admin_url, self._clock, changed)
-            metrics.BREAKER_OPEN.labels(*key).set(False)
-        return self._breakers[key, admin_url]
+            breaker = Breaker(admin_url, self._clock, changed)
+            known = self._breakers[key] = admin_url, breaker
+        self._show_breaker(key)
+        return known[1]
+
+    def _show_breaker(self, key: Key) -> None:
+        """Tell in the metrics how a connection stands, as long as there is one.
+
+        What is remembered, or was called before adminUrl changed, may still have an answer to come.
+        """
+        if self._table.get(key) is not None and key in self._breakers:
+            metrics.BREAKER_OPEN.labels(*key).set(self._breakers[key][1].is_open)
 
     def _forget(self, key: Key, _before: Body | None, after: Body | None) -> None:
         if after is None:
             self._credentials.pop(key, None)
             self._gone[key] = self._clock()
+            self._admins.pop(key, None)
+            if self._breakers.pop(key, None) is not None:
+                metrics.BREAKER_OPEN.remove(*key)
             self._forget_long_gone()
-        if after is None and self._admins.pop(key, None) is not None:
-            metrics.BREAKER_OPEN.remove(*key)
-            self._breakers = {k: kept for k, kept in self._breakers.items() if k[0] != key}
 
     def _forget_long_gone(self) -> None:
         now = self._clock()
         for key in [key for key, since in self._gone.items() if now - since >= REMEMBERED]:
             del self._gone[key]
             self._opened.pop(key, None)
+            self._admins.pop(key, None)  # made while it went
+            self._breakers.pop(key, None)
 
 
 def _spec_at(key: Key, table: Table) -> PulsarConnectionSpec:
