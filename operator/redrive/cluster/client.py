@@ -21,7 +21,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from redrive.admin.fence import Fence, guarding
-from redrive.cluster import resources
+from redrive.cluster import resources, watching
 from redrive.cluster.errors import (
     ClusterUnknownError,
     ForbiddenError,
@@ -36,9 +36,8 @@ from redrive.cluster.errors import (
 from redrive.cluster.resources import Body, Key, Label, Resource
 
 TIMEOUT_SECONDS = 30.0
-WATCH_SECONDS = 300
-WATCH_SILENCE = 90.0
-"""Seconds; an API server sends a bookmark about every minute."""
+WATCH_CONNECT_SECONDS = 10.0
+"""Together with the silence that a watch may keep less than a stall takes to be one."""
 COMPONENT = "redrive"
 _MERGE_PATCH = "application/merge-patch+json"
 
@@ -136,8 +135,8 @@ class Kubernetes:
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield what happens to the objects of `list_labelled`, until the API server ends it.
 
-        Each event has a `type`, such as `DELETED`, and an `object`. The end comes after five
-        minutes at the latest, or where nothing was heard for a while, not even a bookmark.
+        Each event has a `type`, such as `DELETED`, and an `object`. The end comes after half a
+        minute, mostly with a bookmark, from which the next watch may go on.
 
         Raises:
             KubernetesError: it could not begin, or broke off.
@@ -147,10 +146,12 @@ class Kubernetes:
             "resourceVersion": since,
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(WATCH_SECONDS),
+            "timeoutSeconds": str(watching.ROUND_SECONDS),
         }
         path = resource.path(namespace)
-        patience = aiohttp.ClientTimeout(connect=TIMEOUT_SECONDS, sock_read=WATCH_SILENCE)
+        patience = aiohttp.ClientTimeout(
+            connect=WATCH_CONNECT_SECONDS, sock_read=watching.SILENCE_SECONDS
+        )
         try:
             answer = await self._send("GET", path, None, query, patience)
             async with answer.response as response:

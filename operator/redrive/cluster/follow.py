@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from redrive.cluster.client import WATCH_SILENCE, Kubernetes
+from redrive.cluster.client import Kubernetes
 from redrive.cluster.errors import ForbiddenError, KubernetesError
 from redrive.cluster.health import Health
 from redrive.cluster.reading import allowed
@@ -19,10 +19,8 @@ from redrive.cluster.resources import Label, Resource
 from redrive.cluster.table import Table
 
 RETRY_SECONDS = 1.0
-FORBIDDEN_SECONDS = 30.0
+FORBIDDEN_SECONDS = 20.0
 """How long a namespace that may not be read is left alone: mostly it has been deleted."""
-STALL_SECONDS = 2 * WATCH_SILENCE
-"""How long no event, list or attempt at one is heard of at most, unless something hangs."""
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +81,15 @@ class _Follow:
     async def go_on(self, since: str | None) -> None:
         """Follow for ever, at first from *since* on; None begins with a list.
 
-        A watch is never resumed: the list that the next one begins with shows what it missed.
+        A watch goes on where the last one came to its end, and so misses nothing. After a failure,
+        or where the API server does not know that point any more, a list shows what was missed.
         """
         while True:
             self._beat()
             pause = RETRY_SECONDS
+            begin, since = since, None
             try:
-                await self._watch(await self.list() if since is None else since)
+                since = await self._watch(await self.list() if begin is None else begin)
             except ForbiddenError as error:
                 logger.warning("watch of %s: %s", self._what[0].kind, error)
                 pause = FORBIDDEN_SECONDS
@@ -97,11 +97,10 @@ class _Follow:
                 logger.warning("watch of %s: %s", self._what[0].kind, error)
             except Exception:
                 logger.exception("watch of %s: failed, will begin anew", self._what[0].kind)
-            since = None
             await asyncio.sleep(pause)
 
     def _beat(self) -> None:
-        self._health.beat(self._part, STALL_SECONDS)
+        self._health.beat(self._part)
 
     async def list(self) -> str:
         """Read what there is; return from where to go on."""
@@ -116,11 +115,15 @@ class _Follow:
             self._table.put(body)
         return version
 
-    async def _watch(self, since: str) -> None:
+    async def _watch(self, since: str) -> str | None:
+        """Follow until the watch ends; return from where to go on, None for a list."""
+        self._beat()  # the list before may have taken long
         async for event in self._kubernetes.watch(*self._what, since):
             self._beat()
             if event["type"] == "ERROR":  # mostly: *since* is too long ago
                 logger.info("watch of %s begins anew: %s", self._what[0].kind, event["object"])
-                return
+                return None
             if event["type"] != "BOOKMARK":
                 await self._table.seen(event)
+            since = event["object"]["metadata"]["resourceVersion"]
+        return since

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 STALL_SECONDS = 60.0
-"""How long a sign of life may stay away, where a part asks for no more."""
+"""How long a sign of life may stay away."""
 BEAT_SECONDS = 5.0
 EVENT_LOOP = "event loop"
 
@@ -27,12 +27,10 @@ class Health:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._beats: dict[str, float] = {}
-        self._patience: dict[str, float] = {}
         self.ready = False
 
-    def beat(self, part: str, patience: float = STALL_SECONDS) -> None:
-        """Take note that *part* lives; it is missed once it gave no sign for *patience* s."""
-        self._patience[part] = patience
+    def beat(self, part: str) -> None:
+        """Take note that *part* lives; it is missed once it gave no sign for `STALL_SECONDS`."""
         self._beats[part] = self._clock()
 
     def silent_for(self) -> dict[str, float]:
@@ -42,7 +40,7 @@ class Health:
 
     def has_stalled(self) -> bool:
         """Whether a part has given no sign of life for longer than it may."""
-        return any(silent > self._patience[part] for part, silent in self.silent_for().items())
+        return any(silent > STALL_SECONDS for silent in self.silent_for().values())
 
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:

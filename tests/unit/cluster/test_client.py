@@ -26,11 +26,13 @@ def write_kubeconfig(path: Path, port: int) -> None:
 
 
 @asynccontextmanager
-async def api_server(answer: bytes) -> AsyncIterator[int]:
-    """Serve *answer* to any call, then hang up; yield the port."""
+async def api_server(answer: bytes, asked: list[str] | None = None) -> AsyncIterator[int]:
+    """Serve *answer* to any call, then hang up; yield the port, and note what was *asked*."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        call = await reader.readuntil(b"\r\n\r\n")
+        if asked is not None:
+            asked.append(call.decode())
         writer.write(answer)
         writer.close()
         await writer.wait_closed()
@@ -55,6 +57,21 @@ async def test_a_server_that_hangs_up_is_unavailable(
         async with Kubernetes.connect() as kubernetes:
             with pytest.raises(UnavailableError, match="the Kubernetes API does not answer; got"):
                 await kubernetes.get(resources.POLICIES, Key("n", "a"))
+
+
+async def test_a_watch_is_short_and_asks_for_bookmarks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    asked: list[str] = []
+    async with api_server(b"HTTP/1.1 200 OK\r\n\r\n{}\n", asked) as port:
+        write_kubeconfig(kubeconfig, port)
+        async with Kubernetes.connect() as kubernetes:
+            events = kubernetes.watch(resources.CONFIG_MAPS, None, resources.MANAGED, "7")
+            assert [event async for event in events] == [{}]
+    for part in ("resourceVersion=7", "allowWatchBookmarks=true", "timeoutSeconds=30"):
+        assert part in asked[0]
 
 
 class Taker(Kubernetes):

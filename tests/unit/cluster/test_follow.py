@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from redrive.cluster import follow, reading, resources
-from redrive.cluster.client import Kubernetes
+from redrive.cluster.client import TIMEOUT_SECONDS, WATCH_CONNECT_SECONDS, Kubernetes
 from redrive.cluster.errors import ForbiddenError, KubernetesError, UnavailableError
-from redrive.cluster.follow import following
-from redrive.cluster.health import Health
+from redrive.cluster.follow import FORBIDDEN_SECONDS, following
+from redrive.cluster.health import STALL_SECONDS, Health
 from redrive.cluster.resources import Body, Label, Resource
+from redrive.cluster.watching import SILENCE_SECONDS
 
 EXPIRED = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
 BOOKMARK = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}
@@ -67,9 +68,9 @@ def event(kind: str, body: Body) -> dict[str, Any]:
     return {"type": kind, "object": body}
 
 
-@pytest.mark.parametrize("end", [None, EXPIRED, UnavailableError("it is away", remedy="wait")])
-async def test_the_table_is_complete_at_first_then_follows_and_begins_anew_after_an_end(
-    end: dict[str, Any] | Exception | None, health: Health
+@pytest.mark.parametrize("end", [EXPIRED, UnavailableError("it is away", remedy="wait")])
+async def test_the_table_is_complete_at_first_then_follows_and_begins_anew_after_a_failure(
+    end: dict[str, Any] | Exception, health: Health
 ) -> None:
     api = Watched([named("a"), named("b")], [named("b"), named("d", 7)])
     told: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
@@ -92,6 +93,32 @@ async def test_the_table_is_complete_at_first_then_follows_and_begins_anew_after
         assert [*table] == [named("b"), named("d", 7)]
         api.events.put_nowait(event("ADDED", named("e", 8)))
         assert await told.get() == ("e", True)
+
+
+@pytest.mark.parametrize(
+    ("last", "version"), [(BOOKMARK, "9"), (event("MODIFIED", named("a", 7)), "7")]
+)
+async def test_after_its_end_a_watch_goes_on_where_it_was_without_a_list(
+    last: dict[str, Any], version: str, health: Health
+) -> None:
+    api = Watched([named("a")])
+    told = asyncio.Event()
+    async with (
+        asyncio.timeout(5),
+        following(api, resources.CONFIG_MAPS, (), resources.MANAGED, health) as table,
+    ):
+        api.lists = [AssertionError("listed again")]
+        for happened in (last, None, None, event("ADDED", named("b", 10))):
+            api.events.put_nowait(happened)
+        table.listen(lambda key, *_: told.set() if key.name == "b" else None)
+        await told.wait()
+    assert api.since == ["1", version, version]
+
+
+def test_a_watch_that_hangs_is_given_up_before_it_counts_as_stalled() -> None:
+    longest = WATCH_CONNECT_SECONDS + SILENCE_SECONDS + 1
+    assert longest < STALL_SECONDS
+    assert TIMEOUT_SECONDS + FORBIDDEN_SECONDS < STALL_SECONDS
 
 
 async def test_an_api_server_that_is_just_starting_is_waited_for(health: Health) -> None:
@@ -125,9 +152,9 @@ async def test_after_a_failure_it_begins_with_a_list_and_each_attempt_is_a_sign_
             await api.begun.get()
         assert [*table] == [named("b")]
         assert api.since == ["1", "1", "1"]
-        # Signs at 0, 1 and 2: with the first watch, and with each that came after a failure.
+        # Signs at 0 and 1, before and with the first watch, and so with each after a failure.
         assert health.silent_for() == {"watch of /api/v1/configmaps": 1}
-        assert next(seconds) == 4
+        assert next(seconds) == 7
 
 
 class Shared(Kubernetes):
