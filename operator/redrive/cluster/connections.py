@@ -92,6 +92,15 @@ def connection_of(body: Body) -> Key:
     return Key(ref.get("namespace", body["metadata"]["namespace"]), ref["name"])
 
 
+def broker_of(connection: Key, connections: Table) -> str | None:
+    """Return where the broker of a connection answers; None where there is no such connection.
+
+    Two connections to one broker have one answer, unless they call it by different names.
+    """
+    body = connections.get(connection)
+    return None if body is None else str(body["spec"]["adminUrl"]).rstrip("/")
+
+
 class Connections:
     """The connections that the watches have shown, and a client for each that was used."""
 

@@ -3,12 +3,14 @@
 A broker tells nobody of a change. Topics and grants of a whole Pulsar namespace come in three
 calls, so a *survey* compares them for all policies every minute. For subscriptions, partitions and
 topic policies it has no call for many topics at once below the super-user, so a *rotation* has one
-policy after the other looked at: the more policies, the longer it takes. Each connection has both
-of its own, and a slow broker keeps nobody else waiting.
+policy after the other looked at: the more policies, the longer it takes. A connection has a survey
+of its own, and a broker one rotation for all connections that lead to it, so that neither many of
+them ask too much of it, nor one with few policies slows down one with many. A slow broker keeps
+nobody else waiting.
 
 Policies that are not ready are no part of that: they are looked at when something changes, or again
 and again anyway. Those that are stalled by what is at a broker, or by somebody else's ConfigMap,
-have a rotation of their own, in which `standing` asks whether that is over.
+have a rotation for each connection, in which `standing` asks whether that is over.
 
 So an operator that starts needs one survey to know that all is well.
 """
@@ -18,12 +20,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from redrive.cluster import status
-from redrive.cluster.connections import users
+from redrive.cluster.connections import broker_of, connection_of, users
 from redrive.cluster.resources import Body, Key
 from redrive.errors import RedriveError
+from redrive.provision.pace import Paces
 from redrive.provision.standing import Standing, is_standing
 from redrive.provision.survey import Survey
 
@@ -82,32 +85,35 @@ class Rounds:
         self._survey = survey
         self._standing = standing
         self._policies = survey.world.policies
+        self._connections = survey.world.connections
         self._wake = wake
-        self._tasks: dict[Key, list[asyncio.Task[None]]] = {}
-        for body in survey.world.connections:
-            self._begin(Key.of(body))
-        survey.world.connections.listen(self._connection_changed)
+        self._questions = Paces(CALLS_PER_QUESTION / CALLS_PER_SECOND)
+        self._tasks: dict[Key | str, list[asyncio.Task[None]]] = {}
+        self._follow()
+        self._connections.listen(lambda *_: self._follow())
 
     async def stop(self) -> None:
         """End all of them."""
-        tasks = [task for key in tuple(self._tasks) for task in self._end(key)]
+        tasks = [task for about in tuple(self._tasks) for task in self._end(about)]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _connection_changed(self, key: Key, _before: Body | None, after: Body | None) -> None:
-        if after is None:
-            self._end(key)
-        elif key not in self._tasks:
-            self._begin(key)
+    def _follow(self) -> None:
+        """Have tasks for the connections that there are now, and for their brokers."""
+        keys = {Key.of(body) for body in self._connections}
+        brokers = {broker for key in keys if (broker := broker_of(key, self._connections))}
+        for gone in self._tasks.keys() - keys - brokers:
+            self._end(gone)
+        for key in keys - self._tasks.keys():
+            self._tasks[key] = [
+                asyncio.create_task(self._survey_for_ever(key), name=f"survey {key}"),
+                asyncio.create_task(self._ask_for_ever(key), name=f"questions {key}"),
+            ]
+        for broker in brokers - self._tasks.keys():
+            rotation = asyncio.create_task(self._rotate_for_ever(broker), name=f"rotation {broker}")
+            self._tasks[broker] = [rotation]
 
-    def _begin(self, key: Key) -> None:
-        self._tasks[key] = [
-            asyncio.create_task(self._survey_for_ever(key), name=f"survey {key}"),
-            asyncio.create_task(self._rotate_for_ever(key), name=f"rotation {key}"),
-            asyncio.create_task(self._ask_for_ever(key), name=f"questions {key}"),
-        ]
-
-    def _end(self, key: Key) -> list[asyncio.Task[None]]:
-        tasks = self._tasks.pop(key, [])
+    def _end(self, about: Key | str) -> list[asyncio.Task[None]]:
+        tasks = self._tasks.pop(about)
         for task in tasks:
             task.cancel()
         return tasks
@@ -124,28 +130,37 @@ class Rounds:
                 logger.exception("survey of PulsarConnection %s: failed", connection)
             await asyncio.sleep(SURVEY_SECONDS)
 
-    async def _rotate_for_ever(self, connection: Key) -> None:
+    async def _rotate_for_ever(self, broker: str) -> None:
         turns = Turns()
         while True:
             try:
-                settled = filter(status.is_settled, users(connection, self._policies))
+                settled = filter(status.is_settled, self._policies_at(broker))
                 keys = [Key.of(body) for body in settled]
             except Exception:
-                logger.exception("rotation of PulsarConnection %s: failed", connection)
+                logger.exception("rotation at %s: failed", broker)
                 keys = []
             key = turns.next(keys)
             await asyncio.sleep(pause(len(keys), CALLS_PER_LOOK))
             if key is not None:
                 self._wake(key)
 
+    def _policies_at(self, broker: str) -> Iterator[Body]:
+        keys = (Key.of(body) for body in self._connections)
+        leading_there = {key for key in keys if broker_of(key, self._connections) == broker}
+        return (body for body in self._policies if connection_of(body) in leading_there)
+
     async def _ask_for_ever(self, connection: Key) -> None:
         turns, stalled = Turns(), 0
         while True:
             await asyncio.sleep(pause(stalled, CALLS_PER_QUESTION))
+            shared = self._questions.of(broker_of(connection, self._connections))
             # After the pause: who is stalled since then need not wait for another one.
             keys = [Key.of(body) for body in filter(is_standing, users(connection, self._policies))]
             key, stalled = turns.next(keys), len(keys)
-            if key is not None and await self._is_over(key):
+            if key is None:
+                continue
+            await shared.turn()
+            if await self._is_over(key):
                 self._wake(key)
 
     async def _is_over(self, key: Key) -> bool:

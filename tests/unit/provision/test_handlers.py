@@ -91,5 +91,6 @@ async def test_connections_whose_brokers_hang_keep_no_others_waiting(
 ) -> None:
     for name in (*(f"slow-{number}" for number in TIMES_AT_ONCE), "main"):
         metadata = {"namespace": "shop", "name": name, "uid": name, "resourceVersion": "1"}
-        world.connections.put({"metadata": metadata, "spec": {}})
+        spec = {"adminUrl": f"http://{name}:8080"}
+        world.connections.put({"metadata": metadata, "spec": spec})
     await looks.reach("main")

@@ -61,9 +61,10 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "CALLS_PER_QUESTION", 0)
 
 
-def connection(name: str) -> Body:
-    metadata = {"namespace": "shop", "name": name, "uid": f"uid-{name}", "resourceVersion": "1"}
-    return {"metadata": metadata, "spec": {}}
+def connection(name: str, broker: str = "http://pulsar:8080", version: int = 1) -> Body:
+    metadata = {"namespace": "shop", "name": name, "uid": f"uid-{name}"}
+    metadata["resourceVersion"] = str(version)
+    return {"metadata": metadata, "spec": {"adminUrl": broker}}
 
 
 def settled(
@@ -100,6 +101,49 @@ async def test_every_settled_policy_is_looked_at_in_turn_those_that_come_and_go_
     survey.world.policies.drop(policy("b"))
     await only("a", "c")
     await walk.stop()
+
+
+async def test_connections_to_one_broker_share_a_rotation_in_which_each_policy_has_its_turn(
+    policy: MakeBody, survey: Surveys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "CALLS_PER_LOOK", 0.2)  # a turn every 10 ms
+    woken: asyncio.Queue[str] = asyncio.Queue()
+    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name))
+    names = {f"of-many-{n}" for n in range(8)} | {"of-one", "of-another"}
+    for name in names:
+        through = "many" if name.startswith("of-many") else name.removeprefix("of-")
+        survey.world.policies.put(settled(policy(name, connectionRef={"name": through})))
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for through, url in (("many", "http://pulsar:8080"), ("one", "http://pulsar:8080/")):
+        survey.world.connections.put(connection(through, url))
+    survey.world.connections.put(connection("another"))
+    async with asyncio.timeout(5):
+        laps = [{await woken.get() for _ in names} for _ in range(2)]
+    assert laps == [names, names]
+    assert loop.time() - begun >= 2 * len(names) * 0.01
+    await walk.stop()
+
+
+async def test_a_policy_is_in_the_rotation_of_the_broker_that_its_connection_has_now(
+    policy: MakeBody, survey: Surveys
+) -> None:
+    walk = Rounds(survey, NOTHING, lambda _: None)
+    survey.world.policies.put(settled(policy("a")))
+
+    def rotations() -> set[str]:
+        names = (task.get_name() for task in asyncio.all_tasks() if not task.cancelling())
+        return {name for name in names if name.startswith("rotation ")}
+
+    survey.world.connections.put(connection("main", "http://first"))
+    survey.world.connections.put(connection("other", "http://first"))
+    assert rotations() == {"rotation http://first"}
+    survey.world.connections.put(connection("main", "http://second", version=2))
+    assert rotations() == {"rotation http://first", "rotation http://second"}
+    survey.world.connections.drop(connection("other", "http://first"))
+    assert rotations() == {"rotation http://second"}
+    await walk.stop()
+    assert rotations() == set()
 
 
 async def test_a_connection_is_surveyed_again_and_again_until_it_goes(
@@ -141,7 +185,7 @@ async def test_a_rotation_goes_on_after_a_failure(
     survey.world.connections.put(connection("main"))
     await asyncio.sleep(0.01)
     assert woken.empty()
-    assert "rotation of PulsarConnection shop/main: failed" in caplog.text
+    assert "rotation at http://pulsar:8080: failed" in caplog.text
     survey.world.policies.drop(spoilt)
     async with asyncio.timeout(5):
         assert await woken.get() == "a"
@@ -205,6 +249,28 @@ async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is
     assert found == {"owned", "room", "ready"}
     assert set(questions.asked) == {"owned", "surprise", "stands", "room"}
     assert "RetryPolicy shop/surprise: whether it goes on could not be found out" in caplog.text
+
+
+async def test_connections_to_one_broker_share_the_pace_of_questions(
+    policy: MakeBody, survey: Surveys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "CALLS_PER_QUESTION", 0.2)  # one every 10 ms
+    questions = Questions(survey.world, survey.claims)
+    object.__setattr__(questions, "asked", [])
+    for number in range(10):
+        name = f"stands-{number}"
+        survey.world.connections.put(connection(name))
+        body = policy(name, connectionRef={"name": name})
+        survey.world.policies.put(settled(body, "OwnerConflict", "False"))
+    walk = Rounds(survey, questions, lambda _: None)
+    begun = asyncio.get_running_loop().time()
+    async with asyncio.timeout(5):
+        while len(questions.asked) < 30:  # noqa: ASYNC110 - what is asked tells nobody
+            await asyncio.sleep(0.001)
+    took = asyncio.get_running_loop().time() - begun
+    await walk.stop()
+    assert set(questions.asked) == {f"stands-{number}" for number in range(10)}
+    assert took >= 29 * 0.01
 
 
 @pytest.mark.parametrize("policies", [1, 10, 100, 1_000])

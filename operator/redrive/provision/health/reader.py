@@ -10,8 +10,8 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import NotFoundError
 from redrive.admin.model import SubscriptionStats
 from redrive.policy.naming import TopicName
+from redrive.provision.pace import Pace
 
-CALLS_PER_SECOND = 10.0
 FORGET_AFTER_SECONDS = 3_600.0
 
 TopicStats = Mapping[str, SubscriptionStats]
@@ -32,13 +32,12 @@ class Reader:
 
     Args:
         interval: in seconds.
-        calls_per_second: of all topics together.
+        pace: of the calls to its broker.
     """
 
-    def __init__(self, interval: float, calls_per_second: float = CALLS_PER_SECOND) -> None:
+    def __init__(self, interval: float, pace: Pace) -> None:
         self._interval = interval
-        self._between = 1 / calls_per_second
-        self._free = 0.0
+        self._pace = pace
         self._answers: dict[tuple[TopicName, bool], _Answer] = {}
 
     async def read(self, admin: Admin, topic: TopicName, *, oldest: bool = False) -> TopicStats:
@@ -66,15 +65,10 @@ class Reader:
     async def _ask(
         self, admin: Admin, topic: TopicName, *, partitioned: bool, oldest: bool
     ) -> TopicStats:
-        await self._turn()
+        await self._pace.turn()
         stats = await admin.stats(topic, partitioned=partitioned, oldest=oldest)
         self._answers[topic, oldest] = _Answer(_now(), partitioned, stats)
         return stats
-
-    async def _turn(self) -> None:
-        begin = max(self._free, _now())
-        self._free = begin + self._between
-        await asyncio.sleep(begin - _now())
 
 
 def _now() -> float:

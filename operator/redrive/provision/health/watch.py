@@ -1,7 +1,8 @@
 """Looks at the topics of every ready policy, each at most once a minute, for as long as it lives.
 
-Made by `handlers`, beside the keepers. For each connection one task asks the broker, at most ten
-times a second: with more policies than that is enough for, a look comes later than every minute.
+Made by `handlers`, beside the keepers. For each connection one task asks the broker, all that lead
+to one broker at most ten times a second: with more policies than that is enough for, a look comes
+later than every minute.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from datetime import datetime, timedelta
 from redrive.admin.errors import AdminError, NotFoundError
 from redrive.api.conditions import READY, ConditionStatus
 from redrive.cluster import resources, status
-from redrive.cluster.connections import connection_of
+from redrive.cluster.connections import broker_of, connection_of
 from redrive.cluster.resources import Body, Key
 from redrive.cluster.status import Caution
 from redrive.cluster.world import World
@@ -29,8 +30,10 @@ from redrive.provision.health.deliveries import Deliveries
 from redrive.provision.health.gauges import Gauges
 from redrive.provision.health.reader import Reader, TopicStats
 from redrive.provision.health.symptoms import REASONS, THRESHOLDS, Checkup, Thresholds, symptoms
+from redrive.provision.pace import Paces
 
 INTERVAL_SECONDS = 60.0
+CALLS_PER_SECOND = 10.0
 TICK_SECONDS = 1.0
 AT_A_TIME = 20
 """So many policies are looked at before those that are new come first again."""
@@ -90,7 +93,8 @@ class Health:
         self._gauges = Gauges(world.clock)
         self._looked: dict[str, float] = {}
         self._records: dict[str, Record] = {}
-        self._readers: dict[Key, Reader] = {}
+        self._paces = Paces(1 / CALLS_PER_SECOND)
+        self._readers: dict[tuple[Key, str | None], Reader] = {}
         self._walks: dict[Key, asyncio.Task[None]] = {}
         self._task = asyncio.create_task(self._watch(), name="health")
 
@@ -142,12 +146,16 @@ class Health:
         for known in (self._looked, self._records):
             for uid in known.keys() - there:
                 del known[uid]
-        connections = {Key.of(body) for body in self._world.connections}
-        for key in self._readers.keys() - connections:
+        connections = [Key.of(body) for body in self._world.connections]
+        for key in self._readers.keys() - {self._at(connection) for connection in connections}:
             del self._readers[key]
 
+    def _at(self, connection: Key) -> tuple[Key, str | None]:
+        return connection, broker_of(connection, self._world.connections)
+
     async def _walk(self, connection: Key, due: Sequence[Body]) -> None:
-        reader = self._readers.setdefault(connection, Reader(self._interval))
+        at = self._at(connection)
+        reader = self._readers.setdefault(at, Reader(self._interval, self._paces.of(at[1])))
         reader.tidy()
         try:
             for body in due:
