@@ -149,7 +149,7 @@ def test_a_deletion_that_gets_no_further_says_why_and_an_annotation_ends_it(doom
     said = ready_condition(doomed, "stuck", "BrokerUnreachable", "being deleted since")["message"]
     assert "redrive.io/let-go=true" in said
     doomed.kubectl("annotate", "retrypolicy", "stuck", "redrive.io/let-go=true")
-    doomed.kubectl("wait", "--for=delete", "retrypolicy/stuck", "--timeout=20s")
+    doomed.kubectl("wait", "--for=delete", "retrypolicy/stuck", "--timeout=60s")
     assert topics(doomed, "stuck") == {"RETRY", "DLQ"}
     assert "has it go" in doomed.told("stuck", "GivenUp")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
-from tests.integration.provision.conftest import Shop
+from tests.integration.provision.conftest import SECONDS, Shop
 
 from redrive.sandbox import installation
 from redrive.sandbox.sandbox import Sandbox
@@ -35,11 +37,15 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
         "watch of /apis/sparkoperator.k8s.io/v1beta2/sparkapplications",
     ]
     assert get(installed, "/readyz") == (200, "ready\n")
-    _, shown = get(installed, "/metrics")
     ready = (
         'redrive_objects{condition="Ready",kind="RetryPolicy",reason="Provisioned",status="True"}'
     )
-    assert float(shown.split(ready)[1].split("\n")[0]) >= 1
+    deadline = time.monotonic() + SECONDS
+    # It counts what it knows, which a watch may tell it after us.
+    while not re.search(rf"^{re.escape(ready)} [1-9]", get(installed, "/metrics")[1], re.MULTILINE):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    _, shown = get(installed, "/metrics")
     assert "redrive_lease_held 1.0\n" in shown
     created = re.search(r'redrive_admin_calls_total\{status="20\d",verb="PUT"\} (\S+)', shown)
     assert created is not None
@@ -54,9 +60,17 @@ def test_every_line_of_the_log_is_json_and_tells_which_object_it_is_about(
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     uid = shop.ready()["metadata"]["uid"]
-    lines = [json.loads(line) for line in operator_process.read_text("utf-8")[before:].splitlines()]
-    about = [line for line in lines if line.get("uid") == uid]
+
+    def about_it() -> list[dict[str, Any]]:
+        written = operator_process.read_text("utf-8")[before:].splitlines(keepends=True)
+        lines = [json.loads(line) for line in written if line.endswith("\n")]
+        return [line for line in lines if line.get("uid") == uid]
+
+    deadline = time.monotonic() + SECONDS
+    while not any("Provisioned" in line["message"] for line in about_it()):
+        assert time.monotonic() < deadline, about_it()  # it comes after the status
+        time.sleep(0.1)
+    about = about_it()
     assert {(a["kind"], a["namespace"], a["name"]) for a in about} == {
         ("RetryPolicy", shop.namespace, "orders")
     }
-    assert any("Provisioned" in line["message"] for line in about)

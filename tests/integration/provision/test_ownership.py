@@ -141,7 +141,7 @@ def test_a_policy_made_anew_knows_its_topics_again(busy: Shop) -> None:
         busy.policy("again", topic=busy.topic("again"))
         retry = busy.ready("again")["status"]["retryTopic"]
         assert properties(busy, retry)["redrive.io/created"] == "true"
-        busy.kubectl("delete", "retrypolicy", "again", "--timeout=20s")
+        busy.kubectl("delete", "retrypolicy", "again", "--timeout=60s")
 
 
 def state(shop: Shop, name: str) -> dict[str, Any]:

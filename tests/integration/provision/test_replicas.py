@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import psutil
 import pytest
@@ -26,12 +26,17 @@ POLICIES = 12
 
 
 class Door(ThreadingHTTPServer):
-    """Stands before the broker's admin API, notes what is written, and takes its time."""
+    """Stands before the broker's admin API, and notes what is written.
+
+    Of the writes only the first few get through until it is opened, so that whoever writes can be
+    caught in the midst of it.
+    """
 
     def __init__(self, broker: int) -> None:
         super().__init__(("127.0.0.1", 0), _Porter)
         self.broker = broker
         self.writes: list[str] = []
+        self.opened = Event()
 
     def wait_for_writes(self, count: int) -> None:
         deadline = time.monotonic() + 30
@@ -47,7 +52,8 @@ class _Porter(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.command != "GET":
             self.server.writes.append(f"{self.command} {self.path}")
-            time.sleep(0.05)
+            if len(self.server.writes) > POLICIES:
+                self.server.opened.wait(60)
         behind = http.client.HTTPConnection("127.0.0.1", self.server.broker, timeout=30)
         passed = {k: v for k, v in self.headers.items() if k != "Accept-Encoding"}
         behind.request(self.command, self.path, body, passed)
@@ -149,6 +155,7 @@ def test_one_that_was_stopped_past_its_lease_writes_nothing_more_and_ends(
 
     one.process.send_signal(signal.SIGSTOP)  # in the midst of its work
     half_done = len(door.writes)
+    door.opened.set()
     two.takes_over()
     for name in names:
         shop.ready(name)
@@ -157,7 +164,7 @@ def test_one_that_was_stopped_past_its_lease_writes_nothing_more_and_ends(
     assert done > half_done
 
     one.process.send_signal(signal.SIGCONT)
-    one.process.wait(timeout=15)
+    one.process.wait(timeout=30)
     assert (door.writes[done:], written(shop)) == ([], versions)
     # It had a lot to write still, and was kept from it.
     assert "nothing is written, for the lease was not renewed in time" in one.said()
