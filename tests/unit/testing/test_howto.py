@@ -1,0 +1,157 @@
+"""What the guide to handling shows works as it stands, on a broker in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+import redrive
+from redrive.policy import codec
+from redrive.policy.ladder import Ladder
+from redrive.policy.naming import TopicName
+from redrive.testing import InMemoryBroker, InMemoryConsumer
+
+GUIDE = Path(__file__).parents[3] / "docs" / "howto" / "handle.md"
+PARTS = [part.split("\n", 1) for part in GUIDE.read_text().split("\n## ")[1:]]
+SECTIONS = {
+    heading: shown.group(1)
+    for heading, text in PARTS
+    if (shown := re.search("^```python\n(.+?)^```", text, re.MULTILINE | re.DOTALL))
+}
+POLICY = redrive.Policy(
+    TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("20m")
+)
+
+
+class Stage:
+    """A broker in memory that examples get for the one they name."""
+
+    def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file.write_text(codec.encode(POLICY))
+        monkeypatch.setenv("REDRIVE_POLICY", str(file))
+        self.broker = InMemoryBroker(POLICY)
+        self.handled: list[bytes] = []
+        monkeypatch.setattr(redrive, "RetryConsumer", self._consumer)
+
+    def _consumer(
+        self,
+        _client: object,
+        policy: redrive.PolicyFile,
+        **options: Any,  # noqa: ANN401 - as a consumer takes them
+    ) -> InMemoryConsumer:
+        return InMemoryConsumer(policy, broker=self.broker, **options)
+
+    def send(self, *contents: bytes) -> None:
+        """Produce messages for an example."""
+        producer = InMemoryConsumer(POLICY, broker=self.broker)
+        for content in contents:
+            producer.send(content)
+
+    def play(self, section: str, **names: object) -> dict[str, Any]:
+        """Run the example of *section* with *names*, and return all its names."""
+        known = {"client": None, "handle": lambda m: self.handled.append(m.data())} | names
+        exec(compile(SECTIONS[section], str(GUIDE), "exec"), known)  # noqa: S102 - our own guide
+        return known
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(tmp_path / "policy.json", monkeypatch)
+
+
+def test_every_section_with_an_example_is_known() -> None:
+    assert list(SECTIONS) == [
+        "Say what a retry mends",
+        "Keep personal data out of dead letters and logs",
+        "Handle in batches",
+        "Receive, and lose no message to a bug",
+        "Go easy on what a handler calls",
+        "Test a handler without a broker",
+    ]
+
+
+def test_rules_decide_by_the_exception(stage: Stage) -> None:
+    attempts: dict[str, list[timedelta]] = {"away": [], "late": []}
+    began = stage.broker.clock.now()
+
+    def handle(message: pulsar.Message) -> None:
+        order = json.loads(message.data())
+        attempts[order].append(stage.broker.clock.now() - began)
+        raise ConnectionError if order == "away" and len(attempts[order]) == 1 else RuntimeError
+
+    stage.send(b"{", b'"away"', b'"late"')
+    stage.play("Say what a retry mends", handle=handle)
+    broken, late, away = stage.broker.dead_letters
+    reasons = [letter.properties()["REDRIVE_DEAD_REASON"] for letter in (broken, late, away)]
+    assert reasons == ["NotRetryable", "DeadlineExceeded", "DeadlineExceeded"]
+    minutes = {name: [at / timedelta(minutes=1) for at in ats] for name, ats in attempts.items()}
+    assert minutes == {"away": [0, 0.5, 20.5, 40.5], "late": [0, 20, 40, 60]}
+
+
+def test_what_is_redacted_is_told_nowhere(stage: Stage) -> None:
+    def handle(_message: pulsar.Message) -> None:
+        raise ValueError("ann@example.com paid with 1234567812345678")
+
+    stage.send(b"x")
+    stage.play("Keep personal data out of dead letters and logs", handle=handle)
+    (dead,) = stage.broker.dead_letters
+    properties = dead.properties()
+    assert properties["REDRIVE_CAUSE_MESSAGE"] == "[redacted] paid with [redacted]"
+
+
+def test_of_a_batch_only_what_failed_is_retried(stage: Stage) -> None:
+    class Table:
+        def insert(self, rows: list[bytes]) -> dict[int, Exception]:
+            batches.append(rows)
+            return {1: ValueError("full")} if len(batches) == 1 else {}
+
+    batches: list[list[bytes]] = []
+    stage.send(b"1", b"2", b"3")
+    stage.play("Handle in batches", table=Table())
+    assert batches == [[b"1", b"2", b"3"], [b"2"]]
+    assert stage.broker.unsettled() == []
+
+
+def test_what_nobody_settles_comes_again(stage: Stage) -> None:
+    seen: list[bytes] = []
+
+    def work(message: pulsar.Message) -> None:
+        seen.append(message.data())
+        if seen == [b"slow"]:
+            stage.broker.clock.advance(timedelta(minutes=10))
+        if seen == [b"slow", b"away"]:
+            raise ConnectionError
+
+    stage.send(b"slow", b"away")
+    stage.play("Receive, and lose no message to a bug", work=work)
+    assert seen == [b"slow", b"away", b"away", b"slow"]
+    assert stage.broker.unsettled() == stage.broker.dead_letters == []
+
+
+def test_a_rate_holds_messages_back(stage: Stage) -> None:
+    stage.send(*[b"x"] * 101)
+    began = stage.broker.clock.now()
+    stage.play("Go easy on what a handler calls")
+    assert len(stage.handled) == 101
+    assert (stage.broker.clock.now() - began).total_seconds() == pytest.approx(2, abs=0.05)
+
+
+def test_a_test_as_users_write_it_passes_and_can_fail(stage: Stage) -> None:
+    attempts: list[pulsar.Message] = []
+
+    def handle(message: pulsar.Message) -> None:
+        attempts.append(message)
+        if len(attempts) < 3:
+            raise ConnectionError
+
+    test = "test_an_order_is_tried_again_until_the_warehouse_answers"
+    stage.play("Test a handler without a broker", handle=handle)[test]()
+    assert len(attempts) == 3
+    with pytest.raises(AssertionError):
+        stage.play("Test a handler without a broker")[test]()
