@@ -13,7 +13,7 @@ from redrive.delivery import lanes
 from redrive.policy.model import SubscriptionType
 
 MakeWorld = Callable[..., Any]
-SOON = timedelta(seconds=15)
+SOON = timedelta(seconds=30)
 
 
 @pytest.fixture

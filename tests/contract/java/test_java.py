@@ -20,7 +20,7 @@ from redrive.sandbox.pulsar import SUPERUSER
 
 SetStage = Callable[..., Any]
 MakeClient = Callable[..., JavaClient]
-SOON = timedelta(seconds=15)
+SOON = timedelta(seconds=30)
 KEY, ORDER, EVENT_TIME, PROPERTIES = "schlüssel", "order", 1_700_000_000_123, {"tenant": "größe"}
 
 

@@ -118,7 +118,7 @@ def test_a_failing_driver_is_restarted_as_the_policy_says_and_its_message_is_sho
     )
     assert failed["executionAttempts"] == 2
     stand_in.patch("fails", timeToLiveSeconds=1)
-    stand_in.kubectl("wait", "--for=delete", "sparkapp/fails", "--timeout=30s")
+    stand_in.kubectl("wait", "--for=delete", "sparkapp/fails", "--timeout=60s")
 
 
 def test_a_driver_whose_secret_is_missing_waits_for_it_and_says_so(stand_in: StandIn) -> None:
