@@ -15,9 +15,9 @@ from redrive.admin import answers
 from redrive.admin.access import Credentials
 from redrive.admin.breaker import Breaker
 from redrive.admin.errors import AuthenticationFailedError, NotFoundError, unexpected
-from redrive.admin.gathering import Gathering
 from redrive.admin.granting import Granter, Granting
 from redrive.admin.http import Call, Http
+from redrive.admin.lately import Lately
 from redrive.admin.model import (
     NamespaceState,
     Schema,
@@ -59,8 +59,8 @@ class Admin:
         self._breaker = breaker
         self._admin_url = admin_url
         self._credentials = credentials
-        self._readings: dict[str, Gathering[None, NamespaceState]] = {}
-        self._known: dict[str, tuple[float, NamespaceState]] = {}
+        self._tenants: dict[str, Lately[frozenset[str]]] = {}
+        self._namespaces: dict[str, Lately[NamespaceState]] = {}
         self._grantings: dict[str, Granting] = {}
 
     def is_for(self, admin_url: str, credentials: Credentials) -> bool:
@@ -78,11 +78,12 @@ class Admin:
         call = Call("list the clusters", "GET", "clusters", seconds=PROBE_SECONDS)
         return await self._ask(call, frozenset[str], probe=True)
 
-    async def tenant_exists(self, tenant: str) -> bool:
-        """Whether there is such a tenant."""
+    async def tenant_exists(self, tenant: str, *, max_age: float = 0.0) -> bool:
+        """Whether there is such a tenant, or was at most so many seconds ago."""
+        if tenant not in self._tenants:
+            self._tenants[tenant] = Lately(lambda: self._namespaces_of(tenant))
         try:
-            path = f"namespaces/{quoted(tenant)}"
-            await self._get(f"list the namespaces of tenant {tenant}", path, frozenset[str])
+            await self._tenants[tenant].ask(max_age=max_age)
         except NotFoundError:
             return False
         return True
@@ -94,17 +95,11 @@ class Admin:
             max_age: what was read so many seconds ago, or later, is not read again.
 
         Raises:
-            NotFoundError: the tenant or the namespace does not exist.
+            NotFoundError: the tenant or the namespace does not exist, or did not then.
         """
-        asked = asyncio.get_running_loop().time()
-        known = self._known.get(namespace)
-        if known is not None and asked - known[0] < max_age:
-            return known[1]
-        if namespace not in self._readings:
-            self._readings[namespace] = Gathering(lambda _: self._read(namespace))
-        state = await self._readings[namespace].ask(None)
-        self._known[namespace] = asked, state
-        return state
+        if namespace not in self._namespaces:
+            self._namespaces[namespace] = Lately(lambda: self._read(namespace))
+        return await self._namespaces[namespace].ask(max_age=max_age)
 
     async def partitions(self, topic: TopicName) -> int:
         """Return how many partitions a topic has; 0 if it is not partitioned.
@@ -299,6 +294,10 @@ class Admin:
             self._grantings[namespace] = Granting(namespace, self._send)
         with self._grantings[namespace].announced() as grant:
             yield grant
+
+    async def _namespaces_of(self, tenant: str) -> frozenset[str]:
+        does = f"list the namespaces of tenant {tenant}"
+        return await self._get(does, f"namespaces/{quoted(tenant)}", frozenset[str])
 
     async def _read(self, namespace: str) -> NamespaceState:
         does = f"read namespace {namespace}"

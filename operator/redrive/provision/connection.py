@@ -1,6 +1,7 @@
 """A PulsarConnection → whether its Secret, its broker and its rights are as policies need them.
 
-Called by the `Keeper` of connections. Policies do not wait for it: each finds out for itself.
+Called by the `Keeper` of connections: once for each change, in each of the `rounds`, and again
+while something is amiss. Policies do not wait for it: each finds out for itself.
 """
 
 from __future__ import annotations

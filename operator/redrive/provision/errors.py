@@ -106,6 +106,9 @@ STANDING = (
 )
 """What `standing` finds the end of: a whole Pulsar namespace, or cluster, may stand so at once."""
 
+AWAITED = (TenantNotFoundError, NamespaceNotFoundError, TopicNotFoundError)
+"""What ends when somebody makes the source topic; a thousand policies may wait for theirs."""
+
 TOLD = (*WATCHED, *STANDING, admin_errors.BrokerDownError)
 """What a policy is woken after; a broker that is down answers the looks at its connection again.
 

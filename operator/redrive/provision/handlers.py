@@ -50,7 +50,9 @@ def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Stoppable, 
     kopf.on.event(*resources.POLICIES.address, registry=registry)(world.policies.seen)
     kopf.on.event(*resources.CONNECTIONS.address, registry=registry)(world.connections.seen)
     journey.begin()
-    rounds = Rounds(journey.survey, journey.standing, journey.policies.wake)
+    rounds = Rounds(
+        journey.survey, journey.standing, journey.policies.wake, journey.connections.wake
+    )
     return rounds, journey.health, journey.policies, journey.connections, journey.farewells
 
 

@@ -30,10 +30,10 @@ from redrive.provision.desired import Desired, desired
 from redrive.provision.facts import Asked, Observed
 from redrive.provision.gather import gather, gather_admissible
 from redrive.provision.health.watch import Health
-from redrive.provision.observe import observe
+from redrive.provision.observe import AWAITED_SECONDS, around, observe
 from redrive.provision.plan import plan
 from redrive.provision.retire import hold, retire
-from redrive.provision.steps import Step, in_words
+from redrive.provision.steps import CopySchema, Step, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ async def provision(asked: Asked, body: Body, world: World, claims: Claims) -> P
     wanted = desired(asked, body, world.settings.cluster_id)
     connection = await world.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
     with connection.admin.granting(asked.policy.topic.namespace_name) as grant:
-        observed = await _observe(body, wanted, connection.admin, world)
+        observed = await _observe(asked, body, wanted, connection.admin, world)
         older = frozenset(rival.key for rival in rivals if rival.age < asked.age)
         served = world.settings.namespaces
         facts = conditions.Buildable(body, wanted, observed, older, served)
@@ -156,15 +156,31 @@ async def provision(asked: Asked, body: Body, world: World, claims: Claims) -> P
     return Provisioned(wanted, steps, would_have, found)
 
 
-async def _observe(body: Body, wanted: Desired, admin: Admin, world: World) -> Observed:
-    """Read what is there; where nothing has to be done, with fewer calls."""
+async def _observe(
+    asked: Asked, body: Body, wanted: Desired, admin: Admin, world: World
+) -> Observed:
+    """Read what is there; where nothing has to be done with what was read lately, only once.
+
+    A schema is copied by what was read just now of both topics. One that the broker refuses is
+    tried again with each look, and must not cost a second read each time. What waits for its source
+    topic first looks at what others have read meanwhile.
+    """
     if status.is_settled(body):
         # Lately all was well: what says that it is not may be over.
-        with suppress(NotFoundError, errors.TopicNotFoundError, errors.SubscriptionExpiryError):
+        with suppress(NotFoundError, errors.SubscriptionExpiryError, *errors.AWAITED):
             observed = await observe(wanted, admin, world, recent=True)
-            if not plan(wanted, observed):
+            planned = plan(wanted, observed)
+            if asked.only_observes or all(isinstance(step, CopySchema) for step in planned):
                 return observed
+    elif _awaits_source(body):
+        await around(wanted.policy.topic, admin, max_age=AWAITED_SECONDS)
     return await observe(wanted, admin, world)
+
+
+def _awaits_source(body: Body) -> bool:
+    """Whether the source topic, or what it lies in, was missing at the last look."""
+    awaited = {error.reason for error in errors.AWAITED}
+    return status.reason(body) in awaited and not status.is_new(body)
 
 
 def _refuse(violation: RedriveError | None) -> None:

@@ -35,9 +35,10 @@ ROTATION_SECONDS = 15.0
 """How long a rotation takes, unless that were too fast for the broker."""
 CALLS_PER_SECOND = 20.0
 CALLS_PER_LOOK = 17
-"""How many calls to the broker a look takes at most where nothing is amiss.
+"""How many reads at the broker a look takes at most where nothing has to be done.
 
-With 17 a thousand policies have their turn every 850 s.
+A schema that the broker refuses is tried again, once for each of the two topics. With 17 a thousand
+policies have their turn every 850 s.
 """
 CALLS_PER_QUESTION = 2
 """How many calls it takes at most to ask whether what stalls a policy is over.
@@ -79,14 +80,23 @@ class Rounds:
         survey: tells which settled policies need a look.
         standing: tells which stalled policies do.
         wake: has a policy looked at.
+        wake_connection: has a connection looked at: that its Secret went, or a right, is told by
+            nobody either.
     """
 
-    def __init__(self, survey: Survey, standing: Standing, wake: Callable[[Key], None]) -> None:
+    def __init__(
+        self,
+        survey: Survey,
+        standing: Standing,
+        wake: Callable[[Key], None],
+        wake_connection: Callable[[Key], None],
+    ) -> None:
         self._survey = survey
         self._standing = standing
         self._policies = survey.world.policies
         self._connections = survey.world.connections
         self._wake = wake
+        self._wake_connection = wake_connection
         self._questions = Paces(CALLS_PER_QUESTION / CALLS_PER_SECOND)
         self._tasks: dict[Key | str, list[asyncio.Task[None]]] = {}
         self._follow()
@@ -129,6 +139,8 @@ class Rounds:
             except Exception:
                 logger.exception("survey of PulsarConnection %s: failed", connection)
             await asyncio.sleep(SURVEY_SECONDS)
+            # Not before the pause: who has just come is looked at anyway.
+            self._wake_connection(connection)
 
     async def _rotate_for_ever(self, broker: str) -> None:
         turns = Turns()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,17 +61,7 @@ async def test_a_look_at_a_settled_policy_takes_no_more_calls_than_the_rotation_
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(**ALL)
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.tenants = {"shop": []}
-        replicated = {"replication_clusters": ["here", "there"]}
-        broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})}, {}, replicated)}
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        world = make_world(admin, connection, body)
-        claims = Claims(world.policies, lambda _: None)
-
-        async def look() -> reconcile.Provisioned:
-            return await reconcile.provision(gather(body, world), body, world, claims)
-
+    async with serving(connection, body) as (broker, look):
         assert (await look()).steps
         body["status"] = {"observedGeneration": 7, "conditions": [READY]}
 
@@ -81,6 +73,88 @@ async def test_a_look_at_a_settled_policy_takes_no_more_calls_than_the_rotation_
         broker.namespaces["shop/prod"].topics.pop("orders-fulfilment-DLQ")
         assert (await look()).steps
         assert "orders-fulfilment-DLQ" in broker.namespaces["shop/prod"].topics
+
+
+async def test_a_look_at_a_policy_that_only_observes_reads_once_though_all_differs(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = policy(**ALL)
+    async with serving(connection, body) as (broker, look):
+        assert (await look()).steps
+        topics = broker.namespaces["shop/prod"].topics
+        for name in ("orders-fulfilment-RETRY", "orders-fulfilment-DLQ"):
+            topics[name].subscriptions.clear()
+        body["spec"]["managementPolicy"] = "Observe"
+        assert len((await look()).would_have) == 2  # reads the namespace
+        body["status"] = {"observedGeneration": 7, "conditions": [READY]}
+        before = len(broker.calls)
+        assert len((await look()).would_have) == 2
+        assert len(broker.calls) - before == CALLS_PER_LOOK
+
+
+async def test_a_look_at_a_policy_whose_schema_is_refused_reads_once_and_tries_again(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = policy(**ALL)
+    avro: dict[str, Any] = {"type": "AVRO", "data": "", "properties": {}}
+    odd = {**avro, "type": "STRING"}
+    async with serving(connection, body) as (broker, look):
+        assert (await look()).steps
+        topics = broker.namespaces["shop/prod"].topics
+        retry, dead = (topics[f"orders-fulfilment-{kind}"] for kind in ("RETRY", "DLQ"))
+        topics["orders"].schema, retry.schema, dead.schema = avro, odd, odd
+        body["status"] = {"observedGeneration": 7, "conditions": [READY]}
+        assert not (await look()).steps  # reads the namespace
+        before = len(broker.calls)
+        made = await look()
+        assert [caution.reason for caution in made.cautions] == ["SchemaRefused"]
+        does = Counter(method for method, _ in broker.calls[before:])
+        assert does == {"GET": CALLS_PER_LOOK, "POST": 2}
+
+        retry.schema = dead.schema = None
+        assert len((await look()).steps) == 2
+        assert retry.schema == dead.schema == avro
+
+
+@pytest.mark.parametrize(
+    ("reason", "calls"),
+    [("TopicNotFound", 3), ("NamespaceNotFound", 4), ("TenantNotFound", 4)],
+)
+async def test_a_hundred_policies_that_wait_for_a_source_topic_share_what_one_reads(
+    connection: dict[str, Any],
+    policy: MakeBody,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+    calls: int,
+) -> None:
+    monkeypatch.setattr(reconcile, "AWAITED_SECONDS", 60)
+    waits = {**READY, "status": "False", "reason": reason}
+    body = policy() | {"status": {"observedGeneration": 7, "conditions": [waits]}}
+    async with serving(connection, body) as (broker, look):
+        tenants, namespaces = broker.tenants, broker.namespaces
+        broker.tenants = {} if reason == "TenantNotFound" else tenants
+        broker.namespaces = {"shop/prod": Namespace()} if reason == "TopicNotFound" else {}
+        for _ in range(100):
+            with pytest.raises(RedriveError) as refusal:
+                await look()
+            assert refusal.value.reason == reason
+        assert len(broker.calls) == calls
+        broker.tenants, broker.namespaces = tenants, namespaces
+        monkeypatch.setattr(reconcile, "AWAITED_SECONDS", 0)
+        assert (await look()).steps
+
+
+async def test_a_policy_that_is_new_is_never_told_of_a_missing_topic_by_what_was_read_before(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = policy()
+    async with serving(connection, body) as (broker, look):
+        topics = broker.namespaces["shop/prod"].topics
+        orders = topics.pop("orders")
+        with pytest.raises(TopicNotFoundError):
+            await look()
+        topics["orders"] = orders
+        assert (await look()).steps
 
 
 async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_read(
@@ -136,6 +210,25 @@ async def test_only_what_nobody_tells_the_end_of_is_looked_at_again(
     monkeypatch.setattr(reconcile, "provision", refuse)
     claims = Claims(world.policies, lambda _: None)
     assert await reconcile.reconcile(Key.of(body), world, claims, NOTHING) is again
+
+
+@asynccontextmanager
+async def serving(
+    connection: dict[str, Any], body: Body
+) -> AsyncIterator[tuple[FakeBroker, Callable[[], Awaitable[reconcile.Provisioned]]]]:
+    """A broker with a replicated source topic, and what looks at a policy for it."""
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        broker.tenants = {"shop": []}
+        replicated = {"replication_clusters": ["here", "there"]}
+        broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})}, {}, replicated)}
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+        world = make_world(admin, connection, body)
+        claims = Claims(world.policies, lambda _: None)
+
+        async def look() -> reconcile.Provisioned:
+            return await reconcile.provision(gather(body, world), body, world, claims)
+
+        yield broker, look
 
 
 def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # noqa: ANN401

@@ -61,6 +61,10 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "CALLS_PER_QUESTION", 0)
 
 
+def ignore(_: Key) -> None:
+    """Wake nobody."""
+
+
 def connection(name: str, broker: str = "http://pulsar:8080", version: int = 1) -> Body:
     metadata = {"namespace": "shop", "name": name, "uid": f"uid-{name}"}
     metadata["resourceVersion"] = str(version)
@@ -85,7 +89,7 @@ async def test_every_settled_policy_is_looked_at_in_turn_those_that_come_and_go_
     policy: MakeBody, survey: Surveys
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name))
+    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     survey.world.connections.put(connection("main"))
 
     async def only(*names: str) -> None:
@@ -108,7 +112,7 @@ async def test_connections_to_one_broker_share_a_rotation_in_which_each_policy_h
 ) -> None:
     monkeypatch.setattr(rounds, "CALLS_PER_LOOK", 0.2)  # a turn every 10 ms
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name))
+    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     names = {f"of-many-{n}" for n in range(8)} | {"of-one", "of-another"}
     for name in names:
         through = "many" if name.startswith("of-many") else name.removeprefix("of-")
@@ -128,7 +132,7 @@ async def test_connections_to_one_broker_share_a_rotation_in_which_each_policy_h
 async def test_a_policy_is_in_the_rotation_of_the_broker_that_its_connection_has_now(
     policy: MakeBody, survey: Surveys
 ) -> None:
-    walk = Rounds(survey, NOTHING, lambda _: None)
+    walk = Rounds(survey, NOTHING, ignore, ignore)
     survey.world.policies.put(settled(policy("a")))
 
     def rotations() -> set[str]:
@@ -155,7 +159,7 @@ async def test_a_connection_is_surveyed_again_and_again_until_it_goes(
     survey.fails.extend(
         [KeyError("surprise"), BrokerUnreachableError("no broker", remedy="start it")]
     )
-    walk = Rounds(survey, NOTHING, lambda _: None)
+    walk = Rounds(survey, NOTHING, ignore, ignore)
     async with asyncio.timeout(5):
         for _ in range(4):
             assert await survey.asked.get() == (Key("shop", "main"), ["a"])
@@ -174,11 +178,25 @@ async def test_a_connection_is_surveyed_again_and_again_until_it_goes(
     await walk.stop()
 
 
+async def test_a_connection_is_looked_at_with_each_survey_also_where_that_fails(
+    survey: Surveys,
+) -> None:
+    survey.fails.extend([BrokerUnreachableError("no broker", remedy="start it")] * 2)
+    woken: asyncio.Queue[Key] = asyncio.Queue()
+    walk = Rounds(survey, NOTHING, ignore, woken.put_nowait)
+    survey.world.connections.put(connection("main"))
+    async with asyncio.timeout(5):
+        for surveys in range(1, 4):
+            assert await woken.get() == Key("shop", "main")
+            assert survey.asked.qsize() >= surveys
+    await walk.stop()
+
+
 async def test_a_rotation_goes_on_after_a_failure(
     policy: MakeBody, survey: Surveys, caplog: pytest.LogCaptureFixture
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name))
+    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     spoilt = policy("spoilt") | {"spec": {}}
     survey.world.policies.put(spoilt)
     survey.world.policies.put(settled(policy("a")))
@@ -199,7 +217,7 @@ async def test_what_a_survey_finds_amiss_is_looked_at(
     survey.world.policies.put(settled(policy("a")))
     survey.amiss_now.append(Key("shop", "a"))
     woken: asyncio.Queue[Key] = asyncio.Queue()
-    walk = Rounds(survey, NOTHING, woken.put_nowait)
+    walk = Rounds(survey, NOTHING, woken.put_nowait, ignore)
     survey.world.connections.put(connection("main"))
     async with asyncio.timeout(5):
         assert await woken.get() == Key("shop", "a")
@@ -239,7 +257,7 @@ async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is
     for body in (going, settled(elsewhere, "OwnerConflict", "False"), settled(policy("ready"))):
         survey.world.policies.put(body)
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Rounds(survey, questions, lambda key: woken.put_nowait(key.name))
+    walk = Rounds(survey, questions, lambda key: woken.put_nowait(key.name), ignore)
     survey.world.connections.put(connection("main"))
     found = set[str]()
     async with asyncio.timeout(5):
@@ -262,7 +280,7 @@ async def test_connections_to_one_broker_share_the_pace_of_questions(
         survey.world.connections.put(connection(name))
         body = policy(name, connectionRef={"name": name})
         survey.world.policies.put(settled(body, "OwnerConflict", "False"))
-    walk = Rounds(survey, questions, lambda _: None)
+    walk = Rounds(survey, questions, ignore, ignore)
     begun = asyncio.get_running_loop().time()
     async with asyncio.timeout(5):
         while len(questions.asked) < 30:  # noqa: ASYNC110 - what is asked tells nobody
