@@ -5,7 +5,7 @@ Lease, every `RENEW_SECONDS`; it takes over when the record has not changed for 
 lasts, by its own clock, so clocks may differ. The holder's writes pass a fence that
 closes earlier, counted from the *beginning* of its last renewal: when another takes over, whatever
 the holder still meant to write is refused on its own side. A Lease that somebody deletes, or whose
-holder somebody removes, says nothing of what that holder does: a standby waits for as long.
+holder somebody replaces, says nothing of what that holder does: a standby waits for as long.
 
 What remains: a write that had left before the fence closed and that is on its way for longer than
 `LEASE_SECONDS - FENCE_SECONDS`. Each write of redrive is one that the next reconcile of anybody
@@ -89,7 +89,7 @@ class Lease:
         if self._writer not in {"", self._identity} and self._silence() < LEASE_SECONDS:
             return False
         try:
-            await self._write(taken=self._holder() != self._identity)
+            await self._write(taken=self._writer != self._identity)
         except ConflictError:
             return False  # another was faster
         return True
@@ -134,6 +134,7 @@ class Lease:
                 transitions = self._record["spec"].get("leaseTransitions", 0) + 1
                 spec |= {"acquireTime": now, "leaseTransitions": transitions}
             await self._patch(spec)
+        self._writer = self._identity
         self._fence.open_until(began + FENCE_SECONDS)
 
     async def _create(self, spec: Body) -> None:
@@ -158,7 +159,11 @@ class Lease:
             self._seen_at = self._elapsed()
         self._record = record
         spec = {} if record is None else record.get("spec", {})
-        if holder := spec.get("holderIdentity"):
+        holder = spec.get("holderIdentity")
+        if holder == self._identity:
+            # Maybe by somebody's hand: whoever was seen to hold it before does not know yet.
+            self._writer = self._writer or holder
+        elif holder:
             self._writer = holder
         elif spec.get("leaseDurationSeconds") == RELEASED_SECONDS:
             self._writer = ""

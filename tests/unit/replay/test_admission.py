@@ -15,11 +15,14 @@ from redrive.errors import InvalidSpecError
 from redrive.replay import launch
 from redrive.replay.admission import admit
 from redrive.replay.errors import (
+    STALLS,
+    WATCHED,
     DeadLettersDiscardedError,
     PolicyNotFoundError,
     PolicyNotReadyError,
     ReplayIdentityMissingError,
     ReplayInProgressError,
+    TrustNotSupportedError,
 )
 
 SETTINGS = Settings("here", (), "image", "local:///replay.py", "redrive-replay")
@@ -157,6 +160,17 @@ def test_a_policy_that_is_not_ready_as_it_stands_is_waited_for(state: dict[str, 
 def test_a_connection_without_a_replay_role_is_refused() -> None:
     with pytest.raises(ReplayIdentityMissingError, match=r"give it spec\.replay"):
         admit(replay(), world(connections=[connection(replay=None)]))
+
+
+def test_a_connection_with_certificate_authorities_of_its_own_is_refused() -> None:
+    tls = {"caRef": {"kind": "ConfigMap", "name": "authorities", "key": "ca.crt"}}
+    secured = connection(tls=tls, adminUrl="https://pulsar:8443")
+    with pytest.raises(TrustNotSupportedError, match=r"shop/main .* got 'spec\.tls'; replay thr"):
+        admit(replay(), world(connections=[secured]))
+    assert TrustNotSupportedError in STALLS
+    assert TrustNotSupportedError in WATCHED
+    trusting = connection(adminUrl="https://pulsar:8443")
+    assert admit(replay(), world(connections=[trusting])).job.admin_url == "https://pulsar:8443"
 
 
 def test_a_connection_that_is_gone_or_closed_to_the_namespace_is_refused() -> None:
