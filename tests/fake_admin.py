@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,14 +38,32 @@ _NO_STATS = {"msgBacklog": 0, "msgOutCounter": 0, "consumers": [], "isDurable": 
 
 @dataclass
 class Topic:
-    """A topic; 0 partitions means that it has none."""
+    """A topic; 0 partitions means that it has none.
+
+    Attributes:
+        parts: the subscriptions of each partition that is there, by how its name ends; of a topic
+            without partitions nothing is added to the name.
+    """
 
     partitions: int
     properties: dict[str, str]
-    subscriptions: list[str] = field(default_factory=list)
+    parts: dict[str, list[str]] = field(default_factory=dict)
     policies: dict[str, Any] = field(default_factory=dict)
     quotas: dict[str, Any] = field(default_factory=dict)
     schema: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.restore()
+
+    @property
+    def subscriptions(self) -> list[str]:
+        """Those of all its partitions."""
+        return sorted({name for names in self.parts.values() for name in names})
+
+    def restore(self, subscriptions: Sequence[str] = ()) -> None:
+        """Make the partitions that are not there, with *subscriptions*."""
+        suffixes = [f"-partition-{index}" for index in range(self.partitions)] or [""]
+        self.parts = {end: self.parts.get(end, [*subscriptions]) for end in suffixes}
 
 
 @dataclass
@@ -127,6 +145,7 @@ class FakeBroker:
             f"GET {topic}/partitions": self._partitions,
             f"POST {topic}/partitions": self._add_partitions,
             f"DELETE {topic}/partitions": self._delete_topic,
+            f"POST {topic}/createMissedPartitions": self._restore_partitions,
             f"GET {topic}/properties": self._properties,
             f"PUT {topic}/properties": self._set_properties,
             f"DELETE {topic}/properties": self._remove_property,
@@ -200,9 +219,17 @@ class FakeBroker:
         topics = self.namespaces.get(name, Namespace()).topics
         if local in topics:
             return f"persistent://{name}/{local}", topics[local]
-        if whole in topics and int(number) < topics[whole].partitions:
+        if whole in topics and f"-partition-{number}" in topics[whole].parts:
             return f"persistent://{name}/{local}", topics[whole]
         raise Refused(404, f"Topic persistent://{name}/{local} not found")
+
+    def _find_parts(
+        self, request: web.Request, does: str, status: int = 403
+    ) -> tuple[str, list[list[str]]]:
+        """Return the subscriptions of each partition, or of the one that is named."""
+        name, topic = self._find(request, does, status)
+        named = [names for end, names in topic.parts.items() if end and name.endswith(end)]
+        return name, named or list(topic.parts.values())
 
     # Tenants and namespaces.
 
@@ -233,9 +260,9 @@ class FakeBroker:
     async def _list_topics(self, request: web.Request) -> Any:  # noqa: ANN401
         name, namespace = self._in(request, "get topics")
         return [
-            f"persistent://{name}/{part}"
+            f"persistent://{name}/{local}{end}"
             for local, topic in namespace.topics.items()
-            for part in _parts(local, topic)
+            for end in topic.parts
         ]
 
     async def _list_partitioned(self, request: web.Request) -> Any:  # noqa: ANN401
@@ -265,10 +292,13 @@ class FakeBroker:
 
     async def _delete_topic(self, request: web.Request) -> None:
         name, topic = self._find(request, "delete a topic")
+        namespace, local = self.namespaces[self._check(request, "")], request.match_info["topic"]
+        if local not in namespace.topics:
+            del topic.parts[local[local.rindex("-partition-") :]]
+            return
         if bool(topic.partitions) != request.path.endswith("/partitions"):
             kind = "partitioned" if topic.partitions else "non-partitioned"
             raise Refused(409, f"{name} is a {kind} topic")
-        namespace, local = self.namespaces[self._check(request, "")], request.match_info["topic"]
         del namespace.topics[local]
         namespace.grants.pop(name, None)
 
@@ -288,6 +318,13 @@ class FakeBroker:
             have = f"the current partitions {topic.partitions}."
             raise Refused(422, f"Desired partitions {count} can't be less than {have}")
         topic.partitions = count
+        topic.restore(topic.subscriptions)
+
+    async def _restore_partitions(self, request: web.Request) -> None:
+        name, topic = self._find(request, "create missing partitions")
+        if not topic.partitions:
+            raise Refused(404, f"Topic {name} does not exist")
+        topic.restore()
 
     async def _properties(self, request: web.Request) -> Any:  # noqa: ANN401
         return self._find(request, "read properties", 401)[1].properties
@@ -301,7 +338,8 @@ class FakeBroker:
     # Subscriptions.
 
     async def _subscriptions(self, request: web.Request) -> Any:  # noqa: ANN401
-        return self._find(request, "get subscriptions", 401)[1].subscriptions
+        _, parts = self._find_parts(request, "get subscriptions", 401)
+        return sorted({name for names in parts for name in names})
 
     async def _create_subscription(self, request: web.Request) -> None:
         try:
@@ -310,17 +348,23 @@ class FakeBroker:
             if refused.status != 404:
                 raise
             raise Refused(412, "Topic does not exist and cannot be auto-created") from refused
+        topic.restore()  # for each partition by itself it makes that one too
+        _, parts = self._find_parts(request, "subscribe")
         name = unquote(request.match_info["name"])  # the second time, as the broker does
-        if name in topic.subscriptions:
+        if all(name in names for names in parts):
             raise Refused(409, "Subscription already exists for topic")
-        topic.subscriptions.append(name)
+        for names in parts:
+            if name not in names:
+                names.append(name)
 
     async def _delete_subscription(self, request: web.Request) -> None:
-        whole, topic = self._find(request, "unsubscribe")
+        whole, parts = self._find_parts(request, "unsubscribe")
         name = unquote(request.match_info["name"])
-        if name not in topic.subscriptions:
+        having = [names for names in parts if name in names]
+        for names in having:
+            names.remove(name)
+        if len(having) < len(parts):
             raise Refused(404, f"Subscription {name} not found for topic {whole}")
-        topic.subscriptions.remove(name)
 
     # Grants.
 
@@ -364,18 +408,22 @@ class FakeBroker:
 
     async def _stats(self, request: web.Request) -> Any:  # noqa: ANN401
         name, topic = self._find(request, "read statistics", 401)
-        if topic.partitions and name.endswith(f"/{request.match_info['topic']}"):
-            local = request.match_info["topic"]
-            if local in self.namespaces[self._check(request, "")].topics:
-                raise Refused(404, f"Topic {name} not found")
-        return _unused(topic)
+        whole = request.match_info["topic"] in self.namespaces[self._check(request, "")].topics
+        if topic.partitions and whole:
+            raise Refused(404, f"Topic {name} not found")
+        _, [names] = self._find_parts(request, "read statistics", 401)
+        return _unused(names)
 
     async def _partitioned_stats(self, request: web.Request) -> Any:  # noqa: ANN401
         name, topic = self._find(request, "read statistics", 401)
         if not topic.partitions:
             raise Refused(404, f"Partitioned Topic {name} not found")
-        one = _unused(topic)
-        return {**one, "partitions": dict.fromkeys(_parts(name, topic), one)}
+        parts = {f"{name}{end}": _unused(names) for end, names in topic.parts.items()}
+        return {
+            **_unused(topic.subscriptions),
+            "metadata": {"partitions": topic.partitions, "deleted": False},
+            "partitions": parts or {name: _unused([])},
+        }
 
     async def _policy(self, request: web.Request) -> Any:  # noqa: ANN401
         _, topic = self._find(request, "read a policy")
@@ -425,17 +473,9 @@ class FakeBroker:
         topic.quotas[kind] = quota | {"policy": body["policy"]}
 
 
-def _unused(topic: Topic) -> dict[str, Any]:
-    subscriptions = dict.fromkeys(topic.subscriptions, _NO_STATS)
-    return {"subscriptions": subscriptions, "publishers": [], "storageSize": 0}
-
-
-def _parts(name: str, topic: Topic) -> Iterator[str]:
-    """Yield the name of a topic without partitions, or those of its partitions."""
-    if not topic.partitions:
-        yield name
-    for index in range(topic.partitions):
-        yield f"{name}-partition-{index}"
+def _unused(subscriptions: Sequence[str]) -> dict[str, Any]:
+    stats = dict.fromkeys(subscriptions, _NO_STATS)
+    return {"subscriptions": stats, "publishers": [], "storageSize": 0}
 
 
 async def _body(request: web.Request) -> Any:  # noqa: ANN401 - JSON

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from redrive.admin import answers
+from redrive.admin import answers, parts
 from redrive.admin.access import Credentials
 from redrive.admin.breaker import Breaker
 from redrive.admin.errors import AuthenticationFailedError, NotFoundError, unexpected
@@ -21,13 +21,14 @@ from redrive.admin.lately import Lately
 from redrive.admin.model import (
     NamespaceState,
     Schema,
+    Subscriptions,
     SubscriptionStats,
     TopicMetadata,
     TopicUsage,
 )
 from redrive.admin.paths import quoted, schema_path, subscription_path, topic_path
 from redrive.admin.policies import TopicPolicy, Write
-from redrive.admin.stats import read_stats, read_usage
+from redrive.admin.stats import read_stats
 from redrive.policy.naming import TopicName
 
 PROBE_SECONDS = 10.0
@@ -168,14 +169,13 @@ class Admin:
             f"read the clusters of {topic}", path, lambda found: frozenset(found or ())
         )
 
-    async def subscriptions(self, topic: TopicName) -> frozenset[str]:
-        """Return the names of a topic's subscriptions.
+    async def subscriptions(self, topic: TopicName, *, partitioned: bool) -> Subscriptions:
+        """Return the names of a topic's subscriptions, in one call where no partition is missing.
 
         Raises:
-            NotFoundError: there is no such topic.
+            NotFoundError: as for `stats`.
         """
-        path = f"{topic_path(topic)}/subscriptions"
-        return await self._get(f"read the subscriptions of {topic}", path, frozenset[str])
+        return await parts.subscriptions(self._get, topic, partitioned=partitioned)
 
     async def topic_policy(self, topic: TopicName, policy: TopicPolicy) -> Any:  # noqa: ANN401
         """Return what the broker has of a policy of *topic*, as its JSON; None for nothing."""
@@ -215,15 +215,14 @@ class Admin:
         path = f"{topic_path(topic)}/{kind}{query}&subscriptionBacklogSize=false"
         return await self._get(f"read the statistics of {topic}", path, read_stats)
 
-    async def usage(self, topic: TopicName, *, partitioned: bool) -> TopicUsage:
-        """Return who uses a topic, and what it holds.
+    async def usage(self, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
+        """Return who uses a topic, and what it holds for *subscription* and others, to the message.
 
         Raises:
             NotFoundError: as for `stats`.
         """
-        kind = "partitioned-stats?perPartition=true" if partitioned else "stats"
-        return await self._get(
-            f"read the use of {topic}", f"{topic_path(topic)}/{kind}", read_usage
+        return await parts.usage(
+            self._get, topic, partitioned=partitioned, subscription=subscription
         )
 
     async def delete_topic(self, topic: TopicName, *, partitioned: bool) -> None:
@@ -273,11 +272,23 @@ class Admin:
         does = f"add partitions to {topic}, up to {partitions}"
         await self._send(Call(does, "POST", f"{topic_path(topic)}/partitions", partitions))
 
+    async def restore_partitions(self, topic: TopicName) -> None:
+        """Make those partitions of a topic that are not there, empty and without subscriptions.
+
+        Raises:
+            NotFoundError: there is no such topic, or it is not partitioned.
+        """
+        path = f"{topic_path(topic)}/createMissedPartitions"
+        await self._send(Call(f"make missing partitions of {topic} anew", "POST", path))
+
     async def create_subscription(self, topic: TopicName, name: str) -> None:
         """Create a subscription that begins with the topic's first message.
 
+        Of a partitioned topic, on those partitions that lack it. A broker makes it on each by
+        itself: when this fails, some may have it and others not.
+
         Raises:
-            ConflictError: it exists already.
+            ConflictError: it exists already, on every partition.
         """
         path = subscription_path(topic, name)
         await self._send(Call(f"create subscription {name} on {topic}", "PUT", path, _EARLIEST))
@@ -291,7 +302,9 @@ class Admin:
         grants was refused; the others may have been made.
         """
         if namespace not in self._grantings:
-            self._grantings[namespace] = Granting(namespace, self._send)
+            self._grantings[namespace] = Granting(
+                namespace, self._send, lambda: self.namespace(namespace)
+            )
         with self._grantings[namespace].announced() as grant:
             yield grant
 

@@ -14,7 +14,7 @@ from typing import Any
 from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError
 from redrive.admin.gathering import Gathering
 from redrive.admin.http import Call
-from redrive.admin.model import Grant
+from redrive.admin.model import Grant, NamespaceState
 from redrive.admin.paths import permission_path
 
 logger = logging.getLogger(__name__)
@@ -32,11 +32,18 @@ class Granting:
     Args:
         namespace: `tenant/namespace`.
         send: makes a call.
+        read: reads what is in the namespace now.
     """
 
-    def __init__(self, namespace: str, send: Callable[[Call], Awaitable[Any]]) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        send: Callable[[Call], Awaitable[Any]],
+        read: Callable[[], Awaitable[NamespaceState]],
+    ) -> None:
         self._namespace = namespace
         self._send = send
+        self._read = read
         self._gathering: Gathering[Grants, Refusals] = Gathering(
             self._set, patience=PATIENCE_SECONDS
         )
@@ -59,28 +66,40 @@ class Granting:
         given = [grant for grant in grants if grant.actions]
         taken = [grant for grant in grants if not grant.actions]
         refused = {
-            **await self._in_one_call("grant", given),
-            **await self._in_one_call("revoke", taken),
+            **await self._together("grant", given),
+            **await self._together("revoke", taken),
         }
         logger.info("%d rights in %s: set for %d policies", len(grants), self._namespace, len(asks))
         return refused
 
-    async def _in_one_call(self, verb: str, grants: Grants) -> Refusals:
-        if not grants:
-            return {}
+    async def _together(self, verb: str, grants: Grants) -> Refusals:
+        """Set *grants* in one call; again without those whose topics are gone, if it is refused."""
+        refused: dict[Grant, AdminError] = {}
+        while grants:
+            try:
+                await self._in_one_call(verb, grants)
+            except UnsupportedError as error:
+                logger.info("rights in %s: one by one, because: %s", self._namespace, error)
+                return {**refused, **await self._one_by_one(grants)}
+            except NotFoundError:
+                # One missing topic refuses the whole batch, and only one of them is named.
+                there = await self._read()
+                missing = [grant for grant in grants if not there.exists(grant.topic)]
+                if not missing:
+                    raise
+                refused.update((grant, _is_missing(verb, grant)) for grant in missing)
+                grants = [grant for grant in grants if grant not in refused]
+            else:
+                break
+        return refused
+
+    async def _in_one_call(self, verb: str, grants: Grants) -> None:
+        body = [
+            {"topic": str(grant.topic), "role": grant.role, "actions": sorted(grant.actions)}
+            for grant in grants
+        ]
         does = f"{verb} {len(grants)} rights in {self._namespace}"
-        try:
-            body = [
-                {"topic": str(grant.topic), "role": grant.role, "actions": sorted(grant.actions)}
-                for grant in grants
-            ]
-            await self._send(Call(does, "POST", f"namespaces/{verb}PermissionsOnTopics", body))
-        except (NotFoundError, UnsupportedError) as error:
-            # One missing topic refuses the whole batch, and not every broker knows batches (4.0.8
-            # does).
-            logger.info("%s: one by one, because: %s", does, error)
-            return await self._one_by_one(grants)
-        return {}
+        await self._send(Call(does, "POST", f"namespaces/{verb}PermissionsOnTopics", body))
 
     async def _one_by_one(self, grants: Grants) -> Refusals:
         """Set in sequence: a broker answers parallel changes in one namespace with 409."""
@@ -97,3 +116,11 @@ class Granting:
             except AdminError as error:
                 refusals[grant] = error
         return refusals
+
+
+def _is_missing(verb: str, grant: Grant) -> NotFoundError:
+    return NotFoundError(
+        f"the topic is gone on which to {verb} rights of {grant.role}",
+        got=str(grant.topic),
+        remedy="create it",
+    )

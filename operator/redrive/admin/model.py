@@ -95,17 +95,44 @@ class NamespaceState:
 
 
 @dataclass(frozen=True)
+class Subscriptions:
+    """The names of a topic's subscriptions: a partition keeps messages only for those on itself.
+
+    Attributes:
+        parts: what is on each partition, in order, or on the one topic without any; None where a
+            partition is not there, though the topic has it.
+    """
+
+    parts: tuple[frozenset[str] | None, ...]
+
+    def has(self, name: str) -> bool:
+        """Whether a subscription is on every partition, so that no message is lost to it."""
+        return all(names is not None and name in names for names in self.parts)
+
+    def has_some_of(self, name: str) -> bool:
+        """Whether a subscription is on some partition, if not on all."""
+        return any(names is not None and name in names for names in self.parts)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Return the numbers of the partitions that are not there."""
+        return tuple(number for number, names in enumerate(self.parts) if names is None)
+
+
+@dataclass(frozen=True)
 class TopicUsage:
-    """Who uses a topic, and what it holds.
+    """Who uses a topic, and what it holds for one subscription.
 
     Attributes:
         producers: how many are connected; of a partitioned topic, where most are.
-        stored: bytes, acknowledged messages that are not trimmed yet among them.
+        uncounted: bytes stored where that subscription is not (in the topic, or in partitions of
+            it): nothing tells how many messages it would have kept there. Acknowledged messages
+            that are not trimmed yet are among them.
     """
 
     subscriptions: Mapping[str, SubscriptionStats]
     producers: int
-    stored: int
+    uncounted: int
 
 
 @dataclass(frozen=True)

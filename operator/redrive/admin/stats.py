@@ -19,25 +19,53 @@ def read_stats(answer: Mapping[str, Any]) -> dict[str, SubscriptionStats]:
     Raises:
         AttributeError, KeyError, TypeError, ValueError: it is no broker's answer.
     """
-    subscriptions: dict[str, list[SubscriptionStats]] = {}
-    for part in (answer.get("partitions") or {"": answer}).values():
-        for name, found in part["subscriptions"].items():
-            subscriptions.setdefault(name, []).append(_read(found))
-    return {name: _united(parts) for name, parts in subscriptions.items()}
+    parts = (answer.get("partitions") or {"": answer}).values()
+    return _by_name(map(_subscriptions, parts))
 
 
-def read_usage(answer: Mapping[str, Any]) -> TopicUsage:
-    """Read who uses a topic from the same answer, where it tells of producers too.
+def read_names(part: Mapping[str, Any]) -> frozenset[str]:
+    """Read the names of the subscriptions of one partition.
+
+    Raises:
+        KeyError, TypeError: it is no broker's answer.
+    """
+    return frozenset(part["subscriptions"])
+
+
+def read_usage(part: Mapping[str, Any], subscription: str) -> TopicUsage:
+    """Read who uses one partition, or a topic without any.
+
+    Args:
+        part: what the broker tells of it, of its producers too.
+        subscription: see `TopicUsage`.
 
     Raises:
         AttributeError, KeyError, TypeError, ValueError: it is no broker's answer.
     """
-    parts = list((answer.get("partitions") or {"": answer}).values())
+    found, stored = _subscriptions(part), int(part["storageSize"])
+    return TopicUsage(found, len(part["publishers"]), 0 if subscription in found else stored)
+
+
+def united(parts: Iterable[TopicUsage]) -> TopicUsage:
+    """Put the partitions of a topic together; of none of them there is nothing."""
+    parts = list(parts)
     return TopicUsage(
-        subscriptions=read_stats(answer),
-        producers=max(len(part["publishers"]) for part in parts),
-        stored=sum(int(part["storageSize"]) for part in parts),
+        subscriptions=_by_name(part.subscriptions for part in parts),
+        producers=max((part.producers for part in parts), default=0),
+        uncounted=sum(part.uncounted for part in parts),
     )
+
+
+def _subscriptions(part: Mapping[str, Any]) -> dict[str, SubscriptionStats]:
+    return {name: _read(found) for name, found in part["subscriptions"].items()}
+
+
+def _by_name(parts: Iterable[Mapping[str, SubscriptionStats]]) -> dict[str, SubscriptionStats]:
+    found: dict[str, list[SubscriptionStats]] = {}
+    for part in parts:
+        for name, stands in part.items():
+            found.setdefault(name, []).append(stands)
+    return {name: _united(each) for name, each in found.items()}
 
 
 def _read(found: Mapping[str, Any]) -> SubscriptionStats:

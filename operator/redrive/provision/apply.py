@@ -67,6 +67,8 @@ async def _on_topic(step: steps.OnTopic, admin: Admin) -> None:
             await admin.set_properties(topic, properties)
         case steps.AddPartitions(topic, partitions):
             await admin.add_partitions(topic, partitions)
+        case steps.RestorePartitions(topic, _):
+            await admin.restore_partitions(topic)
         case steps.SetTopicPolicy(topic, policy, write):
             await admin.set_topic_policy(topic, policy, write)
         case steps.CreateSubscription(topic, subscription):

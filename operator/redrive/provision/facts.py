@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from redrive.admin.model import Schema
+from redrive.admin.model import Schema, Subscriptions
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
@@ -73,7 +73,7 @@ class TopicState:
     """
 
     partitions: int
-    subscriptions: frozenset[str]
+    subscriptions: Subscriptions
     policies: Mapping[str, Any]
     properties: Mapping[str, str]
     replicated_to: frozenset[str] = frozenset()

@@ -115,8 +115,9 @@ async def _topic(
     name = wanted.name
     if not namespace.exists(name):
         return None
-    metadata = await admin.metadata(name, partitioned=str(name) in namespace.partitioned)
-    subscriptions = await admin.subscriptions(name)
+    partitioned = str(name) in namespace.partitioned
+    metadata = await admin.metadata(name, partitioned=partitioned)
+    subscriptions = await admin.subscriptions(name, partitioned=partitioned)
     found = {policy.read: await admin.topic_policy(name, policy) for policy in wanted.policies}
     return TopicState(
         partitions=metadata.partitions,

@@ -26,6 +26,7 @@ from redrive.provision.steps import (
     CreateTopic,
     Mark,
     PatchConfigMap,
+    RestorePartitions,
     SetGrants,
     SetTopicPolicy,
     Step,
@@ -43,7 +44,14 @@ class _Pair:
 
     @property
     def lacks_subscription(self) -> bool:
-        return self.have is None or self.want.subscription not in self.have.subscriptions
+        """Whether a message may come that is not kept for it; on one partition is enough."""
+        return self.have is None or not self.have.subscriptions.has(self.want.subscription)
+
+    @property
+    def is_first_to_subscribe(self) -> bool:
+        """Whether the subscription is nowhere: one that is on some partitions has an owner."""
+        name = self.want.subscription
+        return self.have is None or not self.have.subscriptions.has_some_of(name)
 
     @property
     def record(self) -> Record:
@@ -60,7 +68,7 @@ class _Pair:
     @property
     def record_after(self) -> Record:
         """Return what is on record once all is done."""
-        adds = self.lacks_subscription and not self.record.created
+        adds = self.is_first_to_subscribe and not self.record.created
         return dataclasses.replace(
             self.record_before,
             granted=self.rights.after,
@@ -112,7 +120,7 @@ def _inherited(have: TopicState, needed: Granted, owner: str) -> Granted:
 
 def _topics(
     pairs: Sequence[_Pair], desired: Desired, observed: Observed
-) -> Iterator[CreateTopic | Mark | AddPartitions]:
+) -> Iterator[CreateTopic | Mark | RestorePartitions | AddPartitions]:
     partitions = partitions_of_retry(desired, observed.source_partitions)
     for pair in pairs:
         if pair.have is None:
@@ -121,6 +129,9 @@ def _topics(
             yield CreateTopic(pair.want.name, count, pair.record_before.to_properties())
         elif changes := pair.record_before.changes(pair.have.properties):
             yield Mark(pair.want.name, changes)
+    for pair in pairs:
+        if pair.have is not None and (missing := pair.have.subscriptions.missing):
+            yield RestorePartitions(pair.want.name, missing)
     if observed.retry is not None and 0 < observed.retry.partitions < partitions:
         yield AddPartitions(desired.retry.name, partitions)
 

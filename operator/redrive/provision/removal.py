@@ -24,11 +24,13 @@ class Left:
     """A topic that a deleted policy leaves.
 
     Attributes:
+        subscription: the policy's own on it, which keeps what nobody has dealt with.
         permissions: who may do what on it.
         heir: a policy that needs it now, if there is one.
     """
 
     name: TopicName
+    subscription: str
     partitioned: bool
     properties: Mapping[str, str]
     usage: TopicUsage
@@ -95,17 +97,18 @@ def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
     if topic.heir is not None:
         return f"is needed by RetryPolicy {topic.heir}"
     if policy is DeletionPolicy.DELETE_IF_EMPTY and Record.of(topic.properties).created:
-        return _holds(topic.usage)
+        return _holds(topic)
     return ""
 
 
-def _holds(usage: TopicUsage) -> str:
-    waiting = {name: found.backlog for name, found in usage.subscriptions.items() if found.backlog}
+def _holds(topic: Left) -> str:
+    found = topic.usage.subscriptions.items()
+    waiting = {name: stands.backlog for name, stands in found if stands.backlog}
     if waiting:
         counts = ", ".join(f"{count} for {name}" for name, count in sorted(waiting.items()))
         return f"holds messages ({counts})"
-    if not usage.subscriptions and usage.stored:
-        return f"has no subscription and holds {usage.stored} bytes"
+    if topic.usage.uncounted:
+        return f"holds {topic.usage.uncounted} bytes without a subscription {topic.subscription}"
     return ""
 
 

@@ -29,6 +29,7 @@ from redrive.cluster.resources import Body, Key
 from redrive.cluster.status import Publisher
 from redrive.cluster.world import World
 from redrive.errors import RedriveError
+from redrive.policy import naming
 from redrive.provision import conditions, restraint
 from redrive.provision.apply import apply
 from redrive.provision.claims import Claims
@@ -149,16 +150,21 @@ async def _left(asked: Asked, rivals: Sequence[Asked], admin: Admin) -> list[Lef
     except TopicGoneError:
         return []
     found = []
-    for name in (asked.spec.retry_topic, asked.spec.dead_letter_topic):
+    subscriptions = {
+        asked.spec.retry_topic: asked.policy.subscription,
+        asked.spec.dead_letter_topic: naming.DEAD_LETTER_SUBSCRIPTION,
+    }
+    for name, subscription in subscriptions.items():
         if not namespace.exists(name):
             continue
         partitioned = str(name) in namespace.partitioned
         found.append(
             Left(
                 name=name,
+                subscription=subscription,
                 partitioned=partitioned,
                 properties=(await admin.metadata(name, partitioned=partitioned)).properties,
-                usage=await admin.usage(name, partitioned=partitioned),
+                usage=await admin.usage(name, partitioned=partitioned, subscription=subscription),
                 permissions=namespace.permissions.get(str(name), {}),
                 heir=next((each.key for each in rivals if name in each.spec.own_topics), None),
             )

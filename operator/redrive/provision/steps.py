@@ -54,6 +54,18 @@ class AddPartitions:
 
 
 @dataclass(frozen=True)
+class RestorePartitions:
+    """Make partitions that somebody deleted anew; what they held is gone."""
+
+    topic: TopicName
+    missing: tuple[int, ...]
+
+    def __str__(self) -> str:
+        numbers = ", ".join(map(str, self.missing))
+        return f"made missing partitions of {self.topic} anew: {numbers}"
+
+
+@dataclass(frozen=True)
 class SetTopicPolicy:
     """Make one write that a topic policy needs."""
 
@@ -148,6 +160,7 @@ OnTopic = (
     CreateTopic
     | Mark
     | AddPartitions
+    | RestorePartitions
     | SetTopicPolicy
     | CreateSubscription
     | DeleteTopic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from redrive.admin.errors import (
     ForbiddenError,
     NotFoundError,
 )
-from redrive.admin.model import Grant, Schema, SubscriptionStats
+from redrive.admin.model import Grant, Schema, Subscriptions, SubscriptionStats
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, TopicPolicy, Ttl
 from redrive.policy.naming import TopicName
 
@@ -60,13 +61,16 @@ async def test_tenants_and_namespaces_are_there_or_not(world: World) -> None:
 
 
 async def test_who_administers_no_tenant_is_told_that_a_right_is_missing(world: World) -> None:
-    there, nobody = await make(world, "a"), world.client("nobody")
+    there, parts = await make(world, "a"), await make(world, "parts", 1)
+    nobody = world.client("nobody")
     asks: list[Callable[[], Awaitable[object]]] = [
         lambda: nobody.tenant_exists(world.tenant),
         lambda: nobody.namespace(world.namespace),
         lambda: nobody.create_topic(topic(world, "b"), 0, {}),
         lambda: nobody.create_topic(topic(world, "b"), 2, {}),
-        lambda: nobody.subscriptions(there),
+        lambda: nobody.subscriptions(there, partitioned=False),
+        lambda: nobody.subscriptions(parts, partitioned=True),
+        lambda: nobody.restore_partitions(parts),
         lambda: nobody.create_subscription(there, "s"),
         lambda: nobody.set_properties(there, {"a": "b"}),
         lambda: nobody.topic_policy(there, Deduplicates()),
@@ -77,7 +81,8 @@ async def test_who_administers_no_tenant_is_told_that_a_right_is_missing(world: 
         with pytest.raises(ForbiddenError):
             await ask()
     state = await world.admin.namespace(world.namespace)
-    assert (state.unpartitioned, state.permissions) == ({str(there)}, {})
+    topics = {str(there), str(parts.partition(0))}
+    assert (state.unpartitioned, state.permissions) == (topics, {})
 
 
 @pytest.mark.parametrize("partitions", [0, 3])
@@ -105,8 +110,7 @@ async def test_partitions_are_added_and_never_taken_away(world: World) -> None:
     await world.admin.add_partitions(parts, 3)
     await world.admin.add_partitions(parts, 3)
     assert await world.admin.partitions(parts) == 3
-    last = TopicName(world.tenant, "prod", "parts-partition-2")
-    assert await world.admin.subscriptions(last) == {"s"}
+    assert await subscriptions(world, parts, 3) == ({"s"}, {"s"}, {"s"})
     with pytest.raises(BrokerRefusedError):
         await world.admin.add_partitions(parts, 2)
     for no_such in (plain, topic(world, "absent")):
@@ -117,22 +121,91 @@ async def test_partitions_are_added_and_never_taken_away(world: World) -> None:
 @pytest.mark.parametrize("partitions", [0, 2])
 async def test_a_subscription_is_made_once(world: World, partitions: int) -> None:
     made = await make(world, "a", partitions)
-    assert await world.admin.subscriptions(made) == set()
+    assert not any(await subscriptions(world, made, partitions))
     for name in ("s", "a+b%41"):
         await world.admin.create_subscription(made, name)
         with pytest.raises(ConflictError):
             await world.admin.create_subscription(made, name)
-    assert await world.admin.subscriptions(made) == {"s", "a+b%41"}
+    found = await subscriptions(world, made, partitions)
+    assert found == ({"s", "a+b%41"},) * max(partitions, 1)
+
+
+async def subscriptions(
+    world: World, made: TopicName, partitions: int
+) -> tuple[AbstractSet[str] | None, ...]:
+    """The names of a topic's subscriptions, by partition."""
+    found: Subscriptions = await world.admin.subscriptions(made, partitioned=bool(partitions))
+    assert len(found.parts) == max(partitions, 1)
+    return found.parts
+
+
+async def test_a_subscription_that_one_partition_lacks_is_made_there(world: World) -> None:
+    made = await make(world, "größe-100%+#", 3)
+    await world.admin.create_subscription(made, "s")
+    await world.admin.delete_subscription(made.partition(1), "s")
+    assert await subscriptions(world, made, 3) == ({"s"}, set(), {"s"})
+    await world.admin.create_subscription(made, "s")
+    assert await subscriptions(world, made, 3) == ({"s"}, {"s"}, {"s"})
+    with pytest.raises(ConflictError):
+        await world.admin.create_subscription(made, "s")
+
+
+async def test_a_subscription_that_one_partition_lacks_is_deleted_on_the_others(
+    world: World,
+) -> None:
+    made = await make(world, "a", 2)
+    await world.admin.create_subscription(made, "s")
+    await world.admin.delete_subscription(made.partition(0), "s")
+    with pytest.raises(NotFoundError):
+        await world.admin.delete_subscription(made, "s")
+    assert await subscriptions(world, made, 2) == (set(), set())
+
+
+async def test_partitions_that_were_deleted_are_told_of_and_made_anew(world: World) -> None:
+    made = await make(world, "größe-100%+#", 3)
+    await set_grants(world.admin, Grant(made, "r", CONSUME))
+    await world.admin.create_subscription(made, "s")
+    await world.admin.delete_topic(made.partition(1), partitioned=False)
+    assert await subscriptions(world, made, 3) == ({"s"}, None, {"s"})
+    state = await world.admin.namespace(world.namespace)
+    assert state.partitions(made) == 1
+    assert state.permissions == {str(made): {"r": CONSUME}}
+    metadata = await world.admin.metadata(made, partitioned=True)
+    assert (metadata.partitions, metadata.properties) == (3, {"owner": "me"})
+    usage = await world.admin.usage(made, partitioned=True, subscription="s")
+    assert set(usage.subscriptions) == {"s"}
+    await world.admin.restore_partitions(made)
+    await world.admin.restore_partitions(made)
+    assert await subscriptions(world, made, 3) == ({"s"}, set(), {"s"})
+    for part in range(3):
+        await world.admin.delete_topic(made.partition(part), partitioned=False)
+    assert await subscriptions(world, made, 3) == (None, None, None)
+    usage = await world.admin.usage(made, partitioned=True, subscription="s")
+    assert (usage.subscriptions, usage.producers, usage.uncounted) == ({}, 0, 0)
+    await world.admin.create_subscription(made, "s")  # makes the partitions too
+    assert await subscriptions(world, made, 3) == ({"s"}, {"s"}, {"s"})
+
+
+async def test_only_a_partitioned_topic_has_partitions_to_be_made_anew(world: World) -> None:
+    for no_such in (await make(world, "plain"), topic(world, "absent")):
+        with pytest.raises(NotFoundError):
+            await world.admin.restore_partitions(no_such)
 
 
 READS: dict[str, Callable[[Admin, TopicName], Awaitable[object]]] = {
     "partitions": lambda admin, absent: admin.partitions(absent),
     "metadata": lambda admin, absent: admin.metadata(absent, partitioned=False),
     "properties": lambda admin, absent: admin.properties(absent),
-    "subscriptions": lambda admin, absent: admin.subscriptions(absent),
+    "subscriptions": lambda admin, absent: admin.subscriptions(absent, partitioned=False),
+    "subscriptions of partitions": lambda admin, absent: admin.subscriptions(
+        absent, partitioned=True
+    ),
     "policy": lambda admin, absent: admin.topic_policy(absent, Deduplicates()),
     "stats": lambda admin, absent: admin.stats(absent, partitioned=False),
-    "use": lambda admin, absent: admin.usage(absent, partitioned=False),
+    "use": lambda admin, absent: admin.usage(absent, partitioned=False, subscription="s"),
+    "partitioned use": lambda admin, absent: admin.usage(
+        absent, partitioned=True, subscription="s"
+    ),
     "partitioned stats": lambda admin, absent: admin.stats(absent, partitioned=True),
 }
 
@@ -175,11 +248,12 @@ async def test_the_use_of_a_topic_is_told_and_a_subscription_can_be_deleted(
     made = await make(world, "a", partitions)
     for name in ("s", "a+b%41"):
         await world.admin.create_subscription(made, name)
-    usage = await world.admin.usage(made, partitioned=bool(partitions))
+    usage = await world.admin.usage(made, partitioned=bool(partitions), subscription="s")
     assert set(usage.subscriptions) == {"s", "a+b%41"}
-    assert (usage.producers, usage.stored) == (0, 0)
+    assert (usage.producers, usage.uncounted) == (0, 0)
     await world.admin.delete_subscription(made, "a+b%41")
-    assert await world.admin.subscriptions(made) == {"s"}
+    found = await subscriptions(world, made, partitions)
+    assert found == ({"s"},) * max(partitions, 1)
     with pytest.raises(NotFoundError):
         await world.admin.delete_subscription(made, "a+b%41")
 
@@ -226,6 +300,10 @@ async def test_one_missing_topic_does_not_keep_the_others_from_their_grants(worl
         await set_grants(world.admin, *grants)
     found = (await world.admin.namespace(world.namespace)).permissions
     assert found == {str(there): {"team a/../b": CONSUME}}
+    grants = Grant(topic(world, "absent"), "r", NOTHING), Grant(there, "team a/../b", NOTHING)
+    with pytest.raises(NotFoundError, match="absent"):
+        await set_grants(world.admin, *grants)
+    assert not any((await world.admin.namespace(world.namespace)).permissions.values())
 
 
 @pytest.mark.parametrize("partitions", [0, 2])

@@ -71,7 +71,7 @@ async def test_redirects_without_end_are_an_error_that_keeps_the_token() -> None
 
     async with broker(redirect) as url, Http.open() as http:
         with pytest.raises(BrokerRefusedError, match="more than 5 redirects") as caught:
-            await Admin(http, url, Access.bearer("the-token")).subscriptions(TOPIC)
+            await Admin(http, url, Access.bearer("the-token")).metadata(TOPIC, partitioned=True)
     assert "the-token" not in str(caught.value)
 
 
@@ -183,13 +183,12 @@ def test_a_token_sent_over_tls_never_goes_on_without(
     assert may_follow(URL(origin), URL(target)) is allowed
 
 
-@pytest.mark.parametrize("batches", [404, 405])
-async def test_rights_are_set_one_by_one_where_a_batch_is_refused(batches: int) -> None:
+async def test_rights_are_set_one_by_one_where_no_batch_is_known() -> None:
     called: list[tuple[str, str, list[str] | None]] = []
 
     async def answer(request: web.Request) -> web.Response:
         if request.path.endswith("PermissionsOnTopics"):
-            return web.Response(status=batches)
+            return web.Response(status=405)
         if "/missing/" in request.path:
             return web.json_response({"reason": "Topic missing not found"}, status=404)
         sent = await request.text()
@@ -215,3 +214,71 @@ async def test_rights_are_set_one_by_one_where_a_batch_is_refused(batches: int) 
         ("POST", f"{rights}/team%20a%2F..%2Fb", ["produce"]),
         ("DELETE", f"{rights}/gone%2Fnow", None),
     ]
+
+
+@asynccontextmanager
+async def namespace(
+    *topics: str, batches: Callable[[list[str]], int]
+) -> AsyncIterator[tuple[Admin, list[str]]]:
+    """Give a client of a broker that has *topics*, and the calls that it is asked.
+
+    Args:
+        batches: the status it answers when asked for rights on those topics.
+    """
+    calls: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            asked = [grant["topic"].rpartition("/")[2] for grant in await request.json()]
+            calls.append(" ".join(asked))
+            return web.json_response({"reason": "?"}, status=batches(asked))
+        calls.append(request.path.removeprefix("/admin/v2/"))
+        if "/partitioned" in request.path:
+            return web.json_response([])
+        if "namespaces" in request.path:
+            return web.json_response({"auth_policies": {"destination_auth": {}}})
+        return web.json_response([f"persistent://t/n/{name}" for name in topics])
+
+    async with broker(answer) as url, Http.open() as http:
+        yield Admin(http, url, Access.bearer("x")), calls
+
+
+READING = {"persistent/t/n", "persistent/t/n/partitioned", "namespaces/t/n"}
+
+
+async def test_missing_topics_cost_one_listing_and_a_second_batch() -> None:
+    there = [f"there-{number}" for number in range(50)]
+    missing = [f"missing-{number}" for number in range(50)]
+
+    def batches(asked: list[str]) -> int:
+        return 404 if set(asked) & set(missing) else 204
+
+    async with namespace(*there, batches=batches) as (admin, calls):
+        grants = [Grant(TOPIC.sibling(name), "r", PRODUCE) for name in [*there, *missing]]
+        with (
+            admin.granting("t/n") as grant,
+            pytest.raises(NotFoundError, match="grant rights of r; got 'persistent://t/n/missing"),
+        ):
+            await grant(grants)
+        assert set(calls[1:-1]) == READING
+        assert [calls[0], calls[-1], len(calls)] == [
+            " ".join([*there, *missing]),
+            " ".join(there),
+            5,
+        ]
+
+
+async def test_a_broker_that_finds_no_topic_but_has_them_all_is_asked_no_more() -> None:
+    async with namespace("a", "b", batches=lambda _: 404) as (admin, calls):
+        with admin.granting("t/n") as grant, pytest.raises(NotFoundError, match="refused to grant"):
+            await grant([Grant(TOPIC, "r", PRODUCE), Grant(TOPIC.sibling("b"), "r", PRODUCE)])
+        assert calls[0] == "a b"
+        assert set(calls[1:]) == READING
+        assert len(calls) == 4
+
+
+async def test_where_all_topics_are_missing_there_is_no_second_batch() -> None:
+    async with namespace(batches=lambda _: 404) as (admin, calls):
+        with admin.granting("t/n") as grant, pytest.raises(NotFoundError, match="revoke rights"):
+            await grant([Grant(TOPIC, "r", frozenset())])
+        assert len(calls) == 4

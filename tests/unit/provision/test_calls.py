@@ -83,7 +83,8 @@ async def test_a_look_at_a_policy_that_only_observes_reads_once_though_all_diffe
         assert (await look()).steps
         topics = broker.namespaces["shop/prod"].topics
         for name in ("orders-fulfilment-RETRY", "orders-fulfilment-DLQ"):
-            topics[name].subscriptions.clear()
+            for subscriptions in topics[name].parts.values():
+                subscriptions.clear()
         body["spec"]["managementPolicy"] = "Observe"
         assert len((await look()).would_have) == 2  # reads the namespace
         body["status"] = {"observedGeneration": 7, "conditions": [READY]}

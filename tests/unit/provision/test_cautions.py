@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from redrive.admin.errors import ConflictError
-from redrive.admin.model import Schema
+from redrive.admin.model import Schema, Subscriptions
 from redrive.cluster.status import Caution
 from redrive.provision.apply import Refused
 from redrive.provision.cautions import Seen, cautions
@@ -16,6 +16,7 @@ from redrive.provision.steps import CopySchema
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeAsked = Callable[..., Asked]
+NO_SUBSCRIPTIONS = Subscriptions((frozenset(),))
 SHORT = {"scheme": "tdmq-2.7.2"}
 
 
@@ -29,7 +30,7 @@ def found(  # noqa: PLR0913 - each is a part of the case
     refused: Sequence[Refused] = (),
 ) -> tuple[Caution, ...]:
     """What is found where the source topic has two partitions and the retry topic *retry*."""
-    state = TopicState(retry, frozenset(), {"delayedDelivery?applied=true": delayed}, {})
+    state = TopicState(retry, NO_SUBSCRIPTIONS, {"delayedDelivery?applied=true": delayed}, {})
     observed = Observed(2, None, state, None, {}, {}, None)
     return cautions(Seen(asked, rivals, desired(asked, body, "here"), observed, refused))
 
@@ -62,7 +63,8 @@ def test_topics_that_are_replicated_to_other_clusters_need_caution(
 ) -> None:
     body = policy()
     waits, rests = (
-        TopicState(2, frozenset(), {}, {}, frozenset(clusters)) for clusters in (retry, dead_letter)
+        TopicState(2, NO_SUBSCRIPTIONS, {}, {}, frozenset(clusters))
+        for clusters in (retry, dead_letter)
     )
     observed = Observed(2, None, waits, rests, {}, {}, None, frozenset({"here", "there"}))
     wanted = desired(asked(body), body, "here")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redrive.admin.model import NamespaceState
+from redrive.admin.model import NamespaceState, Subscriptions
 from redrive.cluster.resources import Body, Key
 from redrive.policy.naming import TopicName
 from redrive.provision import conditions
@@ -71,6 +71,7 @@ def test_a_refusal_names_a_few_of_many_that_are_allowed(policy: MakeBody, asked:
 
 
 SOURCE = "persistent://shop/prod/orders"
+NO_SUBSCRIPTIONS = Subscriptions((frozenset(),))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_policies_at_different_brokers_are_no_rivals(policy: MakeBody, asked: Ma
 def buildable(
     body: Body, asked: Asked, *, source: int, retry: int | None, config_map: Body | None = None
 ) -> Buildable:
-    state = None if retry is None else TopicState(retry, frozenset(), {}, {})
+    state = None if retry is None else TopicState(retry, NO_SUBSCRIPTIONS, {}, {})
     observed = Observed(source, None, state, None, {}, {}, config_map)
     return Buildable(body, desired(asked, body, "here"), observed, frozenset(), ())
 
@@ -199,7 +200,7 @@ def test_a_topic_that_another_policy_keeps_is_refused_unless_that_is_known_to_be
 ) -> None:
     body = policy()
     facts = buildable(body, asked(body), source=0, retry=None)
-    marked = TopicState(0, frozenset(), {}, {} if mark is None else {"redrive.io/owner": mark})
+    marked = TopicState(0, NO_SUBSCRIPTIONS, {}, {} if mark is None else {"redrive.io/owner": mark})
     facts = dataclasses.replace(
         facts,
         observed=dataclasses.replace(facts.observed, dead_letter=marked),
@@ -219,7 +220,7 @@ def test_a_policy_of_any_namespace_is_known_where_all_are_served(
 ) -> None:
     body = policy()
     facts = buildable(body, asked(body), source=0, retry=None)
-    marked = TopicState(0, frozenset(), {}, {"redrive.io/owner": "here/elsewhere/gone"})
+    marked = TopicState(0, NO_SUBSCRIPTIONS, {}, {"redrive.io/owner": "here/elsewhere/gone"})
     observed = dataclasses.replace(facts.observed, retry=marked)
     everywhere = dataclasses.replace(facts, observed=observed)
     assert conditions.first_violation(BUILDABLE, everywhere) is None

@@ -146,7 +146,7 @@ async def shop(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.tenants = {"shop": []}
         grants = {"persistent://shop/prod/others": {"fulfilment": ["consume"]}}
-        topics = {"orders": Topic(2, {}), "others": Topic(0, {"a": "b"}, ["s"])}
+        topics = {"orders": Topic(2, {}), "others": Topic(0, {"a": "b"}, {"": ["s"]})}
         broker.namespaces = {"shop/prod": Namespace(topics, grants)}
         yield Shop(broker, Http(session), ConfigMaps(), body, policy)
 

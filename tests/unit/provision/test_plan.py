@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.admin.model import Grant, Schema
+from redrive.admin.model import Grant, Schema, Subscriptions
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, Ttl, Write
 from redrive.cluster import resources
 from redrive.cluster.resources import Body, Key
@@ -31,7 +31,8 @@ STAYS = Holds("inactiveTopicPolicies", (("deleteWhileInactive", False),), (("x",
 KEEPS = KeepsBacklog(None)
 roles = st.sampled_from(["a", "b", "c"])
 actions = st.frozensets(st.sampled_from(["produce", "consume", "functions"]), min_size=1)
-subscriptions = st.frozensets(st.sampled_from(["fulfilment", "redrive", "other"]))
+names = st.frozensets(st.sampled_from(["fulfilment", "redrive", "other"]))
+NO_NAMES: frozenset[str] = frozenset()
 DEDUPLICATES, TTL = Deduplicates(), Ttl(0)
 QUOTA = {"destination_storage": {"limitSize": 5, "policy": "consumer_backlog_eviction"}}
 policies = st.fixed_dictionaries(
@@ -57,7 +58,14 @@ properties = st.builds(
     records,
     st.sampled_from([{}, {"x": "y", "redrive.io/schema": SCHEMA.fingerprint}]),
 )
-states = st.none() | st.builds(TopicState, st.integers(0, 4), subscriptions, policies, properties)
+
+
+def with_partitions(count: int) -> st.SearchStrategy[TopicState]:
+    parts = st.tuples(*[st.none() | names] * count) if count else st.tuples(names)
+    return st.builds(TopicState, st.just(count), parts.map(Subscriptions), policies, properties)
+
+
+states = st.none() | st.integers(0, 4).flatmap(with_partitions)
 wanted = st.dictionaries(
     st.tuples(st.sampled_from([RETRY, DEAD_LETTER]), roles), actions, max_size=4
 ).map(
@@ -114,16 +122,22 @@ def done(  # noqa: C901 - a case for each step
         match step:
             case steps.CreateTopic(topic, partitions, marks):
                 assert topics[topic] is None
-                topics[topic] = TopicState(partitions, frozenset(), before.inherited, marks)
+                parts = (NO_NAMES,) * max(partitions, 1)
+                topics[topic] = TopicState(
+                    partitions, Subscriptions(parts), before.inherited, marks
+                )
             case steps.Mark(topic, marks):
                 state = topics[topic]
                 assert state is not None
                 topics[topic] = change(state, properties={**state.properties, **marks})
-            case steps.AddPartitions(topic, partitions):
+            case (
+                steps.AddPartitions(topic)
+                | steps.RestorePartitions(topic)
+                | steps.CreateSubscription(topic)
+            ):
                 state = topics[topic]
                 assert state is not None
-                assert 0 < state.partitions < partitions
-                topics[topic] = change(state, partitions=partitions)
+                topics[topic] = repartitioned(state, step)
             case steps.CopySchema(topic, schema):
                 state = topics[topic]
                 noted = {"redrive.io/schema": schema.fingerprint}
@@ -135,11 +149,6 @@ def done(  # noqa: C901 - a case for each step
                 assert state is not None
                 found = written(state.policies, write, policy.read)
                 topics[topic] = change(state, policies=found)
-            case steps.CreateSubscription(topic, name):
-                state = topics[topic]
-                assert state is not None
-                assert name not in state.subscriptions
-                topics[topic] = change(state, subscriptions=state.subscriptions | {name})
             case steps.SetGrants(grants):
                 for grant in grants:
                     assert topics[grant.topic] is not None
@@ -163,6 +172,29 @@ def done(  # noqa: C901 - a case for each step
         permissions=granted,
         config_map=config_map,
     )
+
+
+def repartitioned(
+    state: TopicState,
+    step: steps.AddPartitions | steps.RestorePartitions | steps.CreateSubscription,
+) -> TopicState:
+    """What a broker makes of a topic, by partition."""
+    parts, after = state.subscriptions.parts, state.subscriptions.parts
+    match step:
+        case steps.RestorePartitions(_, missing):
+            assert missing == state.subscriptions.missing
+            after = tuple(names or NO_NAMES for names in parts)
+        case steps.AddPartitions(_, partitions):
+            assert 0 < state.partitions < partitions
+            everywhere = NO_NAMES.union(*(names for names in parts if names is not None))
+            after = (*parts, *[everywhere] * (partitions - len(parts)))
+            state = change(state, partitions=partitions)
+        case steps.CreateSubscription(_, name):
+            assert not state.subscriptions.has(name)
+            after = tuple((names or NO_NAMES) | {name} for names in parts)
+    if not isinstance(step, steps.RestorePartitions):
+        assert None not in parts
+    return change(state, subscriptions=Subscriptions(after))
 
 
 def written(before: Mapping[str, Any], write: Write, read: str) -> dict[str, Any]:
@@ -258,7 +290,7 @@ def test_a_subscription_is_on_record_only_where_redrive_added_it_to_the_topic_of
     ):
         assert now is not None
         known = Record() if was is None else Record.of(was.properties)
-        added = was is not None and name not in was.subscriptions and not known.created
+        added = was is not None and not was.subscriptions.has_some_of(name) and not known.created
         assert Record.of(now.properties).subscription == (name if added else known.subscription)
 
 
@@ -303,7 +335,8 @@ def test_topics_come_before_all_rights_and_rights_before_subscriptions(
     order = {
         steps.CreateTopic: 0,
         steps.Mark: 0,
-        steps.AddPartitions: 1,
+        steps.RestorePartitions: 1,
+        steps.AddPartitions: 1.5,
         steps.SetTopicPolicy: 2,
         steps.CopySchema: 2.5,
         steps.SetGrants: 3,
@@ -358,6 +391,7 @@ def test_what_was_done_is_told_in_one_line() -> None:
             steps.CreateTopic(RETRY, 0, {}),
             steps.Mark(RETRY, {"redrive.io/owner": "here/shop/orders"}),
             steps.Mark(RETRY, {"redrive.io/granted": "{}"}),
+            steps.RestorePartitions(RETRY, (0, 2)),
             steps.AddPartitions(RETRY, 4),
             steps.SetTopicPolicy(RETRY, DEDUPLICATES, Write("deduplicationEnabled", body=True)),
             steps.CopySchema(RETRY, SCHEMA),
@@ -375,6 +409,7 @@ def test_what_was_done_is_told_in_one_line() -> None:
     assert told == (
         f"created {RETRY} with no partitions; marked {RETRY} as kept by here/shop/orders; "
         "noted on orders-fulfilment-RETRY what redrive added; "
+        f"made missing partitions of {RETRY} anew: 0, 2; "
         f"added partitions to {RETRY}, 4 now; "
         "set deduplication on orders-fulfilment-RETRY; "
         "copied the source topic's JSON schema to orders-fulfilment-RETRY; "

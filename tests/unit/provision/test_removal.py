@@ -34,6 +34,7 @@ granted = st.dictionaries(roles, st.frozensets(st.sampled_from(["produce", "cons
 topics = st.builds(
     Left,
     name=st.sampled_from([RETRY, DEAD_LETTER]),
+    subscription=st.sampled_from(["fulfilment", "redrive"]),
     partitioned=st.booleans(),
     properties=st.builds(
         Record,
@@ -101,7 +102,7 @@ def test_what_holds_messages_is_deleted_by_delete_alone(found: list[Left]) -> No
         match step:
             case steps.DeleteTopic(topic, _):
                 assert not any(s.backlog for s in by_name[topic].subscriptions.values())
-                assert by_name[topic].subscriptions or not by_name[topic].stored
+                assert not by_name[topic].uncounted
             case steps.DeleteSubscription(topic, name):
                 assert not by_name[topic].subscriptions[name].backlog
 
@@ -152,17 +153,20 @@ def test_every_topic_that_stays_is_named(policy: DeletionPolicy, found: list[Lef
         assert (topic.name in gone) != any(str(topic.name) in said for said in plan.stays)
 
 
-def made(backlog: int, consumers: int = 0) -> Left:
+def made(backlog: int, consumers: int = 0, uncounted: int = 0) -> Left:
     """A dead-letter topic that redrive made."""
-    usage = TopicUsage({"redrive": stats(backlog, consumers)}, producers=0, stored=9)
+    usage = TopicUsage({"redrive": stats(backlog, consumers)}, producers=0, uncounted=uncounted)
     marks = Record(str(OURS), created=True).to_properties()
-    return Left(DEAD_LETTER, False, marks, usage, {}, None)  # noqa: FBT003 - not partitioned
+    return Left(DEAD_LETTER, "redrive", False, marks, usage, {}, None)  # noqa: FBT003 - not partitioned
 
 
 def test_what_stays_says_why() -> None:
     kept = removal(OURS, DeletionPolicy.DELETE_IF_EMPTY, [made(41)])
     assert kept == Removal((), (f"{DEAD_LETTER} holds messages (41 for redrive)",))
     assert removal(OURS, DeletionPolicy.DELETE, [made(41)]).stays == ()
+    kept = removal(OURS, DeletionPolicy.DELETE_IF_EMPTY, [made(0, uncounted=9)])
+    assert kept == Removal((), (f"{DEAD_LETTER} holds 9 bytes without a subscription redrive",))
+    assert removal(OURS, DeletionPolicy.DELETE, [made(0, uncounted=9)]).stays == ()
     heir = replace(made(0), heir=Key("shop", "next"))
     assert removal(OURS, DeletionPolicy.DELETE, [heir]).stays == (
         f"{DEAD_LETTER} is needed by RetryPolicy shop/next",

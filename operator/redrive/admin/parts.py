@@ -1,0 +1,82 @@
+"""What a topic is on each of its partitions: a broker keeps statistics and subscriptions of each.
+
+Called by `client`. What a broker tells of a partitioned topic as a whole is no more than a union:
+a subscription that one partition lacks, and what is published there is lost, looks as if it were
+there. So all partitions are read, in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from redrive.admin import stats
+from redrive.admin.errors import NotFoundError
+from redrive.admin.model import Subscriptions, TopicUsage
+from redrive.admin.paths import topic_path
+from redrive.policy.naming import TopicName
+
+T = TypeVar("T")
+
+
+class Get(Protocol):
+    """Asks a broker: what the call does in words, its path, and what reads the answer."""
+
+    def __call__(self, does: str, path: str, read: Callable[[Any], T], /) -> Awaitable[T]:
+        """Return what was read.
+
+        Raises:
+            AdminError: the broker gave no answer, or refused.
+        """
+
+
+async def subscriptions(get: Get, topic: TopicName, *, partitioned: bool) -> Subscriptions:
+    """See `Admin.subscriptions`."""
+    does = f"read the subscriptions of {topic}"
+    if not partitioned:
+        return Subscriptions((await get(does, f"{topic_path(topic)}/subscriptions", frozenset),))
+    query = "excludePublishers=true&excludeConsumers=true&subscriptionBacklogSize=false"
+    return Subscriptions(await _each(get, does, topic, query, stats.read_names))
+
+
+async def usage(get: Get, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
+    """See `Admin.usage`."""
+    does = f"read the use of {topic}"
+    # A count that is not precise may tell of none where some are left.
+    query = "getPreciseBacklog=true&subscriptionBacklogSize=false"
+
+    def read(part: Mapping[str, Any]) -> TopicUsage:
+        return stats.read_usage(part, subscription)
+
+    if not partitioned:
+        return await get(does, f"{topic_path(topic)}/stats?{query}", read)
+    parts = await _each(get, does, topic, query, read)
+    return stats.united(part for part in parts if part is not None)
+
+
+async def _each(
+    get: Get, does: str, topic: TopicName, query: str, read: Callable[[Mapping[str, Any]], T]
+) -> tuple[T | None, ...]:
+    """Read the statistics of each partition, in order; None stands for one that is not there."""
+
+    def read_all(answer: Mapping[str, Any]) -> list[T | None]:
+        told, count = answer["partitions"], int(answer["metadata"]["partitions"])
+        names = (str(topic.partition(number)) for number in range(count))
+        return [read(told[name]) if name in told else None for name in names]
+
+    path = f"{topic_path(topic)}/partitioned-stats?perPartition=true&{query}"
+    found = await get(does, path, read_all)
+    for number, part in enumerate(found):
+        if part is None:
+            found[number] = await _one(get, does, topic.partition(number), query, read)
+    return tuple(found)
+
+
+async def _one(
+    get: Get, does: str, part: TopicName, query: str, read: Callable[[Mapping[str, Any]], T]
+) -> T | None:
+    """Read a partition that was left out: it is not there, or it could not be asked just then."""
+    try:
+        return await get(does, f"{topic_path(part)}/stats?{query}", read)
+    except NotFoundError:
+        return None
