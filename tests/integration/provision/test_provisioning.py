@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,37 @@ def test_what_somebody_takes_away_is_put_back_and_an_event_says_so(shop: Shop) -
         "created subscription fulfilment on orders-fulfilment-RETRY",
     ):
         assert words in "; ".join(told)
+
+
+def test_what_one_partition_lacks_is_put_back_and_an_event_and_a_metric_say_so(
+    shop: Shop, installed: Sandbox
+) -> None:
+    shop.create_topic(shop.topic("orders"), 3)
+    shop.policy()
+    shop.ready()
+    before, counted = shop.topics(), repairs(installed)
+    path = f"persistent/{shop.tenant}/prod/orders-fulfilment-RETRY"
+    shop.request("DELETE", f"{path}-partition-1/subscription/fulfilment")
+    wait_until(lambda: shop.topics() == before)
+    assert shop.told("orders", "Repaired") == (
+        "created subscription fulfilment on orders-fulfilment-RETRY"
+    )
+    shop.request("DELETE", f"{path}-partition-2")
+    wait_until(lambda: shop.topics() == before)
+    anew = f"made missing partitions of {shop.topic('orders-fulfilment-RETRY')} anew: 2; "
+    wait_until(lambda: any(event[2].startswith(anew) for event in shop.events("orders")))
+    after = repairs(installed)
+    assert after["CreateSubscription"] >= counted.get("CreateSubscription", 0) + 2
+    assert after["RestorePartitions"] >= counted.get("RestorePartitions", 0) + 1
+
+
+def repairs(sandbox: Sandbox) -> dict[str, float]:
+    """How many steps of each kind the operator counts as repairs."""
+    url = f"{installation.endpoint(sandbox)}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  our own, of http
+        shown = answer.read().decode()
+    found = re.findall(r'^redrive_drift_repairs_total\{kind="(\w+)"\} (\S+)$', shown, re.MULTILINE)
+    return {kind: float(count) for kind, count in found}
 
 
 def test_a_config_map_that_is_deleted_or_changed_is_put_right_at_once(shop: Shop) -> None:
