@@ -131,7 +131,7 @@ def test_what_was_acknowledged_out_of_order_is_not_read_again(set_stage: SetStag
         DEAD_LETTER_SUBSCRIPTION,
         consumer_type=pulsar.ConsumerType.Shared,
     )
-    messages = [consumer.receive(5_000) for _ in range(10)]
+    messages = [consumer.receive(30_000) for _ in range(10)]
     for index in (0, 3, 4, 9):
         consumer.acknowledge(messages[index])
     consumer.close()
