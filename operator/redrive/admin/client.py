@@ -297,9 +297,9 @@ class Admin:
     def granting(self, namespace: str) -> Iterator[Granter]:
         """Announce that rights on topics of one namespace may be set within the block.
 
-        What this yields sets what roles may do, once; it waits a little for others who announced
-        themselves, to go out with them in one call. It raises an `AdminError` if one of its
-        grants was refused; the others may have been made.
+        What this yields sets what roles may do, once; it waits for others who announced
+        themselves, while they keep coming, to go out with them in one call. It raises an
+        `AdminError` if one of its grants was refused; the others may have been made.
         """
         if namespace not in self._grantings:
             self._grantings[namespace] = Granting(

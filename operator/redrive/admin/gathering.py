@@ -3,7 +3,8 @@
 A broker keeps the permissions of a namespace in one record, and every write to it costs each
 loaded topic a read; listing a namespace costs the same for one topic as for a thousand. So what
 is asked while a call is under way waits for the end of that call and then goes out together.
-Who knows that it may ask soon announces it, and those who ask first wait for it a while.
+Who knows that it may ask soon announces it, and those who ask first wait for it, for as long as
+others keep coming.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Gathering(Generic[Ask, Answer]):
 
     Args:
         call: answers a list of asks.
-        patience: for how many seconds a call waits for asks that were announced.
+        patience: how many seconds may pass without any of those coming that a call waits for.
+            It waits for those alone that were announced before its turn: others who announce
+            themselves all the time never hold it up.
     """
 
     def __init__(
@@ -38,8 +41,8 @@ class Gathering(Generic[Ask, Answer]):
         self._asks: list[Ask] = []
         self._next: asyncio.Task[Answer] | None = None
         self._turn = asyncio.Lock()
-        self._announced = 0
-        self._all_came = asyncio.Event()
+        self._announced: set[object] = set()
+        self._one_came = asyncio.Event()
 
     async def ask(self, ask: Ask) -> Answer:
         """Return the answer of the call that *ask* goes out with."""
@@ -52,16 +55,12 @@ class Gathering(Generic[Ask, Answer]):
     @contextmanager
     def announced(self) -> Iterator[Callable[[Ask], Awaitable[Answer]]]:
         """Announce one ask, which may come within the block, by what this yields, or not at all."""
-        waited_for = True
-        self._announced += 1
-        self._all_came.clear()
+        announcement = object()
+        self._announced.add(announcement)
 
         def came() -> None:
-            nonlocal waited_for
-            self._announced -= waited_for
-            waited_for = False
-            if not self._announced:
-                self._all_came.set()
+            self._announced.discard(announcement)
+            self._one_came.set()
 
         async def ask(ask: Ask) -> Answer:
             came()
@@ -74,8 +73,15 @@ class Gathering(Generic[Ask, Answer]):
 
     async def _go_out(self) -> Answer:
         async with self._turn:
-            if self._announced:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._all_came.wait(), self._patience)
+            await self._come(frozenset(self._announced))
             asks, self._asks, self._next = self._asks, [], None
             return await self._call(asks)
+
+    async def _come(self, announced: frozenset[object]) -> None:
+        """Return once all of *announced* came, or none of them for as long as patience lasts."""
+        with suppress(TimeoutError):
+            while waited_for := announced & self._announced:
+                async with asyncio.timeout(self._patience):
+                    while waited_for <= self._announced:
+                        self._one_came.clear()
+                        await self._one_came.wait()

@@ -105,6 +105,12 @@ def is_new(body: Body) -> bool:
     return bool(status.get("observedGeneration") != body["metadata"]["generation"])
 
 
+def is_progressing(body: Body) -> bool:
+    """Whether the first look at a new spec is under way, or waits for its turn."""
+    ready = find(body, READY)
+    return ready is not None and ready.reason == PROGRESSING
+
+
 def is_settled(body: Body) -> bool:
     """Whether the object was found as it should be, for the spec as it is, and is not going."""
     ready = find(body, READY)

@@ -6,7 +6,9 @@ topic policies it has no call for many topics at once below the super-user, so a
 policy after the other looked at: the more policies, the longer it takes. A connection has a survey
 of its own, and a broker one rotation for all connections that lead to it, so that neither many of
 them ask too much of it, nor one with few policies slows down one with many. A slow broker keeps
-nobody else waiting.
+nobody else waiting. While many policies are being made, the rotation of their broker rests: for
+each call about a topic policy it reads the list of all topics of a namespace, so what nobody waits
+for would be dear just then.
 
 Policies that are not ready are no part of that: they are looked at when something changes, or again
 and again anyway. Those that are stalled by what is at a broker, or by somebody else's ConfigMap,
@@ -45,6 +47,11 @@ CALLS_PER_QUESTION = 2
 
 With 2 a thousand stalled policies have their turn every 100 s. Not counted is what is read of a
 Pulsar namespace, for all policies in it.
+"""
+MANY_BEGUN = 20
+"""With so many policies of a broker that wait for their first look, its rotation rests.
+
+As many as there are connections to a broker: from there on policies wait for each other.
 """
 
 logger = logging.getLogger(__name__)
@@ -146,12 +153,13 @@ class Rounds:
         turns = Turns()
         while True:
             try:
-                settled = filter(status.is_settled, self._policies_at(broker))
-                keys = [Key.of(body) for body in settled]
+                bodies = tuple(self._policies_at(broker))
+                rests = sum(map(status.is_progressing, bodies)) >= MANY_BEGUN
+                keys = [Key.of(body) for body in filter(status.is_settled, bodies)]
             except Exception:
                 logger.exception("rotation at %s: failed", broker)
-                keys = []
-            key = turns.next(keys)
+                rests, keys = False, []
+            key = None if rests else turns.next(keys)
             await asyncio.sleep(pause(len(keys), CALLS_PER_LOOK))
             if key is not None:
                 self._wake(key)

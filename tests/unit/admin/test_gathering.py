@@ -86,6 +86,40 @@ async def test_a_call_does_not_wait_for_ever() -> None:
         assert await ask(1) == 1
 
 
+async def test_a_call_waits_for_longer_than_its_patience_while_those_it_waits_for_come() -> None:
+    calls = Calls()
+    calls.open.set()
+    gathering: Gathering[int, int] = Gathering(calls, patience=0.2)
+
+    async def work(number: int) -> int:
+        with gathering.announced() as ask:
+            await asyncio.sleep(number * 0.1)
+            return await ask(number)
+
+    async with asyncio.timeout(5):
+        assert await asyncio.gather(*map(work, range(6))) == [1] * 6
+
+
+async def test_those_who_announce_themselves_after_its_turn_never_hold_a_call_up() -> None:
+    calls = Calls()
+    calls.open.set()
+    gathering: Gathering[int, int] = Gathering(calls, patience=0.1)
+
+    async def come_and_go() -> None:
+        while True:
+            with gathering.announced():
+                await asyncio.sleep(0.01)
+
+    with gathering.announced(), gathering.announced() as ask:  # the first asks nothing
+        asked = asyncio.ensure_future(ask(1))
+        await asyncio.sleep(0)
+        others = [asyncio.create_task(come_and_go()) for _ in range(3)]
+        async with asyncio.timeout(2):
+            assert await asked == 1
+    for other in others:
+        other.cancel()
+
+
 async def test_an_asker_that_is_cancelled_does_not_disturb_the_others() -> None:
     calls = Calls()
     gathering: Gathering[int, int] = Gathering(calls)

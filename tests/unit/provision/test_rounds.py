@@ -150,6 +150,28 @@ async def test_a_policy_is_in_the_rotation_of_the_broker_that_its_connection_has
     assert rotations() == set()
 
 
+async def test_the_rotation_of_a_broker_rests_while_many_of_its_policies_are_new(
+    policy: MakeBody, survey: Surveys
+) -> None:
+    new = [f"new-{number}" for number in range(rounds.MANY_BEGUN)]
+    for name in new:
+        survey.world.policies.put(settled(policy(name), "Progressing", "Unknown"))
+    survey.world.policies.put(settled(policy("a")))
+    elsewhere = policy("elsewhere", connectionRef={"name": "other"})
+    survey.world.policies.put(settled(elsewhere))
+    woken: asyncio.Queue[str] = asyncio.Queue()
+    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    survey.world.connections.put(connection("main"))
+    survey.world.connections.put(connection("other", "http://elsewhere"))
+
+    async with asyncio.timeout(5):
+        assert {await woken.get() for _ in range(5)} == {"elsewhere"}
+        survey.world.policies.drop(policy(new[0]))
+        while await woken.get() != "a":
+            pass
+    await walk.stop()
+
+
 async def test_a_connection_is_surveyed_again_and_again_until_it_goes(
     policy: MakeBody, survey: Surveys, caplog: pytest.LogCaptureFixture
 ) -> None:
