@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -293,11 +294,12 @@ def test_a_message_that_nobody_settles_in_time_has_failed_and_what_is_said_late_
         consumer.acknowledge(late[2])  # in time
         consumer.acknowledge(late[2])  # once more changes nothing
         assert consumer.receive(timedelta(seconds=4)) is None
-    names = [event.event.value for event in events]
-    assert names == [
-        "redrive.attempt_failed", "redrive.retried", "redrive.attempt_failed", "redrive.retried",
-        "redrive.late_success",
-    ]  # fmt: skip
+    # In no order: what was retried may come again before that is told.
+    assert Counter(event.event.value for event in events) == {
+        "redrive.attempt_failed": 2,
+        "redrive.retried": 2,
+        "redrive.late_success": 1,
+    }
     world.dead_letters(0)
     assert_nothing_left(world)
 
