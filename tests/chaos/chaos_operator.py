@@ -10,8 +10,7 @@ from tests.integration.provision.conftest import rest_path
 def test_killed_after_each_call_that_makes_a_policys_topics(scene: Scene) -> None:
     scene.source("made-by-one")
     calls = scene.calls("", lambda: scene.ask("made-by-one"), "made-by-one")
-    right = scene.made("made-by-one")
-    assert len(right) == 3 + 2 * 2  # three topics, two of them with two partitions
+    assert scene.made("made-by-one") == scene.right
     assert calls > 10
     for number in range(1, calls + 1):
         name = f"made-by-two-{number:02}"
@@ -21,7 +20,7 @@ def test_killed_after_each_call_that_makes_a_policys_topics(scene: Scene) -> Non
             springs(trap)
         scene.restart()
         scene.shop.ready(name)
-        assert scene.made(name) == right, f"after call {number}"
+        assert scene.made(name) == scene.right, f"after call {number}"
         scene.is_intact()
         scene.shop.kubectl("delete", "retrypolicy", name, "--timeout=30s")
 
@@ -30,7 +29,6 @@ def test_killed_after_each_call_that_repairs_a_policys_topics(scene: Scene) -> N
     scene.source("mended")
     scene.ask("mended")
     scene.shop.ready("mended")
-    right = scene.made("mended")
 
     def break_it(retries: int) -> None:
         """Take away what can be taken away without losing a message, and have it looked at."""
@@ -45,7 +43,7 @@ def test_killed_after_each_call_that_repairs_a_policys_topics(scene: Scene) -> N
         scene.ask("mended", maxRetries=retries)
 
     calls = scene.calls("", lambda: break_it(1), "mended")
-    assert scene.made("mended") == right
+    assert scene.made("mended") == scene.right
     assert calls > 5
     for number in range(1, calls + 1):
         with scene.proxy.trap("", number, done_then(scene.kill)) as trap:
@@ -53,7 +51,7 @@ def test_killed_after_each_call_that_repairs_a_policys_topics(scene: Scene) -> N
             springs(trap)
         scene.restart()
         scene.shop.ready("mended")
-        assert scene.made("mended") == right, f"after call {number}"
+        assert scene.made("mended") == scene.right, f"after call {number}"
         assert scene.shop.get("configmap", "mended-redrive")["data"]
         scene.is_intact()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,14 @@ class Scene:
     Args:
         proxy: between the operator and the broker.
         foreign: what is not redrive's, as it was in the beginning.
+        right: what is `made` for a policy whose making nobody disturbed.
     """
 
     shop: Shop
     sandbox: Sandbox
     proxy: Proxy
     foreign: dict[str, Any]
+    right: dict[str, Any] = field(default_factory=dict)
 
     def kill(self) -> None:
         """Have the operator end as a crash would end it."""
@@ -154,7 +156,13 @@ def scene(make_shop: MakeShop, installed: Sandbox) -> Iterator[Scene]:
         retry = rest_path(shop.topic("kept-fulfilment-RETRY"))
         shop.request("POST", f"{retry}/permissions/auditor", ["consume"])
         send(shop)
-        yield Scene(shop, installed, proxy, foreign(shop))
+        scene = Scene(shop, installed, proxy, foreign(shop))
+        scene.source("at-peace")
+        scene.ask("at-peace")
+        shop.ready("at-peace")
+        scene.right.update(scene.made("at-peace"))
+        assert len(scene.right) == 3 + 2 * 2  # three topics, two of them with two partitions
+        yield scene
         if not installed.processes.alive(installation.OPERATOR):
             installation.start_operator(installed)
 

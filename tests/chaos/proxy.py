@@ -24,7 +24,7 @@ class Trap:
     """Waits for a call.
 
     Attributes:
-        about: a text in the call's path or body; empty is any.
+        about: a text in the call's method, path or body, which spaces separate; empty is any.
         number: of the calls about it, counted from 1, to which it happens; 0 is none.
         fault: what happens.
         count: how many such calls there were.
@@ -51,12 +51,14 @@ class Proxy:
     Attributes:
         url: where it is.
         traps: looked at with every call.
+        witness: told the port that a write comes from, before it is passed on.
     """
 
     def __init__(self, target: str) -> None:
         self._target = target
         self.url = ""
         self.traps: list[Trap] = []
+        self.witness: Callable[[int], None] = _nobody
 
     @classmethod
     @contextmanager
@@ -102,13 +104,15 @@ class Proxy:
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
+        if request.method != "GET" and request.transport is not None:
+            self.witness(request.transport.get_extra_info("peername")[1])
 
         async def do() -> web.Response:
             return await self._do(request, body)
 
         if "stats" in request.path:
             return await do()
-        text = request.path + body.decode()
+        text = f"{request.method} {request.path} {body.decode()}"
         due = [trap for trap in list(self.traps) if trap.about in text and trap.comes()]
         if due:  # one call may be about many, and fails but once
             return await due[0].fault(request, do)
@@ -166,6 +170,10 @@ def done_then(act: Callable[[], None]) -> Fault:
         return answer
 
     return fault
+
+
+def _nobody(_: int) -> None:
+    """Take no note."""
 
 
 def _cut(request: web.Request) -> None:

@@ -6,22 +6,16 @@ import http.client
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Event, Thread
 
-import psutil
 import pytest
 from tests.integration.provision.conftest import MakeShop, Shop
+from tests.replicas import NAMES, TAKEOVER_SECONDS, StartReplica, start
 
-from redrive.sandbox import installation
-from redrive.sandbox.sandbox import Sandbox
+__all__ = ["start"]
 
-NAMES = ("redrive-one", "redrive-two")
-TAKEOVER_SECONDS = 20.0
 POLICIES = 12
 
 
@@ -82,50 +76,6 @@ def door(shop: Shop) -> Iterator[Door]:
 @pytest.fixture
 def shop(make_shop: MakeShop) -> Shop:
     return make_shop()
-
-
-@dataclass
-class Replica:
-    """An operator of the release: its process, and what it logs from its start on."""
-
-    process: psutil.Process
-    log: Path
-    begin: int
-
-    def said(self) -> str:
-        return self.log.read_text(encoding="utf-8")[self.begin :]
-
-    def takes_over(self) -> float:
-        """Wait until it serves; return after how many seconds."""
-        since = time.monotonic()
-        while "redrive serves" not in self.said():
-            assert time.monotonic() - since < TAKEOVER_SECONDS, self.said()
-            time.sleep(0.1)
-        return time.monotonic() - since
-
-
-StartReplica = Callable[[str, str], Replica]
-
-
-@pytest.fixture
-def start(installed: Sandbox) -> Iterator[StartReplica]:
-    """Starts an operator in place of the session's, and waits until it says something."""
-
-    def start(name: str, until: str) -> Replica:
-        log = installed.processes.log(name)
-        begin = len(log.read_text(encoding="utf-8")) if log.exists() else 0
-        installation.start_operator(installed, name=name, until=until)
-        record = installed.state / "processes" / f"{name}.json"
-        return Replica(psutil.Process(json.loads(record.read_text())["pid"]), log, begin)
-
-    installed.processes.stop(installation.OPERATOR)
-    try:
-        with ExitStack() as stopping:
-            for name in NAMES:
-                stopping.callback(installed.processes.stop, name)
-            yield start
-    finally:
-        installation.start_operator(installed)
 
 
 def test_when_the_one_that_acts_is_killed_the_other_goes_on_within_20_s(

@@ -1,0 +1,223 @@
+"""Two operators fight for the lease: at no time do both write, and the work gets done."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event
+
+import psutil
+import pytest
+from tests.chaos.conftest import Scene, wait_for
+from tests.replicas import NAMES, Replica, StartReplica, start
+
+from redrive.sandbox import installation
+
+__all__ = ["start"]
+
+END_SECONDS = 15
+PAUSE_SECONDS = 0.5
+"""Between what is asked of the operators."""
+WAITING = 5
+"""How many policies come before one that came is changed, or goes."""
+
+
+@dataclass
+class Crowd:
+    """Policies that come all along, of which every third changes and every third goes.
+
+    Attributes:
+        names: of all that came.
+    """
+
+    scene: Scene
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def changed(self) -> list[str]:
+        return self.names[0::3]
+
+    @property
+    def gone(self) -> list[str]:
+        return self.names[1::3]
+
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        """Have them come while the block runs; in the end all that was to happen to them has."""
+        enough = Event()
+        with ThreadPoolExecutor(1) as apart:
+            work = apart.submit(self._come_until, enough)
+            try:
+                yield
+            finally:
+                enough.set()
+            work.result()
+
+    def _come_until(self, enough: Event) -> None:
+        while not enough.wait(PAUSE_SECONDS):
+            self._come()
+            if len(self.names) > WAITING:
+                self._go_on(self.names[-WAITING - 1])
+        for name in self.names[-WAITING:]:
+            self._go_on(name)
+
+    def _come(self) -> None:
+        name = f"fought-{len(self.names):03}"
+        self.names.append(name)
+        self.scene.source(name)
+        self.scene.ask(name, deletionPolicy="Delete")
+
+    def _go_on(self, name: str) -> None:
+        if name in self.changed:
+            self.scene.ask(name, deletionPolicy="Delete", maxRetries=7)
+        elif name in self.gone:
+            self.scene.shop.kubectl("delete", "retrypolicy", name, "--wait=false")
+
+
+@dataclass
+class Witness:
+    """Sees which process each write to the broker comes from."""
+
+    processes: list[psutil.Process] = field(default_factory=list)
+    writers: list[int] = field(default_factory=list)
+    _known: dict[int, int] = field(default_factory=dict)
+
+    def __call__(self, port: int) -> None:
+        """Take note of a write from *port*; of one just killed, by what was seen of it before."""
+        for process in self.processes:
+            if process.is_running() and port in _ports(process):
+                self._known[port] = process.pid
+        if port in self._known:
+            self.writers.append(self._known[port])
+
+    def sees(self, replica: Replica) -> None:
+        """Return once that one writes, after now."""
+        before = self.writers.count(replica.process.pid)
+        wait_for(
+            lambda: self.writers.count(replica.process.pid) > before, f"{replica.name} is idle"
+        )
+
+
+def _ports(process: psutil.Process) -> set[int]:
+    try:
+        return {connection.laddr.port for connection in process.net_connections("tcp")}
+    except psutil.Error:  # it has ended
+        return set()
+
+
+@dataclass
+class Fight:
+    """Who acts and who waits.
+
+    Attributes:
+        led: the processes that have acted, in order.
+    """
+
+    scene: Scene
+    start: StartReplica
+    witness: Witness
+    led: list[int] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self.leads = self._starts(NAMES[0], "redrive serves")
+        self.waits = self._starts(NAMES[1], "redrive stands by")
+        self.led.append(self.leads.process.pid)
+
+    def goes_on(self, blow: Callable[[Fight], None]) -> None:
+        """Strike the one that acts, in the midst of its work; the other takes over from it."""
+        self.witness.sees(self.leads)
+        blow(self)
+        beaten, self.leads = self.leads, self.waits
+        self.led.append(self.leads.process.pid)
+        self.scene.sandbox.processes.stop(beaten.name)  # it has ended, and leaves the record
+        self.waits = self._starts(beaten.name, "redrive stands by")
+        self.witness.sees(self.leads)
+
+    def _starts(self, name: str, until: str) -> Replica:
+        replica = self.start(name, until)
+        self.witness.processes.append(replica.process)
+        return replica
+
+
+def is_killed(fight: Fight) -> None:
+    """End it as a crash would."""
+    fight.scene.sandbox.processes.kill(fight.leads.name)
+    fight.waits.takes_over()
+
+
+def is_frozen(fight: Fight) -> None:
+    """Stop it past its lease, and have it go on in the midst of what it did."""
+    fight.leads.process.send_signal(signal.SIGSTOP)
+    fight.waits.takes_over()
+    fight.witness.sees(fight.waits)
+    fight.leads.process.send_signal(signal.SIGCONT)
+    ends(fight.leads)
+    fight.witness.sees(fight.waits)
+
+
+def loses_its_lease_to_nobody(fight: Fight) -> None:
+    """Write by hand that somebody holds the lease who never comes."""
+    hand_over(fight, "somebody")
+
+
+def loses_its_lease_to_the_other(fight: Fight) -> None:
+    """Write by hand that the other holds it, while this one still writes."""
+    hand_over(fight, fight.waits.name)
+
+
+def hand_over(fight: Fight, holder: str) -> None:
+    patch = json.dumps({"spec": {"holderIdentity": holder}})
+    lease = f"--namespace={installation.NAMESPACE}", "patch", "lease", installation.RELEASE
+    fight.scene.sandbox.cluster.kubectl(*lease, "--type=merge", f"--patch={patch}")
+    ends(fight.leads)
+    fight.waits.takes_over()
+
+
+def ends(replica: Replica) -> None:
+    """See it end by itself, for the right reason."""
+    replica.process.wait(timeout=END_SECONDS)
+    assert "lease lost: another operator has taken the lease" in replica.said()
+
+
+@pytest.fixture
+def fight(scene: Scene, start: StartReplica) -> Fight:
+    fight = Fight(scene, start, Witness())
+    scene.proxy.witness = fight.witness
+    fight.begin()
+    return fight
+
+
+def test_replicas_fight_while_policies_come_change_and_go(scene: Scene, fight: Fight) -> None:
+    source = {topic: state for topic, state in scene.right.items() if "-fulfilment-" not in topic}
+    crowd = Crowd(scene)
+    with crowd.coming():
+        for blow in (
+            is_killed,
+            is_frozen,
+            loses_its_lease_to_nobody,
+            loses_its_lease_to_the_other,
+            is_frozen,
+        ):
+            fight.goes_on(blow)
+            scene.is_intact()
+
+    assert len(crowd.gone) > 10
+    scene.shop.kubectl(
+        "wait", "--for=delete", "--timeout=60s", *(f"retrypolicy/{name}" for name in crowd.gone)
+    )
+    for name in crowd.names:
+        if name in crowd.gone:
+            assert scene.made(name) == source
+            continue
+        scene.shop.ready(name)
+        assert scene.made(name) == scene.right
+        written = scene.shop.get("configmap", f"{name}-redrive")["data"]["policy.json"]
+        assert ('"maxRetries": 7' in written) is (name in crowd.changed)
+    scene.is_intact()
+    # Each wrote in one go, and none again once the next had begun.
+    assert [pid for pid, _ in itertools.groupby(fight.witness.writers)] == fight.led
