@@ -106,14 +106,25 @@ class Stage:
         at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}/deduplicationEnabled"
         self.broker.request("POST", at, body=True).check(f"deduplicate {topic}")
 
+    def _backlog(self, topic: TopicName, subscription: str) -> int:
+        at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}"
+        whole = json.loads(self.broker.request("GET", f"{at}/partitions").body)["partitions"] == 0
+        answer = self.broker.request("GET", f"{at}/{'stats' if whole else 'partitioned-stats'}")
+        answer.check(f"tell the backlog of {topic}")
+        backlog: int = json.loads(answer.body)["subscriptions"][subscription]["msgBacklog"]
+        return backlog
+
     def _drain(self, topic: TopicName, subscription: str, *, ack: bool) -> list[pulsar.Message]:
+        # The first may take its time, where the broker has any.
+        patience = 15_000 if self._backlog(topic, subscription) else 1_500
         consumer = self.client.subscribe(
             str(topic), subscription, consumer_type=pulsar.ConsumerType.Shared
         )
         found = []
         try:
             while True:
-                found.append(consumer.receive(timeout_millis=1_500))
+                found.append(consumer.receive(timeout_millis=patience))
+                patience = 1_500
                 if ack:
                     consumer.acknowledge(found[-1])
         except pulsar.Timeout:

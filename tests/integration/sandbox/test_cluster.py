@@ -31,7 +31,17 @@ def clerk(cluster: Cluster, kube_namespace: str) -> Path:
         "create", "rolebinding", "clerk", "--role=reader",
         f"--serviceaccount={kube_namespace}:clerk", "-n", kube_namespace,
     )  # fmt: skip
-    return cluster.service_account_kubeconfig(kube_namespace, "clerk")
+    kubeconfig = cluster.service_account_kubeconfig(kube_namespace, "clerk")
+
+    def may() -> bool:
+        asked = ("auth", "can-i", "list", "configmaps", "-n", kube_namespace)
+        try:
+            return "yes" in cluster.kubectl(*asked, kubeconfig=kubeconfig)
+        except SandboxError:
+            return False
+
+    assert eventually(may, seconds=30)  # the API server hears of its own objects by watches
+    return kubeconfig
 
 
 def test_a_service_account_is_who_its_kubeconfig_says(
