@@ -17,9 +17,10 @@ python := $(PYTHON) .ci/python
 help: ## Say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
 
+# In the order of their names: what is short, the unit tests, comes last, and no worker waits for long.
 test: lint ## Prove it: lint, then all tests against real parts
 	$(python) -m redrive.sandbox prepare
-	$(python) -m pytest --numprocesses=2 --dist=loadfile --durations=10 $(TESTS)
+	$(python) -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=10 $(TESTS)
 
 lint: ## Check style, types and which layer imports which
 	$(python) -m ruff check
