@@ -24,6 +24,7 @@ _START_SECONDS = 60.0
 
 VALUES: Mapping[str, Any] = {
     "image": {"repository": "sandbox"},
+    "credentials": {"volume": {"emptyDir": {}}},
     "replay": {"image": "sandbox", "application": f"local://{_JOB}"},
 }
 """What the sandbox chooses of the chart's values."""
@@ -52,7 +53,8 @@ def start_operator(
 ) -> None:
     """Start what a pod of the release's Deployment would run, as its ServiceAccount.
 
-    Only the port is another one: it has no address of its own as a pod has; see `endpoint`.
+    It has neither an address nor a file system of its own, as a pod has: the port is another one,
+    see `endpoint`, and volumes are mounted elsewhere, see `credentials`.
 
     Args:
         sandbox: where; nothing in it runs pods.
@@ -67,7 +69,9 @@ def start_operator(
     objects = chart.installed(sandbox.cluster, release, namespace)
     (pod,) = (o["spec"]["template"]["spec"] for o in objects if o["kind"] == "Deployment")
     account = sandbox.cluster.service_account_kubeconfig(namespace, pod["serviceAccountName"])
-    arguments = [a.replace("$(POD_NAME)", name) for a in pod["containers"][0]["args"]]
+    (mount,) = pod["containers"][0]["volumeMounts"]
+    elsewhere = {"$(POD_NAME)": name, mount["mountPath"]: str(credentials(sandbox))}
+    arguments = [_replaced(given, elsewhere) for given in pod["containers"][0]["args"]]
     listen = f"127.0.0.1:{free_port()}"
     _endpoint_file(sandbox, name).write_text(f"http://{listen}")
     log = sandbox.processes.log(name)
@@ -85,6 +89,17 @@ def start_operator(
 def endpoint(sandbox: Sandbox, name: str = OPERATOR) -> str:
     """Where the operator that was started as *name* serves metrics and probes, as a URL."""
     return _endpoint_file(sandbox, name).read_text()
+
+
+def credentials(sandbox: Sandbox) -> Path:
+    """The folder that its operators find where the chart mounts the volume of credentials."""
+    return sandbox.state / "credentials"
+
+
+def _replaced(text: str, words: Mapping[str, str]) -> str:
+    for word, other in words.items():
+        text = text.replace(word, other)
+    return text
 
 
 def _endpoint_file(sandbox: Sandbox, name: str) -> Path:

@@ -19,6 +19,7 @@ import trustme
 from tests.integration.provision.conftest import MakeShop, Shop
 
 from redrive.sandbox import installation
+from redrive.sandbox.sandbox import Sandbox
 
 SECRET = "the-secret-of-the-client"  # noqa: S105
 
@@ -170,13 +171,31 @@ def test_oauth2_client_credentials_with_tokens_that_end(
     shop.kubectl("delete", "pulsarconnection", "main")  # it would go on asking
 
 
+def test_a_token_in_a_file_and_what_is_put_in_its_place(
+    shop: Shop, installed: Sandbox, operator_process: Path
+) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.connection(authentication={"token": {"file": "admin.token"}})
+    shop.reaches("main", "TokenFileInvalid", "pulsarconnection")
+    file = installation.credentials(installed) / shop.namespace / "admin.token"
+    file.parent.mkdir(parents=True)
+    shop.tokens.append("no-token-of-this-broker")
+    file.write_text(shop.tokens[-1])
+    shop.reaches("main", "AuthenticationFailed", "pulsarconnection")
+    file.write_text(shop.token(shop.role))
+    shop.ready("main", "pulsarconnection")
+    shop.policy()
+    shop.ready()
+    assert_nothing_is_shown(shop, operator_process)
+
+
 def test_a_changed_token_is_in_use_at_once_when_the_old_one_is_refused(
     make_shop: MakeShop,
 ) -> None:
     shop = make_shop()
     shop.create_topic(shop.topic("orders"))
-    ends = time.time() + 6
-    shop.secret("pulsar-admin", token=expiring(shop, 6))
+    ends = time.time() + 9
+    shop.secret("pulsar-admin", token=expiring(shop, 9))
     shop.connection()
     shop.ready("main", "pulsarconnection")
     # What was read is kept for 15 s: the operator goes on with the old one, and is refused.
