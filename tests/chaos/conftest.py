@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pulsar
@@ -47,14 +48,17 @@ class Scene:
     proxy: Proxy
     foreign: dict[str, Any]
     right: dict[str, Any] = field(default_factory=dict)
+    _killed: Event = field(default_factory=Event)
 
     def kill(self) -> None:
         """Have the operator end as a crash would end it."""
         self.sandbox.processes.kill(installation.OPERATOR)
+        self._killed.set()
 
     def restart(self) -> None:
-        """Have an operator again, as soon as the one that is killed has ended."""
-        wait_for(lambda: not self.sandbox.processes.alive(installation.OPERATOR), "not killed")
+        """Have an operator again, as soon as the one that another thread kills has ended."""
+        assert self._killed.wait(SECONDS), "not killed"
+        self._killed.clear()
         log = self.sandbox.processes.log(installation.OPERATOR)
         before = log.stat().st_size
         self.sandbox.processes.again(installation.OPERATOR)
