@@ -20,10 +20,10 @@ import pulsar
 
 from redrive.delivery import longest
 from redrive.delivery.bridge import Bridge, RunCancelled
-from redrive.delivery.closing import close_opened
 from redrive.delivery.consumer import HANDLER_TIMEOUT, NACK_DELAY, RetryConsumer
 from redrive.delivery.crash_notes import CrashNotes
 from redrive.delivery.events import Hook
+from redrive.delivery.opening import opened
 from redrive.delivery.policy_file import PolicyFile
 from redrive.delivery.sigterm import stopping_at_sigterm
 from redrive.delivery.tracing import UNTRACED, Tracing
@@ -241,13 +241,7 @@ class AsyncRetryConsumer:
         self._settling.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
-        opening = self._settling.submit(self._open)
-        try:
-            self._consumer = await asyncio.shield(asyncio.wrap_future(opening))
-        except asyncio.CancelledError:
-            # It goes on; left open, its subscriptions would hoard messages that nobody takes.
-            self._settling.submit(close_opened, opening)
-            raise
+        self._consumer = await opened(self._open, self._settling)
         return self
 
     async def __aexit__(

@@ -17,7 +17,7 @@ from typing import Self
 import pulsar
 import pulsar.schema
 
-from redrive.delivery.closing import close_opened
+from redrive.delivery.opening import opened
 from redrive.delivery.retry_producer import SEND_RETRIES, SEND_TIMEOUT, RetryProducer
 from redrive.errors import InvalidSpecError
 
@@ -81,13 +81,7 @@ class AsyncRetryProducer:
         return await asyncio.wrap_future(self._threads.submit(send))
 
     async def __aenter__(self) -> Self:
-        opening = self._threads.submit(self._open)
-        try:
-            self._producer = await asyncio.shield(asyncio.wrap_future(opening))
-        except asyncio.CancelledError:
-            # It goes on; left open, it would keep its name at the broker.
-            self._threads.submit(close_opened, opening)
-            raise
+        self._producer = await opened(self._open, self._threads)
         return self
 
     async def __aexit__(

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+from typing import Self
 
 
 class Closing(ABC):
@@ -27,12 +24,3 @@ class Closing(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-_Opened = TypeVar("_Opened", bound=Closing)
-
-
-def close_opened(opening: Future[_Opened]) -> None:
-    """Close what somebody began to open and does not want any more, once that is there."""
-    if opening.exception() is None:
-        opening.result().close()

@@ -1,0 +1,38 @@
+"""What is opened in a thread while an asyncio loop waits: nothing stays open that nobody wants.
+
+Called by `async_consumer` and `async_retry_producer` when a program enters them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import TypeVar
+
+from redrive.delivery.closing import Closing
+
+Opened = TypeVar("Opened", bound=Closing)
+
+
+async def opened(make: Callable[[], Opened], threads: Executor) -> Opened:
+    """Return what *make* opens in one of *threads*.
+
+    When this is cancelled the opening goes on; what it opened is closed then. Left open,
+    subscriptions would hoard messages that nobody takes, and a producer keep its name at the
+    broker.
+
+    Raises:
+        RedriveError: as *make* does.
+    """
+    opening = threads.submit(make)
+    try:
+        return await asyncio.shield(asyncio.wrap_future(opening))
+    except asyncio.CancelledError:
+        threads.submit(_close, opening)
+        raise
+
+
+def _close(opening: Future[Opened]) -> None:
+    if opening.exception() is None:
+        opening.result().close()
