@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.cluster.resources import Body, Key
+from redrive.cluster.table import Table
+from redrive.cluster.world import World, wall_clock
 from redrive.provision.facts import Asked
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -78,3 +80,17 @@ def asked(connection: dict[str, Any]) -> MakeAsked:
         )
 
     return read
+
+
+@pytest.fixture
+def world() -> World:
+    """What the watches have shown, which is nothing yet; there is nobody to ask for more."""
+    nobody = cast("Any", None)
+    tables = ("connections", "policies", "replays", "applications", "config_maps")
+    return World(
+        settings=nobody,
+        kubernetes=nobody,
+        brokers=nobody,
+        clock=wall_clock,
+        **{name: Table() for name in tables},
+    )

@@ -8,8 +8,7 @@ import pytest
 
 from redrive.admin.errors import BrokerUnreachableError
 from redrive.cluster.resources import Body, Key
-from redrive.cluster.table import Table
-from redrive.cluster.world import World, wall_clock
+from redrive.cluster.world import World
 from redrive.provision import rounds
 from redrive.provision.claims import Claims
 from redrive.provision.rounds import Rounds, Turns, pause
@@ -38,15 +37,7 @@ class Surveys(Survey):
 
 
 @pytest.fixture
-def survey() -> Surveys:
-    tables = ("connections", "policies", "replays", "applications", "config_maps")
-    world = World(
-        settings=NOTHING,
-        kubernetes=NOTHING,
-        brokers=NOTHING,
-        clock=wall_clock,
-        **{name: Table() for name in tables},
-    )
+def survey(world: World) -> Surveys:
     made = Surveys(world, Claims(world.policies, lambda _: None))
     for name, value in (("asked", asyncio.Queue()), ("amiss_now", []), ("fails", [])):
         object.__setattr__(made, name, value)

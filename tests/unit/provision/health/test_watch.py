@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from redrive.cluster.table import Table
-from redrive.cluster.world import World, wall_clock
+from redrive.cluster.world import World
 from redrive.provision.health import watch
 from redrive.provision.health.reader import Reader
 from redrive.provision.health.watch import Health
 from redrive.provision.pace import Pace
 
 MakeBody = Callable[..., dict[str, Any]]
-NOTHING = cast("Any", None)
 READY = {"type": "Ready", "status": "True", "reason": "Provisioned", "message": ""}
 
 
 async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
-    policy: MakeBody, connection: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    world: World,
+    policy: MakeBody,
+    connection: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     paces: list[Pace] = []
     all_begun = asyncio.Event()
@@ -36,14 +37,6 @@ async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
                 all_begun.set()
 
     monkeypatch.setattr(watch, "Reader", Noting)
-    names = ("connections", "policies", "replays", "applications", "config_maps")
-    world = World(
-        settings=NOTHING,
-        kubernetes=NOTHING,
-        brokers=NOTHING,
-        clock=wall_clock,
-        **{name: Table() for name in names},
-    )
     for name, url in (("a", "http://b:80"), ("b", "http://b:80/"), ("c", "http://other:80")):
         metadata = {"namespace": "shop", "name": name, "uid": name, "resourceVersion": "1"}
         world.connections.put({"metadata": metadata, "spec": connection | {"adminUrl": url}})
