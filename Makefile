@@ -19,31 +19,31 @@ help: ## Say what can be made
 
 # In the order of their names: what is short, the unit tests, comes last, and no worker waits for long.
 test: lint ## Prove it: lint, then all tests against real parts
-	$(python) -m redrive.sandbox prepare
+	$(python) -m sandbox prepare
 	$(python) -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=10 $(TESTS)
 
 lint: ## Check style, types and which layer imports which
 	$(python) -m ruff check
 	$(python) -m ruff format --check
-	$(python) -m mypy operator/redrive tests
+	$(python) -m mypy operator/redrive sandbox tests
 	$(python) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
 chaos: ## Disturb it in every way, on parts of its own: takes a quarter of an hour
-	$(python) -m redrive.sandbox prepare
+	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='chaos_*.py' -o timeout=900 --durations=10 tests/chaos $(CHAOS)
 
 bench: ## Measure it, on parts of its own: takes half an hour; a table in the end
-	$(python) -m redrive.sandbox prepare
+	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='bench_*.py' -o timeout=0 tests/benchmarks $(BENCH)
 
 demo: ## See it: from kubectl apply to a replayed message
-	$(python) -m redrive.sandbox.demo
+	$(python) -m sandbox.demo
 
 sandbox: ## Start real parts, leave them running, say how to use them
-	@$(python) -m redrive.sandbox up
+	@$(python) -m sandbox up
 
 sandbox-down: ## Stop what `make sandbox` started
-	@$(python) -m redrive.sandbox down
+	@$(python) -m sandbox down
 
 lock: ## Pin the newest dependencies that pyproject.toml allows
 	$(python) -m uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \

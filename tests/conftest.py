@@ -18,10 +18,10 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from redrive.sandbox import installation
-from redrive.sandbox.kubernetes import Cluster
-from redrive.sandbox.pulsar import Broker
-from redrive.sandbox.sandbox import Sandbox
+from sandbox import installation
+from sandbox.kubernetes import Cluster
+from sandbox.pulsar import Broker
+from sandbox.sandbox import Sandbox
 
 # Next to a broker that is starting, an example takes as long as it takes. The same tree gives the
 # same examples, so that a run says something of a change; --hypothesis-profile=explore has others.

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
+
 from tests.benchmarks.figures import Figure, show
 
 FIGURES = pytest.StashKey[list[Figure]]()

@@ -4,6 +4,7 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
+
 from tests.benchmarks.figures import Figure, show
 
 

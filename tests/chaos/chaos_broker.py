@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
+
+from sandbox import installation, pulsar
 from tests.chaos.conftest import Scene, springs, wait_for
 from tests.chaos.proxy import Fault, answering, done_but_not_told, hanging
-
-from redrive.sandbox import installation, pulsar
 
 FAULTS: dict[str, Fault] = {
     **{str(status): answering(status) for status in (409, 412, 429, 500)},

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
+from sandbox import installation, kubernetes
+from sandbox.errors import SandboxError
+from sandbox.sandbox import Sandbox
 from tests.chaos.conftest import Scene, wait_for
 from tests.chaos.relay import Relay
-
-from redrive.sandbox import installation, kubernetes
-from redrive.sandbox.errors import SandboxError
-from redrive.sandbox.sandbox import Sandbox
 
 
 def test_the_api_server_is_killed_while_policies_are_made(scene: Scene) -> None:

@@ -13,10 +13,10 @@ from threading import Event
 
 import psutil
 import pytest
-from tests.chaos.conftest import Scene, wait_for
-from tests.replicas import NAMES, Replica, StartReplica, start
 
-from redrive.sandbox import installation
+from sandbox import installation
+from tests.chaos.conftest import Scene, wait_for
+from tests.support.replicas import NAMES, Replica, StartReplica, start
 
 __all__ = ["start"]
 

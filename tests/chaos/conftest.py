@@ -13,12 +13,12 @@ from typing import Any
 
 import pulsar
 import pytest
+
+from sandbox import installation
+from sandbox.pulsar import SUPERUSER
+from sandbox.sandbox import Sandbox
 from tests.chaos.proxy import Proxy, Trap, passing
 from tests.integration.provision.conftest import MakeShop, Shop, make_shop, rest_path
-
-from redrive.sandbox import installation
-from redrive.sandbox.pulsar import SUPERUSER
-from redrive.sandbox.sandbox import Sandbox
 
 __all__ = ["make_shop"]
 

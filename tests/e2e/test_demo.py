@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from redrive.sandbox.demo import __main__ as demo
-from redrive.sandbox.demo.account import Account
-from redrive.sandbox.demo.orders import Logs
-from redrive.sandbox.demo.story import Story
-from redrive.sandbox.sandbox import Sandbox
+from sandbox.demo import __main__ as demo
+from sandbox.demo.account import Account
+from sandbox.demo.orders import Logs
+from sandbox.demo.story import Story
+from sandbox.sandbox import Sandbox
 
 ORDERS = 300
 # The story has limits of its own, each with a message that says what did not happen.

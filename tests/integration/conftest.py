@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from redrive.sandbox import installation
-from redrive.sandbox.sandbox import Sandbox
+from sandbox import installation
+from sandbox.sandbox import Sandbox
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{- define "redrive.clusterId" -}}
+{{- define "redrive.kubeId" -}}
 {{- if .Values.clusterId }}{{ .Values.clusterId }}
 {{- else }}{{ with lookup "v1" "Namespace" "" "kube-system" }}{{ .metadata.uid }}{{ end }}
 {{- end }}

@@ -1,6 +1,6 @@
 """What proves to a broker who asks, and what the broker has to prove: headers and a TLS context.
 
-Made by whoever knows where credentials lie (`redrive.cluster.credentials`, the replay job); used by
+Made by whoever knows where credentials lie (`redrive.kube.credentials`, the replay job); used by
 `client` for each call.
 """
 

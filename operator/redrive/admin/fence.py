@@ -1,9 +1,9 @@
 """Whether this process may still write: asked right before each write leaves it.
 
-Where several operators run, one of them holds a lease (`redrive.cluster.lease`). One that was
-stopped for longer than its lease, by a debugger, a full machine or a frozen virtual one, does not
-know that another has taken over, and goes on in the midst of what it did. The fence knows: it is
-open until a moment that only a renewed lease moves on, and that lies before the moment when another
+Where several operators run, one of them holds a Lease (see `leader_election`). One that
+was stopped for longer than its lease, by a debugger, a full machine or a frozen virtual one, does
+not know that another has taken over, and goes on with what it did. The fence knows: it is open
+until a moment that only a renewed lease moves on, and that lies before the moment when another
 may take over.
 """
 

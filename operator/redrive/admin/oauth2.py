@@ -1,6 +1,6 @@
 """OAuth 2.0 client credentials: an issuer gives a token for a client id and its secret.
 
-Called by `redrive.cluster.credentials`. The token's role at the broker is the broker's business.
+Called by `redrive.kube.credentials`. The token's role at the broker is the broker's business.
 """
 
 from __future__ import annotations

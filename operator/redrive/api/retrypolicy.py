@@ -186,8 +186,8 @@ class RetryPolicySpec(Choices):
         ),
     ] = ManagementPolicy.MANAGE
     """`Manage`: redrive brings about what the policy asks for. `Observe`: it changes nothing, at
-    the broker or in Kubernetes, and says in condition `Differs` and in `status.wouldHave` what it
-    would change."""
+    the broker or in Kubernetes, and condition `DriftDetected` and `status.plannedChanges` show what
+    it would change."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -288,7 +288,7 @@ class RetryPolicyStatus(StatusModel):
     max_retries: int | None = None
     """How often a failed message is retried: what the policy says, or its connection, or 16."""
 
-    would_have: (
+    planned_changes: (
         Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
     ) = None
     """With `managementPolicy: Observe`: what redrive would have done, one step each, the first 32

@@ -15,8 +15,8 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 from prometheus_client import make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from redrive.cluster.health import Health
 from redrive.errors import RedriveError
+from redrive.kube.liveness import Liveness
 
 PATIENCE_SECONDS = 10.0
 """How long a client may leave its connection silent."""
@@ -32,7 +32,7 @@ class EndpointError(RedriveError):
 
 
 @contextmanager
-def serving(address: str, port: int, health: Health) -> Iterator[int]:
+def serving(address: str, port: int, health: Liveness) -> Iterator[int]:
     """Serve while the block runs; yield the port.
 
     Args:
@@ -77,7 +77,7 @@ class Handler(WSGIRequestHandler):
         """Log nothing: requests of kubelet and Prometheus are no news."""
 
 
-def _app(health: Health) -> _App:
+def _app(health: Liveness) -> _App:
     metrics: _App = make_wsgi_app()
 
     def livez() -> tuple[str, str]:

@@ -20,13 +20,13 @@ import kopf
 
 from redrive.admin.fence import Fence
 from redrive.cli import endpoint
-from redrive.cluster import logs, metrics, watching
-from redrive.cluster.client import is_in_cluster
-from redrive.cluster.health import Health
-from redrive.cluster.lease import leading
-from redrive.cluster.resources import Key
-from redrive.cluster.sweep import sweeping
-from redrive.cluster.world import Settings, World, wall_clock
+from redrive.kube import logs, metrics, watching
+from redrive.kube.client import is_in_cluster
+from redrive.kube.context import Context, Settings, wall_clock
+from redrive.kube.leader_election import leading
+from redrive.kube.liveness import Liveness
+from redrive.kube.resources import Key
+from redrive.kube.sweep import sweeping
 from redrive.provision import handlers as provision
 from redrive.replay import handlers as replay
 
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> None:
         replay_service_account=options.replay_service_account,
         credentials=options.credentials,
     )
-    health = Health()
+    health = Liveness()
     with ExitStack() as stack:
         if options.listen is not None:
             address, port = options.listen
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> None:
             asyncio.run(stand_by(settings, health, options.lease, options.identity))
 
 
-async def stand_by(settings: Settings, health: Health, lease: Key | None, identity: str) -> None:
+async def stand_by(settings: Settings, health: Liveness, lease: Key | None, identity: str) -> None:
     """Serve, if need be once the lease is ours; a signal ends the waiting for it at once.
 
     Raises:
@@ -154,22 +154,22 @@ async def stand_by(settings: Settings, health: Health, lease: Key | None, identi
             await serve(settings, health, fence)
 
 
-async def serve(settings: Settings, health: Health, fence: Fence | None) -> None:
+async def serve(settings: Settings, health: Liveness, fence: Fence | None) -> None:
     """Watch and reconcile until a signal ends it, then let go of everything."""
-    async with World.open(settings, fence, health) as world, sweeping(world):
+    async with Context.open(settings, fence, health) as ctx, sweeping(ctx):
         registry = kopf.OperatorRegistry()
-        keepers = (*provision.register(registry, world), *replay.register(registry, world))
+        stoppables = (*provision.register(registry, ctx), *replay.register(registry, ctx))
 
         async def stop(**_: object) -> None:
-            for keeper in keepers:
-                await keeper.stop()
+            for stoppable in stoppables:
+                await stoppable.stop()
 
         kopf.on.login(registry=registry)(partial(_login, health))
         # Here and not after kopf has ended: it waits for tasks that began under it.
         kopf.on.cleanup(registry=registry)(stop)
         health.ready = True
         logger.info("redrive serves %s", ", ".join(settings.namespaces) or "all namespaces")
-        with metrics.counting(world.tables):
+        with metrics.counting(ctx.tables):
             await kopf.operator(
                 registry=registry,
                 settings=_kopf_settings(),
@@ -192,7 +192,7 @@ def _kopf_settings() -> kopf.OperatorSettings:
 
 
 async def _login(
-    health: Health, *, settings: kopf.OperatorSettings, **_: object
+    health: Liveness, *, settings: kopf.OperatorSettings, **_: object
 ) -> kopf.AiohttpSession | None:
     """Log kopf in as our own client does, with connections that give signs of life."""
     if is_in_cluster():

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, BrokerRefusedError, ConflictError
 from redrive.admin.granting import Granter
-from redrive.cluster import resources
-from redrive.cluster.client import Kubernetes
-from redrive.cluster.resources import Key
+from redrive.kube import resources
+from redrive.kube.client import Kubernetes
+from redrive.kube.resources import Key
 from redrive.provision import ownership, steps
 
 

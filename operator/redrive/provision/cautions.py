@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from redrive.cluster.status import Caution
+from redrive.kube.status import StatusWarning
 from redrive.policy import durations
 from redrive.provision import errors
 from redrive.provision.apply import Refused
@@ -54,24 +54,24 @@ class Seen:
         return sorted(found, key=lambda rival: rival.age)
 
 
-def ladder_descends(seen: Seen) -> Caution | None:
+def ladder_descends(seen: Seen) -> StatusWarning | None:
     """Find a ladder whose delays get shorter."""
     if not seen.asked.policy.ladder.descends:
         return None
-    return Caution(
+    return StatusWarning(
         LADDER_DESCENDS,
         "the delay ladder descends: a later retry waits a shorter time than one before it; "
         "sort the delays unless that is meant",
     )
 
 
-def retry_topic_has_too_many_partitions(seen: Seen) -> Caution | None:
+def retry_topic_has_too_many_partitions(seen: Seen) -> StatusWarning | None:
     """Find a retry topic that would have to shrink, which no topic can."""
     want = partitions_of_retry(seen.desired, seen.observed.source_partitions)
     retry = seen.observed.retry
     if retry is None or retry.partitions <= want:
         return None
-    return Caution(
+    return StatusWarning(
         PARTITIONS_NEVER_SHRINK,
         f"{seen.desired.retry.name} should have {want} partitions, and no topic can shrink; got "
         f"{retry.partitions}; all of them are consumed, so leave it, or set retry.partitions to "
@@ -79,14 +79,14 @@ def retry_topic_has_too_many_partitions(seen: Seen) -> Caution | None:
     )
 
 
-def delay_is_limited(seen: Seen) -> Caution | None:
+def delay_is_limited(seen: Seen) -> StatusWarning | None:
     """Find a limit of the broker that is below the longest delay of the ladder."""
     retry = seen.observed.retry
     limit = delay_limit(seen.observed.inherited if retry is None else retry.policies)
     longest = max(seen.asked.policy.ladder.rungs)
     if limit is None or limit >= longest:
         return None
-    return Caution(
+    return StatusWarning(
         MAX_DELIVERY_DELAY,
         f"the broker delays messages of {seen.desired.retry.name} for a shorter time than the "
         f"longest delay of the ladder, {durations.text_of(longest)}; got a maxDeliveryDelay of "
@@ -94,7 +94,7 @@ def delay_is_limited(seen: Seen) -> Caution | None:
     )
 
 
-def topics_are_replicated(seen: Seen) -> Caution | None:
+def topics_are_replicated(seen: Seen) -> StatusWarning | None:
     """Find own topics that are replicated, so that each cluster would handle what one retries."""
     pairs = [(seen.desired.retry, seen.observed.retry)]
     if seen.desired.dead_letter is not None:
@@ -107,7 +107,7 @@ def topics_are_replicated(seen: Seen) -> Caution | None:
     if not replicated:
         return None
     listed = ", ".join(f"{name} to {'+'.join(sorted(to))}" for name, to in replicated.items())
-    return Caution(
+    return StatusWarning(
         GEO_REPLICATED,
         "the source topic's messages are retried in the cluster where they failed; if that cluster "
         "replicates retries and dead letters, others handle them a second time; got "
@@ -116,12 +116,12 @@ def topics_are_replicated(seen: Seen) -> Caution | None:
     )
 
 
-def schema_is_refused(seen: Seen) -> Caution | None:
+def schema_is_refused(seen: Seen) -> StatusWarning | None:
     """Find topics that can't have the schema of the source topic."""
     if not seen.refused:
         return None
     topics = ", ".join(str(each.step.topic) for each in seen.refused)
-    return Caution(
+    return StatusWarning(
         SCHEMA_REFUSED,
         f"the schema of {seen.asked.policy.topic} could not be copied to {topics}, so consumers of "
         f"that schema may be refused there: {seen.refused[0].error}; have the Pulsar namespace "
@@ -129,7 +129,7 @@ def schema_is_refused(seen: Seen) -> Caution | None:
     )
 
 
-def subscription_is_contested(seen: Seen) -> Caution | None:
+def subscription_is_contested(seen: Seen) -> StatusWarning | None:
     """Find younger policies for the same topic and subscription."""
     same = [other for other in seen.younger if other.subscribes_like(seen.asked)]
     return _contested(
@@ -140,7 +140,7 @@ def subscription_is_contested(seen: Seen) -> Caution | None:
     )
 
 
-def names_are_contested(seen: Seen) -> Caution | None:
+def names_are_contested(seen: Seen) -> StatusWarning | None:
     """Find younger policies, for other subscriptions, that need topics of the same names."""
     others = [other for other in seen.younger if not other.subscribes_like(seen.asked)]
     return _contested(
@@ -151,7 +151,7 @@ def names_are_contested(seen: Seen) -> Caution | None:
     )
 
 
-CAUTIONS: tuple[Callable[[Seen], Caution | None], ...] = (
+CAUTIONS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
     ladder_descends,
     retry_topic_has_too_many_partitions,
     delay_is_limited,
@@ -162,15 +162,15 @@ CAUTIONS: tuple[Callable[[Seen], Caution | None], ...] = (
 )
 
 
-def cautions(seen: Seen) -> tuple[Caution, ...]:
+def cautions(seen: Seen) -> tuple[StatusWarning, ...]:
     """Return all that is found."""
     found = (check(seen) for check in CAUTIONS)
     return tuple(caution for caution in found if caution is not None)
 
 
-def _contested(reason: str, message: str, rivals: Sequence[Asked]) -> Caution | None:
+def _contested(reason: str, message: str, rivals: Sequence[Asked]) -> StatusWarning | None:
     if not rivals:
         return None
     named = [f"RetryPolicy {other.key}" for other in rivals]
     more = [f"{len(named) - _SHOWN} more"] if len(named) > _SHOWN else []
-    return Caution(reason, message.format(", ".join([*named[:_SHOWN], *more])))
+    return StatusWarning(reason, message.format(", ".join([*named[:_SHOWN], *more])))

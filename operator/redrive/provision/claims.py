@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.table import Table, is_asked_anew
 from redrive.errors import InvalidSpecError
+from redrive.kube.cache import Cache, is_asked_anew
+from redrive.kube.resources import Body, Key
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Claims:
             whether a rival may be obeyed, and at which broker, decides over others too.
     """
 
-    def __init__(self, policies: Table, wake: Callable[[Key], None]) -> None:
-        self._wake = wake
+    def __init__(self, policies: Cache, enqueue: Callable[[Key], None]) -> None:
+        self._enqueue = enqueue
         self._claimants: dict[str, set[Key]] = defaultdict(set)
         self._names: dict[Key, _Names] = {}
         for body in policies:
@@ -68,7 +68,7 @@ class Claims:
         rivals = self.rivals(key)
         self._claim(key, _NONE if after is None else _names(after))
         for rival in rivals | self.rivals(key):
-            self._wake(rival)
+            self._enqueue(rival)
 
     def _claim(self, key: Key, names: _Names) -> None:
         for name in self._names.pop(key, _NONE).claimed:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from redrive.admin.model import NamespaceState
-from redrive.cluster.resources import Body, Key, is_owned_by
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.kube.resources import Body, Key, is_owned_by
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
 from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired, partitions_of_retry

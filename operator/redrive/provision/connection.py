@@ -1,51 +1,51 @@
 """A PulsarConnection → whether its Secret, its broker and its rights are as policies need them.
 
-Called by the `Keeper` of connections: once for each change, in each of the `rounds`, and again
+Called by the `Controller` of connections: once for each change, in each of the `rounds`, and again
 while something is amiss. Policies do not wait for it: each finds out for itself.
 """
 
 from __future__ import annotations
 
-from redrive.cluster import logs, resources, status
-from redrive.cluster.connections import Connection
-from redrive.cluster.errors import NotFoundError
-from redrive.cluster.keeper import Again
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.status import Publisher
-from redrive.cluster.world import World
 from redrive.errors import RedriveError
+from redrive.kube import logs, resources, status
+from redrive.kube.connections import Connection
+from redrive.kube.context import Context
+from redrive.kube.controller import Requeue
+from redrive.kube.errors import NotFoundError
+from redrive.kube.resources import Body, Key
+from redrive.kube.status import Publisher
 from redrive.provision import errors
 
 CONNECTED = "Connected"
 """Reason: the broker accepts the token, and its role administers the tenants concerned."""
 
 
-async def reconcile(key: Key, world: World) -> Again:
+async def reconcile(key: Key, ctx: Context) -> Requeue:
     """Look at one PulsarConnection, if it is still there."""
-    body = world.connections.get(key)
+    body = ctx.connections.get(key)
     if body is None:
-        return Again.NEVER
+        return Requeue.NEVER
     logs.identify(body)
     try:
-        return await _look(body, world)
+        return await _look(body, ctx)
     except NotFoundError:
-        world.connections.drop(body)  # it went unseen by the watch
-        return Again.NEVER
+        ctx.connections.drop(body)  # it went unseen by the watch
+        return Requeue.NEVER
 
 
-async def _look(body: Body, world: World) -> Again:
+async def _look(body: Body, ctx: Context) -> Requeue:
     """Ask the broker, and publish how the connection stands."""
-    out = Publisher(world.kubernetes, resources.CONNECTIONS, world.connections, world.clock)
+    out = Publisher(ctx.kubernetes, resources.CONNECTIONS, ctx.connections, ctx.clock)
     if status.is_new(body):
         body = await out.publish(body, status.progressing("asking the broker"))
     try:
-        await check(await world.brokers.open(Key.of(body)))
+        await check(await ctx.brokers.open(Key.of(body)))
     except RedriveError as error:
         stalls = isinstance(error, errors.STALLS)
         await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
-        return Again.WHEN_WOKEN if isinstance(error, errors.WATCHED) else Again.SOON
+        return Requeue.ON_CHANGE if isinstance(error, errors.WATCHED) else Requeue.BACKOFF
     await out.publish(body, status.ready(CONNECTED, "the broker answers; the token has rights"))
-    return Again.WHEN_WOKEN
+    return Requeue.ON_CHANGE
 
 
 async def check(connection: Connection) -> None:

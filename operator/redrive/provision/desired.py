@@ -8,8 +8,8 @@ from typing import Any
 
 from redrive.admin.model import Grant
 from redrive.admin.policies import TopicPolicy
-from redrive.cluster import resources
-from redrive.cluster.resources import Body, Key
+from redrive.kube import resources
+from redrive.kube.resources import Body, Key
 from redrive.policy import codec, naming
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName

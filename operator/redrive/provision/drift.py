@@ -8,7 +8,7 @@ look reads again what it repairs.
 from __future__ import annotations
 
 from redrive.admin.model import Grant, NamespaceState
-from redrive.cluster.resources import Body
+from redrive.kube.resources import Body
 from redrive.provision.desired import Desired, partitions_of_retry
 from redrive.provision.plan import config_map_steps
 

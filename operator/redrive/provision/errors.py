@@ -1,6 +1,6 @@
 """Why a policy can't be provisioned as it stands, each with the reason that its conditions show.
 
-Further reasons come from below: `InvalidSpec`; those of `redrive.cluster.errors` (connection,
+Further reasons come from below: `InvalidSpec`; those of `redrive.kube.errors` (connection,
 namespace, Secrets, the Kubernetes API) and of `redrive.admin.errors` (the broker).
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from redrive.admin import errors as admin_errors
-from redrive.cluster import errors as cluster_errors
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.kube import errors as cluster_errors
 
 
 class TopicNotAllowedError(RedriveError):

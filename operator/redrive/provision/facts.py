@@ -10,7 +10,7 @@ from redrive.admin.model import Schema, Subscriptions
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
-from redrive.cluster.resources import Body, Key
+from redrive.kube.resources import Body, Key
 from redrive.policy.model import Policy
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.status import Publisher
+from redrive.kube.resources import Body, Key
+from redrive.kube.status import Publisher
 from redrive.provision.retire import RETAINED, made
 
 

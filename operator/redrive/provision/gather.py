@@ -7,23 +7,23 @@ from collections.abc import Iterable, Iterator
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
-from redrive.cluster import connections
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.world import World
 from redrive.errors import RedriveError
+from redrive.kube import connections
+from redrive.kube.context import Context
+from redrive.kube.resources import Body, Key
 from redrive.provision import conditions
 from redrive.provision.facts import Asked
 
 
-def gather(body: Body, world: World) -> Asked:
+def gather(body: Body, ctx: Context) -> Asked:
     """Read a RetryPolicy, and the PulsarConnection it refers to.
 
     Raises:
         InvalidSpecError: the policy's spec can't be obeyed.
-        RedriveError: the connection can't be used; see `redrive.cluster.connections.find`.
+        RedriveError: the connection can't be used; see `redrive.kube.connections.find`.
     """
     ref = parse_spec(RetryPolicySpec, body).connection_ref
-    return gather_from(body, connections.find(ref, Key.of(body).namespace, world.connections))
+    return gather_from(body, connections.find(ref, Key.of(body).namespace, ctx.connections))
 
 
 def gather_from(body: Body, connection: PulsarConnectionSpec) -> Asked:
@@ -44,14 +44,14 @@ def gather_from(body: Body, connection: PulsarConnectionSpec) -> Asked:
     )
 
 
-def gather_admissible(keys: Iterable[Key], world: World) -> Iterator[Asked]:
+def gather_admissible(keys: Iterable[Key], ctx: Context) -> Iterator[Asked]:
     """Yield what those of *keys* ask for that may be obeyed."""
     for key in keys:
-        body = world.policies.get(key)
+        body = ctx.policies.get(key)
         if body is None:
             continue
         try:
-            asked = gather(body, world)
+            asked = gather(body, ctx)
         except RedriveError:
             continue  # its own reconcile says so in its status
         if conditions.first_violation(conditions.ADMISSIBLE, asked) is None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from redrive.admin.client import Admin
 from redrive.admin.errors import NotFoundError
 from redrive.admin.model import NamespaceState
-from redrive.cluster import resources
-from redrive.cluster.errors import NotFoundError as ObjectNotFoundError
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.world import World
+from redrive.kube import resources
+from redrive.kube.context import Context
+from redrive.kube.errors import NotFoundError as ObjectNotFoundError
+from redrive.kube.resources import Body, Key
 from redrive.policy.naming import TopicName
 from redrive.provision import conditions, topic_policies
 from redrive.provision.desired import Desired, DesiredTopic
@@ -33,7 +33,7 @@ many they are, that costs their namespace at most four calls every 3 s.
 
 
 async def observe(
-    desired: Desired, admin: Admin, world: World, *, recent: bool = False
+    desired: Desired, admin: Admin, ctx: Context, *, recent: bool = False
 ) -> Observed:
     """Read what is there of *desired*.
 
@@ -65,7 +65,7 @@ async def observe(
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         replicated_to=namespace.replicated_to,
-        config_map=await config_map(Key.of(desired.config_map), world, recent=recent),
+        config_map=await config_map(Key.of(desired.config_map), ctx, recent=recent),
     )
 
 
@@ -137,15 +137,15 @@ async def _partitions(name: TopicName, namespace: NamespaceState, admin: Admin) 
     return await admin.partitions(name) if str(name) in namespace.partitioned else 0
 
 
-async def config_map(key: Key, world: World, *, recent: bool) -> Body | None:
+async def config_map(key: Key, ctx: Context, *, recent: bool) -> Body | None:
     """Read whatever has the name of a policy's ConfigMap; *recent* as for `observe`.
 
     Raises:
         KubernetesError: it could not be read.
     """
-    if recent and (known := world.config_maps.get(key)) is not None:
+    if recent and (known := ctx.config_maps.get(key)) is not None:
         return known
     try:
-        return await world.kubernetes.get(resources.CONFIG_MAPS, key)
+        return await ctx.kubernetes.get(resources.CONFIG_MAPS, key)
     except ObjectNotFoundError:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from redrive.admin.model import Grant
-from redrive.cluster.resources import Key
+from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 
 OWNER = "redrive.io/owner"

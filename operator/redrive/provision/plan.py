@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from redrive.admin.model import Schema
-from redrive.cluster.resources import Body
+from redrive.kube.resources import Body
 from redrive.provision import ownership
 from redrive.provision.desired import Desired, DesiredTopic, partitions_of_retry
 from redrive.provision.facts import Observed, TopicState

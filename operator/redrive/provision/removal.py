@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from redrive.admin.model import TopicUsage
 from redrive.api.choices import DeletionPolicy
-from redrive.cluster.resources import Key
+from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
 from redrive.provision.errors import InUseError

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redrive.api.conditions import Condition
-from redrive.cluster import status
-from redrive.cluster.resources import Body
-from redrive.cluster.status import Caution
+from redrive.kube import status
+from redrive.kube.resources import Body
+from redrive.kube.status import StatusWarning
 from redrive.provision.steps import Step
 
 PAUSE = "redrive.io/paused"
@@ -19,7 +19,7 @@ PAUSED = "Paused"
 """Condition and reason: the annotation is there."""
 OBSERVED = "Observed"
 """Reason: the policy only observes, and was looked at."""
-DIFFERS = "Differs"
+DRIFT_DETECTED = "DriftDetected"
 """Condition: something is not as a policy that only observes would have it."""
 
 MAX_STEPS = 32
@@ -40,23 +40,27 @@ def paused(body: Body) -> tuple[Condition, ...]:
     )
     if status.is_new(body):
         return status.paused(PAUSED, told)
-    return (*status.standing(body, without=PAUSED), status.caution(Caution(PAUSED, told)))
+    return (*status.standing(body, without=PAUSED), status.caution(StatusWarning(PAUSED, told)))
 
 
-def observed(would_have: Sequence[Step], cautions: Sequence[Caution]) -> tuple[Condition, ...]:
+def observed(
+    planned_changes: Sequence[Step], cautions: Sequence[StatusWarning]
+) -> tuple[Condition, ...]:
     """Say what redrive would have done for a policy that only observes."""
     found = list(cautions)
-    if would_have:
-        more = len(would_have) - _SHOWN
-        steps = "; ".join(shown(would_have)[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    if planned_changes:
+        more = len(planned_changes) - _SHOWN
+        steps = "; ".join(shown(planned_changes)[:_SHOWN]) + (
+            f"; and {more} more" if more > 0 else ""
+        )
         message = (
             f"the policy only observes; with managementPolicy Manage redrive would have {steps}"
         )
-        found.insert(0, Caution(DIFFERS, message))
+        found.insert(0, StatusWarning(DRIFT_DETECTED, message))
     told = "the policy only observes, and nothing is changed for it"
     return status.ready(OBSERVED, told, found)
 
 
-def shown(would_have: Sequence[Step]) -> list[str]:
-    """Return what of *would_have* has room in a status."""
-    return [str(step)[:MAX_STEP] for step in would_have[:MAX_STEPS]]
+def shown(planned_changes: Sequence[Step]) -> list[str]:
+    """Return what of *planned_changes* has room in a status."""
+    return [str(step)[:MAX_STEP] for step in planned_changes[:MAX_STEPS]]

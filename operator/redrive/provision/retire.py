@@ -16,19 +16,19 @@ from redrive.admin.errors import NotFoundError as TopicGoneError
 from redrive.api.choices import DeletionPolicy
 from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
-from redrive.cluster import resources, status
-from redrive.cluster.connections import Connection, ConnectionRef
-from redrive.cluster.errors import (
+from redrive.errors import RedriveError
+from redrive.kube import resources, status
+from redrive.kube.connections import Connection, ConnectionRef
+from redrive.kube.context import Context
+from redrive.kube.controller import Requeue
+from redrive.kube.errors import (
     ConnectionNotFoundError,
     NotFoundError,
     SecretKeyNotFoundError,
     SecretNotFoundError,
 )
-from redrive.cluster.keeper import Again
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.status import Publisher
-from redrive.cluster.world import World
-from redrive.errors import RedriveError
+from redrive.kube.resources import Body, Key
+from redrive.kube.status import Publisher
 from redrive.policy import naming
 from redrive.provision import conditions, restraint
 from redrive.provision.apply import apply
@@ -39,17 +39,17 @@ from redrive.provision.ownership import Owner
 from redrive.provision.removal import Left, Removal, removal
 from redrive.provision.steps import in_words
 
-FINALIZER = "redrive.io/retain"
+FINALIZER = "redrive.io/cleanup"
 PATIENCE = timedelta(minutes=10)
 """A deletion that can't do its work for so long lets go of the policy, and all stays."""
-LET_GO = "redrive.io/let-go"
+SKIP_CLEANUP = "redrive.io/skip-cleanup"
 """An annotation: `true` has a deletion let go of the policy at once."""
 
 RETAINED = "Retained"
 """Reason of an Event: the policy is gone, and of what it made at the broker this stays."""
 DELETED = "Deleted"
 """Reason of an Event: what a deleted policy had made at the broker is gone."""
-GIVEN_UP = "GivenUp"
+CLEANUP_ABANDONED = "CleanupAbandoned"
 """Reason of an Event: the policy is gone, and its deletion could not do its work at the broker."""
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ async def hold(body: Body, policy: DeletionPolicy, out: Publisher) -> Body:
     return await _set_finalizers(body, [*others, *needed], out)
 
 
-async def retire(body: Body, world: World, claims: Claims, out: Publisher) -> Again:
+async def retire(body: Body, ctx: Context, claims: Claims, out: Publisher) -> Requeue:
     """Do what the deletion of a policy asks for at the broker, then let it go.
 
     What can't be done, for whatever reason, is tried again until `PATIENCE` is over: a fault of our
@@ -79,63 +79,67 @@ async def retire(body: Body, world: World, claims: Claims, out: Publisher) -> Ag
         ConflictError: somebody else has changed the policy meanwhile.
     """
     if FINALIZER not in body["metadata"].get("finalizers", []):
-        return Again.WHEN_WOKEN
-    if (body["metadata"].get("annotations") or {}).get(LET_GO) == "true":
-        await _let_go(body, out, GIVEN_UP, f"the annotation {LET_GO} has it go; {_rest(body)}")
-        return Again.WHEN_WOKEN
+        return Requeue.ON_CHANGE
+    if (body["metadata"].get("annotations") or {}).get(SKIP_CLEANUP) == "true":
+        await _let_go(
+            body, out, CLEANUP_ABANDONED, f"the annotation {SKIP_CLEANUP} has it go; {_rest(body)}"
+        )
+        return Requeue.ON_CHANGE
     if restraint.is_paused(body):
         await _let_go(body, out, RETAINED, f"it was paused, and nothing was touched; {_rest(body)}")
-        return Again.WHEN_WOKEN
+        return Requeue.ON_CHANGE
     since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
     try:
-        done = await _remove(body, world, claims)
+        done = await _remove(body, ctx, claims)
     except Exception as error:
         expected = isinstance(error, RedriveError)
-        if world.clock() - since >= PATIENCE:
+        if ctx.clock() - since >= PATIENCE:
             logger.warning("RetryPolicy %s: given up", Key.of(body), exc_info=not expected)
             why = error if expected else f"{type(error).__name__}, told in the operator's log"
-            await _let_go(body, out, GIVEN_UP, f"waited since {_at(since)}: {why}; {_rest(body)}")
-            return Again.WHEN_WOKEN
+            await _let_go(
+                body, out, CLEANUP_ABANDONED, f"waited since {_at(since)}: {why}; {_rest(body)}"
+            )
+            return Requeue.ON_CHANGE
         if not isinstance(error, RedriveError):
             raise
         await out.publish(body, status.waiting(error, _waits(error, since)))
-        return Again.SOON
+        return Requeue.BACKOFF
     if done.steps:
         await out.tell(body, DELETED, in_words(done.steps))
     stays = "; ".join(done.stays)
     await _let_go(body, out, RETAINED, f"at the broker stays: {stays}" if stays else "")
-    return Again.WHEN_WOKEN
+    return Requeue.ON_CHANGE
 
 
-async def _remove(body: Body, world: World, claims: Claims) -> Removal:
+async def _remove(body: Body, ctx: Context, claims: Claims) -> Removal:
     """Take away what redrive made for the policy, as far as its deletionPolicy wants that.
 
     Raises:
         RedriveError: not now; what was done by then is done.
     """
     ref = parse_spec(RetryPolicySpec, body).connection_ref
-    connection = await _connection(ref, Key.of(body).namespace, world)
+    connection = await _connection(ref, Key.of(body).namespace, ctx)
     asked = gather_from(body, connection.spec)
     if asked.deletion is DeletionPolicy.RETAIN:
         return Removal((), (made(body),) if made(body) else ())
     refusal = conditions.own_topic_is_not_allowed(asked)
     if refusal is not None:
         raise refusal
-    rivals = tuple(gather_admissible(claims.rivals(asked.key), world))
+    rivals = tuple(gather_admissible(claims.rivals(asked.key), ctx))
     with connection.admin.granting(asked.policy.topic.namespace_name) as grant:
         left = await _left(asked, rivals, connection.admin)
-        planned = removal(Owner(world.settings.cluster_id, asked.key), asked.deletion, left)
-        await apply(planned.steps, connection.admin, grant, world.kubernetes)
+        planned = removal(Owner(ctx.settings.cluster_id, asked.key), asked.deletion, left)
+        await apply(planned.steps, connection.admin, grant, ctx.kubernetes)
     if planned.steps:
         logger.info("RetryPolicy %s, deleted: %s", asked.key, in_words(planned.steps))
     return planned
 
 
-async def _connection(ref: ConnectionRef, namespace: str, world: World) -> Connection:
+async def _connection(ref: ConnectionRef, namespace: str, ctx: Context) -> Connection:
     try:
-        return await world.brokers.resolve(ref, namespace)
+        return await ctx.brokers.resolve(ref, namespace)
     except (ConnectionNotFoundError, SecretNotFoundError, SecretKeyNotFoundError):
-        remembered = world.brokers.remembered(ref, namespace)
+        remembered = ctx.brokers.remembered(ref, namespace)
         if remembered is None:
             raise
         # Nobody else probes the broker of a connection that is gone, were it silent before.
@@ -183,7 +187,7 @@ async def _let_go(body: Body, out: Publisher, reason: str, message: str) -> None
     except NotFoundError:
         return  # somebody else has let it go
     if message:
-        say = out.warn if reason == GIVEN_UP else out.tell
+        say = out.warn if reason == CLEANUP_ABANDONED else out.tell
         await say(body, reason, message)
 
 
@@ -199,7 +203,8 @@ async def _set_finalizers(body: Body, names: list[str], out: Publisher) -> Body:
 def _waits(error: RedriveError, since: datetime) -> str:
     return (
         f"being deleted since {_at(since)}: {error}; at {_at(since + PATIENCE)} the policy goes "
-        f"all the same, and leaves what is there; with the annotation {LET_GO}=true it goes now"
+        f"all the same, and leaves what is there; with the annotation {SKIP_CLEANUP}=true it goes "
+        "now"
     )
 
 

@@ -24,10 +24,10 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
 
-from redrive.cluster import status
-from redrive.cluster.connections import broker_of, connection_of, users
-from redrive.cluster.resources import Body, Key
 from redrive.errors import RedriveError
+from redrive.kube import status
+from redrive.kube.connections import broker_of, connection_of, users
+from redrive.kube.resources import Body, Key
 from redrive.provision.pace import Paces
 from redrive.provision.standing import Standing, is_standing
 from redrive.provision.survey import Survey
@@ -95,15 +95,15 @@ class Rounds:
         self,
         survey: Survey,
         standing: Standing,
-        wake: Callable[[Key], None],
-        wake_connection: Callable[[Key], None],
+        enqueue: Callable[[Key], None],
+        enqueue_connection: Callable[[Key], None],
     ) -> None:
         self._survey = survey
         self._standing = standing
-        self._policies = survey.world.policies
-        self._connections = survey.world.connections
-        self._wake = wake
-        self._wake_connection = wake_connection
+        self._policies = survey.ctx.policies
+        self._connections = survey.ctx.connections
+        self._enqueue = enqueue
+        self._enqueue_connection = enqueue_connection
         self._questions = Paces(CALLS_PER_QUESTION / CALLS_PER_SECOND)
         self._tasks: dict[Key | str, list[asyncio.Task[None]]] = {}
         self._follow()
@@ -140,14 +140,14 @@ class Rounds:
             try:
                 settled = filter(status.is_settled, users(connection, self._policies))
                 for key in await self._survey.amiss(connection, settled):
-                    self._wake(key)
+                    self._enqueue(key)
             except RedriveError as error:
                 logger.info("survey of PulsarConnection %s: %s", connection, error)
             except Exception:
                 logger.exception("survey of PulsarConnection %s: failed", connection)
             await asyncio.sleep(SURVEY_SECONDS)
             # Not before the pause: who has just come is looked at anyway.
-            self._wake_connection(connection)
+            self._enqueue_connection(connection)
 
     async def _rotate_for_ever(self, broker: str) -> None:
         turns = Turns()
@@ -162,7 +162,7 @@ class Rounds:
             key = None if rests else turns.next(keys)
             await asyncio.sleep(pause(len(keys), CALLS_PER_LOOK))
             if key is not None:
-                self._wake(key)
+                self._enqueue(key)
 
     def _policies_at(self, broker: str) -> Iterator[Body]:
         keys = (Key.of(body) for body in self._connections)
@@ -181,7 +181,7 @@ class Rounds:
                 continue
             await shared.turn()
             if await self._is_over(key):
-                self._wake(key)
+                self._enqueue(key)
 
     async def _is_over(self, key: Key) -> bool:
         body = self._policies.get(key)

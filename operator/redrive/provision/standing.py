@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from redrive.admin.client import Admin
 from redrive.admin.errors import NotFoundError
 from redrive.admin.model import NamespaceState
-from redrive.cluster import status
-from redrive.cluster.connections import connection_of
-from redrive.cluster.resources import Body, Key, is_owned_by
-from redrive.cluster.world import World
 from redrive.errors import RedriveError
+from redrive.kube import status
+from redrive.kube.connections import connection_of
+from redrive.kube.context import Context
+from redrive.kube.resources import Body, Key, is_owned_by
 from redrive.provision import drift, errors, observe, ownership
 from redrive.provision.claims import Claims
 from redrive.provision.desired import Desired, desired
@@ -45,7 +45,7 @@ class Standing:
         claims: who has a claim on whose topics.
     """
 
-    world: World
+    ctx: Context
     claims: Claims
 
     async def is_over(self, body: Body) -> bool:
@@ -55,8 +55,8 @@ class Standing:
         """
         ask = self._by_reason[status.reason(body)]
         try:
-            asked = gather(body, self.world)
-            wanted = desired(asked, body, self.world.settings.cluster_id)
+            asked = gather(body, self.ctx)
+            wanted = desired(asked, body, self.ctx.settings.cluster_id)
             return not await ask(asked, wanted, body)
         except RedriveError:
             return True
@@ -71,9 +71,9 @@ class Standing:
         }
 
     async def _has_another_owner(self, asked: Asked, wanted: Desired, body: Body) -> bool:
-        rivals = gather_admissible(self.claims.rivals(asked.key), self.world)
+        rivals = gather_admissible(self.claims.rivals(asked.key), self.ctx)
         older = frozenset(rival.key for rival in rivals if rival.age < asked.age)
-        served, admin = self.world.settings.namespaces, await self._admin(body)
+        served, admin = self.ctx.settings.namespaces, await self._admin(body)
         for topic in asked.spec.own_topics:
             try:
                 mark = Record.of(await admin.properties(topic)).owner
@@ -90,7 +90,7 @@ class Standing:
         return (await self._namespace(wanted, body)).subscription_expiry_minutes > 0
 
     async def _has_no_room_for_config_map(self, _: Asked, wanted: Desired, body: Body) -> bool:
-        found = await observe.config_map(Key.of(wanted.config_map), self.world, recent=True)
+        found = await observe.config_map(Key.of(wanted.config_map), self.ctx, recent=True)
         return found is not None and not is_owned_by(found, body)
 
     async def _namespace(self, wanted: Desired, body: Body) -> NamespaceState:
@@ -98,4 +98,4 @@ class Standing:
         return await admin.namespace(wanted.policy.topic.namespace_name, max_age=LISTED_SECONDS)
 
     async def _admin(self, body: Body) -> Admin:
-        return (await self.world.brokers.open(connection_of(body))).admin
+        return (await self.ctx.brokers.open(connection_of(body))).admin

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from redrive.admin.model import Grant, Schema
 from redrive.admin.policies import TopicPolicy, Write
-from redrive.cluster.resources import Body
+from redrive.kube.resources import Body
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
 

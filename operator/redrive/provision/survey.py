@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, BrokerUnreachableError, NotFoundError
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.world import World
 from redrive.errors import RedriveError
+from redrive.kube.context import Context
+from redrive.kube.resources import Body, Key
 from redrive.provision import conditions, drift, errors
 from redrive.provision.claims import Claims
 from redrive.provision.desired import Desired, desired
@@ -34,7 +34,7 @@ class Survey:
         claims: who has a claim on whose topics.
     """
 
-    world: World
+    ctx: Context
     claims: Claims
 
     async def amiss(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
@@ -62,7 +62,7 @@ class Survey:
                 else:
                     namespaces[asked.policy.topic.namespace_name].append(wanted)
         if namespaces:
-            admin = (await self.world.brokers.open(connection)).admin
+            admin = (await self.ctx.brokers.open(connection)).admin
             for namespace, each in namespaces.items():
                 found.extend(await _amiss_in(namespace, each, admin))
         return found
@@ -77,10 +77,10 @@ class Survey:
     def _unrefused(self, body: Body) -> Asked | None:
         """Return what a policy asks for, or None if it is to be refused."""
         try:
-            asked = gather(body, self.world)
+            asked = gather(body, self.ctx)
         except RedriveError:
             return None
-        rivals = gather_admissible(self.claims.rivals(asked.key), self.world)
+        rivals = gather_admissible(self.claims.rivals(asked.key), self.ctx)
         if (
             conditions.first_violation(conditions.ADMISSIBLE, asked) is not None
             or conditions.older_rival(asked, rivals) is not None
@@ -89,10 +89,10 @@ class Survey:
         return asked
 
     def _desired(self, asked: Asked, body: Body) -> Desired:
-        return desired(asked, body, self.world.settings.cluster_id)
+        return desired(asked, body, self.ctx.settings.cluster_id)
 
     def _lacks_config_map(self, wanted: Desired) -> bool:
-        there = self.world.config_maps.get(Key.of(wanted.config_map))
+        there = self.ctx.config_maps.get(Key.of(wanted.config_map))
         return drift.is_in_config_map(wanted, there)
 
 

@@ -13,9 +13,9 @@ from redrive.api.fields import SecretKeyRef
 from redrive.api.parsing import parse_spec
 from redrive.api.replay import Phase, ReplaySpec
 from redrive.api.retrypolicy import RetryPolicySpec
-from redrive.cluster import connections, status
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.world import World
+from redrive.kube import connections, status
+from redrive.kube.context import Context
+from redrive.kube.resources import Body, Key
 from redrive.replay import launch, selection
 from redrive.replay.errors import (
     DeadLettersDiscardedError,
@@ -40,7 +40,7 @@ class Admitted:
     token: SecretKeyRef
 
 
-def admit(replay: Body, world: World) -> Admitted:
+def admit(replay: Body, ctx: Context) -> Admitted:
     """Check everything that speaks against launching *replay* now.
 
     Raises:
@@ -53,10 +53,10 @@ def admit(replay: Body, world: World) -> Admitted:
         selection.to_sql(where)
     key = Key.of(replay)
     policy_key = Key(key.namespace, spec.policy_ref.name)
-    body = _ready_policy(policy_key, world)
+    body = _ready_policy(policy_key, ctx)
     asked = parse_spec(RetryPolicySpec, body)
     reference = asked.connection_ref
-    connection = connections.find(reference, key.namespace, world.connections)
+    connection = connections.find(reference, key.namespace, ctx.connections)
     policy = asked.completed(connection.policy_defaults).to_policy(
         str(policy_key), body["metadata"]["generation"]
     )
@@ -78,7 +78,7 @@ def admit(replay: Body, world: World) -> Admitted:
             got="spec.tls",
             remedy="replay through a connection without tls, from an image that trusts them",
         )
-    _check_turn(replay, world)
+    _check_turn(replay, ctx)
     job = ReplayJob(
         namespace=key.namespace,
         name=key.name,
@@ -102,9 +102,9 @@ def policy_of(replay: Body) -> Key:
     return Key(Key.of(replay).namespace, replay["spec"]["policyRef"]["name"])
 
 
-def _ready_policy(key: Key, world: World) -> Body:
+def _ready_policy(key: Key, ctx: Context) -> Body:
     """Return a RetryPolicy whose topics and grants are in place."""
-    body = world.policies.get(key)
+    body = ctx.policies.get(key)
     if body is None or "deletionTimestamp" in body["metadata"]:
         raise PolicyNotFoundError(
             "the RetryPolicy of policyRef does not exist, or is being deleted",
@@ -122,10 +122,10 @@ def _ready_policy(key: Key, world: World) -> Body:
     return body
 
 
-def _check_turn(replay: Body, world: World) -> None:
+def _check_turn(replay: Body, ctx: Context) -> None:
     """Let the Replays of one policy run one after the other, in the order they were made."""
-    for other in _rivals(replay, world):
-        if _is_launched(other, world) or _age(other) < _age(replay):
+    for other in _rivals(replay, ctx):
+        if _is_launched(other, ctx) or _age(other) < _age(replay):
             raise ReplayInProgressError(
                 "another Replay of the same policy comes first",
                 got=str(Key.of(other)),
@@ -133,16 +133,16 @@ def _check_turn(replay: Body, world: World) -> None:
             )
 
 
-def _rivals(replay: Body, world: World) -> Iterator[Body]:
-    for other in world.replays:
+def _rivals(replay: Body, ctx: Context) -> Iterator[Body]:
+    for other in ctx.replays:
         same = policy_of(other) == policy_of(replay)
         if same and Key.of(other) != Key.of(replay) and not is_final(other):
             yield other
 
 
-def _is_launched(replay: Body, world: World) -> bool:
+def _is_launched(replay: Body, ctx: Context) -> bool:
     own = Key(Key.of(replay).namespace, launch.name_of(replay))
-    return world.applications.get(own) is not None or "sparkApplication" in replay.get("status", {})
+    return ctx.applications.get(own) is not None or "sparkApplication" in replay.get("status", {})
 
 
 def _age(replay: Body) -> tuple[str, str]:

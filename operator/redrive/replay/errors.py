@@ -1,6 +1,6 @@
 """Why a Replay does not run, each with the reason that its conditions show.
 
-Further reasons come from below: `InvalidSpec`; those of `redrive.cluster.errors` for the
+Further reasons come from below: `InvalidSpec`; those of `redrive.kube.errors` for the
 connection and the Kubernetes API. Those of the job itself stand where they are raised; they reach
 the Replay as the message of `ReplayFailed`.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from redrive.cluster import errors as cluster_errors
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.kube import errors as cluster_errors
 
 
 class PolicyNotFoundError(RedriveError):

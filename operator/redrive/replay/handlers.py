@@ -1,7 +1,7 @@
 """Watches of Replays and SparkApplications → who has to be looked at; decides nothing itself.
 
-The one door to kopf in this journey: kopf brings the watches, the `Keeper` does the rest. Called
-once, by the operator's command.
+The one door to kopf in this journey: kopf brings the watches, the `Controller` does the rest.
+Called once, by the operator's command.
 """
 
 from __future__ import annotations
@@ -10,48 +10,48 @@ import asyncio
 
 import kopf
 
-from redrive.cluster import resources
-from redrive.cluster.keeper import Keeper
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.table import is_asked_anew
-from redrive.cluster.world import World
+from redrive.kube import resources
+from redrive.kube.cache import is_asked_anew
+from redrive.kube.context import Context
+from redrive.kube.controller import Controller
+from redrive.kube.resources import Body, Key
 from redrive.replay.admission import is_final, policy_of
 from redrive.replay.reconcile import reconcile
 
 
-def register(registry: kopf.OperatorRegistry, world: World) -> tuple[Keeper, ...]:
+def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller, ...]:
     """Watch Replays and their applications from then on, and look at all Replays there are now.
 
     Returns:
-        The keepers, which the caller has to stop in the end.
+        The controllers, which the caller has to stop in the end.
     """
     launching = asyncio.Lock()
-    keeper = Keeper("Replay", lambda key: reconcile(key, world, launching))
+    controller = Controller("Replay", lambda key: reconcile(key, ctx, launching))
 
     def replay_changed(key: Key, before: Body | None, after: Body | None) -> None:
         if is_asked_anew(before, after):
-            keeper.wake(key)
+            controller.enqueue(key)
         if after is None or is_final(after):
             wake_open(policy_of(after or before or {}))
 
     def application_changed(_key: Key, before: Body | None, after: Body | None) -> None:
         for owner in _owners(after or before or {}):
-            keeper.wake(owner)
+            controller.enqueue(owner)
 
     def wake_open(policy: Key | None = None) -> None:
         """Look again at the Replays that are not at their end: of one policy, or all."""
-        for body in world.replays:
+        for body in ctx.replays:
             if not is_final(body) and policy in {None, policy_of(body)}:
-                keeper.wake(Key.of(body))
+                controller.enqueue(Key.of(body))
 
-    world.replays.listen(replay_changed)
-    world.applications.listen(application_changed)
-    world.policies.listen(lambda key, _before, _after: wake_open(key))
-    world.connections.listen(lambda *_: wake_open())
-    kopf.on.event(*resources.REPLAYS.address, registry=registry)(world.replays.seen)
-    kopf.on.event(*resources.SPARK_APPLICATIONS.address, registry=registry)(world.applications.seen)
+    ctx.replays.listen(replay_changed)
+    ctx.applications.listen(application_changed)
+    ctx.policies.listen(lambda key, _before, _after: wake_open(key))
+    ctx.connections.listen(lambda *_: wake_open())
+    kopf.on.event(*resources.REPLAYS.address, registry=registry)(ctx.replays.seen)
+    kopf.on.event(*resources.SPARK_APPLICATIONS.address, registry=registry)(ctx.applications.seen)
     wake_open()
-    return (keeper,)
+    return (controller,)
 
 
 def _owners(application: Body) -> list[Key]:

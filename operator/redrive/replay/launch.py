@@ -10,9 +10,9 @@ import hashlib
 from typing import Any
 
 from redrive.api.fields import SecretKeyRef
-from redrive.cluster import resources
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.world import Settings
+from redrive.kube import resources
+from redrive.kube.context import Settings
+from redrive.kube.resources import Body, Key
 from redrive.replay.spec import TOKEN_VARIABLE, ReplayJob
 
 SPARK_VERSION = "4.3.0"

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from redrive.api.replay import ReplayStatus, Snapshot
-from redrive.cluster import resources
-from redrive.cluster.client import Kubernetes
-from redrive.cluster.resources import Key
 from redrive.errors import RedriveError
+from redrive.kube import resources
+from redrive.kube.client import Kubernetes
+from redrive.kube.resources import Key
 from redrive.replay.move import Tally
 from redrive.replay.spec import ReplayJob
 

@@ -1,7 +1,7 @@
 """One Replay: launch its SparkApplication when its turn has come, then mirror how that stands.
 
-Called by the `Keeper` of Replays, for each change of the Replay, its policy, its connection, its
-application or another Replay of the same policy.
+Called by the `Controller` of Replays, for each change of the Replay, its policy, its connection,
+its application or another Replay of the same policy.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import asyncio
 from typing import Any
 
 from redrive.api.replay import Phase, ReplayStatus
-from redrive.cluster import logs, resources, status
-from redrive.cluster.keeper import Again
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.status import Publisher
-from redrive.cluster.world import World
 from redrive.errors import RedriveError
+from redrive.kube import logs, resources, status
+from redrive.kube.context import Context
+from redrive.kube.controller import Requeue
+from redrive.kube.resources import Body, Key
+from redrive.kube.status import Publisher
 from redrive.replay import errors, launch
 from redrive.replay.admission import admit, is_final
 
@@ -34,30 +34,30 @@ _PHASES = {
 """What the states of a SparkApplication mean; every other one is on the way to RUNNING."""
 
 
-async def reconcile(key: Key, world: World, launching: asyncio.Lock) -> Again:
+async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     """Look at one Replay, and publish how it stands. Its final phase is never left again.
 
     Args:
         launching: held while one is launched: whose turn it is must not change meanwhile.
     """
-    replay = world.replays.get(key)
+    replay = ctx.replays.get(key)
     if replay is None:
-        return Again.NEVER
+        return Requeue.NEVER
     logs.identify(replay)
     if is_final(replay) or "deletionTimestamp" in replay["metadata"]:
-        return Again.WHEN_WOKEN
-    out = Publisher(world.kubernetes, resources.REPLAYS, world.replays, world.clock)
+        return Requeue.ON_CHANGE
+    out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
     try:
         async with launching:
-            application = _application(replay, world) or await _launch(replay, world, out)
+            application = _application(replay, ctx) or await _launch(replay, ctx, out)
         await _mirror(replay, application, out)
     except RedriveError as error:
         await _explain(replay, error, out)
-        return Again.WHEN_WOKEN if isinstance(error, errors.WATCHED) else Again.SOON
-    return Again.WHEN_WOKEN
+        return Requeue.ON_CHANGE if isinstance(error, errors.WATCHED) else Requeue.BACKOFF
+    return Requeue.ON_CHANGE
 
 
-async def _launch(replay: Body, world: World, out: Publisher) -> Body:
+async def _launch(replay: Body, ctx: Context, out: Publisher) -> Body:
     """Create the SparkApplication of *replay*, also after somebody has deleted it.
 
     A second run is no harm: it goes on where the first one was.
@@ -65,17 +65,17 @@ async def _launch(replay: Body, world: World, out: Publisher) -> Body:
     Raises:
         RedriveError: it may not run now, or the API server refuses.
     """
-    admitted = admit(replay, world)
-    wanted = launch.application(replay, admitted.job, admitted.token, world.settings)
-    created = await world.kubernetes.create(resources.SPARK_APPLICATIONS, wanted)
-    world.applications.put(created)
+    admitted = admit(replay, ctx)
+    wanted = launch.application(replay, admitted.job, admitted.token, ctx.settings)
+    created = await ctx.kubernetes.create(resources.SPARK_APPLICATIONS, wanted)
+    ctx.applications.put(created)
     name = created["metadata"]["name"]
     await out.tell(replay, LAUNCHED, f"the SparkApplication {name} runs this Replay")
     return created
 
 
-def _application(replay: Body, world: World) -> Body | None:
-    found = world.applications.get(Key(Key.of(replay).namespace, launch.name_of(replay)))
+def _application(replay: Body, ctx: Context) -> Body | None:
+    found = ctx.applications.get(Key(Key.of(replay).namespace, launch.name_of(replay)))
     if found is not None and not resources.is_owned_by(found, replay):
         raise errors.ApplicationNotOursError(
             "a SparkApplication that this Replay does not own has the name that its own needs",

@@ -11,10 +11,10 @@ from datetime import timedelta
 from typing import Any
 
 import pulsar
-from tests.benchmarks.figures import Figure
-from tests.stage import Stage
 
 from redrive import FailureRules
+from tests.benchmarks.figures import Figure
+from tests.support.stage import Stage
 
 RUNGS = ("1s", "5s", "10s", "30s")
 MESSAGES = 1_000

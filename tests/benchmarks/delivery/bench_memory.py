@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 import pulsar
-from tests.benchmarks.figures import Figure
-from tests.stage import Stage
 
 from redrive.policy import codec
+from tests.benchmarks.figures import Figure
+from tests.support.stage import Stage
 
 WAITING = 100_000
 WARM_UP_SECONDS = 30

@@ -13,13 +13,13 @@ from datetime import timedelta
 from typing import Any
 
 import pulsar
-from tests.benchmarks.figures import Figure
-from tests.stage import Stage
 
 from redrive import RetryConsumer
 from redrive.delivery.parts import SystemClock
 from redrive.delivery.settle import id_text
 from redrive.policy.cause import Cause
+from tests.benchmarks.figures import Figure
+from tests.support.stage import Stage
 
 PAIRS = 5
 MESSAGES = 1_000

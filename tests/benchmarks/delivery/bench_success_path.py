@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import pulsar
 import pytest
-from tests.benchmarks.figures import Figure
-from tests.stage import Stage
 
 from redrive import RetryConsumer
 from redrive.policy.naming import TopicName
+from tests.benchmarks.figures import Figure
+from tests.support.stage import Stage
 
 PAIRS = 5
 FLOOR = 0.7

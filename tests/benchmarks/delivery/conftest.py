@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.stage import set_stage
+from tests.support.stage import set_stage
 
 __all__ = ["set_stage"]

@@ -7,13 +7,12 @@ import itertools
 import statistics
 import time
 
+from redrive.provision.rounds import SURVEY_SECONDS
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.provision.counting import Call, Proxy, counting
 from tests.benchmarks.provision.crowd import Crowd, crowd
 from tests.benchmarks.provision.operator import Operator
 from tests.integration.provision.conftest import MakeShop
-
-from redrive.provision.rounds import SURVEY_SECONDS
 
 POLICIES = 1_000
 CHANGES_PER_SECOND = 4.0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+
+from sandbox.sandbox import Sandbox
 from tests.benchmarks.provision.operator import Operator
 from tests.integration.conftest import operator_process
 from tests.integration.provision.conftest import make_shop
-
-from redrive.sandbox.sandbox import Sandbox
 
 __all__ = ["make_shop", "operator_process"]
 

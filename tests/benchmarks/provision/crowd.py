@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from redrive.kube import resources, status
+from redrive.kube.cache import Cache
+from redrive.kube.client import Kubernetes
+from redrive.kube.follow import following
+from redrive.kube.liveness import Liveness
+from redrive.kube.resources import Body, Key
 from tests.benchmarks.provision import bare
 from tests.integration.provision.conftest import Shop
-
-from redrive.cluster import resources, status
-from redrive.cluster.client import Kubernetes
-from redrive.cluster.follow import following
-from redrive.cluster.health import Health
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.table import Table
 
 AT_ONCE = 20
 PATIENCE_SECONDS = 900
@@ -37,7 +37,7 @@ class Crowd:
     shop: Shop
     kubernetes: Kubernetes
     label: str
-    seen: Table
+    seen: Cache
 
     def source(self, name: str) -> str:
         """The source topic of a policy, without its domain."""
@@ -105,7 +105,7 @@ async def crowd(shop: Shop, kubeconfig: Path) -> AsyncIterator[Crowd]:
         async with (
             Kubernetes.connect() as kubernetes,
             following(
-                kubernetes, resources.POLICIES, (shop.namespace,), ("crowd", label), Health()
+                kubernetes, resources.POLICIES, (shop.namespace,), ("crowd", label), Liveness()
             ) as seen,
         ):
             yield Crowd(shop, kubernetes, label, seen)

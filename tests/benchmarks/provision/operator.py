@@ -8,8 +8,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from redrive.sandbox import installation
-from redrive.sandbox.sandbox import Sandbox
+from sandbox import installation
+from sandbox.sandbox import Sandbox
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import pytest
-from tests.fake_admin import SUPERUSER, FakeBroker
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Call, Http
-from redrive.sandbox.pulsar import Broker
+from sandbox.pulsar import Broker
+from tests.support.fake_admin import SUPERUSER, FakeBroker
 
 
 class Tokens(Protocol):

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 import pulsar
 import pytest
-from tests.stage import set_stage
-from tests.synchronous import Synchronous
 
 from redrive import AsyncRetryConsumer, Policy, PolicyFile, RetryConsumer, SimpleConsumer
 from redrive.policy.ladder import Ladder
@@ -20,6 +18,8 @@ from redrive.testing import (
     InMemoryConsumer,
     InMemorySimpleConsumer,
 )
+from tests.support.stage import set_stage
+from tests.support.synchronous import Synchronous
 
 __all__ = ["set_stage"]
 

@@ -7,8 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 from py4j.java_gateway import JavaGateway
-from tests.java import JavaClient, virtual_machine
-from tests.stage import Stage, set_stage
+
+from tests.support.java import JavaClient, virtual_machine
+from tests.support.stage import Stage, set_stage
 
 __all__ = ["set_stage"]
 

@@ -11,12 +11,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.java import JavaClient, JavaRefusedError, Message
-from tests.stage import Stage
 
 from redrive.delivery.settle import id_text
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
-from redrive.sandbox.pulsar import SUPERUSER
+from sandbox.pulsar import SUPERUSER
+from tests.support.java import JavaClient, JavaRefusedError, Message
+from tests.support.stage import Stage
 
 SetStage = Callable[..., Any]
 MakeClient = Callable[..., JavaClient]

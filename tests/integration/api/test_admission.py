@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.refusals import REFUSED, VALID, manifest
 
 from redrive.api.kinds import KINDS, Kind
 from redrive.api.parsing import InvalidFieldsError, parse_spec
 from redrive.api.schema import structural
-from redrive.sandbox.errors import SandboxError
-from redrive.sandbox.kubernetes import Cluster
+from sandbox.errors import SandboxError
+from sandbox.kubernetes import Cluster
+from tests.support.refusals import REFUSED, VALID, manifest
 
 ROOT = Path(__file__).parents[3]
 KIND = {kind.kind: kind for kind in KINDS}

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.refusals import bad_input, manifest
 
-from redrive.sandbox.errors import SandboxError
+from sandbox.errors import SandboxError
+from tests.support.refusals import bad_input, manifest
 
 Shop = Any  # of the conftest of provisioning
 Case = dict[str, Any]

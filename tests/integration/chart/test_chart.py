@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from redrive.api.crds import crds
-from redrive.sandbox import chart
-from redrive.sandbox.errors import SandboxError
-from redrive.sandbox.kubernetes import Cluster
+from sandbox import chart
+from sandbox.errors import SandboxError
+from sandbox.kubernetes import Cluster
 
 IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
 KEEP = {"helm.sh/resource-policy": "keep"}

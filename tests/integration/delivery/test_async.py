@@ -10,7 +10,8 @@ from typing import Any
 
 import pulsar
 import pytest
-from tests.programs import Start, start
+
+from tests.support.programs import Start, start
 
 __all__ = ["start"]
 SetStage = Callable[..., Any]

@@ -9,13 +9,13 @@ from typing import Any
 import pulsar
 import pytest
 from prometheus_client import REGISTRY
-from tests.stage import path
 
 from redrive import BroadcastConsumer, Event
 from redrive.delivery import prometheus
 from redrive.delivery.inbox import ConsumerStoppedError, SubscriptionLostError
 from redrive.delivery.subscribe import SubscribeError
 from redrive.policy.naming import TopicName
+from tests.support.stage import path
 
 SetStage = Callable[..., Any]
 SECOND = timedelta(seconds=1)

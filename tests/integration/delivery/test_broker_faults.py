@@ -12,12 +12,12 @@ from typing import Any
 
 import pulsar
 import pytest
-from tests.stage import path
 
 from redrive import Event, FailureRules, RetryConsumer
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
-from redrive.sandbox import pulsar as pulsar_part
-from redrive.sandbox.sandbox import Sandbox
+from sandbox import pulsar as pulsar_part
+from sandbox.sandbox import Sandbox
+from tests.support.stage import path
 
 SetStage = Callable[..., Any]
 

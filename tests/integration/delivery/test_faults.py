@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.programs import Start, start
 
 from redrive import RetryConsumer
 from redrive.delivery.inbox import SubscriptionLostError
 from redrive.delivery.settle import id_text
 from redrive.delivery.subscribe import SubscribeError
+from tests.support.programs import Start, start
 
 __all__ = ["start"]
 SetStage = Callable[..., Any]

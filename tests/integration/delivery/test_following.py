@@ -14,11 +14,11 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.stage import path
 
 from redrive import Event, RetryConsumer
 from redrive.delivery.opentelemetry import Tracing
 from redrive.delivery.settle import id_text
+from tests.support.stage import path
 
 SetStage = Callable[..., Any]
 

@@ -12,13 +12,13 @@ from typing import Any
 import pulsar
 import pulsar.schema
 import pytest
-from tests.mirror import SEND_RECEIPT, Mirror, mirror_of
-from tests.stage import path
 
 from redrive import AsyncRetryProducer, RetryProducer
 from redrive.delivery.producers import NotSentError, TooBigError
 from redrive.delivery.retry_producer import ProducerClosedError
-from redrive.sandbox.pulsar import SUPERUSER
+from sandbox.pulsar import SUPERUSER
+from tests.support.mirror import SEND_RECEIPT, Mirror, mirror_of
+from tests.support.stage import path
 
 SetStage = Callable[..., Any]
 SECOND = timedelta(seconds=1)

@@ -10,11 +10,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
-from tests.stage import path
 
 from redrive import Done, Event, FailureRules
 from redrive.delivery.inbox import ConsumerStoppedError
 from redrive.policy.naming import TopicName
+from tests.support.stage import path
 
 SetStage = Callable[..., Any]
 SOON = timedelta(seconds=30)

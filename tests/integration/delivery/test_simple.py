@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.programs import Start, start
+
+from tests.support.programs import Start, start
 
 __all__ = ["start"]
 SetStage = Callable[..., Any]

@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import pytest
 
-from redrive.sandbox.kubernetes import Cluster
-from redrive.sandbox.pulsar import Broker
+from sandbox.kubernetes import Cluster
+from sandbox.pulsar import Broker
 
 SECONDS = 60
 

@@ -16,10 +16,10 @@ from urllib.parse import parse_qs
 import jwt
 import pytest
 import trustme
-from tests.integration.provision.conftest import MakeShop, Shop
 
-from redrive.sandbox import installation
-from redrive.sandbox.sandbox import Sandbox
+from sandbox import installation
+from sandbox.sandbox import Sandbox
+from tests.integration.provision.conftest import MakeShop, Shop
 
 SECRET = "the-secret-of-the-client"  # noqa: S105
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pulsar
 import pytest
-from tests.integration.provision.conftest import SECONDS, MakeShop, Shop, rest_path
 
-from redrive.sandbox.pulsar import SUPERUSER, Broker
+from sandbox.pulsar import SUPERUSER, Broker
+from tests.integration.provision.conftest import SECONDS, MakeShop, Shop, rest_path
 
 EARLIEST = {"ledgerId": -1, "entryId": -1}
 
@@ -147,11 +147,11 @@ def test_a_deletion_that_gets_no_further_says_why_and_an_annotation_ends_it(doom
     doomed.reaches("stuck", "BrokerUnreachable")
     doomed.kubectl("delete", "retrypolicy", "stuck", "--wait=false")
     said = ready_condition(doomed, "stuck", "BrokerUnreachable", "being deleted since")["message"]
-    assert "redrive.io/let-go=true" in said
-    doomed.kubectl("annotate", "retrypolicy", "stuck", "redrive.io/let-go=true")
+    assert "redrive.io/skip-cleanup=true" in said
+    doomed.kubectl("annotate", "retrypolicy", "stuck", "redrive.io/skip-cleanup=true")
     doomed.kubectl("wait", "--for=delete", "retrypolicy/stuck", "--timeout=60s")
     assert topics(doomed, "stuck") == {"RETRY", "DLQ"}
-    assert "has it go" in doomed.told("stuck", "GivenUp")
+    assert "has it go" in doomed.told("stuck", "CleanupAbandoned")
 
 
 def test_a_namespace_goes_with_its_connection_and_takes_the_topics_along(
@@ -170,7 +170,7 @@ def test_a_policy_that_retains_holds_up_nothing(doomed: Shop) -> None:
     assert "finalizers" not in doomed.get("retrypolicy", "kept")["metadata"]
     doomed.policy("kept", topic=doomed.topic("kept"), deletionPolicy="Delete")
     doomed.ready("kept")
-    assert doomed.get("retrypolicy", "kept")["metadata"]["finalizers"] == ["redrive.io/retain"]
+    assert doomed.get("retrypolicy", "kept")["metadata"]["finalizers"] == ["redrive.io/cleanup"]
     doomed.policy("kept", topic=doomed.topic("kept"), deletionPolicy="Retain")
     doomed.ready("kept")
     delete(doomed, "kept")

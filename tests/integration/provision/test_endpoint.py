@@ -9,10 +9,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from sandbox import installation
+from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import SECONDS, Shop
-
-from redrive.sandbox import installation
-from redrive.sandbox.sandbox import Sandbox
 
 
 def get(sandbox: Sandbox, path: str) -> tuple[int, str]:

@@ -19,16 +19,16 @@ import pulsar
 import pytest
 from prometheus_client import REGISTRY
 
-from redrive.cluster.keeper import Keeper
-from redrive.cluster.resources import Key
-from redrive.cluster.world import Settings, World
+from redrive.kube.context import Context, Settings
+from redrive.kube.controller import Controller
+from redrive.kube.resources import Key
 from redrive.provision import reconcile
 from redrive.provision.claims import Claims
 from redrive.provision.health.symptoms import THRESHOLDS, Thresholds
 from redrive.provision.health.watch import Health
-from redrive.sandbox import installation
-from redrive.sandbox.pulsar import SUPERUSER, Broker
-from redrive.sandbox.sandbox import Sandbox
+from sandbox import installation
+from sandbox.pulsar import SUPERUSER, Broker
+from sandbox.sandbox import Sandbox
 
 Shop = Any  # of the conftest
 
@@ -67,7 +67,7 @@ class Ward:
     """A policy that is ready, and the loop that looks at it."""
 
     shop: Shop
-    world: World
+    ctx: Context
     health: Health
 
     async def shows(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Ward:
 
     def status(self) -> dict[str, Any]:
         """The status as the operator knows it."""
-        body = self.world.policies.get(Key(self.shop.namespace, "orders"))
+        body = self.ctx.policies.get(Key(self.shop.namespace, "orders"))
         assert body is not None
         return dict(body.get("status") or {})
 
@@ -112,16 +112,16 @@ def conditions(status: dict[str, Any]) -> dict[str, str]:
 @asynccontextmanager
 async def ward(shop: Shop, limits: Thresholds = THRESHOLDS) -> AsyncIterator[Ward]:
     """Provision the policy `orders`, and look at its topics as often as a connection allows."""
-    async with World.open(Settings("here", (shop.namespace,), "", "", "")) as world:
+    async with Context.open(Settings("here", (shop.namespace,), "", "", "")) as ctx:
 
         async def look(key: Key) -> Any:  # noqa: ANN401 - passed on
-            return await reconcile.reconcile(key, world, claims, health)
+            return await reconcile.reconcile(key, ctx, claims, health)
 
-        keeper = Keeper("RetryPolicy", look)
-        claims = Claims(world.policies, keeper.wake)
-        health = Health(world, keeper.wake, interval=0.1, limits=limits)
-        keeper.wake(Key(shop.namespace, "orders"))
-        watched = Ward(shop, world, health)
+        keeper = Controller("RetryPolicy", look)
+        claims = Claims(ctx.policies, keeper.enqueue)
+        health = Health(ctx, keeper.enqueue, interval=0.1, limits=limits)
+        keeper.enqueue(Key(shop.namespace, "orders"))
+        watched = Ward(shop, ctx, health)
         try:
             await watched.shows(lambda status: "backlog" in status)
             yield watched
@@ -183,9 +183,9 @@ async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metric
         assert status["backlog"] == {"retry": 1, "deadLetter": 0}
         assert age(shop) == 0
 
-        body = watched.world.policies.get(Key(shop.namespace, "orders"))
+        body = watched.ctx.policies.get(Key(shop.namespace, "orders"))
         assert body is not None
-        watched.world.policies.drop(body)
+        watched.ctx.policies.drop(body)
         deadline = time.monotonic() + SECONDS
         while age(shop) is not None:
             assert time.monotonic() < deadline
@@ -248,9 +248,9 @@ async def test_retries_that_nobody_consumes_are_told_of_until_somebody_does(
     shop.policy()
     async with ward(shop) as watched:
         client.subscribe(source, "fulfilment", consumer_type=SHARED)
-        assert "none on orders-fulfilment-RETRY" in await watched.warns("RetriesStrand")
+        assert "none on orders-fulfilment-RETRY" in await watched.warns("RetryTopicNotConsumed")
         client.subscribe(retry, "fulfilment", consumer_type=SHARED)
-        await watched.is_over("RetriesStrand")
+        await watched.is_over("RetryTopicNotConsumed")
 
 
 @pytest.mark.parametrize("partitions", [0, 2])

@@ -13,8 +13,8 @@ import pytest
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import Policy
-from redrive.sandbox import installation
-from redrive.sandbox.sandbox import Sandbox
+from sandbox import installation
+from sandbox.sandbox import Sandbox
 
 Shop = Any  # of the conftest
 

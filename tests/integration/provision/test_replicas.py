@@ -11,8 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 
 import pytest
+
 from tests.integration.provision.conftest import MakeShop, Shop
-from tests.replicas import NAMES, TAKEOVER_SECONDS, StartReplica, start
+from tests.support.replicas import NAMES, TAKEOVER_SECONDS, StartReplica, start
 
 __all__ = ["start"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.provision.conftest import MakeShop, Shop
 
 from redrive.policy import codec
+from tests.integration.provision.conftest import MakeShop, Shop
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +55,21 @@ def test_a_policy_that_observes_says_what_it_would_change_and_changes_nothing(ca
     calm.policy("seen", topic=topic, **only)
     status = calm.reaches("seen", "Observed")["status"]
     retry = calm.topic("seen-fulfilment-RETRY")
-    assert status["wouldHave"][0] == f"created {retry} with 2 partitions"
-    assert status["wouldHave"][-1] == "created ConfigMap seen-redrive"
-    assert "granted consume+produce" in " ".join(status["wouldHave"])
-    differs = calm.reaches_condition("seen", "Differs")["message"]
+    assert status["plannedChanges"][0] == f"created {retry} with 2 partitions"
+    assert status["plannedChanges"][-1] == "created ConfigMap seen-redrive"
+    assert "granted consume+produce" in " ".join(status["plannedChanges"])
+    differs = calm.reaches_condition("seen", "DriftDetected")["message"]
     assert f"with managementPolicy Manage redrive would have created {retry}" in differs
     assert calm.dump() == before
     assert "seen-redrive" not in calm.kubectl("get", "configmaps", "--output=name")
     calm.policy("seen", topic=topic)
-    assert "wouldHave" not in calm.ready("seen")["status"]
+    assert "plannedChanges" not in calm.ready("seen")["status"]
     after = calm.dump()
     calm.policy("seen", topic=topic, deletionPolicy="Delete", **only)
     status = calm.reaches("seen", "Observed")["status"]
-    assert status["wouldHave"] == ["updated ConfigMap seen-redrive"]  # of the new generation
+    assert status["plannedChanges"] == ["updated ConfigMap seen-redrive"]  # of the new generation
     calm.policy("seen", topic=topic, deletionPolicy="Delete", consumerRoles=[], **only)
     status = calm.reaches("seen", "Observed")["status"]
-    assert "revoked all rights" in " ".join(status["wouldHave"])
+    assert "revoked all rights" in " ".join(status["plannedChanges"])
     calm.kubectl("delete", "retrypolicy", "seen", "--timeout=60s")
     assert calm.dump() == after

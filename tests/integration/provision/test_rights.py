@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.provision.conftest import MakeShop, Shop
 
-from redrive.sandbox import chart, installation
-from redrive.sandbox.kubernetes import Cluster
-from redrive.sandbox.sandbox import Sandbox
+from sandbox import chart, installation
+from sandbox.kubernetes import Cluster
+from sandbox.sandbox import Sandbox
+from tests.integration.provision.conftest import MakeShop, Shop
 
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 FOLLOW = "what users ask for is read at the start and followed by watches"

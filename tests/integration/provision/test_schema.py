@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
 
 STRING = {"type": "STRING", "schema": "", "properties": {}}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.provision.conftest import MakeShop, Shop
 
-from redrive.sandbox import installation, pulsar
-from redrive.sandbox.sandbox import Sandbox
+from sandbox import installation, pulsar
+from sandbox.sandbox import Sandbox
+from tests.integration.provision.conftest import MakeShop, Shop
 
 POLICIES = 20
 LONGEST_PAUSE = 5.0

@@ -27,9 +27,9 @@ from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay import query
 from redrive.replay.progress import Progress
 from redrive.replay.spec import TOKEN_VARIABLE, ReplayJob
-from redrive.sandbox import toolchain
-from redrive.sandbox.kubernetes import Cluster
-from redrive.sandbox.pulsar import SUPERUSER, Broker
+from sandbox import toolchain
+from sandbox.kubernetes import Cluster
+from sandbox.pulsar import SUPERUSER, Broker
 
 ROLE = "replayer"
 EXAMPLES = Path(__file__).parents[3] / "examples"

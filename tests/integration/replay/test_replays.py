@@ -13,16 +13,16 @@ from typing import Any
 import pulsar
 import pytest
 
-from redrive.cluster.resources import Key
-from redrive.cluster.world import Settings, World
+from redrive.kube.context import Context, Settings
+from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay import launch
 from redrive.replay.reconcile import reconcile
-from redrive.sandbox import installation
-from redrive.sandbox.pulsar import SUPERUSER
-from redrive.sandbox.sandbox import Sandbox
+from sandbox import installation
+from sandbox.pulsar import SUPERUSER
+from sandbox.sandbox import Sandbox
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SECONDS = 180  # a Spark of a few seconds takes minutes on a machine that is busy
@@ -257,9 +257,9 @@ async def test_the_state_of_the_application_becomes_the_phase_of_the_replay(
         name = f"in-state-{index}"
         await asyncio.to_thread(shop.replay, name)
         await asyncio.to_thread(shop.reaches, name, "Pending", "PolicyNotFound")
-        async with World.open(settings) as world:
+        async with Context.open(settings) as ctx:
             key = Key(shop.name, name)
-            replay = world.replays.get(key)
+            replay = ctx.replays.get(key)
             assert replay is not None
             application = {
                 "metadata": {
@@ -269,8 +269,8 @@ async def test_the_state_of_the_application_becomes_the_phase_of_the_replay(
                 },
                 "status": {"applicationState": state},
             }
-            world.applications.put(application)
-            await reconcile(key, world, asyncio.Lock())
+            ctx.applications.put(application)
+            await reconcile(key, ctx, asyncio.Lock())
         status = await asyncio.to_thread(shop.status, name)
         assert (status["phase"], status["Ready"]["reason"]) == (phase, reason), state
         assert message in status["Ready"]["message"]

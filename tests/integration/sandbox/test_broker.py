@@ -6,7 +6,7 @@ import jwt
 import pulsar
 import pytest
 
-from redrive.sandbox.pulsar import Broker
+from sandbox.pulsar import Broker
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from redrive.sandbox.errors import SandboxError
-from redrive.sandbox.kubernetes import Cluster
+from sandbox.errors import SandboxError
+from sandbox.kubernetes import Cluster
 
 
 def eventually(holds: Callable[[], bool], *, seconds: float) -> bool:

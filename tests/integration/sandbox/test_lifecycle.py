@@ -9,15 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from redrive.sandbox import kubernetes, pulsar
-from redrive.sandbox.errors import SandboxError
-from redrive.sandbox.sandbox import Sandbox
+from sandbox import CHECKOUT, SOURCE_ROOT, kubernetes, pulsar
+from sandbox.errors import SandboxError
+from sandbox.sandbox import Sandbox
 
 
 def command(state: Path, name: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "redrive.sandbox", f"--state={state}", name],
-        env={**os.environ, "PYTHONPATH": str(Path(pulsar.__file__).parents[2])},
+        [sys.executable, "-m", "sandbox", f"--state={state}", name],
+        env={**os.environ, "PYTHONPATH": f"{SOURCE_ROOT}{os.pathsep}{CHECKOUT}"},
         check=False, text=True, capture_output=True,
     )  # fmt: skip
 

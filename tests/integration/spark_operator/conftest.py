@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from redrive.sandbox import kubernetes, spark
-from redrive.sandbox.errors import SandboxError
-from redrive.sandbox.kubernetes import Cluster
-from redrive.sandbox.process import Processes
+from sandbox import kubernetes, spark
+from sandbox.errors import SandboxError
+from sandbox.kubernetes import Cluster
+from sandbox.process import Processes
 
 SECONDS = 180  # a Spark of a few seconds takes minutes on a machine that is busy
 

@@ -7,9 +7,9 @@ import stat
 
 import psutil
 import pytest
-from tests.integration.spark_operator.conftest import StandIn, eventually, session
 
-from redrive.sandbox.errors import SandboxError
+from sandbox.errors import SandboxError
+from tests.integration.spark_operator.conftest import StandIn, eventually, session
 
 # Says as JSON what it was given, what its Python workers see, and what its ServiceAccount may do.
 TELLING = """

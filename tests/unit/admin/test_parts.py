@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.unit.admin.test_client import broker
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
@@ -15,6 +14,7 @@ from redrive.admin.errors import BrokerFailedError, UnexpectedAnswerError
 from redrive.admin.http import Http
 from redrive.admin.model import Subscriptions
 from redrive.policy.naming import TopicName
+from tests.unit.admin.test_client import broker
 
 TOPIC = TopicName("t", "n", "a")
 WHOLE = "partitioned-stats"

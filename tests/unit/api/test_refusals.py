@@ -3,11 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.refusals import REFUSED, VALID
 
 from redrive.api.kinds import KINDS
 from redrive.api.parsing import InvalidFieldsError, parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
+from tests.support.refusals import REFUSED, VALID
 
 SPECS = {kind.kind: kind.spec for kind in KINDS}
 

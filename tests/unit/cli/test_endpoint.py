@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from redrive.cli.endpoint import PATIENCE_SECONDS, EndpointError, Handler, serving
-from redrive.cluster.health import STALL_SECONDS, Health
+from redrive.kube.liveness import STALL_SECONDS, Liveness
 
 
 class Clock:
@@ -28,12 +28,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def health(clock: Clock) -> Health:
-    return Health(clock)
+def health(clock: Clock) -> Liveness:
+    return Liveness(clock)
 
 
 @pytest.fixture
-def port(health: Health) -> Iterator[int]:
+def port(health: Liveness) -> Iterator[int]:
     with serving("127.0.0.1", 0, health) as port:
         yield port
 
@@ -48,14 +48,14 @@ def get(port: int, path: str) -> tuple[int, str]:
         connection.close()
 
 
-def test_it_is_ready_once_somebody_says_so(port: int, health: Health) -> None:
+def test_it_is_ready_once_somebody_says_so(port: int, health: Liveness) -> None:
     assert get(port, "/readyz") == (503, "starting\n")
     health.ready = True
     assert get(port, "/readyz") == (200, "ready\n")
 
 
 def test_it_lives_until_a_part_has_stalled_and_says_which(
-    port: int, health: Health, clock: Clock
+    port: int, health: Liveness, clock: Clock
 ) -> None:
     health.beat("watch of x")
     health.beat("event loop")
@@ -93,6 +93,6 @@ def test_it_shows_metrics_and_nothing_else(port: int) -> None:
 def test_a_port_that_is_taken_is_refused_with_the_remedy(port: int) -> None:
     with (
         pytest.raises(EndpointError, match=rf"in use; got '127\.0\.0\.1:{port}'; choose another"),
-        serving("127.0.0.1", port, Health()),
+        serving("127.0.0.1", port, Liveness()),
     ):
         pass

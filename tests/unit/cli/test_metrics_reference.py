@@ -16,7 +16,7 @@ SHOWN = """
 import json
 from prometheus_client import REGISTRY
 from redrive.cli import operator
-from redrive.cluster.metrics import counting
+from redrive.kube.metrics import counting
 with counting({}):
     print(json.dumps([metric.name for metric in REGISTRY.collect()]))
 """

@@ -16,9 +16,9 @@ from redrive import errors as common
 from redrive.admin import errors as admin_errors
 from redrive.admin import fence
 from redrive.api.conditions import READY, RECONCILING, STALLED
-from redrive.cluster import errors as cluster_errors
-from redrive.cluster import status
 from redrive.errors import RedriveError
+from redrive.kube import errors as cluster_errors
+from redrive.kube import status
 from redrive.provision import errors as provision_errors
 from redrive.replay import errors as replay_errors
 from redrive.replay import reconcile as replays

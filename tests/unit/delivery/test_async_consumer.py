@@ -15,7 +15,6 @@ import pulsar
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from tests.quiet_client import Client
 
 from redrive import AsyncRetryConsumer, ConsumerStoppedError, Done, Policy, RetryConsumer
 from redrive.delivery.opentelemetry import Tracing
@@ -28,6 +27,7 @@ from redrive.testing import (
     InMemoryConsumer,
     InMemoryMessage,
 )
+from tests.support.quiet_client import Client
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=1, ladder=Ladder.from_fixed("5s")

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.quiet_client import Client
 
 from redrive import Policy, RetryConsumer
 from redrive.delivery.alarm import Alarm
@@ -16,6 +15,7 @@ from redrive.delivery.custody import Custody
 from redrive.delivery.inbox import Inbox
 from redrive.delivery.parts import SystemClock
 from redrive.policy.naming import TopicName
+from tests.support.quiet_client import Client
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 

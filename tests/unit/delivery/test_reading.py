@@ -9,7 +9,6 @@ from typing import Any, cast
 import pulsar
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from tests.messages import AS_BASE64, NO_TEXT, message_with
 
 from redrive import Event, Policy
 from redrive.delivery import reading
@@ -21,6 +20,7 @@ from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryConsumer
 from redrive.testing.broker import InMemoryMessage
+from tests.support.messages import AS_BASE64, NO_TEXT, message_with
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=1, ladder=Ladder.from_fixed("5s")

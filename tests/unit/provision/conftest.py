@@ -9,9 +9,9 @@ import pytest
 
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import RetryPolicySpec
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.table import Table
-from redrive.cluster.world import World, wall_clock
+from redrive.kube.cache import Cache
+from redrive.kube.context import Context, wall_clock
+from redrive.kube.resources import Body, Key
 from redrive.provision.facts import Asked
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -83,14 +83,14 @@ def asked(connection: dict[str, Any]) -> MakeAsked:
 
 
 @pytest.fixture
-def world() -> World:
+def ctx() -> Context:
     """What the watches have shown, which is nothing yet; there is nobody to ask for more."""
     nobody = cast("Any", None)
     tables = ("connections", "policies", "replays", "applications", "config_maps")
-    return World(
+    return Context(
         settings=nobody,
         kubernetes=nobody,
         brokers=nobody,
         clock=wall_clock,
-        **{name: Table() for name in tables},
+        **{name: Cache() for name in tables},
     )

@@ -10,19 +10,17 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
-from tests.unit.provision.test_faults import ConfigMaps
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
-from redrive.cluster.connections import Connection, ConnectionRef
-from redrive.cluster.keeper import Again
-from redrive.cluster.resources import Body, Key, Resource
-from redrive.cluster.table import Table
-from redrive.cluster.world import wall_clock
 from redrive.errors import RedriveError
+from redrive.kube.cache import Cache
+from redrive.kube.connections import Connection, ConnectionRef
+from redrive.kube.context import wall_clock
+from redrive.kube.controller import Requeue
+from redrive.kube.resources import Body, Key, Resource
 from redrive.provision import reconcile
 from redrive.provision.claims import Claims
 from redrive.provision.errors import (
@@ -35,6 +33,8 @@ from redrive.provision.errors import (
 )
 from redrive.provision.gather import gather
 from redrive.provision.rounds import CALLS_PER_LOOK
+from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
+from tests.unit.provision.test_faults import ConfigMaps
 
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING: Any = None
@@ -86,10 +86,10 @@ async def test_a_look_at_a_policy_that_only_observes_reads_once_though_all_diffe
             for subscriptions in topics[name].parts.values():
                 subscriptions.clear()
         body["spec"]["managementPolicy"] = "Observe"
-        assert len((await look()).would_have) == 2  # reads the namespace
+        assert len((await look()).planned_changes) == 2  # reads the namespace
         body["status"] = {"observedGeneration": 7, "conditions": [READY]}
         before = len(broker.calls)
-        assert len((await look()).would_have) == 2
+        assert len((await look()).planned_changes) == 2
         assert len(broker.calls) - before == CALLS_PER_LOOK
 
 
@@ -168,10 +168,10 @@ async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_
         expiry = {"subscription_expiration_time_minutes": 5}
         broker.namespaces = {"shop/prod": Namespace(topics, {}, expiry)}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        world = make_world(admin, connection, body)
+        ctx = make_world(admin, connection, body)
         with pytest.raises(SubscriptionExpiryError):
             await reconcile.provision(
-                gather(body, world), body, world, Claims(world.policies, lambda _: None)
+                gather(body, ctx), body, ctx, Claims(ctx.policies, lambda _: None)
             )
         assert len(broker.calls) == 3
 
@@ -179,12 +179,12 @@ async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_
 @pytest.mark.parametrize(
     ("error", "again"),
     [
-        (SubscriptionExpiryError, Again.WHEN_WOKEN),
-        (OwnerConflictError, Again.WHEN_WOKEN),
-        (PartitionsDifferError, Again.WHEN_WOKEN),
-        (ConfigMapNotOursError, Again.WHEN_WOKEN),
-        (TopicNotFoundError, Again.SOON),
-        (NameCollisionError, Again.WHEN_WOKEN),
+        (SubscriptionExpiryError, Requeue.ON_CHANGE),
+        (OwnerConflictError, Requeue.ON_CHANGE),
+        (PartitionsDifferError, Requeue.ON_CHANGE),
+        (ConfigMapNotOursError, Requeue.ON_CHANGE),
+        (TopicNotFoundError, Requeue.BACKOFF),
+        (NameCollisionError, Requeue.ON_CHANGE),
     ],
 )
 async def test_only_what_nobody_tells_the_end_of_is_looked_at_again(
@@ -192,7 +192,7 @@ async def test_only_what_nobody_tells_the_end_of_is_looked_at_again(
     policy: MakeBody,
     monkeypatch: pytest.MonkeyPatch,
     error: type[RedriveError],
-    again: Again,
+    again: Requeue,
 ) -> None:
     async def refuse(*_: object) -> None:
         raise error("it is so", remedy="change it")
@@ -206,11 +206,11 @@ async def test_only_what_nobody_tells_the_end_of_is_looked_at_again(
             """Forget it."""
 
     body = policy()
-    world = make_world(NOTHING, connection, body)
-    world.kubernetes, world.clock = Statuses(), wall_clock
+    ctx = make_world(NOTHING, connection, body)
+    ctx.kubernetes, ctx.clock = Statuses(), wall_clock
     monkeypatch.setattr(reconcile, "provision", refuse)
-    claims = Claims(world.policies, lambda _: None)
-    assert await reconcile.reconcile(Key.of(body), world, claims, NOTHING) is again
+    claims = Claims(ctx.policies, lambda _: None)
+    assert await reconcile.reconcile(Key.of(body), ctx, claims, NOTHING) is again
 
 
 @asynccontextmanager
@@ -223,11 +223,11 @@ async def serving(
         replicated = {"replication_clusters": ["here", "there"]}
         broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})}, {}, replicated)}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        world = make_world(admin, connection, body)
-        claims = Claims(world.policies, lambda _: None)
+        ctx = make_world(admin, connection, body)
+        claims = Claims(ctx.policies, lambda _: None)
 
         async def look() -> reconcile.Provisioned:
-            return await reconcile.provision(gather(body, world), body, world, claims)
+            return await reconcile.provision(gather(body, ctx), body, ctx, claims)
 
         yield broker, look
 
@@ -242,9 +242,9 @@ def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # 
 
     return SimpleNamespace(
         kubernetes=ConfigMaps(),
-        policies=Table([body]),
-        connections=Table([through]),
-        config_maps=Table(),
+        policies=Cache([body]),
+        connections=Cache([through]),
+        config_maps=Cache(),
         brokers=SimpleNamespace(resolve=resolve),
         settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
     )

@@ -7,7 +7,7 @@ import pytest
 
 from redrive.admin.errors import ConflictError
 from redrive.admin.model import Schema, Subscriptions
-from redrive.cluster.status import Caution
+from redrive.kube.status import StatusWarning
 from redrive.provision.apply import Refused
 from redrive.provision.cautions import Seen, cautions
 from redrive.provision.desired import desired
@@ -28,7 +28,7 @@ def found(  # noqa: PLR0913 - each is a part of the case
     retry: int = 0,
     delayed: object = None,
     refused: Sequence[Refused] = (),
-) -> tuple[Caution, ...]:
+) -> tuple[StatusWarning, ...]:
     """What is found where the source topic has two partitions and the retry topic *retry*."""
     state = TopicState(retry, NO_SUBSCRIPTIONS, {"delayedDelivery?applied=true": delayed}, {})
     observed = Observed(2, None, state, None, {}, {}, None)
@@ -89,7 +89,7 @@ def test_a_schema_that_the_broker_refuses_needs_caution(policy: MakeBody, asked:
     ("asks", "have", "want"), [({}, 2, None), ({}, 3, 2), ({"partitions": 4}, 4, None),
                                ({"partitions": 4}, 5, 4)],
 )  # fmt: skip
-def test_a_retry_topic_that_would_have_to_shrink_needs_caution(
+def test_a_retry_topic_that_planned_changes_to_shrink_needs_caution(
     policy: MakeBody, asked: MakeAsked, asks: dict[str, int], have: int, want: int | None
 ) -> None:
     body = policy(retry=asks)

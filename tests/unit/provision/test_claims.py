@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from redrive.cluster.resources import Key
-from redrive.cluster.table import Table
+from redrive.kube.cache import Cache
+from redrive.kube.resources import Key
 from redrive.provision.claims import Claims
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -55,7 +55,7 @@ def test_the_index_finds_the_rivals_and_wakes_all_whose_rivals_change(
     policy: MakeBody, at_first: list[tuple[str, str]], later: list[tuple[str, str]]
 ) -> None:
     pairs = {name: pair for name, pair in at_first if pair in TOPICS}
-    table = Table(make(policy, name, pair) for name, pair in pairs.items())
+    table = Cache(make(policy, name, pair) for name, pair in pairs.items())
     woken: set[Key] = set()
     claims = Claims(table, woken.add)
     for generation, (name, pair) in enumerate(later, start=2):
@@ -82,7 +82,7 @@ def test_a_policy_that_is_asked_anew_under_the_same_names_wakes_its_rivals(
     policy: MakeBody,
 ) -> None:
     refused = policy("older", consumerRoles=["root"])
-    table = Table([refused, policy("younger"), policy("other", subscription="another")])
+    table = Cache([refused, policy("younger"), policy("other", subscription="another")])
     woken: list[Key] = []
     Claims(table, woken.append)
     table.put(policy("older", generation=8, consumerRoles=["fulfilment"]))
@@ -91,7 +91,7 @@ def test_a_policy_that_is_asked_anew_under_the_same_names_wakes_its_rivals(
 
 
 def test_a_changed_status_wakes_nobody(policy: MakeBody) -> None:
-    table = Table([policy("a"), policy("b")])
+    table = Cache([policy("a"), policy("b")])
     woken: list[Key] = []
     Claims(table, woken.append)
     table.put(policy("a") | {"status": {"retryTopic": "x"}})

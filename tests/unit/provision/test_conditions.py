@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from redrive.admin.model import NamespaceState, Subscriptions
-from redrive.cluster.resources import Body, Key
+from redrive.kube.resources import Body, Key
 from redrive.policy.naming import TopicName
 from redrive.provision import conditions
 from redrive.provision.conditions import ADMISSIBLE, BUILDABLE, Buildable

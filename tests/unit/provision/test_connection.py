@@ -4,21 +4,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
-from tests.fake_admin import SUPERUSER, FakeBroker
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
-from redrive.cluster import status
-from redrive.cluster.client import Kubernetes
-from redrive.cluster.connections import Connection
-from redrive.cluster.errors import SecretNotFoundError
-from redrive.cluster.keeper import Again
-from redrive.cluster.resources import Body, Key, Resource
-from redrive.cluster.table import Table
-from redrive.cluster.world import wall_clock
+from redrive.kube import status
+from redrive.kube.cache import Cache
+from redrive.kube.client import Kubernetes
+from redrive.kube.connections import Connection
+from redrive.kube.context import wall_clock
+from redrive.kube.controller import Requeue
+from redrive.kube.errors import SecretNotFoundError
+from redrive.kube.resources import Body, Key, Resource
 from redrive.provision.connection import reconcile
+from tests.support.fake_admin import SUPERUSER, FakeBroker
 
 KEY = Key("shop", "main")
 
@@ -58,18 +58,18 @@ async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
                 raise error
             return Connection(key, spec, admin)
 
-        world: Any = SimpleNamespace(
+        ctx: Any = SimpleNamespace(
             kubernetes=kubernetes,
-            connections=Table([body]),
+            connections=Cache([body]),
             brokers=SimpleNamespace(open=open_),
             clock=wall_clock,
         )
-        assert await reconcile(KEY, world) is Again.WHEN_WOKEN
+        assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
         assert status.reason(kubernetes.body) == "Connected"
         patches, calls = kubernetes.patches, len(broker.calls)
-        assert await reconcile(KEY, world) is Again.WHEN_WOKEN
+        assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
         assert (kubernetes.patches, len(broker.calls)) == (patches, calls + 2)
 
         missing.append(SecretNotFoundError("the Secret is not there", remedy="make it"))
-        assert await reconcile(KEY, world) is Again.SOON
+        assert await reconcile(KEY, ctx) is Requeue.BACKOFF
         assert status.reason(kubernetes.body) == "SecretNotFound"

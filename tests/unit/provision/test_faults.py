@@ -11,7 +11,25 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.fake_admin import (
+
+from redrive.admin.access import Access
+from redrive.admin.client import Admin
+from redrive.admin.errors import AdminError
+from redrive.admin.http import Http
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.kube import resources
+from redrive.kube.cache import Cache
+from redrive.kube.client import Kubernetes
+from redrive.kube.connections import Connection, ConnectionRef
+from redrive.kube.controller import Requeue
+from redrive.kube.errors import NotFoundError
+from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.status import Publisher
+from redrive.provision import reconcile
+from redrive.provision.claims import Claims
+from redrive.provision.gather import gather
+from redrive.provision.retire import FINALIZER, retire
+from tests.support.fake_admin import (
     SUPERUSER,
     FakeBroker,
     Fault,
@@ -22,24 +40,6 @@ from tests.fake_admin import (
     done_but_not_told,
     hanging,
 )
-
-from redrive.admin.access import Access
-from redrive.admin.client import Admin
-from redrive.admin.errors import AdminError
-from redrive.admin.http import Http
-from redrive.api.connection import PulsarConnectionSpec
-from redrive.cluster import resources
-from redrive.cluster.client import Kubernetes
-from redrive.cluster.connections import Connection, ConnectionRef
-from redrive.cluster.errors import NotFoundError
-from redrive.cluster.keeper import Again
-from redrive.cluster.resources import Body, Key, Resource
-from redrive.cluster.status import Publisher
-from redrive.cluster.table import Table
-from redrive.provision import reconcile
-from redrive.provision.claims import Claims
-from redrive.provision.gather import gather
-from redrive.provision.retire import FINALIZER, retire
 
 MakeBody = Callable[..., dict[str, Any]]
 
@@ -108,19 +108,19 @@ class Shop:
 
     async def look(self, http: Http | None = None) -> reconcile.Provisioned:
         """Provision the policy as a restarted operator would: nothing is remembered."""
-        world = self.world(http)
-        claims = Claims(world.policies, lambda _: None)
-        asked = gather(self.policy, world)
-        return await reconcile.provision(asked, self.policy, world, claims)
+        ctx = self.ctx(http)
+        claims = Claims(ctx.policies, lambda _: None)
+        asked = gather(self.policy, ctx)
+        return await reconcile.provision(asked, self.policy, ctx, claims)
 
-    async def retire(self, grave: Grave, http: Http | None = None) -> Again:
+    async def retire(self, grave: Grave, http: Http | None = None) -> Requeue:
         """Do what the deletion of the policy asks for, as a restarted operator would."""
-        world = self.world(http)
-        claims = Claims(world.policies, lambda _: None)
-        out = Publisher(grave, resources.POLICIES, world.policies, world.clock)
-        return await retire(grave.body, world, claims, out)
+        ctx = self.ctx(http)
+        claims = Claims(ctx.policies, lambda _: None)
+        out = Publisher(grave, resources.POLICIES, ctx.policies, ctx.clock)
+        return await retire(grave.body, ctx, claims, out)
 
-    def world(self, http: Http | None) -> Any:  # noqa: ANN401
+    def ctx(self, http: Http | None) -> Any:  # noqa: ANN401
         """What a reconcile needs of the world."""
 
         async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
@@ -132,8 +132,8 @@ class Shop:
 
         return SimpleNamespace(
             kubernetes=self.config_maps,
-            policies=Table([self.policy]),
-            connections=Table([self.connection]),
+            policies=Cache([self.policy]),
+            connections=Cache([self.connection]),
             brokers=SimpleNamespace(resolve=resolve),
             settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
             clock=lambda: DELETED,
@@ -184,7 +184,7 @@ async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
     body = policy(deletionPolicy="Delete")
     async with standing(connection, body) as undisturbed:
         before = len(undisturbed.broker.calls)
-        assert await undisturbed.retire(Grave(body)) is Again.WHEN_WOKEN
+        assert await undisturbed.retire(Grave(body)) is Requeue.ON_CHANGE
         calls = len(undisturbed.broker.calls) - before
         left = undisturbed.broker.namespaces["shop/prod"].topics
         assert left.keys() == {"orders", "others", "orders-fulfilment-DLQ"}
@@ -197,11 +197,11 @@ async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
             patience = HASTY if FAULTS[fault] is hanging else aiohttp.ClientTimeout()
             async with aiohttp.ClientSession(timeout=patience) as session:
                 again = await disturbed.retire(grave, Http(session))
-            if again is Again.SOON:
+            if again is Requeue.BACKOFF:
                 broker.fault = None
                 assert grave.body["metadata"]["finalizers"] == [FINALIZER]
                 again = await disturbed.retire(grave)
-            assert again is Again.WHEN_WOKEN
+            assert again is Requeue.ON_CHANGE
             assert grave.body["metadata"]["finalizers"] == []
             assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[-number:]
 

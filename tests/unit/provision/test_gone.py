@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
-from redrive.cluster.client import Kubernetes
-from redrive.cluster.errors import NotFoundError
-from redrive.cluster.keeper import Again
-from redrive.cluster.resources import Body, Key, Resource
-from redrive.cluster.table import Table
+from redrive.kube.cache import Cache
+from redrive.kube.client import Kubernetes
+from redrive.kube.controller import Requeue
+from redrive.kube.errors import NotFoundError
+from redrive.kube.resources import Body, Key, Resource
 from redrive.provision import connection, reconcile
 from redrive.provision.claims import Claims
 from redrive.provision.health.watch import Health
@@ -33,7 +33,7 @@ class Empty(Kubernetes):
         return await self.patch(resource, key, status)
 
 
-def world(policies: Table, connections: Table) -> Any:  # noqa: ANN401 - what of a World is used
+def ctx(policies: Cache, connections: Cache) -> Any:  # noqa: ANN401 - what of a Context is used
     return SimpleNamespace(
         kubernetes=Empty(),
         policies=policies,
@@ -46,11 +46,11 @@ async def test_an_object_that_went_unseen_is_forgotten_and_never_looked_at_again
     policy: MakeBody,
 ) -> None:
     body = policy()
-    policies, connections = Table([body]), Table([body | {"kind": "PulsarConnection"}])
-    emptied, key = world(policies, connections), Key.of(body)
+    policies, connections = Cache([body]), Cache([body | {"kind": "PulsarConnection"}])
+    emptied, key = ctx(policies, connections), Key.of(body)
     claims, health = Claims(policies, lambda _: None), Health(emptied, lambda _: None)
-    assert await reconcile.reconcile(key, emptied, claims, health) is Again.NEVER
+    assert await reconcile.reconcile(key, emptied, claims, health) is Requeue.NEVER
     await health.stop()
-    assert await connection.reconcile(key, emptied) is Again.NEVER
+    assert await connection.reconcile(key, emptied) is Requeue.NEVER
     assert policies.get(key) is None
     assert connections.get(key) is None

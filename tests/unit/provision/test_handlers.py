@@ -9,11 +9,11 @@ from typing import Any, cast
 import kopf
 import pytest
 
-from redrive.cluster.connections import Connections
-from redrive.cluster.keeper import AT_ONCE, Again
-from redrive.cluster.resources import Key
-from redrive.cluster.table import Table
-from redrive.cluster.world import World, wall_clock
+from redrive.kube.cache import Cache
+from redrive.kube.connections import Connections
+from redrive.kube.context import Context, wall_clock
+from redrive.kube.controller import AT_ONCE, Requeue
+from redrive.kube.resources import Key
 from redrive.provision import connection as connections
 from redrive.provision import handlers, reconcile
 
@@ -29,12 +29,12 @@ class Looks:
     def __init__(self) -> None:
         self.begun: asyncio.Queue[str] = asyncio.Queue()
 
-    async def __call__(self, key: Key, *_: object) -> Again:
+    async def __call__(self, key: Key, *_: object) -> Requeue:
         """Look at an object."""
         self.begun.put_nowait(key.name)
         if key.name.startswith("slow"):
             await asyncio.Event().wait()
-        return Again.WHEN_WOKEN
+        return Requeue.ON_CHANGE
 
     async def reach(self, name: str) -> None:
         """Return once that object is looked at."""
@@ -43,27 +43,27 @@ class Looks:
                 pass
 
 
-async def _greet(*_: object) -> None:
+async def _mark_progressing(*_: object) -> None:
     pass
 
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     made = Looks()
-    monkeypatch.setattr(reconcile, "greet", _greet)
+    monkeypatch.setattr(reconcile, "mark_progressing", _mark_progressing)
     monkeypatch.setattr(reconcile, "reconcile", made)
     monkeypatch.setattr(connections, "reconcile", made)
     return made
 
 
 @pytest.fixture
-async def world(looks: Looks) -> AsyncIterator[World]:  # noqa: ARG001 - looks in place of real ones
+async def ctx(looks: Looks) -> AsyncIterator[Context]:  # noqa: ARG001 - looks in place of real ones
     """What the watches tell of, and who answers."""
     tables = {
-        name: Table()
+        name: Cache()
         for name in ("connections", "policies", "replays", "applications", "config_maps")
     }
-    made = World(
+    made = Context(
         settings=NOTHING,
         kubernetes=NOTHING,
         brokers=Connections(tables["connections"], NOTHING, NOTHING, wall_clock),
@@ -77,20 +77,20 @@ async def world(looks: Looks) -> AsyncIterator[World]:  # noqa: ARG001 - looks i
 
 
 async def test_policies_of_a_broker_that_hangs_keep_no_others_waiting(
-    world: World, looks: Looks, policy: MakeBody
+    ctx: Context, looks: Looks, policy: MakeBody
 ) -> None:
     for number in TIMES_AT_ONCE:
-        world.policies.put(policy(f"slow-{number}", connectionRef=SLOW))
+        ctx.policies.put(policy(f"slow-{number}", connectionRef=SLOW))
     await looks.reach(f"slow-{AT_ONCE - 1}")
-    world.policies.put(policy("orders", connectionRef=OTHER))
+    ctx.policies.put(policy("orders", connectionRef=OTHER))
     await looks.reach("orders")
 
 
 async def test_connections_whose_brokers_hang_keep_no_others_waiting(
-    world: World, looks: Looks
+    ctx: Context, looks: Looks
 ) -> None:
     for name in (*(f"slow-{number}" for number in TIMES_AT_ONCE), "main"):
         metadata = {"namespace": "shop", "name": name, "uid": name, "resourceVersion": "1"}
         spec = {"adminUrl": f"http://{name}:8080"}
-        world.connections.put({"metadata": metadata, "spec": spec})
+        ctx.connections.put({"metadata": metadata, "spec": spec})
     await looks.reach("main")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.cluster.resources import Key
+from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision.ownership import Granted, Owner, Record, rights
 

@@ -10,18 +10,18 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from tests.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
-from tests.unit.provision.test_calls import READY, make_world
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import BrokerFailedError
 from redrive.admin.http import Http
-from redrive.cluster.resources import Body
+from redrive.kube.resources import Body
 from redrive.provision import reconcile
 from redrive.provision.claims import Claims
 from redrive.provision.gather import gather
 from redrive.provision.steps import CreateSubscription, RestorePartitions
+from tests.support.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
+from tests.unit.provision.test_calls import READY, make_world
 
 MakeBody = Callable[..., dict[str, Any]]
 WHOLE = {f"-partition-{number}": ["fulfilment"] for number in range(3)}
@@ -47,12 +47,12 @@ async def shop(connection: dict[str, Any], body: Body, **there: Topic) -> AsyncI
         topics = {"orders": Topic(3, {}), **there}
         broker.namespaces = {"shop/prod": Namespace(topics)}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        world = make_world(admin, connection, body)
-        claims = Claims(world.policies, lambda _: None)
+        ctx = make_world(admin, connection, body)
+        claims = Claims(ctx.policies, lambda _: None)
         yield Shop(
             broker,
             body,
-            lambda: reconcile.provision(gather(body, world), body, world, claims),
+            lambda: reconcile.provision(gather(body, ctx), body, ctx, claims),
         )
 
 
@@ -113,8 +113,8 @@ async def test_who_only_observes_is_told_of_it_and_nothing_is_made(
     del retry.parts["-partition-2"]
     body = policy(managementPolicy="Observe")
     async with shop(connection, body, **{"orders-fulfilment-RETRY": retry}) as made:
-        would_have = (await made.look()).would_have
-        assert {RestorePartitions, CreateSubscription} <= set(map(type, would_have))
+        planned_changes = (await made.look()).planned_changes
+        assert {RestorePartitions, CreateSubscription} <= set(map(type, planned_changes))
         assert not made.broker.writes
         assert made.retry.parts == parts
 

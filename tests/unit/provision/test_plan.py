@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from redrive.admin.model import Grant, Schema, Subscriptions
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, Ttl, Write
-from redrive.cluster import resources
-from redrive.cluster.resources import Body, Key
+from redrive.kube import resources
+from redrive.kube.resources import Body, Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import steps

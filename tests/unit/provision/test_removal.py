@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from redrive.admin.model import SubscriptionStats, TopicUsage
 from redrive.api.choices import DeletionPolicy
-from redrive.cluster.resources import Key
+from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision import steps
 from redrive.provision.errors import InUseError

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from redrive.api.conditions import ConditionStatus
-from redrive.cluster.status import Caution
+from redrive.kube.status import StatusWarning
 from redrive.policy.naming import TopicName
 from redrive.provision import restraint
 from redrive.provision.steps import CreateSubscription, Step
@@ -51,11 +51,11 @@ def test_of_a_spec_that_is_new_to_a_pause_nothing_is_known(policy: MakeBody) -> 
     assert said == {"Ready": ConditionStatus.UNKNOWN, "Paused": ConditionStatus.TRUE}
 
 
-def test_a_policy_that_observes_is_ready_and_says_what_would_have_been_done() -> None:
+def test_a_policy_that_observes_is_ready_and_says_what_planned_changes_been_done() -> None:
     steps: list[Step] = [CreateSubscription(TOPIC, str(n) + "x" * 600) for n in range(40)]
-    ready, differs, other = restraint.observed(steps, [Caution("Other", "m")])
+    ready, differs, other = restraint.observed(steps, [StatusWarning("Other", "m")])
     assert (ready.type, ready.status, ready.reason) == ("Ready", ConditionStatus.TRUE, "Observed")
-    assert (differs.type, other.type) == ("Differs", "Other")
+    assert (differs.type, other.type) == ("DriftDetected", "Other")
     assert "redrive would have created subscription 0x" in differs.message
     assert differs.message.endswith("; and 35 more")
     shown = restraint.shown(steps)

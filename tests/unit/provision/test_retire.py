@@ -7,7 +7,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.fake_admin import SUPERUSER, FakeBroker, Namespace
 
 from redrive.admin.access import Access
 from redrive.admin.breaker import FAILURES, Breaker
@@ -16,17 +15,25 @@ from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.http import Http
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
-from redrive.cluster import resources
-from redrive.cluster.client import Kubernetes
-from redrive.cluster.connections import Connection
-from redrive.cluster.errors import ConflictError, ConnectionNotFoundError
-from redrive.cluster.keeper import Again
-from redrive.cluster.resources import Body, Key, Resource
-from redrive.cluster.status import Publisher
-from redrive.cluster.table import Table
+from redrive.kube import resources
+from redrive.kube.cache import Cache
+from redrive.kube.client import Kubernetes
+from redrive.kube.connections import Connection
+from redrive.kube.controller import Requeue
+from redrive.kube.errors import ConflictError, ConnectionNotFoundError
+from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.status import Publisher
 from redrive.provision.claims import Claims
 from redrive.provision.farewell import Farewells
-from redrive.provision.retire import FINALIZER, GIVEN_UP, LET_GO, RETAINED, hold, retire
+from redrive.provision.retire import (
+    CLEANUP_ABANDONED,
+    FINALIZER,
+    RETAINED,
+    SKIP_CLEANUP,
+    hold,
+    retire,
+)
+from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace
 
 MakeBody = Callable[..., dict[str, Any]]
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -98,7 +105,7 @@ def deleted(body: dict[str, Any], **annotations: str) -> dict[str, Any]:
     return body
 
 
-def out_of(api: Disputed, table: Table) -> Publisher:
+def out_of(api: Disputed, table: Cache) -> Publisher:
     return Publisher(api, resources.POLICIES, table, lambda: BEGAN)
 
 
@@ -117,45 +124,45 @@ class Remembered(Gone):
 
 async def look(
     api: Disputed,
-    table: Table,
+    table: Cache,
     after: timedelta = timedelta(0),
     brokers: Gone = Gone(),  # noqa: B008  it never changes
-) -> Again:
+) -> Requeue:
     """One look at the only policy, so long after its deletion, with no connection there."""
     (known,) = table
     settings = SimpleNamespace(cluster_id="here", namespaces=())
-    world: Any = SimpleNamespace(
+    ctx: Any = SimpleNamespace(
         brokers=brokers,
         clock=lambda: BEGAN + after,
         policies=table,
-        connections=Table(),
+        connections=Cache(),
         settings=settings,
         kubernetes=api,
     )
-    return await retire(known, world, Claims(table, lambda _: None), out_of(api, table))
+    return await retire(known, ctx, Claims(table, lambda _: None), out_of(api, table))
 
 
 async def test_a_deletion_waits_for_its_connection_and_says_since_when_and_how_long(
     policy: MakeBody,
 ) -> None:
     body = deleted(policy(deletionPolicy="Delete"))
-    api, table = Disputed(body), Table([body])
-    assert await look(api, table, timedelta(minutes=9, seconds=59)) is Again.SOON
+    api, table = Disputed(body), Cache([body])
+    assert await look(api, table, timedelta(minutes=9, seconds=59)) is Requeue.BACKOFF
     assert api.ready["reason"] == "ConnectionNotFound"
     said = api.ready["message"]
     assert said.startswith("being deleted since 2026-01-01T00:00:00Z: no connection; got")
     assert "at 2026-01-01T00:10:00Z the policy goes all the same" in said
-    assert "with the annotation redrive.io/let-go=true it goes now" in said
+    assert "with the annotation redrive.io/skip-cleanup=true it goes now" in said
     assert FINALIZER in api.body["metadata"]["finalizers"]
 
 
 async def test_a_deletion_gives_up_in_the_end_and_says_what_may_be_left(policy: MakeBody) -> None:
     body = deleted(policy(deletionPolicy="Delete"))
-    api, table = Disputed(body), Table([body])
-    assert await look(api, table, timedelta(minutes=10)) is Again.WHEN_WOKEN
+    api, table = Disputed(body), Cache([body])
+    assert await look(api, table, timedelta(minutes=10)) is Requeue.ON_CHANGE
     assert api.body["metadata"]["finalizers"] == ["others"]
     ((reason, message),) = api.events
-    assert reason == GIVEN_UP
+    assert reason == CLEANUP_ABANDONED
     assert "waited since 2026-01-01T00:00:00Z: no connection" in message
     assert message.endswith("what there is of r and d stays at the broker")
 
@@ -164,37 +171,37 @@ async def test_a_fault_of_our_own_holds_up_no_deletion_for_ever(
     policy: MakeBody, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = deleted(policy(deletionPolicy="Delete"))
-    api, table = Disputed(body), Table([body])
+    api, table = Disputed(body), Cache([body])
     faulty = Gone(KeyError("partitions"))
     with pytest.raises(KeyError):
         await look(api, table, timedelta(minutes=9, seconds=59), faulty)
     assert FINALIZER in api.body["metadata"]["finalizers"]
-    assert await look(api, table, timedelta(minutes=10), faulty) is Again.WHEN_WOKEN
+    assert await look(api, table, timedelta(minutes=10), faulty) is Requeue.ON_CHANGE
     assert api.body["metadata"]["finalizers"] == ["others"]
     ((reason, message),) = api.events
-    assert reason == GIVEN_UP
+    assert reason == CLEANUP_ABANDONED
     assert "2026-01-01T00:00:00Z: KeyError, told in the operator's log; what there" in message
     assert "KeyError: 'partitions'" in caplog.text
 
 
 async def test_an_annotation_has_a_deletion_give_up_at_once(policy: MakeBody) -> None:
-    body = deleted(policy(deletionPolicy="Delete"), **{"let-go": "true"})
-    api, table = Disputed(body), Table([body])
-    assert LET_GO in body["metadata"]["annotations"]
-    assert await look(api, table) is Again.WHEN_WOKEN
+    body = deleted(policy(deletionPolicy="Delete"), **{"skip-cleanup": "true"})
+    api, table = Disputed(body), Cache([body])
+    assert SKIP_CLEANUP in body["metadata"]["annotations"]
+    assert await look(api, table) is Requeue.ON_CHANGE
     assert api.body["metadata"]["finalizers"] == ["others"]
-    assert [reason for reason, _ in api.events] == [GIVEN_UP]
+    assert [reason for reason, _ in api.events] == [CLEANUP_ABANDONED]
 
 
 async def test_what_stays_is_told_once_however_often_letting_go_is_tried(policy: MakeBody) -> None:
-    body = deleted(policy(), **{"let-go": "true"})
-    api, table = Disputed(body, conflicts=2), Table([body])
+    body = deleted(policy(), **{"skip-cleanup": "true"})
+    api, table = Disputed(body, conflicts=2), Cache([body])
     for _ in range(2):
         with pytest.raises(ConflictError):
             await look(api, table)
     for _ in range(2):
         await look(api, table)
-    assert [reason for reason, _ in api.events] == [GIVEN_UP]
+    assert [reason for reason, _ in api.events] == [CLEANUP_ABANDONED]
     assert api.body["metadata"]["finalizers"] == ["others"]
 
 
@@ -205,7 +212,7 @@ async def test_a_deletion_asks_the_broker_of_a_connection_that_is_gone_for_a_sig
         raise BrokerUnreachableError("no answer", remedy="start it")
 
     body = deleted(policy(deletionPolicy="Delete"))
-    api, table = Disputed(body), Table([body])
+    api, table = Disputed(body), Cache([body])
     breaker = Breaker("http://pulsar:8080", lambda: BEGAN, lambda: None)
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         access = Access.bearer(FakeBroker.token(SUPERUSER))
@@ -220,7 +227,7 @@ async def test_a_deletion_asks_the_broker_of_a_connection_that_is_gone_for_a_sig
         await look(api, table, brokers=Remembered(last))
     assert not breaker.is_open
     assert api.body["metadata"]["finalizers"] == ["others"]
-    assert GIVEN_UP not in [reason for reason, _ in api.events]
+    assert CLEANUP_ABANDONED not in [reason for reason, _ in api.events]
 
 
 @pytest.mark.parametrize(
@@ -238,14 +245,14 @@ async def test_only_a_deletion_with_work_to_do_holds_the_api_server_up(
     body = policy()
     body["metadata"]["finalizers"] = before
     api = Disputed(body)
-    after = await hold(body, choice, out_of(api, Table([body])))
+    after = await hold(body, choice, out_of(api, Cache([body])))
     assert (FINALIZER in after["metadata"]["finalizers"]) is held
     assert ("others" in after["metadata"]["finalizers"]) is ("others" in before)
 
 
 async def test_what_stays_of_a_policy_that_went_at_once_is_told_too(policy: MakeBody) -> None:
     body = policy() | {"status": {"retryTopic": "r", "deadLetterTopic": "d"}}
-    table = Table([body, policy("unmade"), deleted(policy("told"))])
+    table = Cache([body, policy("unmade"), deleted(policy("told"))])
     api = Disputed(body)
     farewells = Farewells(out_of(api, table))
     for each in table:

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from redrive.admin.errors import BrokerUnreachableError
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.world import World
+from redrive.kube.context import Context
+from redrive.kube.resources import Body, Key
 from redrive.provision import rounds
 from redrive.provision.claims import Claims
 from redrive.provision.rounds import Rounds, Turns, pause
@@ -37,8 +37,8 @@ class Surveys(Survey):
 
 
 @pytest.fixture
-def survey(world: World) -> Surveys:
-    made = Surveys(world, Claims(world.policies, lambda _: None))
+def survey(ctx: Context) -> Surveys:
+    made = Surveys(ctx, Claims(ctx.policies, lambda _: None))
     for name, value in (("asked", asyncio.Queue()), ("amiss_now", []), ("fails", [])):
         object.__setattr__(made, name, value)
     return made
@@ -81,7 +81,7 @@ async def test_every_settled_policy_is_looked_at_in_turn_those_that_come_and_go_
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
     walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
-    survey.world.connections.put(connection("main"))
+    survey.ctx.connections.put(connection("main"))
 
     async def only(*names: str) -> None:
         async with asyncio.timeout(5):
@@ -89,11 +89,11 @@ async def test_every_settled_policy_is_looked_at_in_turn_those_that_come_and_go_
                 pass
 
     for name in "abc":
-        survey.world.policies.put(settled(policy(name)))
-    survey.world.policies.put(policy("waits"))
-    survey.world.policies.put(settled(policy("elsewhere", connectionRef={"name": "other"})))
+        survey.ctx.policies.put(settled(policy(name)))
+    survey.ctx.policies.put(policy("waits"))
+    survey.ctx.policies.put(settled(policy("elsewhere", connectionRef={"name": "other"})))
     await only("a", "b", "c")
-    survey.world.policies.drop(policy("b"))
+    survey.ctx.policies.drop(policy("b"))
     await only("a", "c")
     await walk.stop()
 
@@ -107,12 +107,12 @@ async def test_connections_to_one_broker_share_a_rotation_in_which_each_policy_h
     names = {f"of-many-{n}" for n in range(8)} | {"of-one", "of-another"}
     for name in names:
         through = "many" if name.startswith("of-many") else name.removeprefix("of-")
-        survey.world.policies.put(settled(policy(name, connectionRef={"name": through})))
+        survey.ctx.policies.put(settled(policy(name, connectionRef={"name": through})))
     loop = asyncio.get_running_loop()
     begun = loop.time()
     for through, url in (("many", "http://pulsar:8080"), ("one", "http://pulsar:8080/")):
-        survey.world.connections.put(connection(through, url))
-    survey.world.connections.put(connection("another"))
+        survey.ctx.connections.put(connection(through, url))
+    survey.ctx.connections.put(connection("another"))
     async with asyncio.timeout(5):
         laps = [{await woken.get() for _ in names} for _ in range(2)]
     assert laps == [names, names]
@@ -124,18 +124,18 @@ async def test_a_policy_is_in_the_rotation_of_the_broker_that_its_connection_has
     policy: MakeBody, survey: Surveys
 ) -> None:
     walk = Rounds(survey, NOTHING, ignore, ignore)
-    survey.world.policies.put(settled(policy("a")))
+    survey.ctx.policies.put(settled(policy("a")))
 
     def rotations() -> set[str]:
         names = (task.get_name() for task in asyncio.all_tasks() if not task.cancelling())
         return {name for name in names if name.startswith("rotation ")}
 
-    survey.world.connections.put(connection("main", "http://first"))
-    survey.world.connections.put(connection("other", "http://first"))
+    survey.ctx.connections.put(connection("main", "http://first"))
+    survey.ctx.connections.put(connection("other", "http://first"))
     assert rotations() == {"rotation http://first"}
-    survey.world.connections.put(connection("main", "http://second", version=2))
+    survey.ctx.connections.put(connection("main", "http://second", version=2))
     assert rotations() == {"rotation http://first", "rotation http://second"}
-    survey.world.connections.drop(connection("other", "http://first"))
+    survey.ctx.connections.drop(connection("other", "http://first"))
     assert rotations() == {"rotation http://second"}
     await walk.stop()
     assert rotations() == set()
@@ -146,18 +146,18 @@ async def test_the_rotation_of_a_broker_rests_while_many_of_its_policies_are_new
 ) -> None:
     new = [f"new-{number}" for number in range(rounds.MANY_BEGUN)]
     for name in new:
-        survey.world.policies.put(settled(policy(name), "Progressing", "Unknown"))
-    survey.world.policies.put(settled(policy("a")))
+        survey.ctx.policies.put(settled(policy(name), "Progressing", "Unknown"))
+    survey.ctx.policies.put(settled(policy("a")))
     elsewhere = policy("elsewhere", connectionRef={"name": "other"})
-    survey.world.policies.put(settled(elsewhere))
+    survey.ctx.policies.put(settled(elsewhere))
     woken: asyncio.Queue[str] = asyncio.Queue()
     walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
-    survey.world.connections.put(connection("main"))
-    survey.world.connections.put(connection("other", "http://elsewhere"))
+    survey.ctx.connections.put(connection("main"))
+    survey.ctx.connections.put(connection("other", "http://elsewhere"))
 
     async with asyncio.timeout(5):
         assert {await woken.get() for _ in range(5)} == {"elsewhere"}
-        survey.world.policies.drop(policy(new[0]))
+        survey.ctx.policies.drop(policy(new[0]))
         while await woken.get() != "a":
             pass
     await walk.stop()
@@ -166,9 +166,9 @@ async def test_the_rotation_of_a_broker_rests_while_many_of_its_policies_are_new
 async def test_a_connection_is_surveyed_again_and_again_until_it_goes(
     policy: MakeBody, survey: Surveys, caplog: pytest.LogCaptureFixture
 ) -> None:
-    survey.world.connections.put(connection("main"))
-    survey.world.policies.put(settled(policy("a")))
-    survey.world.policies.put(policy("waits"))
+    survey.ctx.connections.put(connection("main"))
+    survey.ctx.policies.put(settled(policy("a")))
+    survey.ctx.policies.put(policy("waits"))
     survey.fails.extend(
         [KeyError("surprise"), BrokerUnreachableError("no broker", remedy="start it")]
     )
@@ -177,12 +177,12 @@ async def test_a_connection_is_surveyed_again_and_again_until_it_goes(
         for _ in range(4):
             assert await survey.asked.get() == (Key("shop", "main"), ["a"])
     assert "survey of PulsarConnection shop/main: failed" in caplog.text
-    survey.world.connections.put(connection("other"))
+    survey.ctx.connections.put(connection("other"))
     async with asyncio.timeout(5):
         while await survey.asked.get() != (Key("shop", "other"), []):
             pass
-    survey.world.connections.drop(connection("main"))
-    survey.world.connections.drop(connection("other"))
+    survey.ctx.connections.drop(connection("main"))
+    survey.ctx.connections.drop(connection("other"))
     await asyncio.sleep(0.01)
     while not survey.asked.empty():
         survey.asked.get_nowait()
@@ -197,7 +197,7 @@ async def test_a_connection_is_looked_at_with_each_survey_also_where_that_fails(
     survey.fails.extend([BrokerUnreachableError("no broker", remedy="start it")] * 2)
     woken: asyncio.Queue[Key] = asyncio.Queue()
     walk = Rounds(survey, NOTHING, ignore, woken.put_nowait)
-    survey.world.connections.put(connection("main"))
+    survey.ctx.connections.put(connection("main"))
     async with asyncio.timeout(5):
         for surveys in range(1, 4):
             assert await woken.get() == Key("shop", "main")
@@ -211,13 +211,13 @@ async def test_a_rotation_goes_on_after_a_failure(
     woken: asyncio.Queue[str] = asyncio.Queue()
     walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     spoilt = policy("spoilt") | {"spec": {}}
-    survey.world.policies.put(spoilt)
-    survey.world.policies.put(settled(policy("a")))
-    survey.world.connections.put(connection("main"))
+    survey.ctx.policies.put(spoilt)
+    survey.ctx.policies.put(settled(policy("a")))
+    survey.ctx.connections.put(connection("main"))
     await asyncio.sleep(0.01)
     assert woken.empty()
     assert "rotation at http://pulsar:8080: failed" in caplog.text
-    survey.world.policies.drop(spoilt)
+    survey.ctx.policies.drop(spoilt)
     async with asyncio.timeout(5):
         assert await woken.get() == "a"
     await walk.stop()
@@ -227,11 +227,11 @@ async def test_what_a_survey_finds_amiss_is_looked_at(
     policy: MakeBody, survey: Surveys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "ROTATION_SECONDS", 60)
-    survey.world.policies.put(settled(policy("a")))
+    survey.ctx.policies.put(settled(policy("a")))
     survey.amiss_now.append(Key("shop", "a"))
     woken: asyncio.Queue[Key] = asyncio.Queue()
     walk = Rounds(survey, NOTHING, woken.put_nowait, ignore)
-    survey.world.connections.put(connection("main"))
+    survey.ctx.connections.put(connection("main"))
     async with asyncio.timeout(5):
         assert await woken.get() == Key("shop", "a")
     await walk.stop()
@@ -253,7 +253,7 @@ class Questions(Standing):
 async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is_over(
     policy: MakeBody, survey: Surveys, caplog: pytest.LogCaptureFixture
 ) -> None:
-    questions = Questions(survey.world, survey.claims)
+    questions = Questions(survey.ctx, survey.claims)
     object.__setattr__(questions, "asked", [])
     for name, reason in (
         ("owned", "OwnerConflict"),
@@ -263,15 +263,15 @@ async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is
         ("waits", "TopicNotFound"),
         ("collides", "NameCollision"),
     ):
-        survey.world.policies.put(settled(policy(name), reason, "False"))
+        survey.ctx.policies.put(settled(policy(name), reason, "False"))
     going = settled(policy("going"), "OwnerConflict", "False")
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     elsewhere = policy("elsewhere", connectionRef={"name": "other"})
     for body in (going, settled(elsewhere, "OwnerConflict", "False"), settled(policy("ready"))):
-        survey.world.policies.put(body)
+        survey.ctx.policies.put(body)
     woken: asyncio.Queue[str] = asyncio.Queue()
     walk = Rounds(survey, questions, lambda key: woken.put_nowait(key.name), ignore)
-    survey.world.connections.put(connection("main"))
+    survey.ctx.connections.put(connection("main"))
     found = set[str]()
     async with asyncio.timeout(5):
         while not {"owned", "room"} <= found:
@@ -286,13 +286,13 @@ async def test_connections_to_one_broker_share_the_pace_of_questions(
     policy: MakeBody, survey: Surveys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "CALLS_PER_QUESTION", 0.2)  # one every 10 ms
-    questions = Questions(survey.world, survey.claims)
+    questions = Questions(survey.ctx, survey.claims)
     object.__setattr__(questions, "asked", [])
     for number in range(10):
         name = f"stands-{number}"
-        survey.world.connections.put(connection(name))
+        survey.ctx.connections.put(connection(name))
         body = policy(name, connectionRef={"name": name})
-        survey.world.policies.put(settled(body, "OwnerConflict", "False"))
+        survey.ctx.policies.put(settled(body, "OwnerConflict", "False"))
     walk = Rounds(survey, questions, ignore, ignore)
     begun = asyncio.get_running_loop().time()
     async with asyncio.timeout(5):

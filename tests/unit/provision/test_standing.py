@@ -9,21 +9,21 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
-from tests.unit.provision.test_calls import make_world
-from tests.unit.provision.test_faults import ConfigMaps
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
-from redrive.cluster import resources
-from redrive.cluster.resources import Body, Key
 from redrive.errors import RedriveError
+from redrive.kube import resources
+from redrive.kube.resources import Body, Key
 from redrive.provision import reconcile, standing
 from redrive.provision.claims import Claims
 from redrive.provision.gather import gather
 from redrive.provision.rounds import CALLS_PER_QUESTION
 from redrive.provision.standing import Standing, is_standing
+from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
+from tests.unit.provision.test_calls import make_world
+from tests.unit.provision.test_faults import ConfigMaps
 
 MakeBody = Callable[..., dict[str, Any]]
 RETRY, DEAD = "orders-fulfilment-RETRY", "orders-fulfilment-DLQ"
@@ -36,7 +36,7 @@ class Scene:
     """A policy with its source topic, and room for what stands in its way."""
 
     broker: FakeBroker
-    world: Any
+    ctx: Any
     body: dict[str, Any]
 
     @property
@@ -59,7 +59,7 @@ class Scene:
     async def is_over(self) -> bool:
         """Ask; then a look agrees."""
         before = len(self.broker.calls)
-        over = await Standing(self.world, self._claims()).is_over(self.body)
+        over = await Standing(self.ctx, self._claims()).is_over(self.body)
         asked = self.broker.calls[before:]
         of_namespace = [call for call in asked if not call[1].startswith("persistent/shop/prod/o")]
         assert len(of_namespace) in {0, CALLS_PER_NAMESPACE}
@@ -71,11 +71,11 @@ class Scene:
         return over
 
     async def _look(self) -> None:
-        asked = gather(self.body, self.world)
-        await reconcile.provision(asked, self.body, self.world, self._claims())
+        asked = gather(self.body, self.ctx)
+        await reconcile.provision(asked, self.body, self.ctx, self._claims())
 
     def _claims(self) -> Claims:
-        return Claims(self.world.policies, lambda _: None)
+        return Claims(self.ctx.policies, lambda _: None)
 
 
 @pytest.fixture
@@ -88,13 +88,13 @@ async def scene(
         broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})})}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         body = policy()
-        world = make_world(admin, connection, body)
+        ctx = make_world(admin, connection, body)
 
         async def open_(_: Key) -> SimpleNamespace:
             return SimpleNamespace(admin=admin)
 
-        world.brokers.open = open_
-        yield Scene(broker, world, body)
+        ctx.brokers.open = open_
+        yield Scene(broker, ctx, body)
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
@@ -160,16 +160,16 @@ async def test_a_config_map_of_somebody_else_until_it_is_gone(
     labels = dict([resources.MANAGED]) if labelled else {}
     name = {"namespace": "shop", "name": "orders-redrive"}
     theirs: Body = {"metadata": {**name, "uid": "theirs", "labels": labels}, "data": {}}
-    config_maps: ConfigMaps = scene.world.kubernetes
+    config_maps: ConfigMaps = scene.ctx.kubernetes
     config_maps.bodies[Key.of(theirs)] = theirs
     if labelled:
-        scene.world.config_maps.put({**theirs, "metadata": {**theirs["metadata"]}})
+        scene.ctx.config_maps.put({**theirs, "metadata": {**theirs["metadata"]}})
     await scene.stalls("ConfigMapNotOurs")
     before = len(scene.broker.calls)
-    assert not await Standing(scene.world, scene._claims()).is_over(scene.body)  # noqa: SLF001
+    assert not await Standing(scene.ctx, scene._claims()).is_over(scene.body)  # noqa: SLF001
     assert len(scene.broker.calls) == before
     config_maps.bodies.clear()
-    scene.world.config_maps.drop(theirs)
+    scene.ctx.config_maps.drop(theirs)
     assert await scene.is_over()
 
 
@@ -178,7 +178,7 @@ async def test_whatever_else_is_in_the_way_is_for_a_look_to_tell(
 ) -> None:
     scene.mark(RETRY, "elsewhere/shop/orders", 2)
     await scene.stalls("OwnerConflict")
-    asks = Standing(scene.world, Claims(scene.world.policies, lambda _: None))
+    asks = Standing(scene.ctx, Claims(scene.ctx.policies, lambda _: None))
     scene.broker.fault = at_call(1, answering(500))
     assert await asks.is_over(scene.body)
     scene.broker.fault = None
@@ -193,7 +193,7 @@ async def test_policies_of_one_namespace_share_what_is_read_of_it(
     monkeypatch.undo()
     scene.namespace.policies[EXPIRY] = 5
     await scene.stalls("SubscriptionExpiry")
-    asks = Standing(scene.world, Claims(scene.world.policies, lambda _: None))
+    asks = Standing(scene.ctx, Claims(scene.ctx.policies, lambda _: None))
     before = len(scene.broker.calls)
     for number in range(50):
         body = policy(f"orders-{number}") | {"status": scene.body["status"]}

@@ -11,12 +11,12 @@ from typing import Any, cast
 import kopf
 import pytest
 
-from redrive.cluster import status
-from redrive.cluster.client import Kubernetes
-from redrive.cluster.connections import Connections
-from redrive.cluster.resources import Body, Key, Resource
-from redrive.cluster.table import Table
-from redrive.cluster.world import Settings, World
+from redrive.kube import status
+from redrive.kube.cache import Cache
+from redrive.kube.client import Kubernetes
+from redrive.kube.connections import Connections
+from redrive.kube.context import Context, Settings
+from redrive.kube.resources import Body, Key, Resource
 from redrive.provision import handlers
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -50,19 +50,19 @@ class Statuses(Kubernetes):
 @asynccontextmanager
 async def started(*policies: Body) -> AsyncIterator[Statuses]:
     """An operator that finds *policies* at its start, and no connection."""
-    kubernetes, connections = Statuses(policies), Table()
-    world = World(
+    kubernetes, connections = Statuses(policies), Cache()
+    ctx = Context(
         settings=Settings("here", (), "", "", ""),
         kubernetes=kubernetes,
         connections=connections,
-        policies=Table(policies),
-        replays=Table(),
-        applications=Table(),
-        config_maps=Table(),
+        policies=Cache(policies),
+        replays=Cache(),
+        applications=Cache(),
+        config_maps=Cache(),
         brokers=Connections(connections, NOTHING, NOTHING, lambda: NOW),
         clock=lambda: NOW,
     )
-    begun = handlers.register(kopf.OperatorRegistry(), world)
+    begun = handlers.register(kopf.OperatorRegistry(), ctx)
     try:
         async with asyncio.timeout(SECONDS):
             yield kubernetes

@@ -6,17 +6,17 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
-from redrive.cluster.resources import Key
-from redrive.cluster.table import Table
+from redrive.kube.cache import Cache
+from redrive.kube.resources import Key
 from redrive.provision.claims import Claims
 from redrive.provision.desired import desired
 from redrive.provision.gather import gather
 from redrive.provision.survey import Survey
+from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
 
 MakeBody = Callable[..., dict[str, Any]]
 MAIN = Key("shop", "main")
@@ -41,18 +41,18 @@ async def survey(
             assert key == MAIN
             return SimpleNamespace(admin=admin)
 
-        world: Any = SimpleNamespace(
-            policies=Table(bodies),
-            connections=Table([through]),
-            config_maps=Table(),
+        ctx: Any = SimpleNamespace(
+            policies=Cache(bodies),
+            connections=Cache([through]),
+            config_maps=Cache(),
             brokers=SimpleNamespace(open=open_),
             settings=SimpleNamespace(cluster_id="here", namespaces=()),
         )
         broker.tenants = {"shop": []}
         broker.namespaces = {f"shop/n{number}": Namespace({}, {}) for number in range(3)}
         for body in bodies:
-            wanted = desired(gather(body, world), body, "here")
-            world.config_maps.put(
+            wanted = desired(gather(body, ctx), body, "here")
+            ctx.config_maps.put(
                 {**wanted.config_map, "metadata": {**wanted.config_map["metadata"], **NEW}}
             )
             there = broker.namespaces[wanted.policy.topic.namespace_name]
@@ -62,11 +62,11 @@ async def survey(
             for grant in wanted.grants:
                 roles = there.grants.setdefault(str(grant.topic), {})
                 roles[grant.role] = sorted(grant.actions)
-        yield Survey(world, Claims(world.policies, lambda _: None)), broker
+        yield Survey(ctx, Claims(ctx.policies, lambda _: None)), broker
 
 
 async def amiss(survey: Survey) -> set[str]:
-    return {key.name for key in await survey.amiss(MAIN, survey.world.policies)}
+    return {key.name for key in await survey.amiss(MAIN, survey.ctx.policies)}
 
 
 async def test_a_survey_costs_three_calls_for_each_pulsar_namespace(
@@ -83,10 +83,10 @@ async def test_what_is_missing_at_the_broker_or_beside_it_is_found(
     surveyor, broker = survey
     del broker.namespaces["shop/n0"].topics["orders-0-fulfilment-RETRY"]
     del broker.namespaces["shop/n1"].grants["persistent://shop/n1/orders-1-fulfilment-DLQ"]
-    (lost,) = (b for b in surveyor.world.config_maps if b["metadata"]["name"] == "orders-2-redrive")
-    surveyor.world.config_maps.drop(lost)
+    (lost,) = (b for b in surveyor.ctx.config_maps if b["metadata"]["name"] == "orders-2-redrive")
+    surveyor.ctx.config_maps.drop(lost)
     assert await amiss(surveyor) == {"orders-0", "orders-1", "orders-2"}
-    found = {body["metadata"]["name"]: body for body in surveyor.world.policies}
+    found = {body["metadata"]["name"]: body for body in surveyor.ctx.policies}
     assert surveyor.lacks_config_map(found["orders-2"])
     assert not surveyor.lacks_config_map(found["orders-3"])
 
@@ -98,8 +98,8 @@ async def test_what_may_not_be_obeyed_any_more_is_found_without_asking_the_broke
     changed = {"namespace": "shop", "name": "main", **NEW, "resourceVersion": "2"}
     narrowed = {**connection, "allowedTopics": ["persistent://shop/n2/*"]}
     for table, body in (
-        (surveyor.world.connections, {"metadata": changed, "spec": narrowed}),
-        (surveyor.world.policies, policy("broken", maxRetries=-1)),
+        (surveyor.ctx.connections, {"metadata": changed, "spec": narrowed}),
+        (surveyor.ctx.policies, policy("broken", maxRetries=-1)),
     ):
         table.put(body)
     found = await amiss(surveyor)
@@ -112,7 +112,7 @@ async def test_policies_that_only_observe_may_differ(
 ) -> None:
     surveyor, broker = survey
     observes = {"topic": "persistent://shop/n0/other", "managementPolicy": "Observe"}
-    surveyor.world.policies.put(policy("observes", **observes))
+    surveyor.ctx.policies.put(policy("observes", **observes))
     assert await amiss(surveyor) == set()
     assert len(broker.calls) == 9
 

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from redrive.cluster.client import Kubernetes
-from redrive.cluster.connections import Connections
-from redrive.cluster.errors import ConnectionNotFoundError, NamespaceNotAllowedError
-from redrive.cluster.table import Table
-from redrive.cluster.world import Settings, World, wall_clock
 from redrive.errors import InvalidSpecError
+from redrive.kube.cache import Cache
+from redrive.kube.client import Kubernetes
+from redrive.kube.connections import Connections
+from redrive.kube.context import Context, Settings, wall_clock
+from redrive.kube.errors import ConnectionNotFoundError, NamespaceNotAllowedError
 from redrive.replay import launch
 from redrive.replay.admission import admit
 from redrive.replay.errors import (
@@ -88,7 +88,7 @@ def connection(**spec: object) -> dict[str, Any]:
     return named("PulsarConnection", "main", filled)
 
 
-def world(**tables: list[dict[str, Any]]) -> World:
+def ctx(**tables: list[dict[str, Any]]) -> Context:
     """What the watches have shown. Nothing here may be asked over the network."""
     known: dict[str, list[dict[str, Any]]] = {
         "policies": [policy()],
@@ -96,18 +96,18 @@ def world(**tables: list[dict[str, Any]]) -> World:
         "replays": [],
         "applications": [],
     }
-    return World(
+    return Context(
         settings=SETTINGS,
         kubernetes=cast("Kubernetes", None),
-        config_maps=Table(),
+        config_maps=Cache(),
         brokers=cast("Connections", None),
         clock=wall_clock,
-        **{name: Table(bodies) for name, bodies in (known | tables).items()},
+        **{name: Cache(bodies) for name, bodies in (known | tables).items()},
     )
 
 
 def test_the_job_knows_the_policy_the_broker_and_the_selection() -> None:
-    admitted = admit(replay(where="cause_type = 'TimeoutError'"), world())
+    admitted = admit(replay(where="cause_type = 'TimeoutError'"), ctx())
     assert str(admitted.job.policy.retry_topic) == "persistent://shop/prod/orders-fulfilment-RETRY"
     assert (admitted.job.namespace, admitted.job.name, admitted.job.uid) == (
         "shop",
@@ -119,70 +119,70 @@ def test_the_job_knows_the_policy_the_broker_and_the_selection() -> None:
 
 
 def test_the_token_is_that_of_the_replay_role() -> None:
-    assert admit(replay(), world()).token.name == "pulsar-replayer"
+    assert admit(replay(), ctx()).token.name == "pulsar-replayer"
 
 
 def test_a_selection_that_cannot_be_is_refused_before_anything_else_is_asked() -> None:
     with pytest.raises(InvalidSpecError, match="unknown column; got 'cause'"):
-        admit(replay(where="cause = 'x'"), world(policies=[], connections=[]))
+        admit(replay(where="cause = 'x'"), ctx(policies=[], connections=[]))
 
 
 def test_a_policy_that_discards_has_nothing_to_replay() -> None:
     discarding = policy()
     discarding["spec"]["deadLetter"] = {"enabled": False}
     with pytest.raises(DeadLettersDiscardedError, match=r"set its deadLetter\.enabled to true"):
-        admit(replay(), world(policies=[discarding]))
+        admit(replay(), ctx(policies=[discarding]))
 
 
 def test_the_job_knows_what_the_policy_leaves_to_its_connection() -> None:
-    admitted = admit(replay(), world(connections=[connection(policyDefaults={"maxRetries": 3})]))
+    admitted = admit(replay(), ctx(connections=[connection(policyDefaults={"maxRetries": 3})]))
     assert admitted.job.policy.max_retries == 3
 
 
 def test_a_missing_policy_is_waited_for() -> None:
     with pytest.raises(PolicyNotFoundError, match="does not exist"):
-        admit(replay(), world(policies=[]))
+        admit(replay(), ctx(policies=[]))
 
 
 def test_a_policy_that_is_being_deleted_counts_as_missing() -> None:
     going = policy()
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     with pytest.raises(PolicyNotFoundError):
-        admit(replay(), world(policies=[going]))
+        admit(replay(), ctx(policies=[going]))
 
 
 @pytest.mark.parametrize("state", [{"ready": "False"}, {"ready": "Unknown"}, {"observed": 0}])
 def test_a_policy_that_is_not_ready_as_it_stands_is_waited_for(state: dict[str, Any]) -> None:
     with pytest.raises(PolicyNotReadyError, match="got 'Provisioned: all there'"):
-        admit(replay(), world(policies=[policy(**state)]))
+        admit(replay(), ctx(policies=[policy(**state)]))
 
 
 def test_a_connection_without_a_replay_role_is_refused() -> None:
     with pytest.raises(ReplayIdentityMissingError, match=r"give it spec\.replay"):
-        admit(replay(), world(connections=[connection(replay=None)]))
+        admit(replay(), ctx(connections=[connection(replay=None)]))
 
 
 def test_a_connection_with_certificate_authorities_of_its_own_is_refused() -> None:
     tls = {"caRef": {"kind": "ConfigMap", "name": "authorities", "key": "ca.crt"}}
     secured = connection(tls=tls, adminUrl="https://pulsar:8443")
     with pytest.raises(TrustNotSupportedError, match=r"shop/main .* got 'spec\.tls'; replay thr"):
-        admit(replay(), world(connections=[secured]))
+        admit(replay(), ctx(connections=[secured]))
     assert TrustNotSupportedError in STALLS
     assert TrustNotSupportedError in WATCHED
     trusting = connection(adminUrl="https://pulsar:8443")
-    assert admit(replay(), world(connections=[trusting])).job.admin_url == "https://pulsar:8443"
+    assert admit(replay(), ctx(connections=[trusting])).job.admin_url == "https://pulsar:8443"
 
 
 def test_a_connection_that_is_gone_or_closed_to_the_namespace_is_refused() -> None:
     with pytest.raises(ConnectionNotFoundError):
-        admit(replay(), world(connections=[]))
+        admit(replay(), ctx(connections=[]))
     with pytest.raises(NamespaceNotAllowedError):
-        admit(replay(), world(connections=[connection(allowedNamespaces=["other"])]))
+        admit(replay(), ctx(connections=[connection(allowedNamespaces=["other"])]))
 
 
 def test_the_older_replay_of_a_policy_goes_first() -> None:
     older, younger = replay("older", age=1), replay("younger", age=2)
-    both = world(replays=[younger, older])
+    both = ctx(replays=[younger, older])
     assert admit(older, both).job.name == "older"
     with pytest.raises(ReplayInProgressError, match="got 'shop/older'"):
         admit(younger, both)
@@ -192,19 +192,19 @@ def test_a_replay_that_runs_already_goes_before_an_older_one() -> None:
     older, younger = replay("older", age=1), replay("younger", age=2)
     running = named("SparkApplication", launch.name_of(younger), {})
     with pytest.raises(ReplayInProgressError, match="got 'shop/younger'"):
-        admit(older, world(replays=[younger, older], applications=[running]))
+        admit(older, ctx(replays=[younger, older], applications=[running]))
     younger["status"] = {"sparkApplication": launch.name_of(younger)}
     with pytest.raises(ReplayInProgressError, match="got 'shop/younger'"):
-        admit(older, world(replays=[younger, older]))
+        admit(older, ctx(replays=[younger, older]))
 
 
 @pytest.mark.parametrize("phase", ["Completed", "Failed"])
 def test_a_replay_that_has_ended_is_in_nobodys_way(phase: str) -> None:
     ended = replay("ended", age=1, status={"phase": phase, "sparkApplication": "it"})
-    assert admit(replay(age=2), world(replays=[ended])).job.name == "now"
+    assert admit(replay(age=2), ctx(replays=[ended])).job.name == "now"
 
 
 def test_replays_of_other_policies_are_in_nobodys_way() -> None:
     other = replay("other", age=1)
     other["spec"]["policyRef"]["name"] = "payments"
-    assert admit(replay(age=2), world(replays=[other])).job.name == "now"
+    assert admit(replay(age=2), ctx(replays=[other])).job.name == "now"

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.api.fields import SecretKeyRef
-from redrive.cluster.world import Settings
 from redrive.errors import InvalidSpecError
+from redrive.kube.context import Settings
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.replay import launch

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from tests.messages import NO_TEXT, message_with
-
 from redrive.policy.naming import TopicName
 from redrive.replay.move import Mover, Route, Tally
 from redrive.replay.rows import DeadLetter
+from tests.support.messages import NO_TEXT, message_with
 
 TOPIC = TopicName("shop", "prod", "orders-billing-DLQ")
 ROUTE = Route("pulsar://unused", TOPIC, "redrive", TOPIC, 0, "producer", "shop/again")

@@ -6,12 +6,12 @@ import pulsar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.messages import AS_BASE64, NO_TEXT, message_with
 
 from redrive.replay import messageid, rows
 from redrive.replay.messageid import Entry
 from redrive.replay.position import Position
 from redrive.replay.rows import DeadLetter
+from tests.support.messages import AS_BASE64, NO_TEXT, message_with
 
 text = st.text(max_size=20)
 moments = st.integers(1, 4_000_000_000_000)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from redrive.sandbox import builds
+from sandbox import builds
 
 NAMESPACES = ["", ' xmlns="urn:settings"']
 

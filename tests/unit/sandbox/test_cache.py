@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from redrive.sandbox import cache
-
-SOURCE_ROOT = Path(cache.__file__).parents[2]
+from sandbox import CHECKOUT, cache
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +24,12 @@ def builder(body: str) -> subprocess.Popen[bytes]:
     """Another process that makes the artifact ``thing`` with *body*, given ``target``."""
     program = textwrap.dedent(f"""
         import pathlib, time
-        from redrive.sandbox import cache
+        from sandbox import cache
         def make(target):
             {body}
         cache.artifact("thing", make, doing="make a thing")
     """)
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE_ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     return subprocess.Popen([sys.executable, "-c", program], env=environment)
 
 

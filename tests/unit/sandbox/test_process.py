@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from redrive.sandbox.errors import SandboxError
-from redrive.sandbox.process import Processes, free_port
+from sandbox.errors import SandboxError
+from sandbox.process import Processes, free_port
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STUBBORN = [
@@ -121,7 +121,7 @@ def test_ports_are_free_and_none_is_given_twice() -> None:
 def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        monkeypatch.setattr("redrive.sandbox.process._PORTS", range(taken, taken + 1))
+        monkeypatch.setattr("sandbox.process._PORTS", range(taken, taken + 1))
         with pytest.raises(SandboxError, match=f"no free port .* {taken}"):
             free_port()
 

@@ -5,7 +5,7 @@ import time
 import pytest
 from rich.console import Console
 
-from redrive.sandbox import steps
+from sandbox import steps
 
 
 def test_without_a_terminal_a_step_is_a_line_at_its_start_and_one_at_its_end(

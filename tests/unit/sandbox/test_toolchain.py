@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from redrive.sandbox import toolchain, versions
+from sandbox import toolchain, versions
 
 
 @pytest.fixture(autouse=True)

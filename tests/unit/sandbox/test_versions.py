@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from redrive.sandbox import versions
+from sandbox import versions
 
 CHECKOUT = Path(__file__).parents[3]
 

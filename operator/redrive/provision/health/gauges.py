@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from datetime import datetime
 
 from redrive.api.retrypolicy import Backlog
-from redrive.cluster.resources import Key
+from redrive.kube.resources import Key
 from redrive.provision import metrics
 from redrive.provision.health.deliveries import Deliveries
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from redrive.admin.model import SubscriptionStats
-from redrive.cluster.status import Caution
+from redrive.kube.status import StatusWarning
 from redrive.policy.model import Policy
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.provision.health.deliveries import Deliveries
@@ -19,7 +19,7 @@ ACK_HOLES = "AckHoles"
 """A broker that unloads the retry topic may soon deliver what was acknowledged once more."""
 FOREIGN_SUBSCRIPTION = "ForeignSubscription"
 """A subscription that is not the policy's takes messages of its retry or dead-letter topic."""
-RETRIES_STRAND = "RetriesStrand"
+RETRY_TOPIC_NOT_CONSUMED = "RetryTopicNotConsumed"
 """Messages are consumed from the source topic, and nobody consumes the retry topic."""
 RETRY_STORM = "RetryStorm"
 """Most deliveries of the last ten minutes were retries."""
@@ -67,7 +67,7 @@ class Checkup:
     dead_letter: Mapping[str, SubscriptionStats]
     deliveries: Deliveries
     strands_still: bool
-    standing: Mapping[str, Caution]
+    standing: Mapping[str, StatusWarning]
 
     @property
     def retries(self) -> SubscriptionStats | None:
@@ -82,13 +82,13 @@ class Checkup:
         return self.source.consumers > 0 and self.retries.consumers == 0
 
 
-def acknowledged_range_has_holes(checkup: Checkup, limits: Thresholds) -> Caution | None:
+def acknowledged_range_has_holes(checkup: Checkup, limits: Thresholds) -> StatusWarning | None:
     """Find a retry subscription with half as many holes as a broker persists."""
     holes = 0 if checkup.retries is None else checkup.retries.ack_holes
     said = checkup.standing.get(ACK_HOLES)
     if holes < (limits.ack_holes if said is None else limits.ack_holes_cleared):
         return None
-    return said or Caution(
+    return said or StatusWarning(
         ACK_HOLES,
         f"subscription {checkup.policy.subscription} of {checkup.policy.retry_topic} has many "
         "ranges of acknowledged messages between retries that still wait, and a broker remembers "
@@ -99,7 +99,7 @@ def acknowledged_range_has_holes(checkup: Checkup, limits: Thresholds) -> Cautio
     )
 
 
-def foreign_subscriptions_take_messages(checkup: Checkup, _: Thresholds) -> Caution | None:
+def foreign_subscriptions_take_messages(checkup: Checkup, _: Thresholds) -> StatusWarning | None:
     """Find durable subscriptions on the policy's topics that are not its own.
 
     Those of readers do not last, and names with two underscores are the broker's own.
@@ -118,7 +118,7 @@ def foreign_subscriptions_take_messages(checkup: Checkup, _: Thresholds) -> Caut
     if not found:
         return None
     more = [f"{len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-    return Caution(
+    return StatusWarning(
         FOREIGN_SUBSCRIPTION,
         "subscriptions that are not this policy's take messages of its retry or dead-letter "
         "topic, as one by a pattern does that matches these topics too; got "
@@ -127,31 +127,31 @@ def foreign_subscriptions_take_messages(checkup: Checkup, _: Thresholds) -> Caut
     )
 
 
-def retries_strand(checkup: Checkup, _: Thresholds) -> Caution | None:
+def retries_strand(checkup: Checkup, _: Thresholds) -> StatusWarning | None:
     """Find consumers of the source topic while there is none on the retry topic, twice in a row.
 
     A consumer that is just starting has the one for a moment before the other.
     """
-    said = checkup.standing.get(RETRIES_STRAND)
+    said = checkup.standing.get(RETRY_TOPIC_NOT_CONSUMED)
     if not checkup.strands or (said is None and not checkup.strands_still):
         return None
     policy = checkup.policy
-    return Caution(
-        RETRIES_STRAND,
+    return StatusWarning(
+        RETRY_TOPIC_NOT_CONSUMED,
         f"subscription {policy.subscription} has consumers on {policy.topic.local} and none on "
         f"{policy.retry_topic.local}, so messages that are to be retried stay there; have the "
         "consumers subscribe to both, as redrive's RetryConsumer and Java's enableRetry do",
     )
 
 
-def retries_storm(checkup: Checkup, limits: Thresholds) -> Caution | None:
+def retries_storm(checkup: Checkup, limits: Thresholds) -> StatusWarning | None:
     """Find that more than half of the deliveries were retries; few deliveries are no storm."""
     window, said = checkup.deliveries, checkup.standing.get(RETRY_STORM)
     together = window.first + window.retries
     if together < limits.deliveries or window.retries <= limits.retry_share * together:
         # After a restart too little was seen yet to take it back.
         return None if window.is_whole or together >= limits.deliveries else said
-    return said or Caution(
+    return said or StatusWarning(
         RETRY_STORM,
         f"most of what subscription {checkup.policy.subscription} is given are retries: retries "
         "are for single messages that fail, and what holds up all of them they only make worse; "
@@ -160,16 +160,16 @@ def retries_storm(checkup: Checkup, limits: Thresholds) -> Caution | None:
     )
 
 
-SYMPTOMS: tuple[Callable[[Checkup, Thresholds], Caution | None], ...] = (
+SYMPTOMS: tuple[Callable[[Checkup, Thresholds], StatusWarning | None], ...] = (
     acknowledged_range_has_holes,
     foreign_subscriptions_take_messages,
     retries_strand,
     retries_storm,
 )
-REASONS = frozenset({ACK_HOLES, FOREIGN_SUBSCRIPTION, RETRIES_STRAND, RETRY_STORM})
+REASONS = frozenset({ACK_HOLES, FOREIGN_SUBSCRIPTION, RETRY_TOPIC_NOT_CONSUMED, RETRY_STORM})
 
 
-def symptoms(checkup: Checkup, limits: Thresholds) -> tuple[Caution, ...]:
+def symptoms(checkup: Checkup, limits: Thresholds) -> tuple[StatusWarning, ...]:
     """Return all that is found."""
     found = (check(checkup, limits) for check in SYMPTOMS)
     return tuple(caution for caution in found if caution is not None)

@@ -16,12 +16,12 @@ from datetime import datetime, timedelta
 
 from redrive.admin.errors import AdminError, NotFoundError
 from redrive.api.conditions import READY, ConditionStatus
-from redrive.cluster import resources, status
-from redrive.cluster.connections import broker_of, connection_of
-from redrive.cluster.resources import Body, Key
-from redrive.cluster.status import Caution
-from redrive.cluster.world import World
 from redrive.errors import RedriveError
+from redrive.kube import resources, status
+from redrive.kube.connections import broker_of, connection_of
+from redrive.kube.context import Context
+from redrive.kube.resources import Body, Key
+from redrive.kube.status import StatusWarning
 from redrive.policy.model import Policy
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.provision.gather import gather
@@ -63,7 +63,7 @@ class Record:
 
     deliveries: Deliveries
     strands: bool
-    cautions: tuple[Caution, ...]
+    cautions: tuple[StatusWarning, ...]
     written: datetime | None = None
 
 
@@ -81,16 +81,16 @@ class Health:
 
     def __init__(
         self,
-        world: World,
-        wake: Callable[[Key], None],
+        ctx: Context,
+        enqueue: Callable[[Key], None],
         interval: float = INTERVAL_SECONDS,
         limits: Thresholds = THRESHOLDS,
     ) -> None:
-        self._world = world
-        self._wake = wake
+        self._ctx = ctx
+        self._enqueue = enqueue
         self._interval = interval
         self._limits = limits
-        self._gauges = Gauges(world.clock)
+        self._gauges = Gauges(ctx.clock)
         self._looked: dict[str, float] = {}
         self._records: dict[str, Record] = {}
         self._paces = Paces(1 / CALLS_PER_SECOND)
@@ -105,7 +105,7 @@ class Health:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def cautions(self, body: Body) -> tuple[Caution, ...]:
+    def cautions(self, body: Body) -> tuple[StatusWarning, ...]:
         """Return what is to be seen to about a policy, by the last look at its topics.
 
         Before the first one that is what its conditions say: a restart takes nothing back.
@@ -122,7 +122,7 @@ class Health:
             await asyncio.sleep(min(TICK_SECONDS, self._interval))
 
     def _begin_walks(self) -> None:
-        ready = [body for body in self._world.policies if _is_ready(body)]
+        ready = [body for body in self._ctx.policies if _is_ready(body)]
         self._forget(ready)
         for connection, due in self._due(ready).items():
             if connection not in self._walks:
@@ -142,16 +142,16 @@ class Health:
     def _forget(self, ready: Sequence[Body]) -> None:
         """Drop what is known of policies that are gone, and show no figures of unready ones."""
         self._gauges.keep({Key.of(body) for body in ready})
-        there = {_uid(body) for body in self._world.policies}
+        there = {_uid(body) for body in self._ctx.policies}
         for known in (self._looked, self._records):
             for uid in known.keys() - there:
                 del known[uid]
-        connections = [Key.of(body) for body in self._world.connections]
+        connections = [Key.of(body) for body in self._ctx.connections]
         for key in self._readers.keys() - {self._at(connection) for connection in connections}:
             del self._readers[key]
 
     def _at(self, connection: Key) -> tuple[Key, str | None]:
-        return connection, broker_of(connection, self._world.connections)
+        return connection, broker_of(connection, self._ctx.connections)
 
     async def _walk(self, connection: Key, due: Sequence[Body]) -> None:
         at = self._at(connection)
@@ -182,11 +182,9 @@ class Health:
 
     async def _look(self, body: Body, reader: Reader) -> None:
         """Read the topics of one policy, and pass on what is new about them."""
-        asked = gather(body, self._world)
+        asked = gather(body, self._ctx)
         policy = asked.policy
-        connection = await self._world.brokers.resolve(
-            asked.spec.connection_ref, asked.key.namespace
-        )
+        connection = await self._ctx.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
         admin = connection.admin
         topics = Topics(
             source=await reader.read(admin, policy.topic),
@@ -197,12 +195,12 @@ class Health:
                 else {}
             ),
         )
-        latest = self._world.policies.get(asked.key)
+        latest = self._ctx.policies.get(asked.key)
         if latest is None or _uid(latest) != _uid(body):
             return  # it went meanwhile, and nobody wants to know any more
         record = self._records[_uid(body)] = self._examine(latest, policy, topics)
         if set(record.cautions) != set(_standing(latest)):
-            self._wake(asked.key)
+            self._enqueue(asked.key)
         await self._tell_backlog(latest, policy, topics)
 
     def _examine(self, body: Body, policy: Policy, topics: Topics) -> Record:
@@ -240,14 +238,14 @@ class Health:
         )
         record = self._records[_uid(body)]
         self._gauges.show(Key.of(body), found, record.deliveries)
-        now = self._world.clock()
+        now = self._ctx.clock()
         written = backlog.written_in(body.get("status") or {})
         since = timedelta.max if record.written is None else now - record.written
         if backlog.is_worth_writing(written, found, since):
-            after = await self._world.kubernetes.patch_status(
+            after = await self._ctx.kubernetes.patch_status(
                 resources.POLICIES, Key.of(body), backlog.to_patch(found)
             )
-            self._world.policies.renew(after)
+            self._ctx.policies.renew(after)
             self._records[_uid(body)] = replace(record, written=now)
 
 
@@ -258,10 +256,10 @@ def _is_ready(body: Body) -> bool:
     )
 
 
-def _standing(body: Body) -> tuple[Caution, ...]:
+def _standing(body: Body) -> tuple[StatusWarning, ...]:
     """Return what a policy's conditions say of its topics' health."""
     found = (status.find(body, reason) for reason in sorted(REASONS))
-    return tuple(Caution(c.type, c.message) for c in found if c is not None)
+    return tuple(StatusWarning(c.type, c.message) for c in found if c is not None)
 
 
 def _uid(body: Body) -> str:

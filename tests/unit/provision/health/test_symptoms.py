@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from redrive.admin.model import SubscriptionStats
-from redrive.cluster.status import Caution
+from redrive.kube.status import StatusWarning
 from redrive.policy import naming
 from redrive.policy.model import Policy
 from redrive.policy.naming import Scheme, TopicName
@@ -39,7 +39,7 @@ def stats(consumers: int = 0, ack_holes: int = 0, *, durable: bool = True) -> Su
     return SubscriptionStats(0, 0, consumers, durable=durable, ack_holes=ack_holes, oldest=None)
 
 
-def found(standing: Iterable[Caution] = (), **changes: Any) -> tuple[Caution, ...]:  # noqa: ANN401
+def found(standing: Iterable[StatusWarning] = (), **changes: Any) -> tuple[StatusWarning, ...]:  # noqa: ANN401
     """What is found of a policy that fares well, but for *changes*."""
     well: dict[str, Any] = {
         "policy": policy(),
@@ -59,7 +59,7 @@ def test_a_policy_that_fares_well_needs_no_caution() -> None:
 
 
 def test_many_holes_are_told_once_and_taken_back_when_they_are_clearly_fewer() -> None:
-    def with_holes(count: int, standing: Iterable[Caution] = ()) -> tuple[Caution, ...]:
+    def with_holes(count: int, standing: Iterable[StatusWarning] = ()) -> tuple[StatusWarning, ...]:
         return found(standing, retry={"s": stats(consumers=1, ack_holes=count)})
 
     assert with_holes(4_999) == ()
@@ -95,7 +95,7 @@ def test_retries_strand_when_nobody_consumes_them_twice_in_a_row() -> None:
     assert found(**alone) == ()
     told = found(**alone, strands_still=True)
     [caution] = told
-    assert caution.reason == "RetriesStrand"
+    assert caution.reason == "RetryTopicNotConsumed"
     assert "consumers on orders and none on orders-s-RETRY" in caution.message
     assert found(told, **alone) == told  # said before a restart, and still so
     assert found(told, strands_still=True) == ()

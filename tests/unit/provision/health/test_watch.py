@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from redrive.cluster.world import World
+from redrive.kube.context import Context
 from redrive.provision.health import watch
 from redrive.provision.health.reader import Reader
 from redrive.provision.health.watch import Health
@@ -19,7 +19,7 @@ READY = {"type": "Ready", "status": "True", "reason": "Provisioned", "message": 
 
 
 async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
-    world: World,
+    ctx: Context,
     policy: MakeBody,
     connection: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -39,10 +39,10 @@ async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
     monkeypatch.setattr(watch, "Reader", Noting)
     for name, url in (("a", "http://b:80"), ("b", "http://b:80/"), ("c", "http://other:80")):
         metadata = {"namespace": "shop", "name": name, "uid": name, "resourceVersion": "1"}
-        world.connections.put({"metadata": metadata, "spec": connection | {"adminUrl": url}})
+        ctx.connections.put({"metadata": metadata, "spec": connection | {"adminUrl": url}})
         body = policy(name, connectionRef={"name": name})
-        world.policies.put(body | {"status": {"conditions": [READY]}})
-    health = Health(world, lambda _: None)
+        ctx.policies.put(body | {"status": {"conditions": [READY]}})
+    health = Health(ctx, lambda _: None)
     async with asyncio.timeout(5):
         await all_begun.wait()
     await health.stop()

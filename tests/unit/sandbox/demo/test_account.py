@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.sandbox.demo.account import Account
+from sandbox.demo.account import Account
 
 ids = st.frozensets(st.integers(0, 999).map("order-{:06}".format), min_size=1)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redrive.sandbox.spark_operator.objects import Application
+from sandbox.spark_operator.objects import Application
 
 MakeApplication = Callable[..., Application]
 

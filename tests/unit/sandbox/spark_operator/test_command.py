@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from redrive.sandbox.spark_operator import command
-from redrive.sandbox.spark_operator.errors import RefusedError
-from redrive.sandbox.spark_operator.objects import Application
+from sandbox.spark_operator import command
+from sandbox.spark_operator.errors import RefusedError
+from sandbox.spark_operator.objects import Application
 
 
 def test_the_command_line_holds_the_program_and_its_arguments_and_no_property(

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from redrive.sandbox.spark_operator.environment import Data, Source, references, resolve
-from redrive.sandbox.spark_operator.errors import MissingConfigError, RefusedError
-from redrive.sandbox.spark_operator.objects import Application
+from sandbox.spark_operator.environment import Data, Source, references, resolve
+from sandbox.spark_operator.errors import MissingConfigError, RefusedError
+from sandbox.spark_operator.objects import Application
 
 SECRET = Source("secret", "pulsar")
 CONFIG = Source("configmap", "settings")

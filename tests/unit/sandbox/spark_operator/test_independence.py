@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from redrive.sandbox import spark_operator
+from sandbox import spark_operator
 
 PACKAGE = Path(spark_operator.__file__).parent
 MODULES = sorted(PACKAGE.glob("*.py"))
@@ -42,6 +42,6 @@ def test_nothing_in_it_knows_the_product() -> None:
         file.name: line
         for file in [*MODULES, spark_operator.CRD]
         for line in file.read_text().splitlines()
-        if "redrive" in line.replace("python -m redrive.sandbox.spark_operator", "")
+        if "redrive" in line.replace("python -m sandbox.spark_operator", "")
     }
     assert telling == {}

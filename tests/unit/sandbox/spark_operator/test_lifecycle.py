@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from redrive.sandbox.spark_operator import lifecycle
-from redrive.sandbox.spark_operator.lifecycle import (
+from sandbox.spark_operator import lifecycle
+from sandbox.spark_operator.lifecycle import (
     Delete,
     Move,
     Observation,
@@ -17,7 +17,7 @@ from redrive.sandbox.spark_operator.lifecycle import (
     Submit,
     decide,
 )
-from redrive.sandbox.spark_operator.objects import Application, State, Status
+from sandbox.spark_operator.objects import Application, State, Status
 
 NOW = datetime(2026, 11, 21, 9, tzinfo=UTC)
 PENDING = Observation(Phase.PENDING)

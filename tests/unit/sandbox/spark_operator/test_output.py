@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from redrive.sandbox.spark_operator.output import LONGEST_CAUSE, Output, cause
+from sandbox.spark_operator.output import LONGEST_CAUSE, Output, cause
 
 LOG = "26/11/21 15:28:14 INFO SparkContext: Invoking stop() from shutdown hook"
 

@@ -1,0 +1,336 @@
+"""Calls to the Kubernetes API: plain objects in and out, failures as errors with a reason.
+
+Called by `provision` and `replay`, in the operator and in the driver of a replay job.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any
+from urllib.request import getproxies
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from redrive.admin.fence import Fence, guarding
+from redrive.kube import resources, watching
+from redrive.kube.errors import (
+    ClusterUnknownError,
+    ForbiddenError,
+    KubernetesError,
+    NoClusterError,
+    NotFoundError,
+    SecretKeyNotFoundError,
+    SecretNotFoundError,
+    UnavailableError,
+    error_for,
+)
+from redrive.kube.resources import Body, Key, Label, Resource
+
+TIMEOUT_SECONDS = 30.0
+WATCH_CONNECT_SECONDS = 10.0
+"""Together with the silence that a watch may keep less than a stall takes to be one."""
+COMPONENT = "redrive"
+_MERGE_PATCH = "application/merge-patch+json"
+
+logger = logging.getLogger(__name__)
+
+
+def is_in_cluster() -> bool:
+    """Whether to use the account of the pod this runs in: KUBECONFIG, where set, comes first."""
+    return "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+class Kubernetes:
+    """A client of one API server; made by `connect`."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, fence: Fence | None = None) -> AsyncIterator[Kubernetes]:
+        """Connect to the cluster this runs in, or to that of a kubeconfig; see `is_in_cluster`.
+
+        Args:
+            fence: what every write has to pass; None lets all pass.
+
+        Raises:
+            NoClusterError: there is neither.
+        """
+        configuration = client.Configuration()
+        # Where the environment names no proxy, looking for one with each call, and for a .netrc
+        # file, takes a tenth of the operator's time.
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
+        try:
+            if is_in_cluster():
+                config.load_incluster_config(  # type: ignore[no-untyped-call]
+                    client_configuration=configuration
+                )
+            else:
+                # The library itself looks at the variable only once, when it is imported.
+                await config.load_kube_config(  # type: ignore[no-untyped-call]
+                    config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration
+                )
+        except config.ConfigException as error:
+            raise NoClusterError(
+                "no Kubernetes cluster to talk to",
+                got=str(error),
+                remedy="set KUBECONFIG, or run this in a cluster",
+            ) from error
+        if fence is not None:
+            configuration.trace_configs = [guarding(fence)]
+        async with client.ApiClient(configuration) as api:
+            api.user_agent = COMPONENT
+            yield cls(api)
+
+    async def cluster_id(self) -> str:
+        """Return the uid of the namespace `kube-system`, which is as old as the cluster.
+
+        Raises:
+            ClusterUnknownError: it may not be read.
+        """
+        try:
+            answer = await self._call("GET", "/api/v1/namespaces/kube-system")
+        except ForbiddenError as error:
+            raise ClusterUnknownError(
+                "nothing tells this cluster from others that may use the same brokers",
+                got=str(error),
+                remedy="start the operator with --cluster-id, clusterId in the Helm chart, and any "
+                "text that no other cluster uses; the uid of the namespace kube-system is usual",
+            ) from error
+        uid: str = answer["metadata"]["uid"]
+        return uid
+
+    async def list(self, resource: Resource, namespaces: Sequence[str] = ()) -> list[Body]:
+        """Read all objects of a kind, of these namespaces; of all if none is named."""
+        answers = [await self._call("GET", resource.path(name)) for name in namespaces or (None,)]
+        # The items of a list leave out what the list itself says.
+        typed = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return [typed | item for answer in answers for item in answer["items"]]
+
+    async def list_labelled(
+        self, resource: Resource, namespace: str | None, label: Label
+    ) -> tuple[Sequence[Body], str]:
+        """Read the objects of a kind that have *label*, of one namespace or of all.
+
+        Returns:
+            The objects, and from where `watch` goes on.
+        """
+        query = {"labelSelector": "=".join(label)}
+        answer = await self._call("GET", resource.path(namespace), query=query)
+        typed = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return [typed | item for item in answer["items"]], answer["metadata"]["resourceVersion"]
+
+    async def watch(
+        self, resource: Resource, namespace: str | None, label: Label, since: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield what happens to the objects of `list_labelled`, until the API server ends it.
+
+        Each event has a `type`, such as `DELETED`, and an `object`. The end comes after half a
+        minute, mostly with a bookmark, from which the next watch may go on.
+
+        Raises:
+            KubernetesError: it could not begin, or broke off.
+        """
+        query = {
+            "labelSelector": "=".join(label),
+            "resourceVersion": since,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(watching.ROUND_SECONDS),
+        }
+        path = resource.path(namespace)
+        patience = aiohttp.ClientTimeout(
+            connect=WATCH_CONNECT_SECONDS, sock_read=watching.SILENCE_SECONDS
+        )
+        try:
+            answer = await self._send("GET", path, None, query, patience)
+            async with answer.response as response:
+                if response.status != HTTPStatus.OK:
+                    raise error_for(f"watch {path}", response.status, await response.text())
+                async for line in response.content:
+                    yield json.loads(line)
+        except (aiohttp.ClientError, OSError) as error:
+            raise _unavailable(error) from error
+
+    async def get(self, resource: Resource, key: Key) -> Body:
+        """Read one object.
+
+        Raises:
+            NotFoundError: it is not there.
+        """
+        return await self._call("GET", resource.path(*key))
+
+    async def create(self, resource: Resource, body: Body) -> Body:
+        """Create *body*; a field that the schema does not know is refused, never dropped.
+
+        Raises:
+            ConflictError: an object of that name is there already.
+        """
+        path = resource.path(body["metadata"]["namespace"])
+        return await self._call("POST", path, body, query={"fieldValidation": "Strict"})
+
+    async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
+        """Merge *patch* into one object: None removes a field, a list replaces the whole list.
+
+        A `metadata.resourceVersion` in it makes the patch fail when the object has changed since.
+
+        Raises:
+            NotFoundError: it is not there.
+            ConflictError: it has changed.
+        """
+        query = {"fieldValidation": "Strict"}
+        return await self._call("PATCH", resource.path(*key), patch, query=query)
+
+    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
+        """Merge *status* into the status of one object, as `patch` does.
+
+        Raises:
+            NotFoundError: it is not there.
+        """
+        path = f"{resource.path(*key)}/status"
+        return await self._call("PATCH", path, {"status": status})
+
+    async def read_secret_key(self, secret: Key, key: str) -> str:
+        """Read the text under *key* of a Secret, without white space around it.
+
+        Raises:
+            SecretNotFoundError: there is no such Secret.
+            SecretKeyNotFoundError: it has no such key, or no plain text under it.
+            ForbiddenError: the operator may not read it.
+        """
+        try:
+            text = (await self.read_key(resources.SECRETS, secret, key)).decode("ascii").strip()
+        except UnicodeDecodeError:
+            text = ""
+        if not text.isprintable() or not text:
+            raise SecretKeyNotFoundError(
+                f"key {key!r} of the Secret {secret} holds no token: it is empty or not plain text",
+                remedy="store the token itself under that key",
+            )
+        return text
+
+    async def read_key(self, resource: Resource, where: Key, key: str) -> bytes:
+        """Read what a Secret or a ConfigMap holds under *key*.
+
+        Raises:
+            SecretNotFoundError: there is no such object.
+            SecretKeyNotFoundError: it has no such key, or something else than base64 under it.
+            ForbiddenError: the operator may not read it.
+        """
+        try:
+            data = (await self.get(resource, where)).get("data") or {}
+        except NotFoundError:
+            raise SecretNotFoundError(
+                f"a {resource.kind} that the connection names does not exist",
+                got=str(where),
+                remedy="create it, or correct the reference",
+            ) from None
+        if key not in data:
+            raise SecretKeyNotFoundError(
+                f"the {resource.kind} {where} has no key {key!r}",
+                got=sorted(data),
+                remedy="add the key, or correct the reference",
+            )
+        if resource != resources.SECRETS:
+            return str(data[key]).encode()
+        try:
+            return base64.b64decode(data[key])
+        except binascii.Error:
+            return b""
+
+    async def emit(
+        self, about: Body, *, kind: str, reason: str, message: str, now: datetime
+    ) -> None:
+        """Record an Event about an object, for `kubectl describe`; a failure is only logged.
+
+        In a namespace that is being deleted no Event can be made, and work has to go on.
+
+        Args:
+            kind: `Normal` or `Warning`.
+            reason: one word for machines.
+            message: a sentence for people; cut to the 1 024 characters that an Event may have.
+        """
+        try:
+            await self.create(resources.EVENTS, _event(about, kind, reason, message, now))
+        except KubernetesError as error:
+            logger.warning("no Event %s about %s: %s", reason, Key.of(about), error)
+
+    async def _call(
+        self, method: str, path: str, body: Body | None = None, query: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        try:
+            response = await self._send(method, path, body, query, TIMEOUT_SECONDS)
+            answer = (await response.read()).decode()
+        except (aiohttp.ClientError, OSError) as error:
+            raise _unavailable(error) from error
+        if not 200 <= response.status < 300:  # noqa: PLR2004  success, as HTTP has it
+            raise error_for(f"{method} {path}", response.status, answer)
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Body | None,
+        query: dict[str, str] | None,
+        patience: float | aiohttp.ClientTimeout,
+    ) -> Any:  # noqa: ANN401  a response, of which the library gives no types
+        headers = {"Accept": "application/json"}
+        if method == "PATCH":
+            headers["Content-Type"] = _MERGE_PATCH
+        request = await self._api.param_serialize(
+            method,
+            path,
+            query_params=list((query or {}).items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        return await self._api.call_api(*request, _request_timeout=patience)
+
+
+def _unavailable(error: Exception) -> UnavailableError:
+    return UnavailableError(
+        "the Kubernetes API does not answer",
+        got=str(error) or type(error).__name__,
+        remedy="it is tried again; check the API server and the way to it",
+    )
+
+
+def _event(about: Body, kind: str, reason: str, message: str, now: datetime) -> Body:
+    metadata = about["metadata"]
+    moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "generateName": f"{metadata['name'][:50]}-",
+            "namespace": metadata["namespace"],
+        },
+        "involvedObject": {
+            "apiVersion": about["apiVersion"],
+            "kind": about["kind"],
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+        "type": kind,
+        "reason": reason,
+        "message": message[:1024],
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "firstTimestamp": moment,
+        "lastTimestamp": moment,
+        "count": 1,
+    }

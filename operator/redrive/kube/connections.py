@@ -1,0 +1,248 @@
+"""A `connectionRef` → the connection's spec and a client of its broker, or why there is none.
+
+Called by every reconcile, of policies, replays and connections. Clients are kept, one for each
+connection, so that reconciles share their batches. How credentials change without a restart is
+told in `credentials`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Protocol
+
+from redrive.admin.breaker import Breaker
+from redrive.admin.client import Admin
+from redrive.admin.http import Http
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.parsing import parse_spec
+from redrive.errors import InvalidSpecError
+from redrive.kube import metrics
+from redrive.kube.cache import Cache
+from redrive.kube.credentials import CredentialReader, KeptCredentials
+from redrive.kube.errors import (
+    ConnectionInvalidError,
+    ConnectionNotFoundError,
+    NamespaceNotAllowedError,
+)
+from redrive.kube.resources import Body, Key
+
+REMEMBERED = timedelta(minutes=15)
+"""How long a connection that is gone serves what is deleted with it, which waits for less."""
+
+logger = logging.getLogger(__name__)
+
+
+class ConnectionRef(Protocol):
+    """How a spec refers to a PulsarConnection."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def namespace(self) -> str | None:
+        """Its namespace; None means that of the object which refers to it."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A PulsarConnection that may be used, with a client that holds its token."""
+
+    key: Key
+    spec: PulsarConnectionSpec
+    admin: Admin
+
+
+def key_of(ref: ConnectionRef, namespace: str) -> Key:
+    """Return which connection *ref* means in an object of *namespace*."""
+    return Key(namespace if ref.namespace is None else ref.namespace, ref.name)
+
+
+def find(ref: ConnectionRef, namespace: str, table: Cache) -> PulsarConnectionSpec:
+    """Return the spec of the connection that an object of *namespace* refers to.
+
+    Raises:
+        ConnectionNotFoundError: there is none of that name.
+        ConnectionInvalidError: its spec cannot be read.
+        NamespaceNotAllowedError: it is not for that namespace.
+    """
+    key = key_of(ref, namespace)
+    spec = _spec_at(key, table)
+    if not spec.allows_namespace(namespace, key.namespace):
+        raise NamespaceNotAllowedError(
+            f"the PulsarConnection {key} may not be used from this namespace",
+            got=namespace,
+            remedy="add the namespace to its allowedNamespaces, or use another connection",
+        )
+    return spec
+
+
+def users(connection: Key, objects: Cache) -> Iterator[Body]:
+    """Yield those of *objects* whose `connectionRef` means *connection*."""
+    return (body for body in objects if connection_of(body) == connection)
+
+
+def connection_of(body: Body) -> Key:
+    """Return which connection the `connectionRef` of an object means."""
+    ref = body["spec"]["connectionRef"]
+    return Key(ref.get("namespace", body["metadata"]["namespace"]), ref["name"])
+
+
+def broker_of(connection: Key, connections: Cache) -> str | None:
+    """Return where the broker of a connection answers; None where there is no such connection.
+
+    Two connections to one broker have one answer, unless they call it by different names.
+    """
+    body = connections.get(connection)
+    return None if body is None else str(body["spec"]["adminUrl"]).rstrip("/")
+
+
+class Connections:
+    """The connections that the watches have shown, and a client for each that was used."""
+
+    def __init__(
+        self,
+        table: Cache,
+        http: Http,
+        reader: CredentialReader,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._table = table
+        self._http = http
+        self._reader = reader
+        self._clock = clock
+        self._credentials: dict[Key, tuple[object, KeptCredentials]] = {}
+        self._admins: dict[Key, Admin] = {}
+        self._opened: dict[Key, Connection] = {}
+        self._gone: dict[Key, datetime] = {}
+        self._breakers: dict[Key, tuple[str, Breaker]] = {}
+        self._listeners: list[Callable[[Key], None]] = []
+        table.listen(self._forget)
+
+    def listen(self, listener: Callable[[Key], None]) -> None:
+        """Call *listener* when a connection's broker has fallen silent, and when it answers."""
+        self._listeners.append(listener)
+
+    async def resolve(self, ref: ConnectionRef, namespace: str) -> Connection:
+        """Return the connection that an object of *namespace* refers to, ready to be used.
+
+        Raises:
+            RedriveError: as `find` does; or `SecretNotFoundError`, `SecretKeyNotFoundError`,
+                `ForbiddenError` where its token cannot be read.
+        """
+        return await self._open(key_of(ref, namespace), find(ref, namespace, self._table))
+
+    async def open(self, key: Key) -> Connection:
+        """Return the connection *key*, ready to be used, for a look at itself.
+
+        Raises:
+            RedriveError: as `resolve` does.
+        """
+        return await self._open(key, _spec_at(key, self._table))
+
+    def remembered(self, ref: ConnectionRef, namespace: str) -> Connection | None:
+        """Return the connection as it was when it was last used, were it gone since.
+
+        For what is deleted together with its connection, or with the Secret: a namespace is
+        emptied in no order. One that is gone for long, and its credentials, are forgotten.
+        """
+        self._forget_long_gone()
+        last = self._opened.get(key_of(ref, namespace))
+        if last is None or not last.spec.allows_namespace(namespace, last.key.namespace):
+            return None
+        return last
+
+    async def _open(self, key: Key, spec: PulsarConnectionSpec) -> Connection:
+        credentials = self._credentials_of(key, spec)
+        await credentials.refresh()
+        admin = self._admin(key, spec.admin_url, credentials)
+        opened = self._opened[key] = Connection(key, spec, admin)
+        if self._table.get(key) is None:  # it went meanwhile
+            self._gone[key] = self._clock()
+        else:
+            self._gone.pop(key, None)
+        self._forget_long_gone()
+        return opened
+
+    def _credentials_of(self, key: Key, spec: PulsarConnectionSpec) -> KeptCredentials:
+        """Return what is kept for the connection as it is; other references are other ones."""
+        said = spec.authentication, spec.tls
+        known = self._credentials.get(key)
+        if known is None or known[0] != said:
+            read = partial(self._reader.read, key.namespace, spec)
+            known = self._credentials[key] = said, KeptCredentials(read)
+        return known[1]
+
+    def _admin(self, key: Key, admin_url: str, credentials: KeptCredentials) -> Admin:
+        """Return the one client that reconciles share: batches form only within one client."""
+        admin = self._admins.get(key)
+        if admin is None or not admin.is_for(admin_url, credentials):
+            breaker = self._breaker(key, admin_url)
+            admin = self._admins[key] = Admin(self._http, admin_url, credentials, breaker)
+        return admin
+
+    def _breaker(self, key: Key, admin_url: str) -> Breaker:
+        """Return a connection's breaker, which outlives a token; another broker has another."""
+        known = self._breakers.get(key)
+        if known is None or known[0] != admin_url:
+
+            def changed() -> None:
+                self._show_breaker(key)
+                logger.warning(
+                    "PulsarConnection %s: the broker %s",
+                    key,
+                    "does not answer, and is left alone" if breaker.is_open else "answers again",
+                )
+                for listener in self._listeners:
+                    listener(key)
+
+            breaker = Breaker(admin_url, self._clock, changed)
+            known = self._breakers[key] = admin_url, breaker
+        self._show_breaker(key)
+        return known[1]
+
+    def _show_breaker(self, key: Key) -> None:
+        """Tell in the metrics how a connection stands, as long as there is one.
+
+        What is remembered, or was called before adminUrl changed, may still have an answer to come.
+        """
+        if self._table.get(key) is not None and key in self._breakers:
+            metrics.BREAKER_OPEN.labels(*key).set(self._breakers[key][1].is_open)
+
+    def _forget(self, key: Key, _before: Body | None, after: Body | None) -> None:
+        if after is None:
+            self._credentials.pop(key, None)
+            self._gone[key] = self._clock()
+            self._admins.pop(key, None)
+            if self._breakers.pop(key, None) is not None:
+                metrics.BREAKER_OPEN.remove(*key)
+            self._forget_long_gone()
+
+    def _forget_long_gone(self) -> None:
+        now = self._clock()
+        for key in [key for key, since in self._gone.items() if now - since >= REMEMBERED]:
+            del self._gone[key]
+            self._opened.pop(key, None)
+            self._admins.pop(key, None)  # made while it went
+            self._breakers.pop(key, None)
+
+
+def _spec_at(key: Key, table: Cache) -> PulsarConnectionSpec:
+    body = table.get(key)
+    if body is None:
+        raise ConnectionNotFoundError(
+            "the PulsarConnection of connectionRef does not exist",
+            got=str(key),
+            remedy="create it, or correct the connectionRef",
+        )
+    try:
+        return parse_spec(PulsarConnectionSpec, body)
+    except InvalidSpecError as error:
+        raise ConnectionInvalidError(
+            f"the PulsarConnection {key} has an invalid spec: {error}",
+            remedy="correct it; what uses it goes on by itself then",
+        ) from error

@@ -1,0 +1,149 @@
+"""All that the operator's journeys share: what is known of the cluster, and the ways to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from redrive.admin.fence import Fence
+from redrive.admin.http import Http
+from redrive.kube import resources
+from redrive.kube.cache import Cache
+from redrive.kube.client import Kubernetes
+from redrive.kube.connections import Connections
+from redrive.kube.credentials import CredentialReader
+from redrive.kube.errors import NotFoundError
+from redrive.kube.follow import following
+from redrive.kube.liveness import Liveness
+from redrive.kube.reading import allowed, patiently
+from redrive.kube.resources import Resource
+
+logger = logging.getLogger(__name__)
+
+
+def wall_clock() -> datetime:
+    """Read the clock: the operator's one place to do so."""
+    return datetime.now(UTC)  # noqa: TID251  all others take the moment, or this function
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How this operator was started.
+
+    Attributes:
+        cluster_id: what tells this cluster from all others that use the same brokers; empty for
+            what `Kubernetes.cluster_id` reads.
+        namespaces: the Kubernetes namespaces it serves; none means all.
+        replay_image: the container image of replay jobs.
+        replay_application: where the replay job lies in that image, as a `local://` URL.
+        replay_service_account: which ServiceAccount of the Replay's namespace its driver uses.
+        credentials: the folder with a folder of files for each namespace; None if there is none.
+    """
+
+    cluster_id: str
+    namespaces: tuple[str, ...]
+    replay_image: str
+    replay_application: str
+    replay_service_account: str
+    credentials: Path | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the watches have shown, and the clients to act with.
+
+    The tables are complete from the start: who owns a topic can't be told from half the policies.
+
+    Attributes:
+        config_maps: those that redrive made.
+    """
+
+    settings: Settings
+    kubernetes: Kubernetes
+    connections: Cache
+    policies: Cache
+    replays: Cache
+    applications: Cache
+    config_maps: Cache
+    brokers: Connections
+    clock: Callable[[], datetime]
+
+    @property
+    def tables(self) -> Mapping[Resource, Cache]:
+        """Return what kopf's watches have shown, by kind."""
+        return {
+            resources.CONNECTIONS: self.connections,
+            resources.POLICIES: self.policies,
+            resources.REPLAYS: self.replays,
+            resources.SPARK_APPLICATIONS: self.applications,
+        }
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: Settings, fence: Fence | None = None, health: Liveness | None = None
+    ) -> AsyncIterator[Context]:
+        """Connect, and read all objects there are.
+
+        Of several namespaces to serve, one that may not be read is left out.
+
+        Args:
+            settings: how this operator was started.
+            fence: what every write has to pass, to brokers and to Kubernetes; None lets all pass.
+            health: gets the signs of life of what is followed; None where nobody asks for them.
+
+        Raises:
+            KubernetesError: redrive's own kinds are not installed, or may not be read.
+            ClusterUnknownError: the settings have no id of the cluster, and it may not be read.
+        """
+        async with (
+            Kubernetes.connect(fence) as kubernetes,
+            Http.open(fence) as http,
+            following(
+                kubernetes,
+                resources.CONFIG_MAPS,
+                settings.namespaces,
+                resources.MANAGED,
+                health or Liveness(),
+            ) as config_maps,
+        ):
+            if not settings.cluster_id:
+                found = await patiently(kubernetes.cluster_id)
+                settings = dataclasses.replace(settings, cluster_id=found)
+            reader = CredentialReader(kubernetes, http, settings.credentials)
+            connections = await _load(kubernetes, resources.CONNECTIONS, settings.namespaces)
+            yield cls(
+                settings=settings,
+                kubernetes=kubernetes,
+                connections=connections,
+                policies=await _load(kubernetes, resources.POLICIES, settings.namespaces),
+                replays=await _load(kubernetes, resources.REPLAYS, settings.namespaces),
+                applications=await _load_applications(kubernetes, settings.namespaces),
+                config_maps=config_maps,
+                brokers=Connections(connections, http, reader, wall_clock),
+                clock=wall_clock,
+            )
+
+
+async def _load(kubernetes: Kubernetes, resource: Resource, namespaces: Sequence[str]) -> Cache:
+    """Read all objects of a kind."""
+    each = [partial(kubernetes.list, resource, [name]) for name in namespaces]
+    found = await allowed(each or [partial(kubernetes.list, resource)])
+    return Cache(body for bodies in found for body in bodies or ())
+
+
+async def _load_applications(kubernetes: Kubernetes, namespaces: Sequence[str]) -> Cache:
+    try:
+        return await _load(kubernetes, resources.SPARK_APPLICATIONS, namespaces)
+    except NotFoundError:
+        logger.warning(
+            "this cluster knows no SparkApplication: policies are provisioned, but no Replay can "
+            "run; install the Spark operator, then restart this one"
+        )
+        return Cache()

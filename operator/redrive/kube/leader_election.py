@@ -1,0 +1,267 @@
+"""Which one of several operators acts: the holder of a Lease, and what stops all others.
+
+Called by the operator's command, before it opens the world. A standby does nothing but look at the
+Lease, every `RENEW_SECONDS`; it takes over when the record has not changed for as long as a lease
+lasts, by its own clock, so clocks may differ. The holder's writes pass a fence that
+closes earlier, counted from the *beginning* of its last renewal: when another takes over, whatever
+the holder still meant to write is refused on its own side. A Lease that somebody deletes, or whose
+holder somebody replaces, says nothing of what that holder does: a standby waits for as long.
+
+What remains: a write that had left before the fence closed and that is on its way for longer than
+`LEASE_SECONDS - FENCE_SECONDS`. Each write of redrive is one that the next reconcile of anybody
+makes good: it can't lose a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+from redrive.admin.fence import Fence, elapsed
+from redrive.kube import metrics, resources
+from redrive.kube.client import Kubernetes
+from redrive.kube.errors import ConflictError, KubernetesError, LeaseLostError, NotFoundError
+from redrive.kube.liveness import Liveness
+from redrive.kube.resources import Body, Key
+
+LEASE_SECONDS = 10
+"""For how long a record that does not change holds others off."""
+RELEASED_SECONDS = 1
+"""What a record says that its holder has given up, as Kubernetes' own components write it."""
+FENCE_SECONDS = 7.0
+"""For how long the holder writes after it began to renew."""
+RENEW_SECONDS = 2.0
+PATIENCE_SECONDS = 4.0
+"""How long an answer about the Lease is waited for."""
+PART = "lease"
+
+logger = logging.getLogger(__name__)
+
+
+class Lease:
+    """One operator's part in a Lease.
+
+    Args:
+        kubernetes: connections that pass no fence, and that nothing else keeps busy.
+        key: which Lease.
+        identity: this operator's name. One that starts again under it need not wait for its own
+            lease to run out, so no two may have it at a time: the name of a pod is such a name.
+        clock: for the times in the record, which are for people.
+        elapsed: seconds that only ever rise.
+    """
+
+    def __init__(  # noqa: PLR0913  what it is made of
+        self,
+        kubernetes: Kubernetes,
+        key: Key,
+        identity: str,
+        fence: Fence,
+        *,
+        clock: Callable[[], datetime],
+        elapsed: Callable[[], float] = elapsed,
+    ) -> None:
+        self._kubernetes = kubernetes
+        self._key = key
+        self._identity = identity
+        self._fence = fence
+        self._clock = clock
+        self._elapsed = elapsed
+        self._record: Body | None = None
+        self._seen_at = 0.0
+        self._writer = ""  # who may still be writing: held the lease and was not seen to release it
+
+    async def try_to_take(self) -> bool:
+        """Take the lease if it is free, has run out, or is ours; return whether it is ours now.
+
+        It is free when nobody was seen to hold it, or when that one has released it.
+
+        Raises:
+            KubernetesError: the API server refuses, or does not answer.
+        """
+        try:
+            self._see(await self._kubernetes.get(resources.LEASES, self._key))
+        except NotFoundError:
+            self._see(None)
+        if self._writer not in {"", self._identity} and self._silence() < LEASE_SECONDS:
+            return False
+        try:
+            await self._write(taken=self._writer != self._identity)
+        except ConflictError:
+            return False  # another was faster
+        return True
+
+    async def renew(self) -> None:
+        """Renew the lease that is ours.
+
+        Raises:
+            LeaseLostError: another holds it; the fence is closed.
+            KubernetesError: it could not be renewed for now.
+        """
+        try:
+            await self._write(taken=False)
+        except (ConflictError, NotFoundError):
+            # Somebody else changed or deleted the object, or an answer to ourselves was lost.
+            if not await self.try_to_take():
+                self._fence.open_until(float("-inf"))
+                raise LeaseLostError(
+                    "another operator has taken the lease",
+                    got=self._holder(),
+                    remedy="none is needed: this one ends, and stands by when it is started again",
+                ) from None
+
+    async def release(self) -> None:
+        """Give the lease up, so that another need not wait for it to run out."""
+        self._fence.open_until(float("-inf"))
+        await self._patch({"holderIdentity": "", "leaseDurationSeconds": RELEASED_SECONDS})
+
+    async def _write(self, *, taken: bool) -> None:
+        """Write ourselves into the record, unless it has changed since it was seen."""
+        began = self._elapsed()
+        now = self._clock().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec: dict[str, Any] = {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": LEASE_SECONDS,
+            "renewTime": now,
+        }
+        if self._record is None:
+            await self._create(spec | {"acquireTime": now, "leaseTransitions": 0})
+        else:
+            if taken:
+                transitions = self._record["spec"].get("leaseTransitions", 0) + 1
+                spec |= {"acquireTime": now, "leaseTransitions": transitions}
+            await self._patch(spec)
+        self._writer = self._identity
+        self._fence.open_until(began + FENCE_SECONDS)
+
+    async def _create(self, spec: Body) -> None:
+        metadata = {"namespace": self._key.namespace, "name": self._key.name}
+        body = {
+            "apiVersion": resources.LEASES.api_version,
+            "kind": resources.LEASES.kind,
+            "metadata": metadata,
+            "spec": spec,
+        }
+        self._see(await self._kubernetes.create(resources.LEASES, body))
+
+    async def _patch(self, spec: Body) -> None:
+        if self._record is None:
+            return
+        version = self._record["metadata"]["resourceVersion"]
+        patch = {"metadata": {"resourceVersion": version}, "spec": spec}
+        self._see(await self._kubernetes.patch(resources.LEASES, self._key, patch))
+
+    def _see(self, record: Body | None) -> None:
+        if _version(record) != _version(self._record):
+            self._seen_at = self._elapsed()
+        self._record = record
+        spec = {} if record is None else record.get("spec", {})
+        holder = spec.get("holderIdentity")
+        if holder == self._identity:
+            # Maybe by somebody's hand: whoever was seen to hold it before does not know yet.
+            self._writer = self._writer or holder
+        elif holder:
+            self._writer = holder
+        elif spec.get("leaseDurationSeconds") == RELEASED_SECONDS:
+            self._writer = ""
+
+    def _silence(self) -> float:
+        return self._elapsed() - self._seen_at
+
+    def _holder(self) -> str:
+        if self._record is None:
+            return ""
+        return self._record.get("spec", {}).get("holderIdentity") or ""
+
+
+def _version(record: Body | None) -> str:
+    return "" if record is None else str(record["metadata"]["resourceVersion"])
+
+
+@asynccontextmanager
+async def leading(
+    key: Key, identity: str, health: Liveness, clock: Callable[[], datetime]
+) -> AsyncIterator[Fence]:
+    """Wait for the lease, hold it while the block runs, give it up then; yield its fence.
+
+    Standing by counts as being ready: an operator that is not needed lacks nothing.
+
+    Raises:
+        LeaseLostError: another took it; the block was cancelled in the midst of what it did.
+    """
+    fence = Fence()
+    async with Kubernetes.connect() as kubernetes:
+        lease = Lease(kubernetes, key, identity, fence, clock=clock)
+        await _take(lease, health, key)
+        metrics.LEASE_HELD.set_function(fence.is_open)
+        async with _holding(lease, health):
+            yield fence
+
+
+async def _take(lease: Lease, health: Liveness, key: Key) -> None:
+    standing_by = False
+    while True:
+        health.beat(PART)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                if await lease.try_to_take():
+                    return
+        except (KubernetesError, TimeoutError) as error:
+            logger.warning("the lease %s can't be read: %s", key, error or "no answer in time")
+        else:
+            health.ready = True
+            if not standing_by:
+                logger.info("redrive stands by: the lease %s is held by another", key)
+            standing_by = True
+        await asyncio.sleep(RENEW_SECONDS)
+
+
+@asynccontextmanager
+async def _holding(lease: Lease, health: Liveness) -> AsyncIterator[None]:
+    """Renew *lease* while the block runs, then release it; cancel the block when it is lost."""
+    block = asyncio.current_task()
+    assert block is not None  # noqa: S101  every coroutine runs in a task
+    lost: list[LeaseLostError] = []
+
+    async def hold() -> None:
+        try:
+            await _renew_for_ever(lease, health)
+        except LeaseLostError as error:
+            logger.error("lease lost: %s", error)  # noqa: TRY400  no fault of the code
+            lost.append(error)
+            block.cancel()
+
+    holding = asyncio.create_task(hold(), name=PART)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if lost:
+            raise lost[0] from None
+        raise
+    finally:
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+        if not lost:
+            await _release(lease)
+
+
+async def _renew_for_ever(lease: Lease, health: Liveness) -> None:
+    while True:
+        health.beat(PART)
+        await asyncio.sleep(RENEW_SECONDS)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await lease.renew()
+        except (KubernetesError, TimeoutError) as error:
+            logger.warning("the lease was not renewed: %s", error or "no answer in time")
+
+
+async def _release(lease: Lease) -> None:
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await lease.release()
+    except (KubernetesError, TimeoutError) as error:
+        logger.warning("the lease runs out by itself: %s", error or "no answer in time")

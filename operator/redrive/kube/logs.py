@@ -1,0 +1,61 @@
+"""The operator's log: one line for each thing that happened, with the object that it is about.
+
+Set up by the operator's command; `Controller`s say about which object their tasks are.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Literal
+
+from redrive.kube.resources import Body, Key
+
+Format = Literal["json", "text"]
+FORMATS: tuple[Format, ...] = ("json", "text")
+
+_TEXT = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z")
+_object: ContextVar[dict[str, str]] = ContextVar("object", default={})  # noqa: B039  never changed
+
+
+def about(kind: str, key: Key) -> None:
+    """Have all that this task logs from now on be about one object."""
+    _object.set({"kind": kind, "namespace": key.namespace, "name": key.name})
+
+
+def identify(body: Body) -> None:
+    """Tell which one of all objects that ever had this name it is about."""
+    _object.set({**_object.get(), "uid": body["metadata"]["uid"]})
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object in one line.
+
+    It has `time`, `level`, `logger` and `message`; where it is about an object its `kind`,
+    `namespace`, `name` and, once known, `uid`; and `exception` where there is one.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write *record*."""
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_object.get(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def to_stderr(form: Format) -> None:
+    """Log what redrive does, and of kopf what is wrong."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else _TEXT)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("kopf").setLevel(logging.WARNING)

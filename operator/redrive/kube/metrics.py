@@ -1,0 +1,81 @@
+"""What the operator's loop counts and measures, how objects stand, and who holds the lease.
+
+`docs/reference/metrics.md` lists it.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from redrive.kube.cache import Cache
+from redrive.kube.resources import Resource
+
+LEASE_HELD = Gauge(
+    "redrive_lease_held", "1 while this operator holds the lease and may write, else 0."
+)
+OBJECTS = "redrive_objects"
+_LABELS = ("kind", "condition", "status", "reason")
+RECONCILES = Counter(
+    "redrive_reconciles_total",
+    "Reconciles, by kind and by result: success, requeue or error.",
+    ("kind", "result"),
+)
+RECONCILE_SECONDS = Histogram(
+    "redrive_reconcile_duration_seconds",
+    "How long looks at objects took, without the time in the queue.",
+    ("kind",),
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
+QUEUE_DEPTH = Gauge(
+    "redrive_reconcile_queue_depth",
+    "Objects that are to be looked at and wait for others to be done.",
+    ("kind",),
+)
+BREAKER_OPEN = Gauge(
+    "redrive_breaker_open",
+    "1 while a connection's broker does not answer and is left alone, else 0.",
+    ("namespace", "connection"),
+)
+
+
+class Standing(Collector):
+    """Objects by kind, and by each condition that they show.
+
+    Args:
+        tables: of the kinds that have conditions.
+    """
+
+    def __init__(self, tables: Mapping[Resource, Cache]) -> None:
+        self._tables = tables
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Count them, now."""
+        family = GaugeMetricFamily(
+            OBJECTS, "Objects of redrive, by each condition in their status.", labels=_LABELS
+        )
+        counts = collections.Counter(
+            (resource.kind, condition["type"], condition["status"], condition["reason"])
+            for resource, table in self._tables.items()
+            for body in table
+            for condition in (body.get("status") or {}).get("conditions") or ()
+        )
+        for labels, count in counts.items():
+            family.add_metric(labels, count)
+        yield family
+
+
+@contextmanager
+def counting(tables: Mapping[Resource, Cache]) -> Iterator[None]:
+    """Have metrics tell how the objects of *tables* stand while the block runs."""
+    standing = Standing(tables)
+    REGISTRY.register(standing)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(standing)

@@ -1,0 +1,97 @@
+"""The Helm chart `charts/redrive`: rendered and installed by a real Helm, in no one's own settings.
+
+Called by `sandbox.installation` and by the tests of the chart.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from sandbox import CHECKOUT, builds
+from sandbox.errors import SandboxError
+from sandbox.kubernetes import Cluster
+
+CHART = CHECKOUT / "charts" / "redrive"
+
+
+def helm(*args: str, values: Mapping[str, Any] | None = None) -> str:
+    """What ``helm`` prints; *values* are what differs from the chart's.
+
+    Raises:
+        SandboxError: helm failed; the message holds what it wrote to standard error.
+    """
+    command = [str(builds.helm() / "helm"), *args, *(() if values is None else ("--values=-",))]
+    with TemporaryDirectory() as home:
+        run = subprocess.run(  # noqa: S603 - helm of our own building
+            command, input=yaml.safe_dump(values), env=_environment(home), check=False, text=True,
+            capture_output=True,
+        )  # fmt: skip
+    if run.returncode != 0:
+        raise SandboxError(
+            f"helm {' '.join(args)} ended with {run.returncode}:\n{run.stderr.strip()}",
+            remedy="mend the chart, the values or the call",
+        )
+    return run.stdout
+
+
+def install(
+    cluster: Cluster, release: str, namespace: str, values: Mapping[str, Any], chart: Path = CHART
+) -> None:
+    """Install or upgrade a release, without waiting for its pods: nothing runs them here.
+
+    What was there before, as CRDs that somebody applied, belongs to the release from then on.
+
+    Raises:
+        SandboxError: the chart or the API server refused it.
+    """
+    helm(
+        "upgrade", "--install", release, str(chart), f"--namespace={namespace}",
+        "--create-namespace", "--take-ownership", f"--kubeconfig={cluster.kubeconfig}",
+        values=values,
+    )  # fmt: skip
+
+
+def uninstall(cluster: Cluster, release: str, namespace: str) -> None:
+    """Uninstall a release.
+
+    Raises:
+        SandboxError: there is none, or the API server refused.
+    """
+    helm("uninstall", release, f"--namespace={namespace}", f"--kubeconfig={cluster.kubeconfig}")
+
+
+def installed(cluster: Cluster, release: str, namespace: str) -> list[dict[str, Any]]:
+    """The objects of a release as they were rendered.
+
+    Raises:
+        SandboxError: there is none.
+    """
+    where = f"--namespace={namespace}", f"--kubeconfig={cluster.kubeconfig}"
+    return list(_objects(helm("get", "manifest", release, *where)))
+
+
+def render(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The objects that the chart makes of *values*, for release `redrive` in `redrive-system`.
+
+    Raises:
+        SandboxError: it makes nothing of them.
+    """
+    args = "template", "redrive", str(CHART), "--namespace=redrive-system"
+    return list(_objects(helm(*args, values=values)))
+
+
+def _objects(documents: str) -> Iterator[dict[str, Any]]:
+    yield from (document for document in yaml.safe_load_all(documents) if document)
+
+
+def _environment(home: str) -> dict[str, str]:
+    """Have helm read no plugins and no repositories of whoever runs this."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("HELM_")}
+    return ours | dict.fromkeys(("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"), home)

@@ -1,0 +1,65 @@
+"""``python -m sandbox.demo``: what ``make demo`` calls.
+
+Exits with 0 if the account balances, and with 1 if it does not or something failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from sandbox import installation
+from sandbox.demo import screen
+from sandbox.demo.account import Account
+from sandbox.demo.orders import Logs
+from sandbox.demo.story import Story
+from sandbox.errors import SandboxError
+from sandbox.sandbox import Sandbox
+
+_NEXT = """
+Where to look next:
+  examples/01-first-policy   the manifests and programs that you have just seen at work
+  make sandbox               the same parts, left running for you
+  README.md                  a quick start for your own cluster"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Play the story, or make the account of an earlier run again; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m sandbox.demo")
+    parser.add_argument("--orders", type=int, default=1_000, help="default: %(default)s")
+    parser.add_argument(
+        "--account",
+        type=Path,
+        metavar="DIR",
+        help="only make the account again, of logs kept in DIR",
+    )
+    given = parser.parse_args(arguments)
+    if given.account is not None:
+        return _close(Logs(given.account).account())
+    state = Path(tempfile.mkdtemp(prefix="redrive-demo-")) / "sandbox"
+    try:
+        screen.heading("1. A sandbox: Pulsar, a Kubernetes API server, redrive")
+        with Sandbox.start(state) as sandbox:
+            installation.install(sandbox)
+            account = Story(sandbox, given.orders).play()
+    except SandboxError as error:
+        screen.console.print(f"error: {error}", style="red", markup=False)
+        screen.console.print(f"Logs: {state / 'logs'}")
+        return 1
+    for data in ("kubernetes", "pulsar", "tokens"):
+        shutil.rmtree(state / data)
+    status = _close(account)
+    screen.output(f"{_NEXT}\n\nThe logs of this run are in {state}")
+    return status
+
+
+def _close(account: Account) -> int:
+    screen.show_account(account)
+    return 0 if account.balanced else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

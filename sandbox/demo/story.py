@@ -1,0 +1,183 @@
+"""The demo's acts, in order, on a sandbox where redrive is installed.
+
+Called by ``python -m sandbox.demo`` and, with fewer orders, by the end-to-end test.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import jwt
+
+from sandbox.demo import orders, screen, shop
+from sandbox.demo.account import Account
+from sandbox.errors import SandboxError
+from sandbox.sandbox import Sandbox
+
+RETRY_TOPIC, DEAD_LETTER_TOPIC = f"{shop.TOPIC}-fulfilment-RETRY", f"{shop.TOPIC}-fulfilment-DLQ"
+_FIRST_PASS_SECONDS, _REPLAY_SECONDS = 180.0, 180.0
+
+
+@dataclass(frozen=True)
+class Story:
+    """One run of the demo.
+
+    Attributes:
+        sandbox: where; redrive runs in it, and nobody has opened a shop there.
+        count: how many orders are sent.
+    """
+
+    sandbox: Sandbox
+    count: int
+
+    @property
+    def logs(self) -> orders.Logs:
+        """Return where the programs log what they do."""
+        return orders.Logs(self.sandbox.state)
+
+    @property
+    def _warehouse(self) -> Path:
+        return self.sandbox.state / "warehouse.up"
+
+    def play(self) -> Account:
+        """Go through all acts and return the account of the orders.
+
+        Raises:
+            SandboxError: something did not come to be in time.
+        """
+        self.declare()
+        self.fail()
+        self.replay()
+        return self.settle()
+
+    def declare(self) -> None:
+        """Apply the connection and the policy; show what the operator makes of them."""
+        screen.heading(
+            "2. A policy is applied: retries after 1, 2 and 4 seconds, then dead letters"
+        )
+        shop.open_shop(self.sandbox)
+        self._kubectl("apply", "-f", str(shop.EXAMPLE.parent / "replay-rbac.yaml"))
+        for name in ("1-connection.yaml", "2-policy.yaml"):
+            self._apply(name)
+        self._kubectl("wait", "--for=condition=Ready", "rp/orders-fulfilment", "--timeout=60s")
+        screen.output(self._kubectl("get", "pconn,rp"))
+        self._show_topology()
+
+    def fail(self) -> None:
+        """Send the orders while the warehouse is down."""
+        screen.heading(f"3. {self.count} orders, while the warehouse is down")
+        shop.start_consumer(self.sandbox, log=self.logs.handled, warehouse=self._warehouse)
+        shop.start_producer(self.sandbox, log=self.logs.produced, orders=self.count)
+        self._watch(
+            "each order is processed or a dead letter",
+            lambda counts: counts.produced == self.count and counts.settled,
+            seconds=_FIRST_PASS_SECONDS,
+        )
+
+    def replay(self) -> None:
+        """Bring the warehouse back and replay what died because of it."""
+        screen.heading("4. The warehouse is back: its dead letters are replayed")
+        self._warehouse.touch()
+        self._apply("3-replay.yaml")
+        self._kubectl(
+            "wait", "--for=jsonpath={.status.sparkApplication}", "replay/after-the-outage",
+            "--timeout=90s",
+        )  # fmt: skip
+        screen.console.print(f"the job's token is of the role [bold]{self._replay_role()}[/]")
+        self._watch(
+            "the replayed orders are processed",
+            lambda counts: counts.settled and self._replayed() == "Completed",
+            seconds=_REPLAY_SECONDS,
+        )
+        screen.output(self._kubectl("get", "rp,replay"))
+
+    def settle(self) -> Account:
+        """End the consumer and make the account."""
+        screen.heading("5. The account: the producer's log, the handler's log, the dead letters")
+        self.sandbox.processes.stop("consumer")
+        rest = shop.backlog(self.sandbox, DEAD_LETTER_TOPIC, "redrive")
+        ids = orders.resting(self.sandbox, DEAD_LETTER_TOPIC, "redrive", rest)
+        self.logs.resting.write_text("".join(f"{order}\n" for order in ids), encoding="ascii")
+        return self.logs.account()
+
+    def _show_topology(self) -> None:
+        shown = self.sandbox.pulsar.request("GET", "/admin/v2/namespaces/shop/prod")
+        shown.check("show the namespace")
+        granted = json.loads(shown.body)["auth_policies"]["destination_auth"]
+        for topic in (shop.TOPIC, RETRY_TOPIC, DEAD_LETTER_TOPIC):
+            rights = granted.get(f"persistent://{topic}", {}).items()
+            screen.output(
+                f"{topic}\n"
+                f"    subscription {', '.join(shop.subscriptions(self.sandbox, topic))}; "
+                + "; ".join(f"{role}: {', '.join(sorted(may))}" for role, may in rights)
+            )
+
+    def _watch(self, what: str, until: screen.Wish, *, seconds: float) -> None:
+        if not screen.watch(self._look, until, seconds=seconds):
+            raise SandboxError(
+                f"it took more than {seconds:.0f} s until {what}",
+                got=str(self._look()),
+                remedy=f"see the logs in {self.sandbox.state / 'logs'}",
+            )
+
+    def _look(self) -> screen.Counts:
+        for program in ("consumer", "producer"):
+            self._check_alive(program)
+        return screen.Counts(
+            produced=self.logs.count_produced(),
+            outcomes=self.logs.outcomes(),
+            waiting=shop.backlog(self.sandbox, RETRY_TOPIC, shop.SUBSCRIPTION),
+            dead=shop.backlog(self.sandbox, DEAD_LETTER_TOPIC, "redrive"),
+        )
+
+    def _check_alive(self, program: str) -> None:
+        finished = program == "producer" and self.logs.count_produced() == self.count
+        if not finished and not self.sandbox.processes.alive(program):
+            raise SandboxError(
+                f"the {program} ended early",
+                remedy=f"see {self.sandbox.processes.log(program)}",
+            )
+
+    def _replayed(self) -> str:
+        phase = self._kubectl("get", "replay/after-the-outage", "-o", "jsonpath={.status.phase}")
+        if phase == "Failed":
+            raise SandboxError(
+                "the replay failed",
+                got=self._kubectl("get", "replay/after-the-outage", "-o", "jsonpath={.status}"),
+                remedy=f"see the logs in {self.sandbox.state / 'logs'}",
+            )
+        return phase
+
+    def _replay_role(self) -> str:
+        """Return whose token the SparkApplication names: the replayer's, or it is a fault."""
+        name = self._kubectl(
+            "get", "replay/after-the-outage", "-o", "jsonpath={.status.sparkApplication}"
+        )
+        application = self._kubectl("get", f"sparkapplication/{name}", "-o", "json")
+        env = json.loads(application)["spec"]["driver"]["env"]
+        secrets = [
+            e["valueFrom"]["secretKeyRef"] for e in env if "secretKeyRef" in e.get("valueFrom", {})
+        ]
+        roles = {self._role_of(secret["name"], secret["key"]) for secret in secrets}
+        if roles != {shop.REPLAYER} or "pulsar-admin" in application:
+            raise SandboxError(
+                "the replay job must have the replay role's token and no other",
+                got=", ".join(sorted(roles)),
+                remedy="this is a bug in redrive, please report it",
+            )
+        return shop.REPLAYER
+
+    def _role_of(self, secret: str, key: str) -> str:
+        data = self._kubectl("get", f"secret/{secret}", "-o", f"jsonpath={{.data.{key}}}")
+        claims = jwt.decode(base64.b64decode(data), options={"verify_signature": False})
+        return str(claims["sub"])
+
+    def _apply(self, name: str) -> None:
+        screen.console.print(f"kubectl apply -f examples/01-first-policy/{name}")
+        self._kubectl("apply", "-f", "-", given=shop.manifest(self.sandbox, name))
+
+    def _kubectl(self, *args: str, given: str | None = None) -> str:
+        return self.sandbox.cluster.kubectl("-n", shop.NAMESPACE, *args, input=given)

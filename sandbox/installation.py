@@ -1,0 +1,105 @@
+"""redrive itself in a sandbox, installed as in production and with no more rights.
+
+Called by the command ``python -m sandbox up``, the demo, and the fixtures of the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from redrive.api.crds import crds
+from sandbox import SOURCE_ROOT, chart, spark
+from sandbox.process import free_port
+from sandbox.sandbox import Sandbox
+from sandbox.steps import step
+
+OPERATOR = "redrive-operator"
+RELEASE, NAMESPACE = "redrive", "redrive-system"
+_JOB = SOURCE_ROOT / "redrive" / "replay" / "__main__.py"
+_START_SECONDS = 60.0
+
+VALUES: Mapping[str, Any] = {
+    "image": {"repository": "sandbox"},
+    "credentials": {"volume": {"emptyDir": {}}},
+    "replay": {"image": "sandbox", "application": f"local://{_JOB}"},
+}
+"""What the sandbox chooses of the chart's values."""
+
+
+def install(sandbox: Sandbox) -> None:
+    """Install the chart; start the operator as its ServiceAccount, and the stand-in for Spark's.
+
+    Raises:
+        SandboxError: the API server refused a manifest, or one of the two did not start.
+    """
+    with step("install redrive"):
+        spark.start(sandbox.processes, sandbox.cluster, sandbox.state / "spark")
+        chart.install(sandbox.cluster, RELEASE, NAMESPACE, VALUES)
+        sandbox.cluster.wait_for_kinds([crd["metadata"]["name"] for crd in crds()])
+        start_operator(sandbox)
+
+
+def start_operator(
+    sandbox: Sandbox,
+    *,
+    release: str = RELEASE,
+    namespace: str = NAMESPACE,
+    name: str = OPERATOR,
+    until: str = "redrive serves",
+) -> None:
+    """Start what a pod of the release's Deployment would run, as its ServiceAccount.
+
+    It has neither an address nor a file system of its own, as a pod has: the port is another one,
+    see `endpoint`, and volumes are mounted elsewhere, see `credentials`.
+
+    Args:
+        sandbox: where; nothing in it runs pods.
+        release: of the chart, installed there.
+        namespace: of the release.
+        name: of the process, and of the pod that it would be.
+        until: what it says when this returns.
+
+    Raises:
+        SandboxError: it ended, or did not say so in time.
+    """
+    objects = chart.installed(sandbox.cluster, release, namespace)
+    (pod,) = (o["spec"]["template"]["spec"] for o in objects if o["kind"] == "Deployment")
+    account = sandbox.cluster.service_account_kubeconfig(namespace, pod["serviceAccountName"])
+    (mount,) = pod["containers"][0]["volumeMounts"]
+    elsewhere = {"$(POD_NAME)": name, mount["mountPath"]: str(credentials(sandbox))}
+    arguments = [_replaced(given, elsewhere) for given in pod["containers"][0]["args"]]
+    listen = f"127.0.0.1:{free_port()}"
+    _endpoint_file(sandbox, name).write_text(f"http://{listen}")
+    log = sandbox.processes.log(name)
+    before = log.stat().st_size if log.exists() else 0
+    sandbox.processes.start(
+        name,
+        [sys.executable, "-m", "redrive", *arguments, f"--listen={listen}"],
+        env={"KUBECONFIG": str(account), "PYTHONPATH": str(SOURCE_ROOT)},
+    )  # fmt: skip
+    sandbox.processes.wait_until(
+        name, lambda: until.encode() in log.read_bytes()[before:], seconds=_START_SECONDS
+    )
+
+
+def endpoint(sandbox: Sandbox, name: str = OPERATOR) -> str:
+    """Where the operator that was started as *name* serves metrics and probes, as a URL."""
+    return _endpoint_file(sandbox, name).read_text()
+
+
+def credentials(sandbox: Sandbox) -> Path:
+    """The folder that its operators find where the chart mounts the volume of credentials."""
+    return sandbox.state / "credentials"
+
+
+def _replaced(text: str, words: Mapping[str, str]) -> str:
+    for word, other in words.items():
+        text = text.replace(word, other)
+    return text
+
+
+def _endpoint_file(sandbox: Sandbox, name: str) -> Path:
+    return sandbox.state / f"{name}.endpoint"

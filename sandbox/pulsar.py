@@ -1,0 +1,283 @@
+"""A real Pulsar, standalone, that checks tokens and rights as one in production does.
+
+Called by `sandbox.sandbox`. Topics and subscriptions are never created by merely using
+them, so whoever forgets to create one, or to grant a right, fails here too.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+import jwt
+import psutil
+import trustme
+from cryptography.hazmat.primitives import serialization
+
+from sandbox import builds, toolchain
+from sandbox.errors import SandboxError
+from sandbox.process import Processes, free_port
+
+NAME = "pulsar"
+SUPERUSER = "superuser"
+_TOKEN_PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"  # noqa: S105 - a class
+_TOKEN_PROVIDER = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"  # noqa: S105
+_TLS_PROVIDER = "org.apache.pulsar.broker.authentication.AuthenticationProviderTls"
+_START_SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the admin interface answered: an HTTP status and a body, which is often JSON."""
+
+    status: int
+    body: str
+
+    def check(self, what: str) -> None:
+        """Pass if the broker did it.
+
+        Raises:
+            SandboxError: it refused to *what*.
+        """
+        if self.status >= HTTPStatus.BAD_REQUEST:
+            raise SandboxError(
+                f"the broker refused to {what}",
+                got=f"{self.status} {self.body}",
+                remedy="see logs/pulsar.log of the sandbox",
+            )
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A running broker.
+
+    Args:
+        state: the sandbox's directory.
+        port: of the binary protocol, on 127.0.0.1.
+        admin_port: of the admin REST interface, on 127.0.0.1.
+        admin_tls_port: of the same with TLS.
+    """
+
+    state: Path
+    port: int
+    admin_port: int
+    admin_tls_port: int
+
+    @property
+    def service_url(self) -> str:
+        """What clients connect to."""
+        return f"pulsar://127.0.0.1:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        """Where the admin REST interface is."""
+        return f"http://127.0.0.1:{self.admin_port}"
+
+    @property
+    def admin_tls_url(self) -> str:
+        """The same with TLS; a client with a certificate of `certificate` needs no token."""
+        return f"https://127.0.0.1:{self.admin_tls_port}"
+
+    @property
+    def authority(self) -> str:
+        """Who vouches for the broker, as PEM."""
+        return _authority_file(self.state).read_text()
+
+    def certificate(self, role: str) -> tuple[str, str]:
+        """A certificate whose bearer acts as *role*, and its key, as PEM."""
+        authority = trustme.CA.from_pem(
+            _authority_file(self.state).read_bytes(), _authority_key_file(self.state).read_bytes()
+        )
+        # Java takes no certificate without an alternative name.
+        issued = authority.issue_cert("localhost", common_name=role)
+        chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
+        return chain.decode(), issued.private_key_pem.bytes().decode()
+
+    def token(self, role: str) -> str:
+        """A token, signed with the broker's key, whose bearer acts as *role*.
+
+        The role `SUPERUSER` may do everything; any other only what it was granted.
+        """
+        return jwt.encode({"sub": role}, _key_file(self.state).read_bytes(), algorithm="HS256")
+
+    def token_file(self, role: str) -> Path:
+        """A file, readable by its owner only, that holds a token of *role*."""
+        file = self.state / "tokens" / role
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        file.touch(mode=0o600)
+        file.write_text(self.token(role))
+        return file
+
+    def request(
+        self, method: str, path: str, body: object = None, *, token: str | None = None
+    ) -> Answer:
+        """What the admin interface answers to *method* on *path*, to the super-user by default.
+
+        Args:
+            method: such as ``PUT``.
+            path: such as ``/admin/v2/tenants/shop``.
+            body: sent as JSON.
+            token: of whom to be instead; an empty one sends none.
+
+        Raises:
+            OSError: the broker can't be reached.
+        """
+        bearer = self.token(SUPERUSER) if token is None else token
+        headers = {"Content-Type": "application/json"}  # without it the broker refuses every PUT
+        if bearer:
+            headers["Authorization"] = f"Bearer {bearer}"
+        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=30)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            return Answer(response.status, response.read().decode())
+        finally:
+            connection.close()
+
+    def create_namespace(self, tenant: str, namespace: str) -> None:
+        """Create the namespace, and its tenant where that is missing.
+
+        Raises:
+            SandboxError: the broker refused; also if the namespace exists.
+        """
+        made = self.request(
+            "PUT", f"/admin/v2/tenants/{tenant}", {"allowedClusters": ["standalone"]}
+        )
+        if made.status != HTTPStatus.CONFLICT:
+            made.check(f"create the tenant {tenant}")
+        name = f"{tenant}/{namespace}"
+        self.request("PUT", f"/admin/v2/namespaces/{name}").check(f"create the namespace {name}")
+
+
+def launch(state: Path, processes: Processes) -> Broker:
+    """Start a broker whose data are under *state*, without waiting until it answers."""
+    folder = state / NAME
+    folder.mkdir(mode=0o700)
+    broker = Broker(state, free_port(), free_port(), free_port())
+    _write_identity(state)
+    _key_file(state).touch(mode=0o600)
+    _key_file(state).write_bytes(secrets.token_bytes(32))
+    stock = (builds.pulsar() / "conf" / "standalone.conf").read_text()
+    ours = "".join(f"{key}={value}\n" for key, value in _settings(broker).items())
+    _configuration(state).write_text(f"{stock}\n{ours}")  # the last line about a key counts
+    start(broker, processes)
+    return broker
+
+
+def start(broker: Broker, processes: Processes) -> None:
+    """Start *broker*, also once more after it was stopped, without waiting until it answers."""
+    home, folder = builds.pulsar(), broker.state / NAME
+    command = [str(home / "bin" / "pulsar"), "standalone", "--no-stream-storage",
+               "--no-functions-worker", f"--metadata-dir={folder / 'metadata'}",
+               f"--bookkeeper-dir={folder / 'bookkeeper'}"]  # fmt: skip
+    env = {
+        "JAVA_HOME": str(toolchain.java_home()),
+        "PULSAR_STANDALONE_CONF": str(_configuration(broker.state)),
+        "PULSAR_LOG_DIR": str(folder / "logs"),
+        "PULSAR_MEM": "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1g",
+        # For a short life on a small machine: ready with half the processor time, in a third of
+        # the memory, that the settings for a server take.
+        "PULSAR_GC": "-XX:+UseSerialGC",
+        "PULSAR_EXTRA_OPTS": "-XX:TieredStopAtLevel=1",
+    }
+    processes.start(NAME, command, env=env, cwd=folder)
+
+
+def wait(broker: Broker, processes: Processes) -> None:
+    """Return once *broker* passes a message to itself and has made its first namespace.
+
+    Raises:
+        SandboxError: it ended or did not answer in time.
+    """
+    paths = ("/admin/v2/brokers/health", "/admin/v2/namespaces/public/default")
+    processes.wait_until(
+        NAME,
+        lambda: all(_status(broker, path) == HTTPStatus.OK for path in paths),
+        seconds=_START_SECONDS,
+    )
+
+
+def _settings(broker: Broker) -> dict[str, object]:
+    superuser, folder = broker.token_file(SUPERUSER), broker.state / NAME
+    return {
+        "brokerServicePort": broker.port,
+        "webServicePort": broker.admin_port,
+        "webServicePortTls": broker.admin_tls_port,
+        "tlsCertificateFilePath": folder / "broker.crt",
+        "tlsKeyFilePath": folder / "broker.key",
+        "tlsTrustCertsFilePath": _authority_file(broker.state),
+        "bindAddress": "127.0.0.1",
+        "advertisedAddress": "127.0.0.1",
+        "listeningInterface": _loopback(),  # of the storage node, which picks a port by itself
+        "authenticationEnabled": "true",
+        "authenticationProviders": f"{_TOKEN_PROVIDER},{_TLS_PROVIDER}",
+        "tokenSecretKey": _key_file(broker.state).as_uri(),
+        "authorizationEnabled": "true",
+        "superUserRoles": SUPERUSER,
+        "brokerClientAuthenticationPlugin": _TOKEN_PLUGIN,
+        "brokerClientAuthenticationParameters": superuser.as_uri(),
+        # By default every topic is gone through a hundred times a second: with thousands of them
+        # that takes one of a small machine's processors.
+        "managedLedgerCacheEvictionFrequency": 1,
+        "allowAutoTopicCreation": "false",
+        "allowAutoSubscriptionCreation": "false",
+    }
+
+
+def _loopback() -> str:
+    """What this system calls the interface of 127.0.0.1: ``lo``, ``lo0`` ..."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(address.address == "127.0.0.1" for address in addresses):
+            return interface
+    raise SandboxError("no network interface has the address 127.0.0.1", remedy="bring it up")
+
+
+def _configuration(state: Path) -> Path:
+    return state / NAME / "standalone.conf"
+
+
+def _write_identity(state: Path) -> None:
+    """Write an authority, and the broker's certificate by it."""
+    authority = trustme.CA()
+    broker = authority.issue_cert("127.0.0.1", "localhost")
+    folder = state / NAME
+    for file, content in (
+        (_authority_file(state), authority.cert_pem.bytes()),
+        (_authority_key_file(state), authority.private_key_pem.bytes()),
+        (folder / "broker.crt", b"".join(pem.bytes() for pem in broker.cert_chain_pems)),
+        (folder / "broker.key", _pkcs8(broker.private_key_pem.bytes())),
+    ):
+        file.touch(mode=0o600)
+        file.write_bytes(content)
+
+
+def _pkcs8(key: bytes) -> bytes:
+    """Write a key in the one form that Pulsar reads."""
+    return serialization.load_pem_private_key(key, password=None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _authority_file(state: Path) -> Path:
+    return state / NAME / "authority.crt"
+
+
+def _authority_key_file(state: Path) -> Path:
+    return state / NAME / "authority.key"
+
+
+def _key_file(state: Path) -> Path:
+    return state / NAME / "token-key"
+
+
+def _status(broker: Broker, path: str) -> int | None:
+    try:
+        return broker.request("GET", path).status
+    except (OSError, http.client.HTTPException):
+        return None  # not yet

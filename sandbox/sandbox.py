@@ -1,0 +1,149 @@
+"""The sandbox as a whole: Pulsar and a Kubernetes control plane, with one state directory.
+
+Called by the command ``python -m sandbox``, the demo, and the fixtures of the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sandbox import builds, kubernetes, pulsar
+from sandbox.errors import SandboxError
+from sandbox.kubernetes import Cluster
+from sandbox.process import Processes
+from sandbox.pulsar import Broker
+from sandbox.steps import step
+
+_DESCRIPTION = "sandbox.json"
+_PARTS = (pulsar.NAME, *kubernetes.NAMES)
+
+
+class Sandbox:
+    """A running sandbox; as a context manager it is stopped when the block ends, else never.
+
+    Args:
+        state: its directory: logs, data, keys, kubeconfigs; readable by its owner only.
+        processes: what runs in it. Add yours here, and they are stopped with the others.
+        pulsar: the broker.
+        cluster: the Kubernetes control plane.
+    """
+
+    def __init__(self, state: Path, processes: Processes, pulsar: Broker, cluster: Cluster) -> None:
+        self.state = state
+        self.processes = processes
+        self.pulsar = pulsar
+        self.cluster = cluster
+
+    @classmethod
+    def start(cls, state: Path) -> Self:
+        """Fetch and build what is missing, start everything, return when all of it answers.
+
+        *state* must be missing or empty. Whatever was started is stopped again if a part fails.
+
+        Raises:
+            SandboxError: *state* is in use, or a part could not be fetched, built or started.
+        """
+        state = _fresh(state)
+        builds.prepare()
+        processes = Processes(state)
+        try:
+            broker = pulsar.launch(state, processes)  # slow to answer: it starts meanwhile
+            with step("start the Kubernetes control plane"):
+                cluster = kubernetes.start(state, processes)
+            with step("wait for Pulsar"):
+                pulsar.wait(broker, processes)
+            sandbox = cls(state, processes, broker, cluster)
+            sandbox._describe()
+        except BaseException:
+            processes.stop_all()
+            raise
+        return sandbox
+
+    @classmethod
+    def attach(cls, state: Path) -> Self:
+        """The sandbox that was started with *state* and still runs.
+
+        Raises:
+            SandboxError: there is none.
+        """
+        state = state.absolute()
+        description = state / _DESCRIPTION
+        processes = Processes(state)
+        dead = [name for name in _PARTS if not processes.alive(name)]
+        if dead or not is_described(state):
+            raise SandboxError(
+                f"no sandbox runs with the state directory {state}",
+                got=f"ended: {', '.join(dead)}" if dead else f"no {_DESCRIPTION}",
+                remedy="stop what is left of it with `make sandbox-down`, then start one",
+            )
+        known = json.loads(description.read_text())
+        broker = pulsar.Broker(state, **known["pulsar"])
+        return cls(state, processes, broker, kubernetes.Cluster(state, **known["cluster"]))
+
+    def stop(self) -> None:
+        """Stop every process of it; the state directory stays, for its logs."""
+        (self.state / _DESCRIPTION).unlink(missing_ok=True)
+        self.processes.stop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _describe(self) -> None:
+        """Write what `attach` needs: the sign that all parts are there."""
+        known = {
+            "pulsar": {
+                "port": self.pulsar.port,
+                "admin_port": self.pulsar.admin_port,
+                "admin_tls_port": self.pulsar.admin_tls_port,
+            },
+            "cluster": {"port": self.cluster.port},
+        }
+        (self.state / _DESCRIPTION).write_text(json.dumps(known))
+
+
+def default_state() -> Path:
+    """Where ``make sandbox`` keeps its sandbox: in the user's state directory."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "redrive" / "sandbox"
+
+
+def is_described(state: Path) -> bool:
+    """Whether a sandbox came up completely with *state* and was not stopped since."""
+    return (state / _DESCRIPTION).is_file()
+
+
+def remove(state: Path) -> None:
+    """Stop whatever was started with *state*, complete or not, and delete the directory."""
+    Processes(state).stop_all()
+    if state.exists():
+        shutil.rmtree(state)
+
+
+def _fresh(state: Path) -> Path:
+    state = state.absolute()
+    if any(character.isspace() for character in str(state)):
+        raise SandboxError(
+            "Pulsar's start script takes no path with white space in it",
+            got=str(state),
+            remedy="choose another state directory",
+        )
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(state.iterdir()):
+        raise SandboxError(
+            f"the state directory {state} is not empty",
+            remedy="attach to the sandbox that uses it, or stop it with `make sandbox-down`",
+        )
+    return state

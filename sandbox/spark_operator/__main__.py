@@ -1,0 +1,78 @@
+"""`python -m sandbox.spark_operator`: run the stand-in until it is told to stop.
+
+Started by the sandbox as a process of its own. SIGTERM or Ctrl-C stops every driver and then it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from .cluster import connected
+from .controller import Controller
+from .pod import Machine
+from .process import stop_orphans
+
+
+def main(arguments: list[str]) -> None:
+    """Run the stand-in as *arguments* say."""
+    chosen = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # Whatever is written here or by a driver is for the owner alone.
+    os.umask(0o077)
+    work_dir: Path = chosen.work_dir.resolve()
+    work_dir.mkdir(parents=True, exist_ok=True)
+    stop_orphans(work_dir)
+    machine = Machine(image=dict(chosen.image_env), work_dir=work_dir)
+    asyncio.run(_serve(chosen.kubeconfig, machine, chosen.namespace))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="spark-operator", description="Run SparkApplications on this machine."
+    )
+    parser.add_argument(
+        "--kubeconfig", type=Path, required=True, help="how to reach the API server, and as whom"
+    )
+    parser.add_argument(
+        "--namespace", nargs="+", default=[], help="namespaces to watch; all if left out"
+    )
+    parser.add_argument(
+        "--work-dir", type=Path, required=True, help="folder for the logs and files of drivers"
+    )
+    parser.add_argument(
+        "--image-env",
+        action="append",
+        default=[],
+        type=_assignment,
+        metavar="NAME=VALUE",
+        help="environment of drivers in the place of an image; PATH must lead to spark-submit",
+    )
+    return parser
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        msg = f"not of the form NAME=VALUE; got {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return name, value
+
+
+async def _serve(kubeconfig: Path, machine: Machine, namespaces: list[str]) -> None:
+    async with connected(kubeconfig) as cluster:
+        running = asyncio.ensure_future(Controller(cluster, machine, namespaces).run())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

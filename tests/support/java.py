@@ -1,0 +1,185 @@
+"""Pulsar's Java client in a virtual machine of its own, driven through py4j.
+
+The client is that of the sandbox's Pulsar distribution, so nothing is compiled and nothing is
+downloaded for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+from py4j.protocol import Py4JJavaError
+
+from redrive.policy.model import Policy
+from sandbox import builds, toolchain
+
+RECEIVE = timedelta(seconds=15)
+_YES = (True,)  # an argument that Java knows by its place only
+_QUICK_TO_START = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+
+
+class JavaRefusedError(Exception):
+    """The Java client raised an exception; its class and text are the text of this one."""
+
+
+@contextmanager
+def virtual_machine() -> Iterator[JavaGateway]:
+    """Start a Java with the client on its class path; it ends with this."""
+    port, token = launch_gateway(
+        classpath=f"{builds.pulsar()}/lib/*",
+        java_path=str(toolchain.java_home() / "bin" / "java"),
+        javaopts=_QUICK_TO_START,
+        enable_auth=True,
+        die_on_exit=True,  # also if this process is killed
+    )
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token))
+    try:
+        yield gateway
+    finally:
+        gateway.shutdown()
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a Java consumer sees of a message."""
+
+    handle: Any
+    value: Any
+    id: str
+    topic: str
+    key: str
+    ordering_key: bytes
+    event_time: int
+    properties: dict[str, str]
+
+
+@dataclass
+class JavaClient:
+    """A client of one role; whatever it opened is closed with it."""
+
+    gateway: JavaGateway
+    service_url: str
+    token: str
+    _opened: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        """Connect; the Java client does so in earnest when it is first used."""
+        self.api = self.gateway.jvm.org.apache.pulsar.client.api
+        authentication = self.api.AuthenticationFactory.token(self.token)
+        builder = self.api.PulsarClient.builder().serviceUrl(self.service_url)
+        self._client = builder.authentication(authentication).build()
+        # Not waited for: the client's threads take two seconds to end.
+        self._opened.callback(self._client.closeAsync)
+
+    def close(self) -> None:
+        """Close everything."""
+        self._opened.close()
+
+    def json(self) -> Any:  # noqa: ANN401 - an object of Java
+        """Return the JSON schema of a small class that the client has on its class path."""
+        name = "org.apache.pulsar.common.policies.data.RetentionPolicies"
+        return self.api.Schema.JSON(self.gateway.jvm.java.lang.Class.forName(name))
+
+    def retrying_consumer(
+        self,
+        policy: Policy,
+        *,
+        schema: Any = None,  # noqa: ANN401 - an object of Java
+        names: Sequence[str] = ("retry", "dead-letter"),
+    ) -> Consumer:
+        """Consume as docs/reference/java.md has it.
+
+        Args:
+            names: which of the two are given explicitly.
+
+        Raises:
+            JavaRefusedError: the subscription was refused.
+        """
+        letters = self.api.DeadLetterPolicy.builder().maxRedeliverCount(policy.max_retries)
+        if "retry" in names:
+            letters = letters.retryLetterTopic(str(policy.retry_topic))
+        if "dead-letter" in names:
+            letters = letters.deadLetterTopic(str(policy.dead_letter_topic))
+        builder = self._consumer(str(policy.topic), policy.subscription, schema)
+        return self._subscribe(builder.enableRetry(*_YES).deadLetterPolicy(letters.build()))
+
+    def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        schema: Any = None,  # noqa: ANN401 - an object of Java
+    ) -> Consumer:
+        """Consume without retries.
+
+        Raises:
+            JavaRefusedError: the subscription was refused.
+        """
+        return self._subscribe(self._consumer(topic, subscription, schema))
+
+    def _consumer(self, topic: str, subscription: str, schema: Any) -> Any:  # noqa: ANN401 - Java
+        topics = self.gateway.new_array(self.gateway.jvm.java.lang.String, 1)
+        topics[0] = topic
+        builder = self._client.newConsumer(schema or self.api.Schema.BYTES)
+        builder = builder.topic(topics).subscriptionName(subscription)
+        return builder.subscriptionType(self.api.SubscriptionType.Shared)
+
+    def _subscribe(self, builder: Any) -> Consumer:  # noqa: ANN401 - an object of Java
+        with _refusals():
+            consumer = Consumer(self.gateway, builder.subscribe())
+        self._opened.callback(consumer.close)
+        return consumer
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A Java consumer."""
+
+    gateway: JavaGateway
+    handle: Any
+
+    def receive(self) -> Message:
+        """Return the next message; it must come soon."""
+        seconds = self.gateway.jvm.java.util.concurrent.TimeUnit.SECONDS
+        received = self.handle.receive(int(RECEIVE.total_seconds()), seconds)
+        assert received is not None, f"nothing came within {RECEIVE}"
+        return Message(
+            received,
+            received.getValue(),
+            received.getMessageId().toString(),
+            received.getTopicName(),
+            received.getKey() or "",
+            bytes(received.getOrderingKey() or b""),
+            received.getEventTime(),
+            dict(received.getProperties()),
+        )
+
+    def reconsume_later(self, message: Message, delay: timedelta = timedelta(seconds=1)) -> None:
+        """Retry *message*, or dead-letter it with its retries used up, as the policy has it.
+
+        Raises:
+            JavaRefusedError: it could be sent to neither topic.
+        """
+        unit = self.gateway.jvm.java.util.concurrent.TimeUnit.SECONDS
+        with _refusals():
+            self.handle.reconsumeLater(message.handle, int(delay.total_seconds()), unit)
+
+    def acknowledge(self, message: Message) -> None:
+        """Settle *message*."""
+        self.handle.acknowledge(message.handle)
+
+    def close(self) -> None:
+        """Leave the subscription; once more changes nothing."""
+        self.handle.close()
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except Py4JJavaError as error:
+        raise JavaRefusedError(str(error.java_exception.toString())) from error

@@ -1,0 +1,56 @@
+"""The table of what is refused: at admission, when an object is read, or by the operator.
+
+`tests/unit/api/refusals.yaml` holds what is refused without a broker; `tests/integration/bad_input`
+adds, by category, what is worth trying at a whole installation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from redrive.api import API_VERSION
+
+_TESTS = Path(__file__).parents[1]
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads `!times [count, what]` too: a string or a list, so many times over."""
+
+
+def _times(loader: yaml.SafeLoader, node: yaml.Node) -> Any:  # noqa: ANN401 - a string or a list
+    assert isinstance(node, yaml.SequenceNode)
+    count, what = loader.construct_sequence(node, deep=True)
+    return what * count
+
+
+_Loader.add_constructor("!times", _times)
+
+
+def read(file: Path) -> Any:  # noqa: ANN401 - a list or a mapping
+    """Read one file of cases."""
+    return yaml.load(file.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe one
+
+
+_TABLE = read(_TESTS / "unit/api/refusals.yaml")
+VALID: dict[str, dict[str, Any]] = _TABLE["valid"]
+"""Kind → the smallest valid spec."""
+REFUSED: list[dict[str, Any]] = _TABLE["refused"]
+
+
+def manifest(kind: str, name: str = "one", **fields: object) -> dict[str, Any]:
+    """The smallest valid object of *kind*, but for *fields* of its spec."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": VALID[kind] | fields,
+    }
+
+
+def bad_input() -> dict[str, list[dict[str, Any]]]:
+    """The cases of `tests/integration/bad_input`, by category."""
+    files = sorted((_TESTS / "integration/bad_input").glob("*.yaml"))
+    return {file.stem: read(file) for file in files}

@@ -1,0 +1,179 @@
+"""What the operator would have made for one policy, made here by plain REST."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import pulsar
+import pytest
+
+from redrive import AsyncRetryConsumer, Policy, PolicyFile, RetryConsumer, SimpleConsumer
+from redrive.policy import naming
+from redrive.policy.ladder import Ladder
+from redrive.policy.model import SubscriptionType
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, Scheme, TopicName
+from sandbox.pulsar import SUPERUSER, Broker
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A policy with its topics, and the role that consumes with exactly the rights it needs."""
+
+    broker: Broker
+    policy: Policy
+    role: str
+    closing: ExitStack
+
+    def client(self, role: str) -> pulsar.Client:
+        """A client of *role*, open until the test ends."""
+        client = pulsar.Client(
+            self.broker.service_url,
+            authentication=pulsar.AuthenticationToken(self.broker.token(role)),
+            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+        )
+        self.closing.callback(_close, client)
+        return client
+
+    def consumer(
+        self,
+        policy: PolicyFile | None = None,
+        **options: Any,  # noqa: ANN401 - as the consumer takes them
+    ) -> RetryConsumer:
+        """A consumer with the consumer role's own token, closed when the test ends."""
+        consumer = RetryConsumer(self.client(self.role), policy or self.policy, **options)
+        self.closing.callback(consumer.close)
+        return consumer
+
+    def async_consumer(
+        self,
+        policy: PolicyFile | None = None,
+        **options: Any,  # noqa: ANN401 - as the consumer takes them
+    ) -> AsyncRetryConsumer:
+        """The same for asyncio; whoever enters it leaves it."""
+        return AsyncRetryConsumer(self.client(self.role), policy or self.policy, **options)
+
+    def simple_consumer(self) -> SimpleConsumer:
+        """The same for those who ask for messages."""
+        consumer = SimpleConsumer(self.client(self.role), self.policy)
+        self.closing.callback(consumer.close)
+        return consumer
+
+    def send(
+        self,
+        *contents: bytes | None,
+        topic: TopicName | None = None,
+        **fields: Any,  # noqa: ANN401 - as the client takes them
+    ) -> list[pulsar.MessageId]:
+        """Produce to the source topic, or to *topic*, as an application would."""
+        producer = self.client(SUPERUSER).create_producer(str(topic or self.policy.topic))
+        ids = [producer.send(content, **fields) for content in contents]
+        producer.close()
+        return ids
+
+    def dead_letters(self, count: int) -> list[pulsar.Message]:
+        """Exactly *count* dead letters; fails if fewer come, or one more."""
+        dead = self.client(SUPERUSER).subscribe(
+            str(self.policy.dead_letter_topic),
+            DEAD_LETTER_SUBSCRIPTION,
+            consumer_type=pulsar.ConsumerType.Shared,
+        )
+        found = [dead.receive(timeout_millis=30_000) for _ in range(count)]
+        with pytest.raises(pulsar.Timeout):
+            dead.receive(timeout_millis=300)
+        dead.close()
+        return found
+
+    def backlog(self, topic: TopicName) -> int:
+        """How many messages of *topic* the policy's subscription has not acknowledged."""
+        answer = self.broker.request("GET", f"{path(topic)}/stats")
+        answer.check(f"tell the backlog of {topic}")
+        count: int = json.loads(answer.body)["subscriptions"][self.policy.subscription][
+            "msgBacklog"
+        ]
+        return count
+
+    def grant(self, topic: TopicName, *actions: str) -> None:
+        """Let the consumer role do *actions* on *topic*, and nothing else there."""
+        grants = [{"topic": str(topic), "role": self.role, "actions": actions}]
+        self.broker.request("POST", "/admin/v2/namespaces/grantPermissionsOnTopics", grants).check(
+            f"grant {actions} on {topic}"
+        )
+
+    def create(self, topic: TopicName, subscription: str, partitions: int) -> None:
+        """Create *topic*, partitioned if it has any, with a subscription from its first message."""
+        kind = "/partitions" if partitions else ""
+        self.broker.request("PUT", f"{path(topic)}{kind}", partitions or None).check(
+            f"create {topic}"
+        )
+        self.broker.request(
+            "PUT", f"{path(topic)}/subscription/{subscription}", {"ledgerId": -1, "entryId": -1}
+        ).check(f"subscribe {topic}")
+
+
+def _close(client: pulsar.Client) -> None:
+    with suppress(pulsar.AlreadyClosed):  # some tests close theirs
+        client.close()
+
+
+def path(topic: TopicName) -> str:
+    """Where the admin interface has *topic*."""
+    return f"/admin/v2/persistent/{topic.namespace_name}/{quote(topic.local, safe='')}"
+
+
+SetStage = Callable[..., Stage]
+
+
+@pytest.fixture
+def set_stage(broker: Broker, pulsar_namespace: str) -> Iterator[SetStage]:
+    """Make a policy's topics, subscriptions and rights; see `_set_stage` for what can be chosen."""
+    with ExitStack() as closing:
+
+        def set_stage(**choices: Any) -> Stage:  # noqa: ANN401 - passed on
+            return _set_stage(broker, pulsar_namespace, closing, **choices)
+
+        yield set_stage
+
+
+def _set_stage(  # noqa: PLR0913 - what the tests choose from
+    broker: Broker,
+    namespace: str,
+    closing: ExitStack,
+    *,
+    delays: Sequence[str] = ("1s",),
+    max_retries: int = 16,
+    dead_letters: bool = True,
+    ordered: bool = False,
+    scheme: Scheme = Scheme.PULSAR,
+    kind: SubscriptionType = SubscriptionType.SHARED,
+    partitions: int = 0,
+    retry_rights: Sequence[str] = ("consume", "produce"),
+) -> Stage:
+    topic, subscription = TopicName.parse_whole(f"persistent://{namespace}/orders"), "fulfilment"
+    policy = Policy(
+        topic=topic,
+        subscription=subscription,
+        retry_topic=naming.retry_topic(topic, subscription, scheme),
+        dead_letter_topic=naming.dead_letter_topic(topic, subscription, scheme),
+        subscription_type=kind,
+        max_retries=max_retries,
+        dead_letters=dead_letters,
+        ordered=ordered,
+        ladder=Ladder.from_delays(delays),
+    )
+    stage = Stage(broker, policy, f"consumer-{secrets.token_hex(4)}", closing)
+    stage.create(policy.topic, policy.subscription, partitions)
+    stage.create(policy.retry_topic, policy.subscription, partitions)
+    stage.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, 0)
+    broker.request("POST", f"{path(policy.retry_topic)}/deduplicationEnabled", body=True).check(
+        "deduplicate the retry topic"
+    )
+    stage.grant(policy.topic, "consume")
+    stage.grant(policy.retry_topic, *retry_rights)
+    stage.grant(policy.dead_letter_topic, "produce")
+    return stage

@@ -1,0 +1,103 @@
+"""What no API server of the sandbox does: hanging up in the midst of a call. Over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from redrive.kube import resources
+from redrive.kube.client import Kubernetes
+from redrive.kube.errors import UnavailableError
+from redrive.kube.resources import Body, Key, Resource
+
+
+def write_kubeconfig(path: Path, port: int) -> None:
+    cluster = {"name": "it", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+    context = {"name": "it", "context": {"cluster": "it", "user": "it"}}
+    user = {"name": "it", "user": {}}
+    written = {"clusters": [cluster], "users": [user], "contexts": [context]}
+    path.write_text(json.dumps(written | {"current-context": "it"}), encoding="utf-8")
+
+
+@asynccontextmanager
+async def api_server(answer: bytes, asked: list[str] | None = None) -> AsyncIterator[int]:
+    """Serve *answer* to any call, then hang up; yield the port, and note what was *asked*."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        call = await reader.readuntil(b"\r\n\r\n")
+        if asked is not None:
+            asked.append(call.decode())
+        writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", b"no HTTP at all\r\n\r\n"],
+    ids=["disconnected", "cut off", "garbled"],
+)
+async def test_a_server_that_hangs_up_is_unavailable(
+    answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    async with api_server(answer) as port:
+        write_kubeconfig(kubeconfig, port)
+        async with Kubernetes.connect() as kubernetes:
+            with pytest.raises(UnavailableError, match="the Kubernetes API does not answer; got"):
+                await kubernetes.get(resources.POLICIES, Key("n", "a"))
+
+
+async def test_a_watch_is_short_and_asks_for_bookmarks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    asked: list[str] = []
+    async with api_server(b"HTTP/1.1 200 OK\r\n\r\n{}\n", asked) as port:
+        write_kubeconfig(kubeconfig, port)
+        async with Kubernetes.connect() as kubernetes:
+            events = kubernetes.watch(resources.CONFIG_MAPS, None, resources.MANAGED, "7")
+            assert [event async for event in events] == [{}]
+    for part in ("resourceVersion=7", "allowWatchBookmarks=true", "timeoutSeconds=30"):
+        assert part in asked[0]
+
+
+class Taker(Kubernetes):
+    """Takes what is created."""
+
+    def __init__(self) -> None:
+        self.created: list[Body] = []
+
+    async def create(self, resource: Resource, body: Body) -> Body:
+        """Keep *body*."""
+        assert resource == resources.EVENTS
+        self.created.append(body)
+        return body
+
+
+async def test_an_event_is_about_the_very_object_and_not_too_long() -> None:
+    identity = {"namespace": "n", "name": "a" * 60, "uid": "1"}
+    about = {"apiVersion": "redrive.io/v1alpha1", "kind": "Replay", "metadata": identity}
+    taker, now = Taker(), datetime(2026, 1, 1, 12, tzinfo=UTC)
+    await taker.emit(about, kind="Normal", reason="Launched", message="m" * 2000, now=now)
+    (event,) = taker.created
+    assert event["metadata"] == {"generateName": "a" * 50 + "-", "namespace": "n"}
+    assert event["involvedObject"] == {
+        "apiVersion": "redrive.io/v1alpha1",
+        "kind": "Replay",
+        **identity,
+    }
+    assert (event["type"], event["reason"], event["message"]) == ("Normal", "Launched", "m" * 1024)
+    assert {event["firstTimestamp"], event["lastTimestamp"]} == {"2026-01-01T12:00:00Z"}

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import REGISTRY
+
+from redrive.errors import InvalidSpecError
+from redrive.kube import controller
+from redrive.kube.controller import Controller, Requeue
+from redrive.kube.resources import Key
+
+ORDERS = Key("shop", "orders")
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "FIRST_BACK_OFF_SECONDS", 0.001)
+
+
+class Looks:
+    """Counts looks, and answers each as told; the last answer repeats."""
+
+    def __init__(self, *answers: Requeue | Exception) -> None:
+        self._answers = list(answers)
+        self.count = 0
+        self.changed = asyncio.Condition()
+
+    async def __call__(self, _: Key) -> Requeue:
+        """Look at an object."""
+        async with self.changed:
+            self.count += 1
+            self.changed.notify_all()
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def reach(self, count: int) -> None:
+        """Return after that many looks."""
+        async with asyncio.timeout(30), self.changed:
+            await self.changed.wait_for(lambda: self.count >= count)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Return once it *holds*."""
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+
+
+async def test_a_settled_object_is_looked_at_once_for_each_wake() -> None:
+    looks = Looks(Requeue.ON_CHANGE)
+    kept = Controller("Kind", looks)
+    kept.enqueue(ORDERS)
+    await looks.reach(1)
+    await asyncio.sleep(0.02)
+    assert looks.count == 1
+    kept.enqueue(ORDERS)
+    await looks.reach(2)
+    await kept.stop()
+
+
+async def test_an_object_that_is_not_done_is_looked_at_again_until_it_is() -> None:
+    looks = Looks(Requeue.BACKOFF, Requeue.BACKOFF, Requeue.ON_CHANGE)
+    kept = Controller("Kind", looks)
+    kept.enqueue(ORDERS)
+    await looks.reach(3)
+    await asyncio.sleep(0.02)
+    assert looks.count == 3
+    await kept.stop()
+
+
+async def test_an_exception_is_logged_with_the_object_and_never_ends_the_loop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours = InvalidSpecError("a thing is wrong", remedy="mend it")
+    looks = Looks(KeyError("surprise"), ours, Requeue.ON_CHANGE)
+    kept = Controller("Kind", looks)
+    with caplog.at_level(logging.WARNING):
+        kept.enqueue(ORDERS)
+        await looks.reach(3)
+    await kept.stop()
+    surprise, known = caplog.records
+    assert "Kind shop/orders" in surprise.getMessage()
+    assert surprise.exc_info is not None
+    assert known.getMessage() == "Kind shop/orders: a thing is wrong; mend it"
+    assert known.exc_info is None
+
+
+async def test_a_change_during_a_look_leads_to_one_more_look() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    count = 0
+
+    async def look(_: Key) -> Requeue:
+        nonlocal count
+        count += 1
+        begun.set()
+        await go_on.wait()
+        return Requeue.ON_CHANGE
+
+    kept = Controller("Kind", look)
+    kept.enqueue(ORDERS)
+    await begun.wait()
+    for _ in range(5):
+        kept.enqueue(ORDERS)
+    go_on.set()
+    await until(lambda: count >= 2)
+    await asyncio.sleep(0.02)
+    assert count == 2
+    await kept.stop()
+
+
+async def test_the_task_of_an_object_that_is_gone_ends_and_a_new_one_may_come() -> None:
+    looks = Looks(Requeue.NEVER)
+    kept = Controller("Kind", looks)
+    kept.enqueue(ORDERS)
+    await looks.reach(1)
+    await until(
+        lambda: not [task for task in asyncio.all_tasks() if "shop/orders" in task.get_name()]
+    )
+    kept.enqueue(ORDERS)
+    await looks.reach(2)
+    await kept.stop()
+
+
+def measured(name: str, **labels: str) -> float:
+    """What Prometheus is told."""
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+async def test_looks_are_counted_by_how_they_end_and_timed() -> None:
+    looks = Looks(Requeue.BACKOFF, KeyError("surprise"), Requeue.ON_CHANGE)
+    kept = Controller("Counted", looks)
+    kept.enqueue(ORDERS)
+    await looks.reach(3)
+    await until(lambda: measured("redrive_reconcile_duration_seconds_count", kind="Counted") == 3)
+    await kept.stop()
+    outcomes = {
+        result: measured("redrive_reconciles_total", kind="Counted", result=result)
+        for result in ("success", "requeue", "error")
+    }
+    assert outcomes == {"success": 1, "requeue": 1, "error": 1}
+    assert measured("redrive_reconcile_duration_seconds_count", kind="Counted") == 3
+
+
+async def test_the_queue_is_as_deep_as_there_are_objects_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller, "AT_ONCE", 1)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def look(_: Key) -> Requeue:
+        begun.set()
+        await go_on.wait()
+        return Requeue.ON_CHANGE
+
+    kept = Controller("Queued", look)
+    for name in "abc":
+        kept.enqueue(Key("shop", name))
+    await begun.wait()
+    await until(lambda: measured("redrive_reconcile_queue_depth", kind="Queued") == 2)
+    go_on.set()
+    await until(lambda: measured("redrive_reconcile_queue_depth", kind="Queued") == 0)
+    await kept.stop()
+
+
+async def test_all_are_greeted_while_they_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "AT_ONCE", 1)
+    greeted: list[str] = []
+    go_on = asyncio.Event()
+
+    async def mark_progressing(key: Key) -> None:
+        greeted.append(key.name)
+
+    async def look(_: Key) -> Requeue:
+        await go_on.wait()
+        return Requeue.ON_CHANGE
+
+    kept = Controller("Kind", look, mark_progressing=mark_progressing)
+    for name in "abc":
+        kept.enqueue(Key("shop", name))
+    await until(lambda: len(greeted) == 3)
+    assert greeted == ["a", "b", "c"]
+    await kept.stop()
+
+
+async def test_without_a_greeting_there_is_no_look_but_another_attempt() -> None:
+    attempts = 0
+    looks = Looks(Requeue.ON_CHANGE)
+
+    async def mark_progressing(_: Key) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise InvalidSpecError("it can't be written", remedy="wait")
+
+    kept = Controller("Kind", looks, mark_progressing=mark_progressing)
+    kept.enqueue(ORDERS)
+    await looks.reach(1)
+    assert attempts == 3
+    await kept.stop()
+
+
+async def test_the_back_off_may_be_bounded_further() -> None:
+    looks = Looks(Requeue.BACKOFF)
+    kept = Controller("Kind", looks, longest_back_off=0.0)
+    kept.enqueue(ORDERS)
+    await looks.reach(20)  # with a back-off that doubles each time that would take 17 minutes
+    await kept.stop()
+
+
+async def test_no_more_objects_are_looked_at_at_once_than_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller, "AT_ONCE", 3)
+    now = most = done = 0
+
+    async def look(_: Key) -> Requeue:
+        nonlocal now, most, done
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.001)
+        now -= 1
+        done += 1
+        return Requeue.ON_CHANGE
+
+    kept = Controller("Kind", look)
+    for number in range(20):
+        kept.enqueue(Key("shop", f"policy-{number}"))
+    await until(lambda: done == 20)
+    assert most == 3
+    await kept.stop()
+
+
+async def test_objects_that_hang_hold_up_their_own_lane_alone() -> None:
+    looked: asyncio.Queue[Key] = asyncio.Queue()
+
+    async def look(key: Key) -> Requeue:
+        looked.put_nowait(key)
+        if key.namespace == "hangs":
+            await asyncio.Event().wait()
+        return Requeue.ON_CHANGE
+
+    kept = Controller("Kind", look, partition_key=lambda key: key.namespace)
+    for number in range(controller.AT_ONCE + 10):
+        kept.enqueue(Key("hangs", f"policy-{number}"))
+    async with asyncio.timeout(5):
+        for _ in range(controller.AT_ONCE):
+            assert (await looked.get()).namespace == "hangs"
+        kept.enqueue(ORDERS)
+        assert await looked.get() == ORDERS
+    await kept.stop()
+
+
+async def test_a_lane_that_cannot_be_found_out_is_a_failed_look(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    looks, asked = Looks(Requeue.ON_CHANGE), 0
+
+    def partition_key(_: Key) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise KeyError("connectionRef")
+
+    kept = Controller("Kind", looks, partition_key=partition_key)
+    kept.enqueue(ORDERS)
+    await looks.reach(1)
+    assert asked == 2
+    assert "Kind shop/orders: reconciling failed" in caplog.text
+    await kept.stop()
+
+
+def test_the_back_off_doubles_from_1_s_to_15_s_and_is_shortened_by_at_most_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller, "FIRST_BACK_OFF_SECONDS", 1.0)
+    for failures, longest in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 15), (6, 15), (10_000, 15)]:
+        for _ in range(20):
+            assert longest / 2 <= controller.back_off(failures, 15.0) <= longest

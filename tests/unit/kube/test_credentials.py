@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive.admin.errors import IssuerFailedError
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.parsing import parse_spec
+from redrive.errors import RedriveError
+from redrive.kube.credentials import (
+    KEPT_SECONDS,
+    REFUSED_SECONDS,
+    CredentialReader,
+    KeptCredentials,
+    Material,
+)
+from redrive.kube.errors import SecretNotFoundError, TokenFileError, UnavailableError
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Secret:
+    """What is read, how often, and how many seconds that takes."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.material: Material | RedriveError = Material(token="one")  # noqa: S106
+        self.reads = 0
+        self.clock = clock
+        self.slow = 0.0
+
+    async def read(self) -> Material:
+        self.reads += 1
+        await asyncio.sleep(0)
+        self.clock.now += self.slow
+        if isinstance(self.material, RedriveError):
+            raise self.material
+        return self.material
+
+
+GONE = SecretNotFoundError("there is no Secret", remedy="make one")
+AWAY = UnavailableError("the Kubernetes API does not answer", remedy="wait")
+ISSUER_FAILS = IssuerFailedError("the issuer gave no token", remedy="wait")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def secret(clock: Clock) -> Secret:
+    return Secret(clock)
+
+
+@pytest.fixture
+def kept(secret: Secret, clock: Clock) -> KeptCredentials:
+    return KeptCredentials(secret.read, clock)
+
+
+def token(kept: KeptCredentials) -> str:
+    return kept.held.headers["Authorization"]
+
+
+async def test_a_thousand_users_cost_a_read_every_15_s(
+    kept: KeptCredentials, secret: Secret, clock: Clock
+) -> None:
+    for round_ in range(3):
+        await asyncio.gather(*(kept.refresh() for _ in range(1000)))
+        assert secret.reads == round_ + 1
+        clock.now += KEPT_SECONDS
+
+
+async def test_what_has_changed_is_in_use_after_the_next_read_and_what_has_not_stays(
+    kept: KeptCredentials, secret: Secret, clock: Clock
+) -> None:
+    await kept.refresh()
+    first = kept.held
+    clock.now += KEPT_SECONDS
+    await kept.refresh()
+    assert kept.held is first
+    secret.material = Material(token="two")  # noqa: S106
+    clock.now += KEPT_SECONDS
+    await kept.refresh()
+    assert token(kept) == "Bearer two"
+
+
+async def test_what_a_broker_refuses_is_read_again_at_once_by_one_for_all(
+    kept: KeptCredentials, secret: Secret, clock: Clock
+) -> None:
+    await kept.refresh()
+    refused = kept.held
+    secret.material = Material(token="two")  # noqa: S106
+    clock.now += REFUSED_SECONDS
+    renewed = await asyncio.gather(*(kept.renewed(refused) for _ in range(50)))
+    assert {access.headers["Authorization"] for access in renewed if access} == {"Bearer two"}
+    assert None not in renewed
+    assert secret.reads == 2
+
+
+async def test_what_stays_refused_is_not_read_more_than_once_a_second(
+    kept: KeptCredentials, secret: Secret, clock: Clock
+) -> None:
+    await kept.refresh()
+    clock.now += REFUSED_SECONDS
+    for _ in range(100):
+        assert await kept.renewed(kept.held) is None
+    assert secret.reads == 2
+
+
+async def test_what_can_not_be_read_is_told_to_all_and_tried_again_after_a_second(
+    kept: KeptCredentials, secret: Secret, clock: Clock
+) -> None:
+    secret.material = GONE
+    for _ in range(10):
+        with pytest.raises(SecretNotFoundError):
+            await kept.refresh()
+    assert secret.reads == 1
+    secret.material = Material(token="one")  # noqa: S106
+    clock.now += REFUSED_SECONDS
+    await kept.refresh()
+    assert token(kept) == "Bearer one"
+
+
+async def test_a_token_that_ends_is_replaced_before_and_one_that_lasts_is_kept_longer(
+    kept: KeptCredentials, secret: Secret, clock: Clock
+) -> None:
+    secret.material = Material(token="one", lifetime=100)  # noqa: S106
+    await kept.refresh()
+    clock.now += 79
+    await kept.refresh()
+    assert secret.reads == 1
+    clock.now += 2
+    await kept.refresh()
+    assert secret.reads == 2
+
+
+async def test_a_read_that_fails_late_is_one_for_all_who_waited(
+    kept: KeptCredentials, secret: Secret
+) -> None:
+    secret.material, secret.slow = AWAY, 30.0
+    told = await asyncio.gather(*(kept.refresh() for _ in range(50)), return_exceptions=True)
+    assert told == [AWAY] * 50
+    assert secret.reads == 1
+
+
+@pytest.mark.parametrize("material", [AWAY, Material(token="one")])  # noqa: S106
+async def test_after_a_refusal_a_read_that_takes_long_is_one_for_all_who_waited(
+    kept: KeptCredentials, secret: Secret, clock: Clock, material: Material | RedriveError
+) -> None:
+    await kept.refresh()
+    clock.now += REFUSED_SECONDS
+    secret.material, secret.slow = material, 30.0
+    waiting = (kept.renewed(kept.held) for _ in range(50))
+    told = await asyncio.gather(*waiting, return_exceptions=True)
+    assert told == [material if isinstance(material, RedriveError) else None] * 50
+    assert secret.reads == 2
+
+
+async def test_a_read_that_takes_longer_than_its_outcome_is_kept_is_one_for_all_who_waited(
+    kept: KeptCredentials, secret: Secret
+) -> None:
+    secret.slow = KEPT_SECONDS + 1
+    await asyncio.gather(*(kept.refresh() for _ in range(50)))
+    assert secret.reads == 1
+
+
+async def test_a_token_outlives_a_failing_issuer_until_its_own_end(
+    kept: KeptCredentials, secret: Secret, clock: Clock
+) -> None:
+    secret.material = Material(token="one", lifetime=100)  # noqa: S106
+    await kept.refresh()
+    held = kept.held
+    secret.material = ISSUER_FAILS
+    clock.now += 99
+    await kept.refresh()
+    assert secret.reads == 2
+    assert kept.held is held
+    with pytest.raises(IssuerFailedError):  # a broker that refuses it is another matter
+        await kept.renewed(held)
+    clock.now += 1
+    with pytest.raises(IssuerFailedError):
+        await kept.refresh()
+
+
+async def test_a_secret_stays_in_use_while_the_api_server_is_away_but_not_when_it_is_gone(
+    kept: KeptCredentials, secret: Secret, clock: Clock
+) -> None:
+    await kept.refresh()
+    secret.material = AWAY
+    clock.now += 10 * KEPT_SECONDS
+    await kept.refresh()
+    assert token(kept) == "Bearer one"
+    secret.material = GONE
+    clock.now += REFUSED_SECONDS
+    with pytest.raises(SecretNotFoundError):
+        await kept.refresh()
+
+
+async def test_nobody_waits_for_a_renewal_while_what_is_held_is_good(
+    kept: KeptCredentials, secret: Secret, clock: Clock
+) -> None:
+    secret.material = Material(token="one", lifetime=100)  # noqa: S106
+    await kept.refresh()
+    secret.material, secret.slow = ISSUER_FAILS, 30.0
+    clock.now += 81
+    renewing = asyncio.create_task(kept.refresh())
+    await asyncio.sleep(0)
+    before = clock.now
+    await kept.refresh()
+    assert clock.now == before
+    with pytest.raises(IssuerFailedError):  # its token has ended meanwhile
+        await renewing
+
+
+def spec(authentication: dict[str, Any]) -> PulsarConnectionSpec:
+    return parse_spec(
+        PulsarConnectionSpec,
+        {
+            "spec": {
+                "serviceUrl": "pulsar://pulsar:6650",
+                "adminUrl": "http://pulsar:8080",
+                "authentication": authentication,
+                "allowedTopics": [],
+                "allowedRoles": [],
+            }
+        },
+    )
+
+
+FILE = {"token": {"file": "admin.token"}}
+
+
+async def test_a_file_is_read_in_the_folder_of_the_namespace_and_nowhere_else(
+    tmp_path: Path,
+) -> None:
+    unused: Any = None  # neither Kubernetes nor a broker is asked
+    reader = CredentialReader(unused, unused, tmp_path)
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "admin.token").write_text("the-token\n")
+    assert await reader.read("shop", spec(FILE)) == Material(token="the-token")  # noqa: S106
+    with pytest.raises(TokenFileError, match="can't be read; got 'FileNotFoundError'; mount it"):
+        await reader.read("billing", spec(FILE))
+    (tmp_path / "shop" / "admin.token").write_text("two\nlines")
+    with pytest.raises(TokenFileError, match="holds no token"):
+        await reader.read("shop", spec(FILE))
+
+
+async def test_without_a_folder_of_files_the_operator_says_so() -> None:
+    unused: Any = None
+    reader = CredentialReader(unused, unused, None)
+    with pytest.raises(TokenFileError, match="no folder of credentials; start it with"):
+        await reader.read("shop", spec(FILE))

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+from redrive.admin.gathering import Gathering
+from redrive.kube import logs
+from redrive.kube.controller import Controller, Requeue
+from redrive.kube.resources import Key
+
+logger = logging.getLogger("redrive.test")
+
+
+def written(message: str, *arguments: object, fault: Exception | None = None) -> dict[str, str]:
+    """What the formatter makes of a record, here and now."""
+    exc_info = None if fault is None else (type(fault), fault, None)
+    record = logger.makeRecord("redrive.test", logging.INFO, "", 0, message, arguments, exc_info)
+    line = logs.JsonFormatter().format(record)
+    assert "\n" not in line
+    found: dict[str, str] = json.loads(line)
+    return found
+
+
+def test_a_line_is_one_object_whatever_it_says() -> None:
+    line = written("%s \n\u2028 %d", '"ü', 7, fault=ValueError("two\nlines"))
+    assert line["message"] == '"ü \n\u2028 7'
+    assert (line["level"], line["logger"]) == ("INFO", "redrive.test")
+    assert line["time"].endswith("+00:00")
+    assert "ValueError: two\nlines" in line["exception"]
+    assert not {"kind", "namespace", "name", "uid"} & line.keys()
+
+
+async def test_what_a_keeper_does_is_about_its_object_and_gathered_calls_are_about_none() -> None:
+    lines: dict[str, dict[str, str]] = {}
+    ended = asyncio.Event()
+
+    async def call(_: object) -> None:
+        lines["gathered"] = written("call")
+
+    gathering: Gathering[Key, None] = Gathering(call)
+
+    async def reconcile(key: Key) -> Requeue:
+        lines["before"] = written("look")
+        logs.identify({"metadata": {"uid": "4711"}})
+        lines["after"] = written("look")
+        await gathering.ask(key)
+        ended.set()
+        return Requeue.NEVER
+
+    keeper = Controller("RetryPolicy", reconcile)
+    keeper.enqueue(Key("shop", "orders"))
+    await ended.wait()
+    await keeper.stop()
+    identity = {"kind": "RetryPolicy", "namespace": "shop", "name": "orders"}
+    assert identity.items() <= lines["before"].items()
+    assert "uid" not in lines["before"]
+    assert {**identity, "uid": "4711"}.items() <= lines["after"].items()
+    assert "kind" not in lines["gathered"]
+    assert "kind" not in written("somebody else")
