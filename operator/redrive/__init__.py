@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AsyncRetryConsumer",
     "AsyncRetryProducer",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import venv
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+import yaml
+
+import redrive
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,6 +24,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*build, f"--wheel-dir={folder}", str(ROOT)], check=True)
     (built,) = folder.iterdir()
     return built
+
+
+@pytest.fixture(scope="module")
+def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel alone; the path of its command."""
+    programs = tmp_path_factory.mktemp("plain") / "bin"
+    venv.create(programs.parent, with_pip=True)
+    install = [str(programs / "pip"), "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
+    subprocess.run(install, check=True)
+    return programs / "redrive"
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env={}, capture_output=True, text=True, check=False)
 
 
 def test_the_consumer_library_alone_needs_nothing_but_the_pulsar_client(wheel: Path) -> None:
@@ -59,3 +77,32 @@ def test_the_wheel_carries_its_types_and_its_command(wheel: Path) -> None:
         commands = archive.read(path).decode()
     assert "redrive/py.typed" in names
     assert "redrive = redrive.cli:main" in commands
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--help"], "provision policies and run replays"),
+        (["--version"], f"redrive {redrive.__version__}\n"),
+        (["operator", "--help"], "--cluster-id ID"),
+    ],
+)
+def test_the_command_describes_itself_without_the_extras(
+    plain: Path, arguments: list[str], shown: str
+) -> None:
+    done = run(plain, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shown in done.stdout
+
+
+def test_a_subcommand_names_the_extra_that_it_lacks_in_one_line(plain: Path) -> None:
+    done = run(plain, "operator")
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("redrive: `redrive operator` needs redrive[operator]: ")
+    assert line.endswith("; pip install 'redrive[operator]'")
+
+
+def test_the_chart_installs_the_version_that_it_lies_beside() -> None:
+    chart = yaml.safe_load((ROOT / "charts" / "redrive" / "Chart.yaml").read_text("utf-8"))
+    assert (chart["version"], chart["appVersion"]) == (redrive.__version__, redrive.__version__)

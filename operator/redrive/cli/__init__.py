@@ -1,4 +1,4 @@
-"""The command `redrive`. Reading order: `main`, then one module for each subcommand."""
+"""The command `redrive`. Reading order: `main`, `arguments`, one module for each subcommand."""
 
 from redrive.cli.main import main
 

@@ -1,4 +1,4 @@
-"""`redrive operator`: provisions policies and runs replays until it is told to stop.
+"""`redrive operator`: provisions policies and runs replays until it is stopped.
 
 One process for a cluster, or for a list of namespaces. SIGTERM and SIGINT end it within seconds
 with code 0; whatever it was doing is taken up by the next start.
@@ -9,12 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import secrets
 import signal
-import socket
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 
 import kopf
 
@@ -33,87 +30,8 @@ from redrive.replay import handlers as replay
 logger = logging.getLogger(__name__)
 
 
-def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Describe the subcommand's arguments."""
-    parser = subcommands.add_parser(
-        "operator",
-        help="provision policies and run replays, until told to stop",
-        description="Provisions RetryPolicies and runs Replays until it is told to stop. Uses the "
-        "cluster it runs in, unless KUBECONFIG names another.",
-    )
-    parser.add_argument(
-        "--cluster-id",
-        default="",
-        metavar="ID",
-        help="tells this cluster from others that use the same brokers, in the marks on topics "
-        "(default: the uid of the namespace kube-system, if it may be read)",
-    )
-    parser.add_argument(
-        "--credentials",
-        type=Path,
-        metavar="DIR",
-        help="where connections find files that they name: a PulsarConnection of namespace NS in "
-        "DIR/NS, and nowhere else (default: nowhere)",
-    )
-    parser.add_argument(
-        "--lease",
-        type=_lease,
-        metavar="NAMESPACE/NAME",
-        help="act only while holding this Lease, so that several operators may be started "
-        "(default: act at once; there must be one only)",
-    )
-    parser.add_argument(
-        "--identity",
-        default=f"{socket.gethostname()}-{secrets.token_hex(4)}",
-        metavar="NAME",
-        help="as whom to hold the Lease: a name that no two operators have at a time, such as that "
-        "of a pod (default: the host's, with something random)",
-    )
-    parser.add_argument(
-        "--namespace",
-        action="append",
-        default=[],
-        metavar="NS",
-        help="serve this Kubernetes namespace; may be repeated (default: all namespaces)",
-    )
-    parser.add_argument(
-        "--replay-image",
-        default="redrive-replay",
-        metavar="IMAGE",
-        help="container image of replay jobs: Spark, and redrive[replay] (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--replay-application",
-        default="local:///opt/redrive/replay.py",
-        metavar="URL",
-        help="where the replay job lies in that image (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--replay-service-account",
-        default="redrive-replay",
-        metavar="NAME",
-        help="ServiceAccount of the drivers of replay jobs, in the namespace of each Replay "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--listen",
-        type=_address,
-        metavar="ADDRESS:PORT",
-        help="serve /metrics, /livez and /readyz there, for example on 0.0.0.0:8080 "
-        "(default: not at all)",
-    )
-    parser.add_argument(
-        "--log-format",
-        choices=logs.FORMATS,
-        default="text",
-        help="json: an object in each line, with the identity of what it is about "
-        "(default: %(default)s)",
-    )
-    parser.set_defaults(run=run)
-
-
 def run(options: argparse.Namespace) -> None:
-    """Run the operator until it is told to stop.
+    """Run the operator until it is stopped.
 
     Raises:
         KubernetesError: the CRDs are not installed, or a right is missing.
@@ -208,27 +126,3 @@ async def _login(
         proxy=found.proxy_url,
     )
     return kopf.AiohttpSession(server=found.server, aiohttp_session=connections)
-
-
-def _lease(text: str) -> Key:
-    """Read `NAMESPACE/NAME`.
-
-    Raises:
-        ArgumentTypeError: it is none; argparse tells the user.
-    """
-    namespace, _, name = text.partition("/")
-    if not namespace or not name:
-        raise argparse.ArgumentTypeError(f"not written NAMESPACE/NAME: {text!r}")
-    return Key(namespace, name)
-
-
-def _address(text: str) -> tuple[str, int]:
-    """Read `ADDRESS:PORT`, the address of IPv6 in brackets.
-
-    Raises:
-        ArgumentTypeError: it is none; argparse tells the user.
-    """
-    address, _, port = text.rpartition(":")
-    if not address or not port.isdecimal():
-        raise argparse.ArgumentTypeError(f"not written ADDRESS:PORT: {text!r}")
-    return address.strip("[]"), int(port)

@@ -20,7 +20,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_what_a_user_can_mend_is_one_line_and_the_code_1(tmp_path: Path) -> None:
+def test_what_a_user_can_fix_is_one_line_and_the_code_1(tmp_path: Path) -> None:
     done = run("operator", KUBECONFIG=str(tmp_path / "absent"))
     assert done.returncode == 1
     told = done.stderr.splitlines()[-1]
