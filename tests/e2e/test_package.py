@@ -18,15 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, f"--wheel-dir={folder}", str(ROOT)], check=True)
-    (built,) = folder.iterdir()
-    return built
-
-
-@pytest.fixture(scope="module")
 def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel alone; the path of its command."""
     programs = tmp_path_factory.mktemp("plain") / "bin"

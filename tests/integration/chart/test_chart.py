@@ -70,6 +70,7 @@ def test_a_volume_of_credentials_is_mounted_where_the_operator_looks_for_it() ->
         ({"namespaces": ["a", "a"]}, r"'/namespaces': items at 0 and 1 are equal"),
         ({"namspaces": ["shop"]}, r"additional properties 'namspaces' not allowed"),
         ({"image": {"pullPolicy": "Sometimes"}}, r"'/image/pullPolicy': value must be one of"),
+        ({"image": {"tag": 1}}, r"'/image/tag': got number, want string"),
         ({"image": {"tag": "a b"}}, r"'/image/tag': 'a b' does not match pattern"),
         ({"replay": {"application": "https://x"}}, r"'/replay/application': .* does not match"),
         ({"crds": {"install": "yes"}}, r"'/crds/install': got string, want boolean"),
