@@ -13,8 +13,8 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import aiohttp
 from yarl import URL
@@ -34,11 +34,13 @@ from redrive.admin.fence import Fence, FenceClosedError, guarding
 
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30)
 WHOLE_SECONDS = 60.0
-"""How long it takes at most to connect, to ask and to be answered to the last byte.
+"""The longest that a call may take to connect, to send and to read the answer to its last byte.
 
-Not counted is how long a call waits for one of the connections: with many policies and a broker
-that is slow that may be long, and would be taken for a broker that is silent.
+The time that a call waits for its turn is not counted: with many policies and a slow broker it may
+be long, and would be taken for a broker that is silent.
 """
+CALLS_AT_A_TIME = 20
+"""To one broker; other calls wait for their turn."""
 LONGEST_ANSWER = 64 * 2**20
 """In bytes; what is longer is no answer of a broker, and is not read to its end."""
 MAX_REDIRECTS = 5
@@ -82,23 +84,22 @@ class Http:
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
+        self._turns = WeakValueDictionary[URL, asyncio.Semaphore]()
 
     @classmethod
     @asynccontextmanager
     async def open(cls, fence: Fence | None = None) -> AsyncIterator[Http]:
-        """Open a pool that keeps at most 20 connections to each broker.
+        """Open a pool of connections.
 
         Args:
             fence: what every write has to pass; None lets all pass.
         """
-        connector = aiohttp.TCPConnector(limit=0, limit_per_host=20)
-        traces = [_limiting()] if fence is None else [_limiting(), guarding(fence)]
         async with aiohttp.ClientSession(
-            connector=connector,
+            connector=aiohttp.TCPConnector(limit=0),
             # What one connection's broker sets would be sent to another's.
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=TIMEOUT,
-            trace_configs=traces,
+            trace_configs=[] if fence is None else [guarding(fence)],
         ) as session:
             yield cls(session)
 
@@ -163,7 +164,7 @@ class Http:
             IssuerFailedError: it does not answer.
         """
         try:
-            async with self._request(method, url, data=form, ssl=tls or True) as response:
+            async with self._request(method, URL(url), data=form, ssl=tls or True) as response:
                 return response.status, await _text(response)
         except aiohttp.ClientConnectorCertificateError as error:
             raise _refused(url, error) from error
@@ -207,58 +208,33 @@ class Http:
     async def _request(
         self,
         method: str,
-        url: URL | str,
+        url: URL,
         *,
         seconds: float = WHOLE_SECONDS,
         **options: Any,  # noqa: ANN401  as the session takes them
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Ask, and give the answer to be read within what remains of *seconds*.
+        """Wait for a turn, then send; yield the answer, to be read within the same *seconds*.
 
         Raises:
             TimeoutError: the time is over.
         """
-        limit = _Limit(seconds)
-        try:
-            async with (
-                limit.timeout,
-                self._session.request(
-                    method, url, allow_redirects=False, trace_request_ctx=limit, **options
-                ) as response,
-            ):
+        turns = self._turns.setdefault(url.origin(), asyncio.Semaphore(CALLS_AT_A_TIME))
+        async with turns, _within(seconds):
+            request = self._session.request(method, url, allow_redirects=False, **options)
+            async with request as response:
                 yield response
-        except TimeoutError as error:
-            if not limit.timeout.expired():
-                raise
-            raise TimeoutError(f"no whole answer within {seconds:g} s") from error
 
 
-class _Limit:
-    """The time of one request, which begins to run when it has a connection, or makes one."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.timeout = asyncio.timeout(None)
-
-    def begin(self) -> None:
-        """Let the time run, unless it does."""
-        if self.timeout.when() is None:
-            self.timeout.reschedule(asyncio.get_running_loop().time() + self._seconds)
-
-
-def _limiting() -> aiohttp.TraceConfig:
-    """Return what has an HTTP session begin the `_Limit` of each request."""
-
-    async def begin(
-        _session: aiohttp.ClientSession,
-        context: SimpleNamespace,
-        _got: aiohttp.TraceConnectionCreateStartParams | aiohttp.TraceConnectionReuseconnParams,
-    ) -> None:
-        context.trace_request_ctx.begin()
-
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_create_start.append(begin)
-    trace.on_connection_reuseconn.append(begin)
-    return trace
+@asynccontextmanager
+async def _within(seconds: float) -> AsyncIterator[None]:
+    """End the block after *seconds*, with an error that names them."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"no whole answer within {seconds:g} s") from error
 
 
 async def _text(response: aiohttp.ClientResponse) -> str:

@@ -60,8 +60,8 @@ def test_no_call_goes_without_a_limit() -> None:
     assert Call("ask", "GET", "x").seconds == 60
 
 
-async def test_the_time_of_a_call_begins_when_it_has_a_connection() -> None:
-    waiting = 25  # more than there are connections to a broker: some wait for others
+async def test_the_time_of_a_call_begins_with_its_turn() -> None:
+    waiting = 25  # more than run at a time: some wait for others
     asked = 0
 
     async def slow(_: web.Request) -> web.Response:
@@ -77,6 +77,36 @@ async def test_the_time_of_a_call_begins_when_it_has_a_connection() -> None:
             *(opened.send(call, admin_url=url, access=access) for _ in range(waiting))
         )
     assert answers == [{"partitions": 3}] * waiting
+
+
+async def test_calls_wait_for_their_turn_at_their_own_broker_alone() -> None:
+    running, full, back = 0, asyncio.Event(), asyncio.Event()
+
+    async def hanging(_: web.Request) -> web.Response:
+        nonlocal running
+        running += 1
+        if running == http.CALLS_AT_A_TIME:
+            full.set()
+        await back.wait()
+        return web.json_response("here")
+
+    async def answering(_: web.Request) -> web.Response:
+        return web.json_response("there")
+
+    call, access = Call("ask", "GET", "x"), Access()
+    async with (
+        asyncio.timeout(10),
+        serving(answering) as (_, other),
+        serving(hanging) as (opened, url),
+        asyncio.TaskGroup() as tasks,
+    ):
+        for _ in range(25):
+            tasks.create_task(opened.send(call, admin_url=url, access=access))
+        await full.wait()
+        assert await opened.send(call, admin_url=other, access=access) == "there"
+        assert running == http.CALLS_AT_A_TIME
+        back.set()
+    assert running == 25
 
 
 async def test_a_probe_that_hangs_makes_way_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
