@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from redrive.admin import answers, parts
+from redrive.admin import answers, partitions
 from redrive.admin.access import Credentials
 from redrive.admin.breaker import Breaker
+from redrive.admin.cached_reads import CachedRead
 from redrive.admin.errors import AuthenticationFailedError, NotFoundError, unexpected
 from redrive.admin.granting import Granter, Granting
 from redrive.admin.http import Call, Http
-from redrive.admin.lately import Lately
 from redrive.admin.model import (
     NamespaceState,
     Schema,
@@ -60,8 +60,8 @@ class Admin:
         self._breaker = breaker
         self._admin_url = admin_url
         self._credentials = credentials
-        self._tenants: dict[str, Lately[frozenset[str]]] = {}
-        self._namespaces: dict[str, Lately[NamespaceState]] = {}
+        self._tenants: dict[str, CachedRead[frozenset[str]]] = {}
+        self._namespaces: dict[str, CachedRead[NamespaceState]] = {}
         self._grantings: dict[str, Granting] = {}
 
     def is_for(self, admin_url: str, credentials: Credentials) -> bool:
@@ -82,9 +82,9 @@ class Admin:
     async def tenant_exists(self, tenant: str, *, max_age: float = 0.0) -> bool:
         """Whether there is such a tenant, or was at most so many seconds ago."""
         if tenant not in self._tenants:
-            self._tenants[tenant] = Lately(lambda: self._namespaces_of(tenant))
+            self._tenants[tenant] = CachedRead(lambda: self._namespaces_of(tenant))
         try:
-            await self._tenants[tenant].ask(max_age=max_age)
+            await self._tenants[tenant].get(max_age=max_age)
         except NotFoundError:
             return False
         return True
@@ -99,8 +99,8 @@ class Admin:
             NotFoundError: the tenant or the namespace does not exist, or did not then.
         """
         if namespace not in self._namespaces:
-            self._namespaces[namespace] = Lately(lambda: self._read(namespace))
-        return await self._namespaces[namespace].ask(max_age=max_age)
+            self._namespaces[namespace] = CachedRead(lambda: self._read(namespace))
+        return await self._namespaces[namespace].get(max_age=max_age)
 
     async def partitions(self, topic: TopicName) -> int:
         """Return how many partitions a topic has; 0 if it is not partitioned.
@@ -175,7 +175,7 @@ class Admin:
         Raises:
             NotFoundError: as for `stats`.
         """
-        return await parts.subscriptions(self._get, topic, partitioned=partitioned)
+        return await partitions.subscriptions(self._get, topic, partitioned=partitioned)
 
     async def topic_policy(self, topic: TopicName, policy: TopicPolicy) -> Any:  # noqa: ANN401
         """Return what the broker has of a policy of *topic*, as its JSON; None for nothing."""
@@ -221,7 +221,7 @@ class Admin:
         Raises:
             NotFoundError: as for `stats`.
         """
-        return await parts.usage(
+        return await partitions.usage(
             self._get, topic, partitioned=partitioned, subscription=subscription
         )
 

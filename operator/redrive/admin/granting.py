@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from redrive.admin.batcher import Batcher
 from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError
-from redrive.admin.gathering import Gathering
 from redrive.admin.http import Call
 from redrive.admin.model import Grant, NamespaceState
 from redrive.admin.paths import permission_path
@@ -23,7 +23,7 @@ Grants = Sequence[Grant]
 Granter = Callable[[Grants], Awaitable[None]]
 Refusals = Mapping[Grant, AdminError]
 
-PATIENCE_SECONDS = 2.0
+MAX_GAP_SECONDS = 2.0
 
 
 class Granting:
@@ -44,17 +44,15 @@ class Granting:
         self._namespace = namespace
         self._send = send
         self._read = read
-        self._gathering: Gathering[Grants, Refusals] = Gathering(
-            self._set, patience=PATIENCE_SECONDS
-        )
+        self._batcher: Batcher[Grants, Refusals] = Batcher(self._set, max_gap=MAX_GAP_SECONDS)
 
     @contextmanager
     def announced(self) -> Iterator[Granter]:
         """Announce that rights may be set within the block; see `Admin.granting`."""
-        with self._gathering.announced() as ask:
+        with self._batcher.announced() as submit:
 
             async def grant(grants: Grants) -> None:
-                refusals = await ask(grants)
+                refusals = await submit(grants)
                 for grant in grants:
                     if grant in refusals:
                         raise refusals[grant]

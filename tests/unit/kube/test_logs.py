@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 
-from redrive.admin.gathering import Gathering
+from redrive.admin.batcher import Batcher
 from redrive.kube import logs
 from redrive.kube.controller import Controller, Requeue
 from redrive.kube.resources import Key
@@ -38,13 +38,13 @@ async def test_what_a_keeper_does_is_about_its_object_and_gathered_calls_are_abo
     async def call(_: object) -> None:
         lines["gathered"] = written("call")
 
-    gathering: Gathering[Key, None] = Gathering(call)
+    batcher: Batcher[Key, None] = Batcher(call)
 
     async def reconcile(key: Key) -> Requeue:
         lines["before"] = written("look")
         logs.identify({"metadata": {"uid": "4711"}})
         lines["after"] = written("look")
-        await gathering.ask(key)
+        await batcher.submit(key)
         ended.set()
         return Requeue.NEVER
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from redrive.admin.gathering import Gathering
+from redrive.admin.batcher import Batcher
 
 
 class Calls:
@@ -26,10 +26,10 @@ class Calls:
 
 async def test_what_is_asked_during_a_call_goes_out_together_after_it() -> None:
     calls = Calls()
-    gathering: Gathering[int, int] = Gathering(calls)
-    first = asyncio.create_task(gathering.ask(0))
+    batcher: Batcher[int, int] = Batcher(calls)
+    first = asyncio.create_task(batcher.submit(0))
     await calls.begun.wait()
-    others = [asyncio.create_task(gathering.ask(number)) for number in (1, 2, 3)]
+    others = [asyncio.create_task(batcher.submit(number)) for number in (1, 2, 3)]
     await asyncio.sleep(0)
     assert calls.asks == [[0]]
 
@@ -48,19 +48,19 @@ async def test_a_failed_call_fails_those_who_wait_for_it_and_no_later_one() -> N
             raise outcome
         return "yes"
 
-    gathering: Gathering[int, str] = Gathering(call)
-    failed = await asyncio.gather(gathering.ask(1), gathering.ask(2), return_exceptions=True)
+    batcher: Batcher[int, str] = Batcher(call)
+    failed = await asyncio.gather(batcher.submit(1), batcher.submit(2), return_exceptions=True)
     assert [str(error) for error in failed] == ["no", "no"]
-    assert await gathering.ask(3) == "yes"
+    assert await batcher.submit(3) == "yes"
 
 
 async def test_a_call_waits_for_all_who_announced_themselves() -> None:
     calls = Calls()
     calls.open.set()
-    gathering: Gathering[int, int] = Gathering(calls, patience=10)
+    batcher: Batcher[int, int] = Batcher(calls, max_gap=10)
 
     async def work(number: int) -> int | None:
-        with gathering.announced() as ask:
+        with batcher.announced() as ask:
             await asyncio.sleep(number * 0.01)
             return None if number == 4 else await ask(number)  # number 4 has nothing to ask
 
@@ -71,28 +71,28 @@ async def test_a_call_waits_for_all_who_announced_themselves() -> None:
 async def test_who_asks_alone_does_not_wait() -> None:
     calls = Calls()
     calls.open.set()
-    gathering: Gathering[int, int] = Gathering(calls, patience=10)
+    batcher: Batcher[int, int] = Batcher(calls, max_gap=10)
     async with asyncio.timeout(5):
-        with gathering.announced() as ask:
+        with batcher.announced() as ask:
             assert await ask(1) == 1
-            assert await gathering.ask(2) == 2
+            assert await batcher.submit(2) == 2
 
 
 async def test_a_call_does_not_wait_for_ever() -> None:
     calls = Calls()
     calls.open.set()
-    gathering: Gathering[int, int] = Gathering(calls, patience=0.01)
-    with gathering.announced(), gathering.announced() as ask:
+    batcher: Batcher[int, int] = Batcher(calls, max_gap=0.01)
+    with batcher.announced(), batcher.announced() as ask:
         assert await ask(1) == 1
 
 
-async def test_a_call_waits_for_longer_than_its_patience_while_those_it_waits_for_come() -> None:
+async def test_a_call_waits_for_longer_than_the_gap_while_those_it_waits_for_come() -> None:
     calls = Calls()
     calls.open.set()
-    gathering: Gathering[int, int] = Gathering(calls, patience=0.2)
+    batcher: Batcher[int, int] = Batcher(calls, max_gap=0.2)
 
     async def work(number: int) -> int:
-        with gathering.announced() as ask:
+        with batcher.announced() as ask:
             await asyncio.sleep(number * 0.1)
             return await ask(number)
 
@@ -103,14 +103,14 @@ async def test_a_call_waits_for_longer_than_its_patience_while_those_it_waits_fo
 async def test_those_who_announce_themselves_after_its_turn_never_hold_a_call_up() -> None:
     calls = Calls()
     calls.open.set()
-    gathering: Gathering[int, int] = Gathering(calls, patience=0.1)
+    batcher: Batcher[int, int] = Batcher(calls, max_gap=0.1)
 
     async def come_and_go() -> None:
         while True:
-            with gathering.announced():
+            with batcher.announced():
                 await asyncio.sleep(0.01)
 
-    with gathering.announced(), gathering.announced() as ask:  # the first asks nothing
+    with batcher.announced(), batcher.announced() as ask:  # the first asks nothing
         asked = asyncio.ensure_future(ask(1))
         await asyncio.sleep(0)
         others = [asyncio.create_task(come_and_go()) for _ in range(3)]
@@ -122,8 +122,8 @@ async def test_those_who_announce_themselves_after_its_turn_never_hold_a_call_up
 
 async def test_an_asker_that_is_cancelled_does_not_disturb_the_others() -> None:
     calls = Calls()
-    gathering: Gathering[int, int] = Gathering(calls)
-    hasty, patient = asyncio.create_task(gathering.ask(1)), asyncio.create_task(gathering.ask(2))
+    batcher: Batcher[int, int] = Batcher(calls)
+    hasty, patient = asyncio.create_task(batcher.submit(1)), asyncio.create_task(batcher.submit(2))
     await calls.begun.wait()
     hasty.cancel()
     with pytest.raises(asyncio.CancelledError):

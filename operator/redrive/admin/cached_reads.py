@@ -1,4 +1,4 @@
-"""One read at a broker for many who want to know the same, now or a little later; see `Admin`."""
+"""One read at a broker for all that want to know the same, now or a little later; see `Admin`."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from redrive.admin.batcher import Batcher
 from redrive.admin.errors import NotFoundError
-from redrive.admin.gathering import Gathering
 
 Answer = TypeVar("Answer")
 
 
-class Lately(Generic[Answer]):
-    """A read that all share who ask at the same time, and what it brought last.
+class CachedRead(Generic[Answer]):
+    """A read that is shared by all callers at the same time, and its last answer.
 
-    That there is no such thing is remembered too: many may wait for one that is not there yet. Any
-    other failure is not.
+    That something does not exist is cached too: many policies may wait for the same missing topic.
+    Any other failure is not.
 
     Args:
-        read: asks the broker.
+        read: reads it from the broker.
     """
 
     def __init__(self, read: Callable[[], Awaitable[Answer]]) -> None:
         self._read = read
-        self._readings = Gathering[None, Answer | NotFoundError](lambda _: self._outcome())
+        self._reads = Batcher[None, Answer | NotFoundError](lambda _: self._outcome())
         self._known: tuple[float, Answer | NotFoundError] | None = None
 
-    async def ask(self, *, max_age: float) -> Answer:
+    async def get(self, *, max_age: float) -> Answer:
         """Return what was read less than *max_age* seconds ago, or read it now.
 
         Raises:
-            NotFoundError: there is, or was then, no such thing.
+            NotFoundError: it does not exist, or did not then.
             AdminError: the read failed.
         """
         asked = asyncio.get_running_loop().time()
         if self._known is not None and asked - self._known[0] < max_age:
             found = self._known[1]
         else:
-            found = await self._readings.ask(None)
+            found = await self._reads.submit(None)
             self._known = asked, found
         if isinstance(found, NotFoundError):
-            # It would else remember all who were told.
+            # Its traceback would grow with every caller that it is raised to.
             raise found.with_traceback(None)
         return found
 
