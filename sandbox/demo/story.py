@@ -9,6 +9,7 @@ import base64
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from time import gmtime, monotonic, sleep, strftime
 
 import jwt
 
@@ -18,7 +19,8 @@ from sandbox.errors import SandboxError
 from sandbox.sandbox import Sandbox
 
 RETRY_TOPIC, DEAD_LETTER_TOPIC = f"{shop.TOPIC}-fulfilment-RETRY", f"{shop.TOPIC}-fulfilment-DLQ"
-_FIRST_PASS_SECONDS, _REPLAY_SECONDS = 180.0, 180.0
+_FIRST_PASS_SECONDS, _REPLAY_SECONDS, _BACKLOG_SECONDS = 180.0, 180.0, 30.0
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Story:
             lambda counts: counts.settled and self._replayed() == "Completed",
             seconds=_REPLAY_SECONDS,
         )
+        self._refresh_backlog()
         screen.output(self._kubectl("get", "rp,replay"))
 
     def settle(self) -> Account:
@@ -140,6 +143,22 @@ class Story:
                 f"the {program} ended early",
                 remedy=f"see {self.sandbox.processes.log(program)}",
             )
+
+    def _refresh_backlog(self) -> None:
+        """Have the policy's backlog read again, and wait until its status shows that reading."""
+        policy, now = "rp/orders-fulfilment", strftime("%Y-%m-%dT%H:%M:%SZ", gmtime())
+        requested = f"redrive.io/reconcile-requested-at={now}"
+        self._kubectl("annotate", "--overwrite", policy, requested)
+        deadline = monotonic() + _BACKLOG_SECONDS
+        path = "jsonpath={.status.backlog.observedAt}"
+        while (observed := self._kubectl("get", policy, "-o", path)) < now:
+            if monotonic() > deadline:
+                raise SandboxError(
+                    f"it took more than {_BACKLOG_SECONDS:.0f} s to read the policy's backlog",
+                    got=f"status.backlog.observedAt: {observed}",
+                    remedy=f"see the logs in {self.sandbox.state / 'logs'}",
+                )
+            sleep(_POLL_SECONDS)
 
     def _replayed(self) -> str:
         phase = self._kubectl("get", "replay/after-the-outage", "-o", "jsonpath={.status.phase}")

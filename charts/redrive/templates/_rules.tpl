@@ -14,6 +14,11 @@
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get]
+# What replay jobs run as: a Replay waits until its namespace has it.
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  resourceNames: [{{ .Values.replay.serviceAccount }}]
+  verbs: [get]
 # The policy that consumers mount. Watched by a label that only redrive's have: one that somebody
 # deletes or changes is put right at once.
 - apiGroups: [""]

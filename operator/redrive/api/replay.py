@@ -56,6 +56,9 @@ class Phase(enum.StrEnum):
     FAILED = "Failed"
 
 
+FINAL = frozenset({Phase.COMPLETED, Phase.FAILED})
+
+
 class PartitionEnd(StatusModel):
     """Where the replay of one partition ends."""
 

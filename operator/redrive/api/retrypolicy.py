@@ -264,6 +264,9 @@ class Backlog(StatusModel):
     oldest_dead_letter: Timestamp | None = None
     """When the one that rests for longest came there; not there while there is none."""
 
+    observed_at: Timestamp
+    """When these figures were read from the broker."""
+
 
 class RetryPolicyStatus(StatusModel):
     """What the operator made of the policy."""
@@ -295,5 +298,6 @@ class RetryPolicyStatus(StatusModel):
     of them."""
 
     backlog: Backlog | None = None
-    """What waits in these topics, looked at about once a minute; small changes are written every
-    ten minutes."""
+    """What waits in these topics. It is read about once a minute, and at once when a Replay of the
+    policy ends, the policy becomes Ready or a reconcile is requested; small changes are written
+    every ten minutes, unchanged figures every hour."""

@@ -61,6 +61,7 @@ SPARK_APPLICATIONS = Resource(
     "sparkoperator.k8s.io", "v1beta2", "sparkapplications", "SparkApplication"
 )
 SECRETS = Resource("", "v1", "secrets", "Secret")
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 EVENTS = Resource("", "v1", "events", "Event")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from redrive.api.conditions import READY
 from redrive.api.fields import SecretKeyRef
 from redrive.api.parsing import parse_spec
-from redrive.api.replay import Phase, ReplaySpec
+from redrive.api.replay import FINAL, ReplaySpec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.kube import connections, status
 from redrive.kube.context import Context
@@ -93,8 +93,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
 
 def is_final(replay: Body) -> bool:
     """Whether the Replay's run has ended, one way or the other."""
-    phase = (replay.get("status") or {}).get("phase")
-    return phase in {Phase.COMPLETED, Phase.FAILED}
+    return (replay.get("status") or {}).get("phase") in FINAL
 
 
 def policy_of(replay: Body) -> Key:

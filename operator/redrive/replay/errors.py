@@ -43,6 +43,12 @@ class TrustNotSupportedError(RedriveError):
     reason = "TrustNotSupported"
 
 
+class ServiceAccountNotFoundError(RedriveError):
+    """The Replay's namespace lacks the ServiceAccount that replay jobs run as."""
+
+    reason = "ServiceAccountNotFound"
+
+
 class ReplayInProgressError(RedriveError):
     """Another Replay of the same policy comes first."""
 

@@ -14,6 +14,7 @@ from redrive.errors import RedriveError
 from redrive.kube import logs, resources, status
 from redrive.kube.context import Context
 from redrive.kube.controller import Requeue
+from redrive.kube.errors import ForbiddenError, NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher
 from redrive.replay import errors, launch
@@ -66,12 +67,35 @@ async def _launch(replay: Body, ctx: Context, out: Publisher) -> Body:
         RedriveError: it may not run now, or the API server refuses.
     """
     admitted = admit(replay, ctx)
+    await _check_service_account(Key.of(replay).namespace, ctx)
     wanted = launch.application(replay, admitted.job, admitted.token, ctx.settings)
     created = await ctx.kubernetes.create(resources.SPARK_APPLICATIONS, wanted)
     ctx.applications.put(created)
     name = created["metadata"]["name"]
     await out.tell(replay, LAUNCHED, f"the SparkApplication {name} runs this Replay")
     return created
+
+
+async def _check_service_account(namespace: str, ctx: Context) -> None:
+    """Check that the ServiceAccount of the job exists: without it, each submission would fail.
+
+    An operator that may not read ServiceAccounts leaves this to the Spark operator.
+
+    Raises:
+        ServiceAccountNotFoundError: it does not exist.
+    """
+    account = Key(namespace, ctx.settings.replay_service_account)
+    try:
+        await ctx.kubernetes.get(resources.SERVICE_ACCOUNTS, account)
+    except ForbiddenError:
+        return
+    except NotFoundError:
+        raise errors.ServiceAccountNotFoundError(
+            "the ServiceAccount that replay jobs run as does not exist",
+            got=str(account),
+            remedy=f"create it with its rights: kubectl apply -n {namespace} -f "
+            "examples/replay-rbac.yaml; this Replay starts by itself then",
+        ) from None
 
 
 def _application(replay: Body, ctx: Context) -> Body | None:

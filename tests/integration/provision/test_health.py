@@ -140,7 +140,7 @@ async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metric
     shop.create_topic(dead_letter, partitions)  # adopted as it is
     shop.policy()
     async with ward(shop) as watched:
-        assert watched.status()["backlog"] == {"retry": 0, "deadLetter": 0}
+        assert figures(watched.status()) == {"retry": 0, "deadLetter": 0}
         assert age(shop) == 0
         dead, waiting = (
             client.create_producer(topic)
@@ -157,7 +157,7 @@ async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metric
         status = await watched.shows(lambda status: oldest(status) is not None)
         status = await watched.shows(
             lambda status: (
-                {**status["backlog"], "oldestDeadLetter": ""}
+                {**figures(status), "oldestDeadLetter": ""}
                 == {"retry": 1, "deadLetter": 2, "oldestDeadLetter": ""}
             )
         )
@@ -180,7 +180,7 @@ async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metric
         assert died[1][0] <= second <= died[1][1]
         consumer.acknowledge(messages[1])
         status = await watched.shows(lambda status: status["backlog"]["deadLetter"] == 0)
-        assert status["backlog"] == {"retry": 1, "deadLetter": 0}
+        assert figures(status) == {"retry": 1, "deadLetter": 0}
         assert age(shop) == 0
 
         body = watched.ctx.policies.get(Key(shop.namespace, "orders"))
@@ -315,6 +315,11 @@ def oldest(status: dict[str, Any]) -> datetime | None:
     """When the oldest dead letter came, by a policy's status."""
     written = status.get("backlog", {}).get("oldestDeadLetter")
     return None if written is None else datetime.fromisoformat(written)
+
+
+def figures(status: dict[str, Any]) -> dict[str, Any]:
+    """The backlog in a policy's status, without when it was read."""
+    return {name: value for name, value in status["backlog"].items() if name != "observedAt"}
 
 
 def age(shop: Shop) -> float | None:

@@ -29,6 +29,7 @@ NEEDED: dict[str, dict[str, str]] = {
     "redrive.io/replays": {"list": FOLLOW, "watch": FOLLOW},
     "redrive.io/replays/status": {"patch": TELL},
     "/secrets": {"get": "credentials of connections, each read by its name"},
+    "/serviceaccounts": {},
     "/configmaps": {
         "get": "one that is there already may belong to somebody else",
         "list": "those of redrive, by their label, are compared with what they should be",
@@ -51,6 +52,8 @@ NEEDED: dict[str, dict[str, str]] = {
 """All that is asked for: resource → verb → why it can't do without."""
 
 
+ACCOUNT = {"get": "a Replay waits until the ServiceAccount of its job is there"}
+"""What the operator may do to the ServiceAccount of replay jobs, in each namespace it serves."""
 LEASE = {
     "get": "who holds it",
     "patch": "to renew it, to take it over, to give it up",
@@ -120,7 +123,10 @@ def test_the_operator_may_do_what_it_needs_and_nothing_else(
 def test_the_chart_asks_for_no_right_without_a_reason() -> None:
     rendered = chart.render(installation.VALUES)
     (serving,) = (o for o in rendered if o["kind"] == "ClusterRole")
-    assert rules(serving) == {resource: set(verbs) for resource, verbs in NEEDED.items() if verbs}
+    needed = {resource: set(verbs) for resource, verbs in NEEDED.items() if verbs}
+    assert rules(serving) == needed | {"/serviceaccounts": set(ACCOUNT)}
+    named = [r["resources"] for r in serving["rules"] if "resourceNames" in r]
+    assert named == [["serviceaccounts"]]
     (holding,) = (o for o in rendered if o["kind"] == "Role")
     assert rules(holding) == {"coordination.k8s.io/leases": set(LEASE)}
     named = [r["verbs"] for r in holding["rules"] if r.get("resourceNames") == ["redrive"]]

@@ -232,6 +232,19 @@ def test_what_a_replay_waits_for_is_said_and_noticed_when_it_comes(shop: Shop) -
     assert "Stalled" not in status
 
 
+def test_a_replay_waits_for_the_service_account_of_its_job(shop: Shop) -> None:
+    shop.kubectl("delete", "serviceaccount", "redrive-replay")
+    shop.declare()
+    shop.replay("early")
+    status = shop.reaches("early", "Pending", "ServiceAccountNotFound")
+    told = status["Reconciling"]["message"]
+    assert f"got '{shop.name}/redrive-replay'" in told
+    assert f"kubectl apply -n {shop.name} -f examples/replay-rbac.yaml" in told
+    assert shop.applications() == []
+    shop.kubectl("apply", "-f", str(EXAMPLES / "replay-rbac.yaml"))
+    shop.reaches("early", "Submitted")
+
+
 STATES: list[tuple[dict[str, str], str, str, str]] = [
     ({}, "Submitted", "Progressing", "is NEW"),
     ({"state": "SUBMITTED"}, "Submitted", "Progressing", "is SUBMITTED"),

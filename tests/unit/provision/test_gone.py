@@ -38,6 +38,7 @@ def ctx(policies: Cache, connections: Cache) -> Any:  # noqa: ANN401 - what of a
         kubernetes=Empty(),
         policies=policies,
         connections=connections,
+        replays=Cache(),
         clock=lambda: datetime(2026, 1, 1, tzinfo=UTC),
     )
 

@@ -41,6 +41,7 @@ def named(
         "namespace": "shop",
         "uid": f"uid-{name}",
         "generation": 1,
+        "resourceVersion": "1",
         "creationTimestamp": f"2026-01-01T00:00:{age:02}Z",
     }
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,47 +13,59 @@ from redrive.api.retrypolicy import Backlog
 
 SHARE = 0.1
 """A count that differs by more than this share of what is written is written at once."""
-AT_LATEST = timedelta(minutes=10)
-"""Whatever differs is written after this time, however little it is."""
+CHANGED_AFTER = timedelta(minutes=10)
+"""A smaller difference is written once what is written is this old."""
+UNCHANGED_AFTER = timedelta(hours=1)
+"""Unchanged figures are written again once they are this old: they were confirmed since."""
 
 
 def backlog_of(
-    retry: SubscriptionStats | None, dead_letter: SubscriptionStats | None, *, discards: bool
+    retry: SubscriptionStats | None,
+    dead_letter: SubscriptionStats | None,
+    *,
+    discards: bool,
+    now: datetime,
 ) -> Backlog:
-    """Return what waits in the policy's own subscriptions; one that is missing has nothing."""
-    if discards:
-        return Backlog(retry=0 if retry is None else retry.backlog)
+    """Return what waits in the policy's own subscriptions; one that is missing has nothing.
+
+    Args:
+        retry: the policy's subscription on its retry topic.
+        dead_letter: the one on its dead-letter topic.
+        discards: whether the policy has no dead-letter topic.
+        now: when the two were read.
+    """
+    dead = None if discards else dead_letter
+    oldest = None if dead is None else dead.oldest
     return Backlog(
         retry=0 if retry is None else retry.backlog,
-        dead_letter=0 if dead_letter is None else dead_letter.backlog,
+        dead_letter=None if discards else 0 if dead is None else dead.backlog,
         # In whole seconds, as it is written: else each look would find it changed.
-        oldest_dead_letter=(
-            None
-            if dead_letter is None or dead_letter.oldest is None
-            else dead_letter.oldest.replace(microsecond=0)
-        ),
+        oldest_dead_letter=None if oldest is None else oldest.replace(microsecond=0),
+        observed_at=now.replace(microsecond=0),
     )
 
 
-def is_worth_writing(written: Backlog | None, found: Backlog, since: timedelta) -> bool:
-    """Whether *found* is to take the place of *written*, so long after that was written.
+def is_worth_writing(written: Backlog | None, found: Backlog) -> bool:
+    """Whether *found* is to take the place of *written*.
 
-    What begins, ends or moves much is written at once, a little more or less every ten minutes:
-    a thousand busy policies would else be a thousand writes a minute.
+    What begins, ends or moves much is written at once, a little more or less every ten minutes,
+    and unchanged figures once an hour: a thousand policies would else be a thousand writes a
+    minute.
     """
     if written is None:
         return True
-    if written == found:
-        return False
+    age = found.observed_at - written.observed_at
+    if written == found.model_copy(update={"observed_at": written.observed_at}):
+        return age >= UNCHANGED_AFTER
     return (
-        since >= AT_LATEST
+        age >= CHANGED_AFTER
         or _moved(written.retry, found.retry)
         or _moved(written.dead_letter, found.dead_letter)
     )
 
 
 def written_in(status: Mapping[str, Any]) -> Backlog | None:
-    """Return what a policy's *status* holds; None for what can't be read, to be written anew."""
+    """Return what a policy's *status* holds; None for what can't be read, to be written again."""
     written = status.get("backlog")
     try:
         return None if written is None else Backlog.model_validate(written)

@@ -25,10 +25,9 @@ class _Answer:
 
 
 class Reader:
-    """Reads each topic at most once in *interval* seconds, and topics one after the other.
+    """Reads topics one after the other, a source topic at most once in *interval* seconds.
 
-    Whoever asks for a topic again within that time, as policies of one source topic do, gets the
-    same answer.
+    Within that time, policies of one source topic get the same answer.
 
     Args:
         interval: in seconds.
@@ -40,15 +39,24 @@ class Reader:
         self._pace = pace
         self._answers: dict[tuple[TopicName, bool], _Answer] = {}
 
-    async def read(self, admin: Admin, topic: TopicName, *, oldest: bool = False) -> TopicStats:
+    async def read(
+        self, admin: Admin, topic: TopicName, *, oldest: bool = False, fresh: bool = False
+    ) -> TopicStats:
         """Return how the subscriptions of *topic* stand, and the oldest messages if asked.
+
+        Args:
+            admin: leads to the broker.
+            topic: any topic.
+            oldest: whether to read when the oldest unacknowledged message was published.
+            fresh: whether to read it even if it was read within the interval, as the topics of a
+                single policy are.
 
         Raises:
             NotFoundError: there is no such topic.
             AdminError: it can't be read.
         """
         known = self._answers.get((topic, oldest))
-        if known is not None and known.at + self._interval > _now():
+        if known is not None and not fresh and known.at + self._interval > _now():
             return known.stats
         # What it was is tried first: a topic hardly ever turns into one of the other kind.
         guess = known is not None and known.partitioned

@@ -1,8 +1,8 @@
-"""Looks at the topics of every ready policy, each at most once a minute, for as long as it lives.
+"""Looks at the topics of every ready policy once a minute, and at once when that is requested.
 
-Made by `handlers`, beside the keepers. For each connection one task asks the broker, all that lead
-to one broker at most ten times a second: with more policies than that is enough for, a look comes
-later than every minute.
+Made by `handlers`, beside the controllers. For each connection one task asks the broker, all that
+lead to one broker at most ten times a second: with more policies than that is enough for, a look
+comes later than every minute.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime
 
 from redrive.admin.errors import AdminError, NotFoundError
 from redrive.api.conditions import READY, ConditionStatus
+from redrive.api.replay import FINAL
+from redrive.api.retrypolicy import Backlog
 from redrive.errors import RedriveError
 from redrive.kube import resources, status
+from redrive.kube.cache import is_asked_anew
 from redrive.kube.connections import broker_of, connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
@@ -45,8 +48,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Topics:
-    """The statistics of a policy's three topics; of one that discards the last are empty."""
+    """The statistics of a policy's three topics; of one that discards the last are empty.
 
+    Attributes:
+        at: the moment before the first of them was read.
+    """
+
+    at: datetime
     source: TopicStats
     retry: TopicStats
     dead_letter: TopicStats
@@ -58,13 +66,11 @@ class Record:
 
     Attributes:
         strands: whether retries strand, at the last look.
-        written: when its status was last written from here; None before the first time.
     """
 
     deliveries: Deliveries
     strands: bool
     cautions: tuple[StatusWarning, ...]
-    written: datetime | None = None
 
 
 class Health:
@@ -92,10 +98,13 @@ class Health:
         self._limits = limits
         self._gauges = Gauges(ctx.clock)
         self._looked: dict[str, float] = {}
+        self._requested: set[str] = set()
         self._records: dict[str, Record] = {}
         self._paces = Paces(1 / CALLS_PER_SECOND)
         self._readers: dict[tuple[Key, str | None], Reader] = {}
         self._walks: dict[Key, asyncio.Task[None]] = {}
+        ctx.policies.listen(self._policy_changed)
+        ctx.replays.listen(self._replay_changed)
         self._task = asyncio.create_task(self._watch(), name="health")
 
     async def stop(self) -> None:
@@ -112,6 +121,23 @@ class Health:
         """
         record = self._records.get(_uid(body))
         return _standing(body) if record is None else record.cautions
+
+    def request(self, body: Body) -> None:
+        """Have a policy's topics read at once, and its backlog written even if unchanged."""
+        self._requested.add(_uid(body))
+
+    def _policy_changed(self, _key: Key, before: Body | None, after: Body | None) -> None:
+        if after is None or not _is_ready(after):
+            return
+        if is_asked_anew(before, after) or not _is_ready(before or {}):
+            self.request(after)
+
+    def _replay_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+        if after is None or _is_final(before or {}) or not _is_final(after):
+            return
+        policy = self._ctx.policies.get(Key(key.namespace, after["spec"]["policyRef"]["name"]))
+        if policy is not None:
+            self.request(policy)
 
     async def _watch(self) -> None:
         while True:
@@ -132,10 +158,15 @@ class Health:
 
     def _due(self, ready: Sequence[Body]) -> Mapping[Key, list[Body]]:
         """Return what is to be looked at, by connection, what waits for longest first."""
-        now, never = _now(), float("-inf")
+        never = float("-inf")
         due = defaultdict(list)
-        for body in sorted(ready, key=lambda body: self._looked.get(_uid(body), never)):
-            if self._looked.get(_uid(body), never) + self._interval <= now:
+
+        def since(body: Body) -> float:
+            uid = _uid(body)
+            return never if uid in self._requested else self._looked.get(uid, never)
+
+        for body in sorted(ready, key=since):
+            if since(body) + self._interval <= _now():
                 due[connection_of(body)].append(body)
         return due
 
@@ -146,6 +177,7 @@ class Health:
         for known in (self._looked, self._records):
             for uid in known.keys() - there:
                 del known[uid]
+        self._requested &= there
         connections = [Key.of(body) for body in self._ctx.connections]
         for key in self._readers.keys() - {self._at(connection) for connection in connections}:
             del self._readers[key]
@@ -182,28 +214,41 @@ class Health:
 
     async def _look(self, body: Body, reader: Reader) -> None:
         """Read the topics of one policy, and pass on what is new about them."""
+        requested = _uid(body) in self._requested
+        self._requested.discard(_uid(body))
         asked = gather(body, self._ctx)
         policy = asked.policy
         connection = await self._ctx.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
         admin = connection.admin
         topics = Topics(
+            at=self._ctx.clock(),
             source=await reader.read(admin, policy.topic),
-            retry=await reader.read(admin, policy.retry_topic),
+            retry=await reader.read(admin, policy.retry_topic, fresh=True),
             dead_letter=(
-                await reader.read(admin, policy.dead_letter_topic, oldest=True)
+                await reader.read(admin, policy.dead_letter_topic, oldest=True, fresh=True)
                 if policy.dead_letters
                 else {}
             ),
         )
         latest = self._ctx.policies.get(asked.key)
         if latest is None or _uid(latest) != _uid(body):
-            return  # it went meanwhile, and nobody wants to know any more
-        record = self._records[_uid(body)] = self._examine(latest, policy, topics)
+            return  # it was deleted meanwhile
+        record = self._examine(latest, policy, topics, requested=requested)
+        self._records[_uid(body)] = record
         if set(record.cautions) != set(_standing(latest)):
             self._enqueue(asked.key)
-        await self._tell_backlog(latest, policy, topics)
+        found = backlog.backlog_of(
+            topics.retry.get(policy.subscription),
+            topics.dead_letter.get(DEAD_LETTER_SUBSCRIPTION),
+            discards=not policy.dead_letters,
+            now=topics.at,
+        )
+        self._gauges.show(asked.key, found, record.deliveries)
+        written = backlog.written_in(latest.get("status") or {})
+        if requested or backlog.is_worth_writing(written, found):
+            await self._write(asked.key, found)
 
-    def _examine(self, body: Body, policy: Policy, topics: Topics) -> Record:
+    def _examine(self, body: Body, policy: Policy, topics: Topics, *, requested: bool) -> Record:
         """Return what is known of a policy by now."""
         before = self._records.get(_uid(body))
         source = topics.source.get(policy.subscription)
@@ -220,40 +265,31 @@ class Health:
             retry=topics.retry,
             dead_letter=topics.dead_letter,
             deliveries=window,
-            strands_still=before is not None and before.strands,
+            # A requested look may come right after another: too early for a second finding.
+            strands_still=before is not None and before.strands and not requested,
             standing={caution.reason: caution for caution in self.cautions(body)},
         )
         return Record(
             deliveries=window,
             strands=checkup.strands,
             cautions=symptoms(checkup, self._limits),
-            written=None if before is None else before.written,
         )
 
-    async def _tell_backlog(self, body: Body, policy: Policy, topics: Topics) -> None:
-        found = backlog.backlog_of(
-            topics.retry.get(policy.subscription),
-            topics.dead_letter.get(DEAD_LETTER_SUBSCRIPTION),
-            discards=not policy.dead_letters,
+    async def _write(self, policy: Key, found: Backlog) -> None:
+        after = await self._ctx.kubernetes.patch_status(
+            resources.POLICIES, policy, backlog.to_patch(found)
         )
-        record = self._records[_uid(body)]
-        self._gauges.show(Key.of(body), found, record.deliveries)
-        now = self._ctx.clock()
-        written = backlog.written_in(body.get("status") or {})
-        since = timedelta.max if record.written is None else now - record.written
-        if backlog.is_worth_writing(written, found, since):
-            after = await self._ctx.kubernetes.patch_status(
-                resources.POLICIES, Key.of(body), backlog.to_patch(found)
-            )
-            self._ctx.policies.renew(after)
-            self._records[_uid(body)] = replace(record, written=now)
+        self._ctx.policies.renew(after)
 
 
 def _is_ready(body: Body) -> bool:
     conditions = (body.get("status") or {}).get("conditions") or ()
-    return "deletionTimestamp" not in body["metadata"] and any(
-        c["type"] == READY and c["status"] == ConditionStatus.TRUE for c in conditions
-    )
+    ready = any(c["type"] == READY and c["status"] == ConditionStatus.TRUE for c in conditions)
+    return ready and "deletionTimestamp" not in body["metadata"]
+
+
+def _is_final(replay: Body) -> bool:
+    return (replay.get("status") or {}).get("phase") in FINAL
 
 
 def _standing(body: Body) -> tuple[StatusWarning, ...]:

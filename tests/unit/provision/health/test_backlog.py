@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
 from redrive.admin.model import SubscriptionStats
 from redrive.api.retrypolicy import Backlog
 from redrive.provision.health.backlog import (
-    AT_LATEST,
+    CHANGED_AFTER,
+    UNCHANGED_AFTER,
     backlog_of,
     is_worth_writing,
     to_patch,
@@ -16,6 +18,7 @@ from redrive.provision.health.backlog import (
 
 MOMENT = datetime(2026, 11, 21, 9, 0, 0, 700_000, tzinfo=UTC)
 AT_ONCE = timedelta(0)
+READ = MOMENT + timedelta(minutes=1)
 
 
 def waits(count: int, oldest: datetime | None = None) -> SubscriptionStats:
@@ -24,19 +27,25 @@ def waits(count: int, oldest: datetime | None = None) -> SubscriptionStats:
 
 
 def test_what_is_found_is_read_back_as_it_was_written() -> None:
-    found = backlog_of(waits(3), waits(41, MOMENT), discards=False)
+    found = backlog_of(waits(3), waits(41, MOMENT), discards=False, now=READ)
     written = to_patch(found)
     assert written == {
-        "backlog": {"retry": 3, "deadLetter": 41, "oldestDeadLetter": "2026-11-21T09:00:00Z"}
+        "backlog": {
+            "retry": 3,
+            "deadLetter": 41,
+            "oldestDeadLetter": "2026-11-21T09:00:00Z",
+            "observedAt": "2026-11-21T09:01:00Z",
+        }
     }
     assert written_in(written) == found
 
 
 def test_what_is_there_no_more_is_taken_away() -> None:
-    none = to_patch(backlog_of(None, waits(0), discards=False))["backlog"]
-    assert none == {"retry": 0, "deadLetter": 0, "oldestDeadLetter": None}
-    discards = to_patch(backlog_of(waits(2), None, discards=True))["backlog"]
-    assert discards == {"retry": 2, "deadLetter": None, "oldestDeadLetter": None}
+    observed = {"observedAt": "2026-11-21T09:01:00Z"}
+    none = to_patch(backlog_of(None, waits(0), discards=False, now=READ))["backlog"]
+    assert none == {"retry": 0, "deadLetter": 0, "oldestDeadLetter": None, **observed}
+    discards = to_patch(backlog_of(waits(2), None, discards=True, now=READ))["backlog"]
+    assert discards == {"retry": 2, "deadLetter": None, "oldestDeadLetter": None, **observed}
 
 
 @pytest.mark.parametrize(
@@ -55,15 +64,34 @@ def test_what_is_there_no_more_is_taken_away() -> None:
 def test_what_begins_or_ends_or_moves_much_is_written_at_once_and_the_rest_later(
     before: tuple[int, int | None], now: tuple[int, int | None], *, worth: bool
 ) -> None:
-    written, found = (Backlog(retry=r, dead_letter=d) for r, d in (before, now))
-    assert is_worth_writing(written, found, AT_ONCE) is worth
-    assert is_worth_writing(written, found, AT_LATEST) is (written != found)
+    def is_worth(age: timedelta) -> bool:
+        written, found = (
+            Backlog(retry=r, dead_letter=d, observed_at=at)
+            for (r, d), at in ((before, MOMENT), (now, MOMENT + age))
+        )
+        return is_worth_writing(written, found)
+
+    assert is_worth(AT_ONCE) is worth
+    assert is_worth(CHANGED_AFTER) is (before != now)
+
+
+def test_unchanged_figures_are_written_once_an_hour() -> None:
+    written = backlog_of(waits(3), waits(41, MOMENT), discards=False, now=MOMENT)
+    found = partial(backlog_of, waits(3), waits(41, MOMENT), discards=False)
+    assert not is_worth_writing(written, found(now=READ))
+    assert not is_worth_writing(written, found(now=MOMENT + UNCHANGED_AFTER * 0.9))
+    assert is_worth_writing(written, found(now=MOMENT + UNCHANGED_AFTER))
 
 
 def test_what_can_not_be_read_counts_as_not_written() -> None:
-    spoilt = {"retry": 3, "deadLetter": 41, "oldestDeadLetter": "0000-01-01T00:00:00Z"}
+    spoilt = {
+        "retry": 3,
+        "deadLetter": 41,
+        "oldestDeadLetter": "0000-01-01T00:00:00Z",
+        "observedAt": "2026-11-21T09:01:00Z",
+    }
     assert written_in({"backlog": spoilt}) is None
 
 
 def test_the_first_look_is_written() -> None:
-    assert is_worth_writing(None, Backlog(retry=0), AT_ONCE)
+    assert is_worth_writing(None, Backlog(retry=0, observed_at=MOMENT))

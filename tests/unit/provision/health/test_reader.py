@@ -53,6 +53,14 @@ async def test_a_topic_is_read_once_within_the_interval_whoever_asks() -> None:
         assert calls == ["plain/stats"]
 
 
+async def test_a_fresh_answer_is_asked_for_at_once() -> None:
+    async with broker() as (admin, calls):
+        reader = Reader(60.0, Pace(0.001))
+        for _ in range(2):
+            await reader.read(admin, PLAIN, fresh=True)
+        assert calls == ["plain/stats", "plain/stats"]
+
+
 async def test_of_what_kind_a_topic_is_has_to_be_found_out_once() -> None:
     async with broker() as (admin, calls):
         reader = Reader(0.0, Pace(0.001))

@@ -1,14 +1,20 @@
-"""Whose calls go at one pace; what is found at the topics is tried at a real broker."""
+"""When and how often topics are read; what is found there is tried at a real broker."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 import pytest
 
+from redrive.admin.model import SubscriptionStats
+from redrive.api.connection import PulsarConnectionSpec
 from redrive.kube.context import Context
+from redrive.kube.resources import Body, Key
 from redrive.provision.health import watch
 from redrive.provision.health.reader import Reader
 from redrive.provision.health.watch import Health
@@ -49,3 +55,117 @@ async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
     first, second, other = paces
     assert first is second
     assert other is not first
+
+
+NOTHING_WAITS = SubscriptionStats(0, 0, 0, durable=True, ack_holes=0, oldest=None)
+ORDERS = Key("shop", "orders")
+
+
+class Cluster:
+    """The API server, the broker and the clock of one policy that nothing happens to."""
+
+    def __init__(self, ctx: Context, connection: Mapping[str, Any], body: Body) -> None:
+        self.writes: asyncio.Queue[str] = asyncio.Queue()
+        self.now = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
+        me = cast("Any", self)
+        self.ctx = dataclasses.replace(ctx, kubernetes=me, brokers=me, clock=lambda: self.now)
+        metadata = {"namespace": "shop", "name": "main", "uid": "main", "resourceVersion": "1"}
+        self.ctx.connections.put({"metadata": metadata, "spec": connection})
+        self.ctx.policies.put(body)
+        self.admin = self
+        self.spec = PulsarConnectionSpec.model_validate(connection)
+
+    async def resolve(self, *_: object) -> Cluster:
+        """Resolve every connection to this broker."""
+        return self
+
+    async def stats(self, *_: object, **__: object) -> dict[str, SubscriptionStats]:
+        """Answer for every topic that nothing waits there."""
+        return {"fulfilment": NOTHING_WAITS, "redrive": NOTHING_WAITS}
+
+    async def patch_status(self, _: object, key: Key, status: dict[str, Any]) -> Body:
+        """Merge the status, and note when its backlog was read."""
+        self.writes.put_nowait(status["backlog"]["observedAt"])
+        body = self.ctx.policies.get(key) or {}
+        return {**body, "status": {**body["status"], **status}}
+
+    async def written(self) -> str:
+        """The `observedAt` of the next write."""
+        async with asyncio.timeout(5):
+            return await self.writes.get()
+
+
+@pytest.fixture
+def cluster(ctx: Context, policy: MakeBody, connection: dict[str, Any]) -> Cluster:
+    return Cluster(ctx, connection, policy() | {"status": {"conditions": [READY]}})
+
+
+@asynccontextmanager
+async def watching(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """Watch over the policy's topics, and move on by a second after the first look."""
+    monkeypatch.setattr(watch, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "CALLS_PER_SECOND", 1_000.0)
+    health = Health(cluster.ctx, lambda _: None)
+    try:
+        assert await cluster.written() == "2026-11-21T09:00:00Z"
+        cluster.now += timedelta(seconds=1)
+        yield
+    finally:
+        await health.stop()
+    assert cluster.writes.empty()
+
+
+def replay(phase: str, policy: str = "orders") -> dict[str, Any]:
+    metadata = {"namespace": "shop", "name": "r", "uid": "r", "resourceVersion": "1"}
+    spec = {"policyRef": {"name": policy}}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": phase}}
+
+
+async def test_a_backlog_is_read_again_when_a_replay_of_the_policy_ends(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watching(cluster, monkeypatch):
+        cluster.ctx.replays.put(replay("Running"))
+        cluster.ctx.replays.put(replay("Completed"))
+        assert await cluster.written() == "2026-11-21T09:00:01Z"
+        cluster.ctx.replays.put(replay("Completed"))
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": {"conditions": [READY | {"status": "False"}]}},
+        {"status": {"conditions": []}},
+    ],
+)
+async def test_a_backlog_is_read_again_when_the_policy_becomes_ready(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    async with watching(cluster, monkeypatch):
+        ready = cluster.ctx.policies.get(ORDERS) or {}
+        cluster.ctx.policies.put({**ready, **change})
+        cluster.ctx.policies.put(ready)
+        assert await cluster.written() == "2026-11-21T09:00:01Z"
+
+
+async def test_a_backlog_is_read_again_when_a_reconcile_is_requested(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watching(cluster, monkeypatch):
+        ready = cluster.ctx.policies.get(ORDERS) or {}
+        annotations = {"redrive.io/reconcile-requested-at": "now"}
+        cluster.ctx.policies.put(
+            {**ready, "metadata": {**ready["metadata"], "annotations": annotations}}
+        )
+        assert await cluster.written() == "2026-11-21T09:00:01Z"
+
+
+async def test_a_backlog_is_not_read_again_for_what_does_not_concern_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watching(cluster, monkeypatch):
+        cluster.ctx.replays.put(replay("Running"))
+        cluster.ctx.replays.put(replay("Completed", policy="others"))
+        cluster.ctx.policies.put(cluster.ctx.policies.get(ORDERS) or {})
+        await asyncio.sleep(0.05)
