@@ -15,6 +15,7 @@ import socket
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import kopf
 
@@ -144,17 +145,19 @@ async def stand_by(settings: Settings, health: Liveness, lease: Key | None, iden
     """
     async with health.beating():
         if lease is None:
-            await serve(settings, health, None)
+            await serve(settings, health, identity)
             return
         waiting = asyncio.current_task()
         assert waiting is not None  # noqa: S101  every coroutine runs in a task
         for signal_ in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signal_, waiting.cancel)
         async with leading(lease, identity, health, wall_clock) as fence:
-            await serve(settings, health, fence)
+            await serve(settings, health, identity, fence)
 
 
-async def serve(settings: Settings, health: Liveness, fence: Fence | None) -> None:
+async def serve(
+    settings: Settings, health: Liveness, identity: str, fence: Fence | None = None
+) -> None:
     """Watch and reconcile until a signal ends it, then let go of everything."""
     async with Context.open(settings, fence, health) as ctx, sweeping(ctx):
         registry = kopf.OperatorRegistry()
@@ -172,6 +175,9 @@ async def serve(settings: Settings, health: Liveness, fence: Fence | None) -> No
         with metrics.counting(ctx.tables):
             await kopf.operator(
                 registry=registry,
+                # kopf's default needs an entry in /etc/passwd, which a pod's user lacks; its type
+                # is not exported.
+                identity=cast("Any", identity),
                 settings=_kopf_settings(),
                 namespaces=settings.namespaces,
                 clusterwide=not settings.namespaces,
