@@ -12,6 +12,7 @@ import logging
 import secrets
 import signal
 import socket
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -21,13 +22,12 @@ import kopf
 
 from redrive.admin.fence import Fence
 from redrive.cli import endpoint
-from redrive.kube import logs, metrics, watching
+from redrive.kube import informer, logs, metrics
 from redrive.kube.client import is_in_cluster
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.leader_election import leading
 from redrive.kube.liveness import Liveness
-from redrive.kube.resources import Key
-from redrive.kube.sweep import sweeping
+from redrive.kube.resources import Key, Resource
 from redrive.provision import handlers as provision
 from redrive.replay import handlers as replay
 
@@ -159,7 +159,10 @@ async def serve(
     settings: Settings, health: Liveness, identity: str, fence: Fence | None = None
 ) -> None:
     """Watch and reconcile until a signal ends it, then let go of everything."""
-    async with Context.open(settings, fence, health) as ctx, sweeping(ctx):
+    async with (
+        Context.open(settings, fence) as ctx,
+        informer.relisting(ctx.kubernetes, ctx.caches, settings.namespaces),
+    ):
         registry = kopf.OperatorRegistry()
         stoppables = (*provision.register(registry, ctx), *replay.register(registry, ctx))
 
@@ -172,13 +175,13 @@ async def serve(
         kopf.on.cleanup(registry=registry)(stop)
         health.ready = True
         logger.info("redrive serves %s", ", ".join(settings.namespaces) or "all namespaces")
-        with metrics.counting(ctx.tables):
+        with metrics.counting(ctx.caches):
             await kopf.operator(
                 registry=registry,
                 # kopf's default needs an entry in /etc/passwd, which a pod's user lacks; its type
                 # is not exported.
                 identity=cast("Any", identity),
-                settings=_kopf_settings(),
+                settings=_kopf_settings(ctx.caches),
                 namespaces=settings.namespaces,
                 clusterwide=not settings.namespaces,
                 standalone=True,
@@ -186,14 +189,17 @@ async def serve(
     logger.info("redrive has stopped")
 
 
-def _kopf_settings() -> kopf.OperatorSettings:
+def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:
     """Have kopf watch and nothing else: no Events of its own, no discovery while running."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
-    settings.watching.server_timeout = watching.ROUND_SECONDS
-    settings.watching.inactivity_timeout = watching.SILENCE_SECONDS
-    settings.networking.error_backoffs = watching.BackOffs()
+    settings.watching.server_timeout = informer.WATCH_SECONDS
+    settings.watching.inactivity_timeout = informer.INACTIVITY_SECONDS
+    settings.networking.error_backoffs = informer.BackOffs()
+    for kind in kinds:
+        if kind.selector:
+            settings.watching.label_selectors[kind.address] = kind.selector
     return settings
 
 
@@ -207,7 +213,7 @@ async def _login(
         found = kopf.login_with_kubeconfig(settings=settings)
     if found is None:
         return None
-    connections = watching.session(
+    connections = informer.session(
         health,
         tls=found.as_ssl_context(),
         headers=found.as_http_headers(),
