@@ -10,20 +10,21 @@ import argparse
 import asyncio
 import logging
 import signal
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
+from typing import Any, cast
 
 import kopf
 
 from redrive.admin.fence import Fence
 from redrive.cli import endpoint
-from redrive.kube import logs, metrics, watching
+from redrive.kube import informer, logs, metrics
 from redrive.kube.client import is_in_cluster
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.leader_election import leading
 from redrive.kube.liveness import Liveness
-from redrive.kube.resources import Key
-from redrive.kube.sweep import sweeping
+from redrive.kube.resources import Key, Resource
 from redrive.provision import handlers as provision
 from redrive.replay import handlers as replay
 
@@ -62,19 +63,24 @@ async def stand_by(settings: Settings, health: Liveness, lease: Key | None, iden
     """
     async with health.beating():
         if lease is None:
-            await serve(settings, health, None)
+            await serve(settings, health, identity)
             return
         waiting = asyncio.current_task()
         assert waiting is not None  # noqa: S101  every coroutine runs in a task
         for signal_ in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signal_, waiting.cancel)
         async with leading(lease, identity, health, wall_clock) as fence:
-            await serve(settings, health, fence)
+            await serve(settings, health, identity, fence)
 
 
-async def serve(settings: Settings, health: Liveness, fence: Fence | None) -> None:
+async def serve(
+    settings: Settings, health: Liveness, identity: str, fence: Fence | None = None
+) -> None:
     """Watch and reconcile until a signal ends it, then let go of everything."""
-    async with Context.open(settings, fence, health) as ctx, sweeping(ctx):
+    async with (
+        Context.open(settings, fence) as ctx,
+        informer.relisting(ctx.kubernetes, ctx.caches, settings.namespaces),
+    ):
         registry = kopf.OperatorRegistry()
         stoppables = (*provision.register(registry, ctx), *replay.register(registry, ctx))
 
@@ -87,10 +93,13 @@ async def serve(settings: Settings, health: Liveness, fence: Fence | None) -> No
         kopf.on.cleanup(registry=registry)(stop)
         health.ready = True
         logger.info("redrive serves %s", ", ".join(settings.namespaces) or "all namespaces")
-        with metrics.counting(ctx.tables):
+        with metrics.counting(ctx.caches):
             await kopf.operator(
                 registry=registry,
-                settings=_kopf_settings(),
+                # kopf's default needs an entry in /etc/passwd, which a pod's user lacks; its type
+                # is not exported.
+                identity=cast("Any", identity),
+                settings=_kopf_settings(ctx.caches),
                 namespaces=settings.namespaces,
                 clusterwide=not settings.namespaces,
                 standalone=True,
@@ -98,14 +107,17 @@ async def serve(settings: Settings, health: Liveness, fence: Fence | None) -> No
     logger.info("redrive has stopped")
 
 
-def _kopf_settings() -> kopf.OperatorSettings:
+def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:
     """Have kopf watch and nothing else: no Events of its own, no discovery while running."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
-    settings.watching.server_timeout = watching.ROUND_SECONDS
-    settings.watching.inactivity_timeout = watching.SILENCE_SECONDS
-    settings.networking.error_backoffs = watching.BackOffs()
+    settings.watching.server_timeout = informer.WATCH_SECONDS
+    settings.watching.inactivity_timeout = informer.INACTIVITY_SECONDS
+    settings.networking.error_backoffs = informer.BackOffs()
+    for kind in kinds:
+        if kind.selector:
+            settings.watching.label_selectors[kind.address] = kind.selector
     return settings
 
 
@@ -119,7 +131,7 @@ async def _login(
         found = kopf.login_with_kubeconfig(settings=settings)
     if found is None:
         return None
-    connections = watching.session(
+    connections = informer.session(
         health,
         tls=found.as_ssl_context(),
         headers=found.as_http_headers(),

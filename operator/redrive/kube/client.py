@@ -10,10 +10,9 @@ import binascii
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from http import HTTPStatus
 from typing import Any
 from urllib.request import getproxies
 
@@ -21,7 +20,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from redrive.admin.fence import Fence, guarding
-from redrive.kube import resources, watching
+from redrive.kube import resources
 from redrive.kube.errors import (
     ClusterUnknownError,
     ForbiddenError,
@@ -33,11 +32,9 @@ from redrive.kube.errors import (
     UnavailableError,
     error_for,
 )
-from redrive.kube.resources import Body, Key, Label, Resource
+from redrive.kube.resources import Body, Key, Resource
 
 TIMEOUT_SECONDS = 30.0
-WATCH_CONNECT_SECONDS = 10.0
-"""Together with the silence that a watch may keep less than a stall takes to be one."""
 COMPONENT = "redrive"
 _MERGE_PATCH = "application/merge-patch+json"
 
@@ -110,57 +107,13 @@ class Kubernetes:
         uid: str = answer["metadata"]["uid"]
         return uid
 
-    async def list(self, resource: Resource, namespaces: Sequence[str] = ()) -> list[Body]:
-        """Read all objects of a kind, of these namespaces; of all if none is named."""
-        answers = [await self._call("GET", resource.path(name)) for name in namespaces or (None,)]
+    async def list(self, resource: Resource, namespace: str | None = None) -> list[Body]:
+        """Read all objects that redrive reads of a kind, of one namespace or of all."""
+        query = {"labelSelector": resource.selector} if resource.selector else None
+        answer = await self._call("GET", resource.path(namespace), query=query)
         # The items of a list leave out what the list itself says.
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return [typed | item for answer in answers for item in answer["items"]]
-
-    async def list_labelled(
-        self, resource: Resource, namespace: str | None, label: Label
-    ) -> tuple[Sequence[Body], str]:
-        """Read the objects of a kind that have *label*, of one namespace or of all.
-
-        Returns:
-            The objects, and from where `watch` goes on.
-        """
-        query = {"labelSelector": "=".join(label)}
-        answer = await self._call("GET", resource.path(namespace), query=query)
-        typed = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return [typed | item for item in answer["items"]], answer["metadata"]["resourceVersion"]
-
-    async def watch(
-        self, resource: Resource, namespace: str | None, label: Label, since: str
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Yield what happens to the objects of `list_labelled`, until the API server ends it.
-
-        Each event has a `type`, such as `DELETED`, and an `object`. The end comes after half a
-        minute, mostly with a bookmark, from which the next watch may go on.
-
-        Raises:
-            KubernetesError: it could not begin, or broke off.
-        """
-        query = {
-            "labelSelector": "=".join(label),
-            "resourceVersion": since,
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(watching.ROUND_SECONDS),
-        }
-        path = resource.path(namespace)
-        patience = aiohttp.ClientTimeout(
-            connect=WATCH_CONNECT_SECONDS, sock_read=watching.SILENCE_SECONDS
-        )
-        try:
-            answer = await self._send("GET", path, None, query, patience)
-            async with answer.response as response:
-                if response.status != HTTPStatus.OK:
-                    raise error_for(f"watch {path}", response.status, await response.text())
-                async for line in response.content:
-                    yield json.loads(line)
-        except (aiohttp.ClientError, OSError) as error:
-            raise _unavailable(error) from error
+        return [typed | item for item in answer["items"]]
 
     async def get(self, resource: Resource, key: Key) -> Body:
         """Read one object.
@@ -268,24 +221,6 @@ class Kubernetes:
     async def _call(
         self, method: str, path: str, body: Body | None = None, query: dict[str, str] | None = None
     ) -> dict[str, Any]:
-        try:
-            response = await self._send(method, path, body, query, TIMEOUT_SECONDS)
-            answer = (await response.read()).decode()
-        except (aiohttp.ClientError, OSError) as error:
-            raise _unavailable(error) from error
-        if not 200 <= response.status < 300:  # noqa: PLR2004  success, as HTTP has it
-            raise error_for(f"{method} {path}", response.status, answer)
-        found: dict[str, Any] = json.loads(answer)
-        return found
-
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        body: Body | None,
-        query: dict[str, str] | None,
-        patience: float | aiohttp.ClientTimeout,
-    ) -> Any:  # noqa: ANN401  a response, of which the library gives no types
         headers = {"Accept": "application/json"}
         if method == "PATCH":
             headers["Content-Type"] = _MERGE_PATCH
@@ -297,7 +232,15 @@ class Kubernetes:
             body=body,
             auth_settings=["BearerToken"],
         )
-        return await self._api.call_api(*request, _request_timeout=patience)
+        try:
+            response: Any = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
+            answer = (await response.read()).decode()
+        except (aiohttp.ClientError, OSError) as error:
+            raise _unavailable(error) from error
+        if not 200 <= response.status < 300:  # noqa: PLR2004  success, as HTTP has it
+            raise error_for(f"{method} {path}", response.status, answer)
+        found: dict[str, Any] = json.loads(answer)
+        return found
 
 
 def _unavailable(error: Exception) -> UnavailableError:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from redrive.admin.fence import Fence
@@ -19,9 +18,7 @@ from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connections
 from redrive.kube.credentials import CredentialReader
 from redrive.kube.errors import NotFoundError
-from redrive.kube.follow import following
-from redrive.kube.liveness import Liveness
-from redrive.kube.reading import allowed, patiently
+from redrive.kube.informer import load, when_available
 from redrive.kube.resources import Resource
 
 logger = logging.getLogger(__name__)
@@ -58,7 +55,7 @@ class Settings:
 class Context:
     """What the watches have shown, and the clients to act with.
 
-    The tables are complete from the start: who owns a topic can't be told from half the policies.
+    The caches are complete from the start: half the policies do not show who owns a topic.
 
     Attributes:
         config_maps: those that redrive made.
@@ -75,72 +72,53 @@ class Context:
     clock: Callable[[], datetime]
 
     @property
-    def tables(self) -> Mapping[Resource, Cache]:
+    def caches(self) -> Mapping[Resource, Cache]:
         """Return what kopf's watches have shown, by kind."""
         return {
             resources.CONNECTIONS: self.connections,
             resources.POLICIES: self.policies,
             resources.REPLAYS: self.replays,
             resources.SPARK_APPLICATIONS: self.applications,
+            resources.CONFIG_MAPS: self.config_maps,
         }
 
     @classmethod
     @asynccontextmanager
-    async def open(
-        cls, settings: Settings, fence: Fence | None = None, health: Liveness | None = None
-    ) -> AsyncIterator[Context]:
-        """Connect, and read all objects there are.
+    async def open(cls, settings: Settings, fence: Fence | None = None) -> AsyncIterator[Context]:
+        """Connect, and list all objects there are.
 
         Of several namespaces to serve, one that may not be read is left out.
 
         Args:
             settings: how this operator was started.
             fence: what every write has to pass, to brokers and to Kubernetes; None lets all pass.
-            health: gets the signs of life of what is followed; None where nobody asks for them.
 
         Raises:
             KubernetesError: redrive's own kinds are not installed, or may not be read.
             ClusterUnknownError: the settings have no id of the cluster, and it may not be read.
         """
-        async with (
-            Kubernetes.connect(fence) as kubernetes,
-            Http.open(fence) as http,
-            following(
-                kubernetes,
-                resources.CONFIG_MAPS,
-                settings.namespaces,
-                resources.MANAGED,
-                health or Liveness(),
-            ) as config_maps,
-        ):
+        async with Kubernetes.connect(fence) as kubernetes, Http.open(fence) as http:
             if not settings.cluster_id:
-                found = await patiently(kubernetes.cluster_id)
+                found = await when_available(kubernetes.cluster_id)
                 settings = dataclasses.replace(settings, cluster_id=found)
             reader = CredentialReader(kubernetes, http, settings.credentials)
-            connections = await _load(kubernetes, resources.CONNECTIONS, settings.namespaces)
+            connections = await load(kubernetes, resources.CONNECTIONS, settings.namespaces)
             yield cls(
                 settings=settings,
                 kubernetes=kubernetes,
                 connections=connections,
-                policies=await _load(kubernetes, resources.POLICIES, settings.namespaces),
-                replays=await _load(kubernetes, resources.REPLAYS, settings.namespaces),
-                applications=await _load_applications(kubernetes, settings.namespaces),
-                config_maps=config_maps,
+                policies=await load(kubernetes, resources.POLICIES, settings.namespaces),
+                replays=await load(kubernetes, resources.REPLAYS, settings.namespaces),
+                applications=await _load_applications(kubernetes, settings),
+                config_maps=await load(kubernetes, resources.CONFIG_MAPS, settings.namespaces),
                 brokers=Connections(connections, http, reader, wall_clock),
                 clock=wall_clock,
             )
 
 
-async def _load(kubernetes: Kubernetes, resource: Resource, namespaces: Sequence[str]) -> Cache:
-    """Read all objects of a kind."""
-    each = [partial(kubernetes.list, resource, [name]) for name in namespaces]
-    found = await allowed(each or [partial(kubernetes.list, resource)])
-    return Cache(body for bodies in found for body in bodies or ())
-
-
-async def _load_applications(kubernetes: Kubernetes, namespaces: Sequence[str]) -> Cache:
+async def _load_applications(kubernetes: Kubernetes, settings: Settings) -> Cache:
     try:
-        return await _load(kubernetes, resources.SPARK_APPLICATIONS, namespaces)
+        return await load(kubernetes, resources.SPARK_APPLICATIONS, settings.namespaces)
     except NotFoundError:
         logger.warning(
             "this cluster knows no SparkApplication: policies are provisioned, but no Replay can "

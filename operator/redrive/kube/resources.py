@@ -29,12 +29,18 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Resource:
-    """A namespaced kind; the core group is ""."""
+    """A namespaced kind; the core group is "".
+
+    Attributes:
+        selector: the label selector by which the API server chooses the objects that redrive lists
+            and watches; empty for all.
+    """
 
     group: str
     version: str
     plural: str
     kind: str
+    selector: str = ""
 
     @property
     def api_version(self) -> str:
@@ -54,6 +60,10 @@ class Resource:
         return f"{root}/{self.version}{within}/{self.plural}{one}"
 
 
+MANAGED = ("app.kubernetes.io/managed-by", "redrive")
+"""The label, and its value, of what redrive makes: a cluster may hold thousands of others' objects.
+"""
+
 CONNECTIONS = Resource(GROUP, VERSION, "pulsarconnections", "PulsarConnection")
 POLICIES = Resource(GROUP, VERSION, "retrypolicies", "RetryPolicy")
 REPLAYS = Resource(GROUP, VERSION, "replays", "Replay")
@@ -62,13 +72,9 @@ SPARK_APPLICATIONS = Resource(
 )
 SECRETS = Resource("", "v1", "secrets", "Secret")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", selector="=".join(MANAGED))
 EVENTS = Resource("", "v1", "events", "Event")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
-
-Label = tuple[str, str]
-MANAGED: Label = ("app.kubernetes.io/managed-by", "redrive")
-"""The label, and its value, by which a watch selects the ConfigMaps that redrive makes."""
 
 
 def owner_reference(resource: Resource, owner: Body) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
     journey.listen()
     kopf.on.event(*resources.POLICIES.address, registry=registry)(ctx.policies.seen)
     kopf.on.event(*resources.CONNECTIONS.address, registry=registry)(ctx.connections.seen)
+    kopf.on.event(*resources.CONFIG_MAPS.address, registry=registry)(ctx.config_maps.seen)
     journey.begin()
     rounds = Rounds(
         journey.survey, journey.standing, journey.policies.enqueue, journey.connections.enqueue

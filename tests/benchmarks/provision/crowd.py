@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -12,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.aio import client, config, watch
 
 from redrive.kube import resources, status
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
-from redrive.kube.follow import following
-from redrive.kube.liveness import Liveness
 from redrive.kube.resources import Body, Key
 from tests.benchmarks.provision import bare
 from tests.integration.provision.conftest import Shop
@@ -36,7 +34,6 @@ class Crowd:
 
     shop: Shop
     kubernetes: Kubernetes
-    label: str
     seen: Cache
 
     def source(self, name: str) -> str:
@@ -82,11 +79,7 @@ class Crowd:
         return {
             "apiVersion": resources.POLICIES.api_version,
             "kind": resources.POLICIES.kind,
-            "metadata": {
-                "name": name,
-                "namespace": self.shop.namespace,
-                "labels": {"crowd": self.label},
-            },
+            "metadata": {"name": name, "namespace": self.shop.namespace},
             "spec": {
                 "connectionRef": {"name": "main"},
                 "topic": f"persistent://{self.source(name)}",
@@ -99,16 +92,31 @@ class Crowd:
 @asynccontextmanager
 async def crowd(shop: Shop, kubeconfig: Path) -> AsyncIterator[Crowd]:
     """Make a crowd that is empty yet, in *shop*."""
-    label = secrets.token_hex(4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KUBECONFIG", str(kubeconfig))
-        async with (
-            Kubernetes.connect() as kubernetes,
-            following(
-                kubernetes, resources.POLICIES, (shop.namespace,), ("crowd", label), Liveness()
-            ) as seen,
-        ):
-            yield Crowd(shop, kubernetes, label, seen)
+    seen = Cache()
+    watching = asyncio.create_task(_watch(shop.namespace, kubeconfig, seen))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("KUBECONFIG", str(kubeconfig))
+            async with Kubernetes.connect() as kubernetes:
+                yield Crowd(shop, kubernetes, seen)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _watch(namespace: str, kubeconfig: Path, seen: Cache) -> None:
+    """Keep in *seen* what a watch shows of the policies of a namespace."""
+    configuration = client.Configuration()
+    await config.load_kube_config(  # type: ignore[no-untyped-call]
+        str(kubeconfig), client_configuration=configuration
+    )
+    async with client.ApiClient(configuration) as api:
+        of_namespace = client.CustomObjectsApi(api).list_namespaced_custom_object
+        what = (resources.POLICIES.group, resources.POLICIES.version, namespace)
+        watch_: Any = watch
+        async with watch_.Watch().stream(of_namespace, *what, resources.POLICIES.plural) as events:
+            async for event in events:
+                await seen.seen({"type": event["type"], "object": event["raw_object"]})
 
 
 async def _all(calls: Iterable[Any]) -> None:

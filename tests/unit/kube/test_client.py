@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -59,19 +60,20 @@ async def test_a_server_that_hangs_up_is_unavailable(
                 await kubernetes.get(resources.POLICIES, Key("n", "a"))
 
 
-async def test_a_watch_is_short_and_asks_for_bookmarks(
+async def test_config_maps_are_selected_by_their_label_at_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     asked: list[str] = []
-    async with api_server(b"HTTP/1.1 200 OK\r\n\r\n{}\n", asked) as port:
+    async with api_server(b'HTTP/1.1 200 OK\r\n\r\n{"items": [{"data": {}}]}', asked) as port:
         write_kubeconfig(kubeconfig, port)
         async with Kubernetes.connect() as kubernetes:
-            events = kubernetes.watch(resources.CONFIG_MAPS, None, resources.MANAGED, "7")
-            assert [event async for event in events] == [{}]
-    for part in ("resourceVersion=7", "allowWatchBookmarks=true", "timeoutSeconds=30"):
-        assert part in asked[0]
+            listed = await kubernetes.list(resources.CONFIG_MAPS, "shop")
+    assert listed == [{"apiVersion": "v1", "kind": "ConfigMap", "data": {}}]
+    path, _, query = asked[0].split()[1].partition("?")
+    assert path == "/api/v1/namespaces/shop/configmaps"
+    assert unquote(query) == "labelSelector=app.kubernetes.io/managed-by=redrive"
 
 
 class Taker(Kubernetes):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from redrive.kube.client import Kubernetes
 from redrive.kube.context import Context, Settings
 from redrive.kube.errors import ForbiddenError
-from redrive.kube.resources import Body, Key, Label, Resource
+from redrive.kube.resources import Body, Key, Resource
 
 
 class Shared(Kubernetes):
@@ -21,21 +20,12 @@ class Shared(Kubernetes):
     def __init__(self, *forbidden: str) -> None:
         self.forbidden = forbidden
 
-    async def list(self, _resource: Resource, namespaces: Sequence[str] = ()) -> list[Body]:
-        """Refuse as a whole what is forbidden in part."""
-        if set(namespaces) & set(self.forbidden):
+    async def list(self, _resource: Resource, namespace: str | None = None) -> list[Body]:
+        """Give its one object, unless that is forbidden."""
+        if namespace in self.forbidden:
             raise ForbiddenError("may not list", remedy="grant it")
         named = {"name": "a", "uid": "1", "resourceVersion": "1"}
-        return [{"metadata": {**named, "namespace": namespace}} for namespace in namespaces]
-
-    async def list_labelled(
-        self, resource: Resource, namespace: str | None, _label: Label
-    ) -> tuple[Sequence[Body], str]:
-        return await self.list(resource, [namespace or ""]), "1"
-
-    async def watch(self, *_: object) -> AsyncIterator[dict[str, Any]]:
-        await asyncio.Event().wait()
-        yield {}
+        return [{"metadata": {**named, "namespace": namespace}}]
 
 
 def connect_to(api: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,8 +45,8 @@ async def test_a_namespace_that_may_not_be_read_keeps_no_other_from_being_served
 ) -> None:
     connect_to(Shared("deleted"), monkeypatch)
     async with asyncio.timeout(5), Context.open(serving("deleted", "shop")) as ctx:
-        for table in (*ctx.tables.values(), ctx.config_maps):
-            assert [Key.of(body) for body in table] == [Key("shop", "a")]
+        for cache in ctx.caches.values():
+            assert [Key.of(body) for body in cache] == [Key("shop", "a")]
     assert caplog.text.count("left out for now: may not list") == 5
 
 

@@ -1,0 +1,169 @@
+"""Informer: list and watch of the kinds that redrive reads, and relists for what a watch missed.
+
+1. List: `load` fills a cache, completely, before anything is decided.
+2. Watch: kopf keeps one for each kind and namespace, over the connections of `session`.
+3. Relist: `relisting` finds deletions that happened while no watch was open.
+
+A watch that shows nothing may be a quiet one or a dead one. So the API server is asked to end each
+after `WATCH_SECONDS`, and the next one resumes where it ended; each beginning is a sign of life.
+While the API server is away it is tried again every few seconds, without end: that is no stall.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import chain, repeat
+from types import SimpleNamespace
+from typing import TypeVar
+
+import aiohttp
+
+from redrive.kube.cache import Cache
+from redrive.kube.client import Kubernetes
+from redrive.kube.errors import ForbiddenError, KubernetesError, UnavailableError
+from redrive.kube.liveness import Liveness
+from redrive.kube.resources import Body, Key, Resource
+
+RETRY_SECONDS = 1.0
+RELIST_SECONDS = 300.0
+WATCH_SECONDS = 30
+"""How long a watch lasts before the next one resumes; whole seconds."""
+INACTIVITY_SECONDS = 45.0
+"""A watch that brings nothing for longer, not even its end, is closed, and the next one begins."""
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+async def load(kubernetes: Kubernetes, resource: Resource, namespaces: Sequence[str] = ()) -> Cache:
+    """List the objects of a kind, of these namespaces or of all.
+
+    A forbidden namespace is left out: deleting a namespace deletes the Role in it too, and the
+    other ones have to be served all the same.
+
+    Raises:
+        ForbiddenError: all of them are forbidden.
+        KubernetesError: a list failed otherwise.
+    """
+    bodies: list[Body] = []
+    forbidden: list[ForbiddenError] = []
+    for namespace in _each(namespaces):
+        try:
+            bodies += await when_available(partial(kubernetes.list, resource, namespace))
+        except ForbiddenError as refusal:
+            forbidden.append(refusal)
+    if len(forbidden) == len(_each(namespaces)):
+        raise forbidden[0]
+    for error in forbidden:
+        logger.warning("left out for now: %s", error)
+    return Cache(bodies)
+
+
+async def when_available(read: Callable[[], Awaitable[T]]) -> T:
+    """Read something; retry while the API server is unavailable, for it may be just starting."""
+    while True:
+        try:
+            return await read()
+        except UnavailableError as error:
+            logger.warning("%s", error)
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+class BackOffs:
+    """The back-off between attempts to reach the API server, in seconds, without end."""
+
+    def __iter__(self) -> Iterator[float]:
+        """Start over for each request."""
+        return chain((0.5, 1.0, 2.0), repeat(5.0))
+
+
+def session(
+    health: Liveness, *, tls: ssl.SSLContext, headers: Mapping[str, str], proxy: str | None
+) -> aiohttp.ClientSession:
+    """Return HTTP connections to the API server whose watches give signs of life to *health*."""
+
+    async def begun(
+        _session: aiohttp.ClientSession,
+        _context: SimpleNamespace,
+        request: aiohttp.TraceRequestStartParams,
+    ) -> None:
+        if request.url.query.get("watch") == "true":
+            health.beat(f"watch of {request.url.path}")
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(begun)
+    connector = aiohttp.TCPConnector(limit=0, ssl=tls)
+    return aiohttp.ClientSession(
+        connector=connector, headers=headers, proxy=proxy, trace_configs=[trace]
+    )
+
+
+@asynccontextmanager
+async def relisting(
+    kubernetes: Kubernetes, caches: Mapping[Resource, Cache], namespaces: Sequence[str]
+) -> AsyncIterator[None]:
+    """Relist every five minutes while the block runs."""
+    task = asyncio.create_task(_relist_for_ever(kubernetes, caches, namespaces), name="relist")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def relist(
+    kubernetes: Kubernetes, caches: Mapping[Resource, Cache], namespaces: Sequence[str]
+) -> None:
+    """Drop from *caches* what does not exist any more.
+
+    A watch that begins with a list, after the API server was away for long, shows all objects that
+    exist and no deletion. Without this, a deleted object would stay in its cache for ever.
+
+    Raises:
+        KubernetesError: a list failed; of several namespaces, a forbidden one is left out.
+    """
+    for resource, cache in caches.items():
+        for namespace in _each(namespaces):
+            try:
+                await _relist(kubernetes, resource, cache, namespace)
+            except ForbiddenError as error:
+                # One namespace, of a list of them, may have been deleted, and the Role in it too.
+                if namespace is None:
+                    raise
+                logger.warning("relist: %s", error)
+
+
+async def _relist(
+    kubernetes: Kubernetes, resource: Resource, cache: Cache, namespace: str | None
+) -> None:
+    # Only what was known before the list was made: what came since isn't in it either.
+    known = [body for body in cache if namespace in {None, body["metadata"]["namespace"]}]
+    if known:
+        existing = {body["metadata"]["uid"] for body in await kubernetes.list(resource, namespace)}
+        for body in known:
+            if body["metadata"]["uid"] not in existing:
+                logger.info("%s %s: no watch has shown its deletion", resource.kind, Key.of(body))
+                cache.drop(body)
+
+
+async def _relist_for_ever(
+    kubernetes: Kubernetes, caches: Mapping[Resource, Cache], namespaces: Sequence[str]
+) -> None:
+    while True:
+        await asyncio.sleep(RELIST_SECONDS)
+        try:
+            await relist(kubernetes, caches, namespaces)
+        except KubernetesError as error:
+            logger.warning("relist: %s", error)
+        except Exception:
+            logger.exception("relist: failed, will be retried")
+
+
+def _each(namespaces: Sequence[str]) -> Sequence[str | None]:
+    """Return what to list, one after the other; None stands for all namespaces at once."""
+    return namespaces or (None,)

@@ -1,0 +1,164 @@
+"""The operator's process, from its start to SIGTERM, before an API server's part in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
+
+import redrive
+from redrive.kube import resources
+from redrive.kube.resources import Resource
+from tests.unit.kube.test_client import write_kubeconfig
+
+UNUSED_UID = 65532
+"""As which a pod of the chart runs; no image has an entry for it in its /etc/passwd."""
+BECOME_UNUSED_USER = f"""
+import os
+os.setresuid({UNUSED_UID}, 0, 0)  # files are still those that root may read
+"""
+CLOSE_INACTIVE_WATCHES_SOON = """
+from redrive.kube import informer
+informer.INACTIVITY_SECONDS = 0.2
+"""
+START = """
+from redrive.__main__ import main
+main()
+"""
+WATCHED = (
+    resources.CONNECTIONS,
+    resources.POLICIES,
+    resources.REPLAYS,
+    resources.SPARK_APPLICATIONS,
+    resources.CONFIG_MAPS,
+)
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
+CRDS = Resource(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition"
+)
+
+
+class ApiServer:
+    """Has no objects; watches show nothing until the client goes."""
+
+    def __init__(self) -> None:
+        self.forbidden = ""
+        self.refused: set[str] = set()
+        self.watched = asyncio.Queue[web.BaseRequest]()
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer any request."""
+        if self.forbidden and self.forbidden in request.path:
+            self.refused.add(request.path)
+            return web.json_response({"kind": "Status", "message": "no"}, status=403)
+        if request.query.get("watch") != "true":
+            empty = {"items": [], "metadata": {"resourceVersion": "1"}}
+            return web.json_response(_discovery().get(request.path, empty))
+        self.watched.put_nowait(request)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.Event().wait()
+        return response
+
+    async def until_watched(self, *paths: str) -> dict[str, str]:
+        """Wait until watches of all these began; return the label selector of each."""
+        found: dict[str, str] = {}
+        while not found.keys() >= set(paths):
+            request = await self.watched.get()
+            found[request.path] = request.query.get("labelSelector", "")
+        return {path: found[path] for path in paths}
+
+
+@asynccontextmanager
+async def operator(
+    api: ApiServer, folder: Path, *arguments: str, before: str = ""
+) -> AsyncIterator[None]:
+    """Run the operator while the block runs, then stop it as a kubelet does.
+
+    Args:
+        before: what its process does first.
+    """
+    kubeconfig = folder / "kubeconfig"
+    async with asyncio.timeout(60), RawTestServer(api.answer) as server:
+        write_kubeconfig(kubeconfig, server.port or 0)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", before + START, "operator", "--cluster-id=here", *arguments),
+            env={
+                "HOME": "/",  # as container runtimes set it for a user without an entry
+                "KUBECONFIG": str(kubeconfig),
+                "PYTHONPATH": str(Path(redrive.__file__).parents[1]),
+            },
+        )
+        try:
+            yield
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+def _discovery() -> dict[str, dict[str, Any]]:
+    """What an API server says of the kinds that it serves, by path."""
+    found: dict[str, dict[str, Any]] = {"/api": {"versions": ["v1"]}, "/apis": {"groups": []}}
+    for kind in (*WATCHED, NAMESPACES, CRDS):
+        root = f"/apis/{kind.api_version}" if kind.group else "/api/v1"
+        if root not in found and kind.group:
+            version = {"version": kind.version}
+            found["/apis"]["groups"].append(
+                {"name": kind.group, "preferredVersion": version, "versions": [version]}
+            )
+        found.setdefault(root, {"resources": []})["resources"].append(
+            {
+                "name": kind.plural,
+                "kind": kind.kind,
+                "singularName": kind.kind.lower(),
+                "namespaced": kind not in {NAMESPACES, CRDS},
+                "verbs": ["list", "watch", "patch"],
+            }
+        )
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can become another user")
+async def test_it_starts_as_a_user_without_an_entry_in_passwd(tmp_path: Path) -> None:
+    api = ApiServer()
+    async with operator(api, tmp_path, before=BECOME_UNUSED_USER):
+        await api.until_watched(*(kind.path() for kind in WATCHED))
+
+
+async def test_of_config_maps_it_watches_those_with_the_label_of_redrive(tmp_path: Path) -> None:
+    api = ApiServer()
+    async with operator(api, tmp_path):
+        selectors = await api.until_watched(*(kind.path() for kind in WATCHED))
+    assert selectors.pop(resources.CONFIG_MAPS.path()) == "app.kubernetes.io/managed-by=redrive"
+    assert set(selectors.values()) == {""}
+
+
+async def test_a_watch_that_hangs_is_closed_and_begun_again(tmp_path: Path) -> None:
+    api = ApiServer()
+    async with operator(api, tmp_path, before=CLOSE_INACTIVE_WATCHES_SOON):
+        for _ in range(3):
+            await api.until_watched(*(kind.path() for kind in WATCHED))
+
+
+async def test_a_forbidden_namespace_keeps_no_other_from_being_watched_and_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    api = ApiServer()
+    api.forbidden = "/namespaces/gone/"
+    async with operator(api, tmp_path, "--namespace=gone", "--namespace=shop"):
+        await api.until_watched(*(kind.path("shop") for kind in WATCHED))
+        assert api.refused == {kind.path("gone") for kind in WATCHED}
+        api.forbidden = ""
+        await api.until_watched(*(kind.path("gone") for kind in WATCHED))

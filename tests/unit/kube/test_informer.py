@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import ssl
+
+import aiohttp
+import pytest
+
+from redrive.kube import informer, resources
+from redrive.kube.cache import Cache
+from redrive.kube.client import TIMEOUT_SECONDS, Kubernetes
+from redrive.kube.errors import ForbiddenError, UnavailableError
+from redrive.kube.informer import INACTIVITY_SECONDS, WATCH_SECONDS, load, relist, relisting
+from redrive.kube.liveness import STALL_SECONDS, Liveness
+from redrive.kube.resources import Body, Key, Resource
+from tests.unit.kube.test_client import api_server
+
+KINDS = (resources.REPLAYS, resources.SPARK_APPLICATIONS, resources.CONFIG_MAPS)
+EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+
+class Lists(Kubernetes):
+    """An API server's part in it: what there is of each kind, and what happens during a list."""
+
+    def __init__(self) -> None:
+        self.there: dict[Resource, list[Body]] = {}
+        self.asked: list[tuple[Resource, str | None]] = []
+        self.meanwhile: list[tuple[Cache, Body]] = []
+        self.down = False
+        self.forbidden: set[str | None] = set()
+        self.refused = asyncio.Event()
+
+    async def list(self, resource: Resource, namespace: str | None = None) -> list[Body]:
+        """Answer with what there was when the list began."""
+        self.asked.append((resource, namespace))
+        if self.down:
+            self.refused.set()
+            raise UnavailableError("the Kubernetes API does not answer", remedy="wait")
+        if namespace in self.forbidden:
+            raise ForbiddenError(f"may not list in {namespace}", remedy="grant it")
+        there = [
+            body
+            for body in self.there.get(resource, ())
+            if namespace in {None, body["metadata"]["namespace"]}
+        ]
+        for cache, body in self.meanwhile:
+            cache.put(body)
+        return there
+
+
+@pytest.fixture
+def api() -> Lists:
+    return Lists()
+
+
+@pytest.fixture
+def caches() -> dict[Resource, Cache]:
+    """What is known of three kinds: an object `gone` of each."""
+    return {kind: Cache([named("gone")]) for kind in KINDS}
+
+
+def named(name: str, uid: str = "1", version: int = 1, namespace: str = "n") -> Body:
+    metadata = {"namespace": namespace, "name": name, "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": metadata}
+
+
+async def test_the_first_list_is_of_all_namespaces_or_of_those_that_are_named(api: Lists) -> None:
+    ours, theirs = named("a"), named("b", namespace="elsewhere")
+    api.there = {resources.POLICIES: [ours, theirs]}
+    assert list(await load(api, resources.POLICIES)) == [ours, theirs]
+    assert list(await load(api, resources.POLICIES, ("n",))) == [ours]
+
+
+async def test_an_api_server_that_is_just_starting_is_waited_for(
+    api: Lists, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(informer, "RETRY_SECONDS", 0.001)
+    api.there = {resources.CONFIG_MAPS: [named("a")]}
+    api.down = True
+    async with asyncio.timeout(5):
+        loading = asyncio.create_task(load(api, resources.CONFIG_MAPS))
+        await api.refused.wait()
+        api.down = False
+        assert list(await loading) == [named("a")]
+
+
+async def test_one_of_several_namespaces_that_is_forbidden_is_left_out_with_a_warning(
+    api: Lists, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.there = {resources.CONFIG_MAPS: [named("a", namespace="shop")]}
+    api.forbidden = {"gone"}
+    listed = await load(api, resources.CONFIG_MAPS, ("gone", "shop"))
+    assert [body["metadata"]["namespace"] for body in listed] == ["shop"]
+    assert "left out for now: may not list in gone" in caplog.text
+
+
+@pytest.mark.parametrize("namespaces", [(), ("gone", "shop")])
+async def test_that_nothing_may_be_listed_is_an_error_at_the_start(
+    api: Lists, namespaces: tuple[str, ...]
+) -> None:
+    api.forbidden = {None, "gone", "shop"}
+    with pytest.raises(ForbiddenError, match=f"may not list in {(*namespaces, None)[0]}"):
+        await load(api, resources.CONFIG_MAPS, namespaces)
+
+
+async def test_what_is_there_no_more_is_dropped_and_its_listeners_are_called(
+    api: Lists, caches: dict[Resource, Cache]
+) -> None:
+    dropped: list[Key] = []
+    replays = caches[resources.REPLAYS]
+    replays.listen(lambda key, _before, after: dropped.extend([key] if after is None else []))
+    stays = named("stays", uid="3")
+    replays.put(stays)
+    api.there = {resources.REPLAYS: [stays]}
+    await relist(api, caches, ("n",))
+    assert list(replays) == [stays]
+    assert list(caches[resources.SPARK_APPLICATIONS]) == []
+    assert list(caches[resources.CONFIG_MAPS]) == []
+    assert dropped == [Key("n", "gone")]
+    assert api.asked == [(kind, "n") for kind in KINDS]
+
+
+async def test_a_namespace_that_may_not_be_read_ends_no_relist_and_loses_nothing(
+    api: Lists, caches: dict[Resource, Cache], caplog: pytest.LogCaptureFixture
+) -> None:
+    api.forbidden = {"deleted"}
+    kept = named("kept", uid="4", namespace="deleted")
+    caches[resources.REPLAYS].put(kept)
+    await relist(api, caches, ("deleted", "n"))
+    assert list(caches[resources.REPLAYS]) == [kept]
+    assert list(caches[resources.SPARK_APPLICATIONS]) == []
+    assert "relist: may not list" in caplog.text
+
+
+async def test_what_is_made_while_a_list_is_made_stays(
+    api: Lists, caches: dict[Resource, Cache]
+) -> None:
+    replays = caches[resources.REPLAYS]
+    fresh, reborn = named("fresh", version=5), named("gone", uid="2", version=5)
+    api.meanwhile = [(replays, fresh), (replays, reborn)]
+    await relist(api, caches, ("n",))
+    assert list(replays) == [reborn, fresh]
+
+
+async def test_a_list_that_fails_drops_nothing_and_is_made_again(
+    api: Lists,
+    caches: dict[Resource, Cache],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(informer, "RELIST_SECONDS", 0.001)
+    dropped = asyncio.Event()
+    caches[resources.CONFIG_MAPS].listen(lambda *_: dropped.set())
+    api.down = True
+    async with asyncio.timeout(5), relisting(api, caches, ("n",)):
+        await api.refused.wait()
+        assert list(caches[resources.REPLAYS]) == [named("gone")]
+        api.down = False
+        await dropped.wait()
+    assert "relist: the Kubernetes API does not answer" in caplog.text
+    asked = len(api.asked)
+    await asyncio.sleep(0.01)
+    assert len(api.asked) == asked
+
+
+async def test_every_beginning_of_a_watch_is_a_sign_of_life_and_nothing_else_is() -> None:
+    health = Liveness()
+    tls = ssl.create_default_context()
+    async with (
+        informer.session(health, tls=tls, headers={}, proxy=None) as session,
+        api_server(EMPTY) as port,
+    ):
+        await session.get(f"http://127.0.0.1:{port}/apis/replays")
+        assert health.silent_for() == {}
+        await session.get(f"http://127.0.0.1:{port}/apis/replays?watch=true&timeoutSeconds=30")
+        assert list(health.silent_for()) == ["watch of /apis/replays"]
+
+
+async def test_an_attempt_without_an_answer_is_a_sign_of_life_too() -> None:
+    health = Liveness()
+    tls = ssl.create_default_context()
+    async with informer.session(health, tls=tls, headers={}, proxy=None) as session:
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await session.get("http://127.0.0.1:1/apis/replays?watch=true")
+    assert list(health.silent_for()) == ["watch of /apis/replays"]
+
+
+def test_the_api_server_is_tried_again_for_ever_and_soon() -> None:
+    waits = list(itertools.islice(informer.BackOffs(), 1000))
+    assert max(waits) <= 5
+    assert waits[-1] > 0
+
+
+def test_a_watch_that_hangs_is_closed_before_it_counts_as_stalled() -> None:
+    slowest = max(itertools.islice(informer.BackOffs(), 1000))
+    assert WATCH_SECONDS < INACTIVITY_SECONDS
+    assert INACTIVITY_SECONDS + slowest + 1 < STALL_SECONDS
+    assert TIMEOUT_SECONDS < STALL_SECONDS
