@@ -1,7 +1,7 @@
-"""What proves to a broker who asks, and what the broker has to prove: headers and a TLS context.
+"""Credentials of a call to a broker, and how its certificate is verified.
 
-Made by whoever knows where credentials lie (`redrive.kube.credentials`, the replay job); used by
-`client` for each call.
+Made where credentials are read (`redrive.kube.credentials`, the replay job); used by `client` for
+each call.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Access:
 
     @property
     def held(self) -> Access:
-        """Be credentials that never change."""
+        """Return this: these credentials never change."""
         return self
 
     async def renewed(self, refused: Access) -> Access | None:  # noqa: ARG002  of the protocol
-        """Know of no others."""
+        """Return None: there are no others."""
         return None
 
 
@@ -65,7 +65,7 @@ def context(
 
     Args:
         ca: certificates in PEM that are trusted in place of this machine's.
-        certificate: in PEM, with its chain, to prove who we are; with its *key*.
+        certificate: of the client, in PEM, with its chain; with its *key*.
         key: in PEM, without a password.
 
     Raises:

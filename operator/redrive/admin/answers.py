@@ -1,4 +1,4 @@
-"""What a broker answers, as JSON → values; called by `client`. Statistics are read by `stats`.
+"""A broker's answers, as JSON → values; called by `client`. Statistics are read by `stats`.
 
 An answer of another form raises what Python raises then; `client` makes an `AdminError` of it.
 """

@@ -1,9 +1,9 @@
-"""A broker that does not answer is left alone until it does: one breaker for each connection.
+"""A circuit breaker for each connection: a broker that does not answer gets no calls until it does.
 
-With a thousand policies, each trying again for itself, a broker that comes back would be met by all
-of them at once, and until then every look would wait for a time-out, deletions behind it. So after
-a few calls in a row without an answer the breaker opens: calls fail at once, except the *probe*, by
-which whoever looks after the connection finds out, with its own back-off, that the broker is back.
+With a thousand policies, each retrying on its own, a broker that comes back would get the calls of
+all of them at once, and until then every reconcile would wait for a time-out, deletions behind it.
+So after a few calls in a row without an answer the breaker opens: calls fail at once, except the
+*probe*, by which the reconciler of the connection finds, with back-off, that the broker is back.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ FAILURES = 3
 
 
 class Breaker:
-    """Lets calls to one broker through while it answers, whatever it answers.
+    """Lets calls to one broker pass while it answers, whatever it answers.
 
     Args:
         admin_url: where the broker should answer.
-        clock: for when it began to be silent.
+        clock: for since when it has not answered.
         changed: called when it has opened, and when it has closed.
     """
 
@@ -81,7 +81,7 @@ class Breaker:
             self._changed()
 
     def _down(self) -> BrokerDownError:
-        # The same words for as long as it lasts: each change of a condition is written and told.
+        # The same text for as long as it lasts: each change of a condition is a write and an Event.
         since = f"{self._silent_since:%Y-%m-%dT%H:%M:%SZ}"
         return BrokerDownError(
             f"the broker's admin API at {self._admin_url} has not answered since {since}",

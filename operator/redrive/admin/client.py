@@ -1,4 +1,4 @@
-"""`Admin`: what redrive asks of a broker, one method each.
+"""`Admin`: the calls of redrive to a broker, one method each.
 
 Called by `provision` to observe and apply, and by `replay` to learn where a topic ends.
 """
@@ -32,7 +32,7 @@ from redrive.admin.stats import read_stats
 from redrive.policy.naming import TopicName
 
 PROBE_SECONDS = 10.0
-"""How long a probe waits for its answer: who is back must not wait for one that went out before."""
+"""How long a probe waits for its answer: a broker that is back is found by the next one."""
 
 T = TypeVar("T")
 
@@ -43,14 +43,14 @@ _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 class Admin:
     """A client of one broker, acting as the role of its token.
 
-    Reads of a namespace and grants in it are gathered: callers that ask at the same time share
-    one call. So share the client too.
+    Reads of a namespace and grants in it are batched: concurrent callers share one call. So share
+    the client too.
 
     Args:
         http: makes the calls.
         admin_url: where the broker's admin API answers.
         credentials: of the role to act as.
-        breaker: keeps calls from a broker that is silent; without one all go out.
+        breaker: fails calls at once while the broker does not answer; None lets all pass.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Admin:
         self._grantings: dict[str, Granting] = {}
 
     def is_for(self, admin_url: str, credentials: Credentials) -> bool:
-        """Whether this client talks to that broker with those credentials."""
+        """Whether this client calls that broker with those credentials."""
         return admin_url == self._admin_url and credentials is self._credentials
 
     async def clusters(self) -> frozenset[str]:
@@ -74,7 +74,7 @@ class Admin:
         This call is the probe: it goes out even where the broker has been silent.
 
         Raises:
-            AuthenticationFailedError: the broker does not take the token.
+            AuthenticationFailedError: the broker rejects the token.
         """
         call = Call("list the clusters", "GET", "clusters", seconds=PROBE_SECONDS)
         return await self._ask(call, frozenset[str], probe=True)
@@ -119,7 +119,7 @@ class Admin:
         Raises:
             NotFoundError: there is no such topic.
         """
-        # Of one with partitions the first call tells all; of one without, it tells nothing.
+        # The first call returns all of a topic with partitions, and nothing of one without.
         path = f"{topic_path(topic)}/{'partitions' if partitioned else 'properties'}"
         read = answers.partitioned if partitioned else answers.unpartitioned
         return await self._get(f"read the properties of {topic}", path, read)
@@ -150,11 +150,11 @@ class Admin:
             return None
 
     async def put_schema(self, topic: TopicName, schema: Schema) -> None:
-        """Have a topic take a schema, as its newest; nothing changes if it has that already.
+        """Set the newest schema of a topic; nothing changes if it has that already.
 
         Raises:
             ConflictError: its namespace allows no such change.
-            BrokerRefusedError: it is no schema.
+            BrokerRefusedError: it is not a schema.
         """
         body = {
             "type": schema.type, "schema": schema.data, "properties": dict(schema.properties)
@@ -189,9 +189,9 @@ class Admin:
         await self._send(Call(f"set {policy} of {topic}", "POST", path, write.body))
 
     async def internal_stats(self, topic: TopicName) -> dict[str, Any]:
-        """Return ledgers and cursors of one topic, or of one partition, as the broker tells them.
+        """Return ledgers and cursors of one topic, or of one partition, as the broker gives them.
 
-        Any right on the topic is enough to ask.
+        Any right on the topic is enough.
         """
         path = f"{topic_path(topic)}/internalStats"
         return await self._get(f"read the internal state of {topic}", path, dict[str, Any])
@@ -264,7 +264,7 @@ class Admin:
             await self._send(Call(f"create {topic}", "PUT", topic_path(topic), dict(properties)))
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
-        """Have a partitioned topic grow to *partitions*, with its subscriptions on the new ones.
+        """Grow a partitioned topic to *partitions*, with its subscriptions on the new ones.
 
         Raises:
             BrokerRefusedError: it has as many already, or more.
@@ -273,13 +273,13 @@ class Admin:
         await self._send(Call(does, "POST", f"{topic_path(topic)}/partitions", partitions))
 
     async def restore_partitions(self, topic: TopicName) -> None:
-        """Make those partitions of a topic that are not there, empty and without subscriptions.
+        """Create the missing partitions of a topic, empty and without subscriptions.
 
         Raises:
             NotFoundError: there is no such topic, or it is not partitioned.
         """
         path = f"{topic_path(topic)}/createMissedPartitions"
-        await self._send(Call(f"make missing partitions of {topic} anew", "POST", path))
+        await self._send(Call(f"create missing partitions of {topic}", "POST", path))
 
     async def create_subscription(self, topic: TopicName, name: str) -> None:
         """Create a subscription that begins with the topic's first message.
@@ -297,9 +297,9 @@ class Admin:
     def granting(self, namespace: str) -> Iterator[Granter]:
         """Announce that rights on topics of one namespace may be set within the block.
 
-        What this yields sets what roles may do, once; it waits for others who announced
-        themselves, while they keep coming, to go out with them in one call. It raises an
-        `AdminError` if one of its grants was refused; the others may have been made.
+        What this yields sets rights, once. It waits for others that are announced, while they keep
+        coming, and goes out with them in one call. It raises an `AdminError` if one of its grants
+        was refused; the others may have been made.
         """
         if namespace not in self._grantings:
             self._grantings[namespace] = Granting(
@@ -325,7 +325,7 @@ class Admin:
         return await self._ask(Call(does, "GET", path), read)
 
     async def _ask(self, call: Call, read: Callable[[Any], T], *, probe: bool = False) -> T:
-        """Ask the broker, and *read* what it answers; what has another form is no broker's."""
+        """Send *call* and *read* the answer; one of another form is not a broker's."""
         answer = await self._send(call, probe=probe)
         try:
             return read(answer)

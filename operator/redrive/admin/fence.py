@@ -1,10 +1,9 @@
-"""Whether this process may still write: asked right before each write leaves it.
+"""Whether this process may still write: checked right before each write is sent.
 
 Where several operators run, one of them holds a Lease (see `leader_election`). One that
-was stopped for longer than its lease, by a debugger, a full machine or a frozen virtual one, does
-not know that another has taken over, and goes on with what it did. The fence knows: it is open
-until a moment that only a renewed lease moves on, and that lies before the moment when another
-may take over.
+was stopped for longer than its lease, by a debugger, a full machine or a frozen virtual one, has
+no sign that another has taken over, and would continue. The fence stops it: it is open until a
+moment that only a renewed lease moves on, and that lies before another may take over.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from redrive.errors import RedriveError
 
 
 class FenceClosedError(RedriveError):
-    """This operator can't prove that it still is the one that may write."""
+    """This operator may no longer hold the Lease, so it must not write."""
 
     reason = "LeaseNotRenewed"
 
@@ -65,10 +64,10 @@ class Fence:
 
 
 def guarding(fence: Fence) -> aiohttp.TraceConfig:
-    """Return what has an HTTP session ask *fence* before each request that is not a GET.
+    """Return what has an HTTP session check *fence* before each request that is not a GET.
 
-    It is asked when the request has its connection, with nothing but the sending left to do, and
-    again for the body, which goes out with the headers.
+    It is checked when the request has its connection, with only the sending left to do, and again
+    for the body, which goes out with the headers.
     """
 
     async def check(

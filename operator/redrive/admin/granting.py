@@ -1,4 +1,4 @@
-"""What roles may do in one Pulsar namespace, set for many policies in one call.
+"""Set rights of roles in one Pulsar namespace, for many policies in one call.
 
 Called by `client`. A broker keeps all rights of a namespace in one record, and every topic that is
 loaded reads it again after each change: a call for each topic costs the square of their number.
@@ -27,7 +27,7 @@ MAX_GAP_SECONDS = 2.0
 
 
 class Granting:
-    """Sets rights in one namespace, for all who announced themselves together.
+    """Sets rights in one namespace, in one call for all that are announced together.
 
     Args:
         namespace: `tenant/namespace`.

@@ -1,8 +1,8 @@
-"""One call to a broker's admin API, and what can become of it: a value, or an `AdminError`.
+"""One call to a broker's admin API, and its outcome: a value, or an `AdminError`.
 
 Called by `client` alone. Neither the token nor a URL that the broker redirects to is ever part
-of an error, nor what answers there, unless it answers as a broker does: whoever owns `adminUrl`
-could read through us, in a status, what only we can reach.
+of an error, nor what answers there, unless it answers as a broker does: the owner of `adminUrl`
+could else read, in a status, what only the operator can reach.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ be long, and would be taken for a broker that is silent.
 CALLS_AT_A_TIME = 20
 """To one broker; other calls wait for their turn."""
 LONGEST_ANSWER = 64 * 2**20
-"""In bytes; what is longer is no answer of a broker, and is not read to its end."""
+"""In bytes; a longer answer is not a broker's, and is not read to its end."""
 MAX_REDIRECTS = 5
 _REDIRECTS = {301, 302, 307, 308}
 
@@ -68,7 +68,7 @@ class Call:
 
 
 class _Answer(NamedTuple):
-    """What a broker answers, and what of it an error may show."""
+    """A broker's answer, and what of it an error may show."""
 
     status: int
     text: str
@@ -76,7 +76,7 @@ class _Answer(NamedTuple):
 
 
 class _TooLongError(Exception):
-    """Something answers at greater length than makes sense."""
+    """An answer is longer than `LONGEST_ANSWER`."""
 
 
 class Http:
@@ -107,7 +107,7 @@ class Http:
         """Make *call* and return the JSON that the broker answers, None for an empty answer.
 
         Raises:
-            AdminError: the subclass says what became of it.
+            AdminError: the call failed; the subclass says how.
         """
         status, answer, shown = await self._answer(call, admin_url, access)
         if status not in range(200, 300):
@@ -176,7 +176,7 @@ class Http:
             ) from error
 
     async def _follow(self, call: Call, url: URL, access: Access) -> _Answer:
-        """Make *call*, going on to the broker that serves the namespace when told to.
+        """Make *call*, following redirects to the broker that serves the namespace.
 
         The HTTP library would drop the token on the way to another host.
         """

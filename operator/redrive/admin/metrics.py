@@ -1,4 +1,4 @@
-"""How often brokers are called, how it ends, and how long it takes; counted by `http`."""
+"""Number, outcome and duration of calls to brokers; counted by `http`."""
 
 from __future__ import annotations
 

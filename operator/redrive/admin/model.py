@@ -15,11 +15,11 @@ from redrive.policy.naming import TopicName
 
 @dataclass(frozen=True)
 class Grant:
-    """All that a role may do on a topic from then on: a broker replaces what stood before.
+    """All rights of a role on a topic from then on: a broker replaces those before.
 
     Attributes:
         actions: of `produce` and `consume`, the two that redrive grants, and whatever else the
-            role had; none takes the role's rights there away.
+            role had; an empty set revokes the role's rights there.
     """
 
     topic: TopicName
@@ -29,7 +29,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Schema:
-    """What the messages of a topic are made of, as the broker tells and takes it."""
+    """The schema of a topic's messages, as the broker reads and writes it."""
 
     type: str
     data: str
@@ -37,7 +37,7 @@ class Schema:
 
     @property
     def fingerprint(self) -> str:
-        """Return what tells this schema from any other."""
+        """Return a hash that identifies this schema."""
         written = json.dumps([self.type, self.data, sorted(self.properties.items())])
         return hashlib.sha256(written.encode()).hexdigest()[:32]
 
@@ -48,7 +48,7 @@ class TopicMetadata:
 
     Attributes:
         partitions: 0 where it is not partitioned.
-        properties: what anybody who administers the tenant wrote beside it.
+        properties: as any administrator of the tenant has set them.
     """
 
     partitions: int
@@ -57,7 +57,7 @@ class TopicMetadata:
 
 @dataclass(frozen=True)
 class NamespaceState:
-    """The topics of a Pulsar namespace, and who may do what on which of them.
+    """The topics of a Pulsar namespace, and the rights on them.
 
     Attributes:
         unpartitioned: the topics without partitions, and the single partitions of the others.
@@ -66,9 +66,9 @@ class NamespaceState:
         subscription_expiry_minutes: after how long the broker deletes an idle subscription, with
             all that it keeps; 0 is never.
         backlog_quotas: by type, as the broker writes them.
-        delayed_delivery: as the broker writes it; None where the namespace says nothing.
+        delayed_delivery: as the broker writes it; None where the namespace sets nothing.
         replicated_to: the clusters that its topics are replicated to, this one among them, unless
-            a topic says otherwise.
+            a topic has its own.
     """
 
     unpartitioned: frozenset[str]
@@ -126,7 +126,7 @@ class TopicUsage:
     Attributes:
         producers: how many are connected; of a partitioned topic, where most are.
         uncounted: bytes stored where that subscription is not (in the topic, or in partitions of
-            it): nothing tells how many messages it would have kept there. Acknowledged messages
+            it): it is unknown how many messages it would have kept there. Acknowledged messages
             that are not trimmed yet are among them.
     """
 

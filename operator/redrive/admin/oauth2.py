@@ -1,6 +1,6 @@
 """OAuth 2.0 client credentials: an issuer gives a token for a client id and its secret.
 
-Called by `redrive.kube.credentials`. The token's role at the broker is the broker's business.
+Called by `redrive.kube.credentials`. The broker maps the token to a role.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _DEFAULT_LIFETIME_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Client:
-    """Who asks which issuer for what.
+    """A client of an issuer, and what it requests.
 
     Attributes:
-        tls: how to speak to the issuer; None trusts the authorities of this machine.
+        tls: for connections to the issuer; None trusts the authorities of this machine.
     """
 
     issuer_url: str
@@ -34,7 +34,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Issued:
-    """A token, and for how many seconds it is good."""
+    """A token, and for how many seconds it is valid."""
 
     token: str = field(repr=False)
     lifetime: float
@@ -44,7 +44,7 @@ async def issue(client: Client, http: Http) -> Issued:
     """Get a token.
 
     Raises:
-        AuthenticationFailedError: the issuer does not know the client, or its secret.
+        AuthenticationFailedError: the issuer rejects the client or its secret.
         IssuerFailedError: it does not answer, or not as an issuer does.
     """
     found = await _ask(client, http, "GET", client.issuer_url.rstrip("/") + _DISCOVERY)
@@ -87,7 +87,7 @@ async def _ask(
             remedy="correct oauth2.clientId, or the secret in the Secret of oauth2.clientSecret",
         )
     if status != 200:  # noqa: PLR2004
-        # Only the code of the error: what else an issuer says may repeat what it was sent.
+        # Only the code of the error: the rest of the answer may repeat what was sent.
         raise _unexpected(client, f"{status} {answer.get('error', '')}".strip())
     return answer
 

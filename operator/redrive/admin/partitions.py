@@ -1,7 +1,7 @@
-"""What a topic is on each of its partitions: a broker keeps statistics and subscriptions of each.
+"""Read statistics and subscriptions of each partition of a topic, as a broker keeps them.
 
-Called by `client`. What a broker tells of a partitioned topic as a whole is no more than a union:
-a subscription that one partition lacks, and what is published there is lost, looks as if it were
+Called by `client`. A broker's answer for a partitioned topic as a whole is only a union: a
+subscription that one partition lacks, so that what is published there is lost, looks as if it were
 there. So all partitions are read, in one call.
 """
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Get(Protocol):
-    """Asks a broker: what the call does in words, its path, and what reads the answer."""
+    """Reads from a broker: what the call does in words, its path, and what reads the answer."""
 
     def __call__(self, does: str, path: str, read: Callable[[Any], T], /) -> Awaitable[T]:
         """Return what was read.
@@ -42,7 +42,7 @@ async def subscriptions(get: Get, topic: TopicName, *, partitioned: bool) -> Sub
 async def usage(get: Get, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
     """See `Admin.usage`."""
     does = f"read the use of {topic}"
-    # A count that is not precise may tell of none where some are left.
+    # A count that is not precise may be 0 where messages are left.
     query = "getPreciseBacklog=true&subscriptionBacklogSize=false"
 
     def read(part: Mapping[str, Any]) -> TopicUsage:
@@ -75,7 +75,7 @@ async def _each(
 async def _one(
     get: Get, does: str, part: TopicName, query: str, read: Callable[[Mapping[str, Any]], T]
 ) -> T | None:
-    """Read a partition that was left out: it is not there, or it could not be asked just then."""
+    """Read a partition that was left out: it is missing, or could not be read just then."""
     try:
         return await get(does, f"{topic_path(part)}/stats?{query}", read)
     except NotFoundError:

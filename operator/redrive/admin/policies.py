@@ -1,4 +1,4 @@
-"""Topic policies: how the admin API has each read and written, and whether what is there will do.
+"""Topic policies: how each is read and written, and whether what is there is enough.
 
 Pure values; `Admin.topic_policy` reads them and `Admin.set_topic_policy` writes. A policy set on a
 topic wins over that of its namespace, and that over the broker's.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 EVICTS = "consumer_backlog_eviction"
 """The backlog quota that drops the oldest messages unread once it is reached."""
 REFUSES = "producer_exception"
-"""The backlog quota that refuses new messages: who sends them hears of it, and keeps them."""
+"""The backlog quota that refuses new messages: their producers get an error, and keep them."""
 
 
 class Write(NamedTuple):
@@ -24,14 +24,14 @@ class Write(NamedTuple):
 
 
 class TopicPolicy(Protocol):
-    """A policy as a topic needs it; as a string, what it says, for people."""
+    """A policy as a topic needs it; as a string, for messages."""
 
     @property
     def read(self) -> str:
         """Return the part of the path below the topic that reads it."""
 
     def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
-        """Yield what has to be written where *found* was read; nothing where that will do."""
+        """Yield what has to be written where *found* was read; nothing where that is enough."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Deduplicates:
     read = "deduplicationEnabled"
 
     def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
-        """Switch it on where it is not, whatever the namespace says: that may change."""
+        """Switch it on where it is not, whatever the namespace has: that may change."""
         if found is not True:
             yield Write(self.read, body=True)
 

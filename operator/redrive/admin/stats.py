@@ -1,7 +1,7 @@
-"""A broker's statistics of a topic, as JSON → how its subscriptions stand; pure.
+"""A broker's statistics of a topic, as JSON → statistics of its subscriptions; pure.
 
-The partitions of a topic are put together here: what a broker itself says of all of them adds up
-what belongs to each, and tells no oldest message where one partition has none.
+Partitions are combined here: a broker's own sum of all of them adds up what belongs to each, and
+has no oldest message where one partition has none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_usage(part: Mapping[str, Any], subscription: str) -> TopicUsage:
     """Read who uses one partition, or a topic without any.
 
     Args:
-        part: what the broker tells of it, of its producers too.
+        part: its statistics, those of producers included.
         subscription: see `TopicUsage`.
 
     Raises:

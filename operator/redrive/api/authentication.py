@@ -1,4 +1,4 @@
-"""How the operator proves who it is to a broker, and whom it believes to be the broker."""
+"""Credentials of the operator at a broker, and how the broker's certificate is verified."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class CaRef(ApiModel):
 
 
 class Tls(ApiModel):
-    """Whom to believe to be the broker. Its host name is verified in any case."""
+    """How the broker's certificate is verified. Its host name is verified in any case."""
 
     ca_ref: CaRef
     """The certificate authorities to trust, in place of those that the operator's image trusts."""
@@ -142,24 +142,24 @@ class OAuth2(ApiModel):
     """The issuer: below it lies `.well-known/openid-configuration`."""
 
     client_id: Word
-    """The id under which the issuer knows the operator."""
+    """The id of the operator as a client of the issuer."""
 
     client_secret: SecretText
     """The secret of that id."""
 
     audience: Word | None = None
-    """What the token is for, where the issuer asks for it. Example: `urn:pulsar:main`."""
+    """What the token is for, where the issuer requires it. Example: `urn:pulsar:main`."""
 
     scope: Word | None = None
-    """The scopes to ask for, separated by blanks."""
+    """The scopes to request, separated by blanks."""
 
     ca_ref: CaRef | None = None
-    """The certificate authorities that vouch for the issuer, in place of those that the operator's
+    """The certificate authorities to trust for the issuer, in place of those that the operator's
     image trusts."""
 
 
 class Authentication(OneOf):
-    """How the operator proves to the broker who it is."""
+    """The operator's credentials at the broker."""
 
     ONE = _one_of("authentication", "token", "tls", "oauth2")
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})

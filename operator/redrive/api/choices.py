@@ -41,7 +41,7 @@ class DeletionPolicy(enum.StrEnum):
 
 
 def one_of(kind: type[E], problem: str, remedy: str) -> tuple[object, ...]:
-    """Return what makes a field hold one of the words of *kind*, and say so where it does not."""
+    """Return the annotations of a field that holds one of the words of *kind*."""
 
     def parse(value: object) -> E:
         found = next((word for word in kind if word == value), None)
@@ -55,7 +55,7 @@ def one_of(kind: type[E], problem: str, remedy: str) -> tuple[object, ...]:
 
 
 class Choices(ApiModel):
-    """How policies treat failed messages where they do not say it themselves."""
+    """How policies treat failed messages where they leave it out."""
 
     max_retries: MaxRetries | None = None
     """How often a failed message is retried after its first delivery, 0 to 1000: with 3 a message
@@ -85,7 +85,7 @@ class Choices(ApiModel):
         | None
     ) = None
     """What a deletion of the policy does at the broker. `Retain`: nothing. `Delete`: it deletes the
-    topics that redrive made with all their messages, and takes back what redrive added to topics
+    topics that redrive made with all their messages, and removes what redrive added to topics
     that were there before. `DeleteIfEmpty`: the same, but what holds messages stays as it is. While
     clients are connected it waits, at most 10 minutes. Left out: what the connection's
     `policyDefaults` say, else Retain."""

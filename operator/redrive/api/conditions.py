@@ -1,9 +1,9 @@
-"""Conditions: how far an object has come, in the form all of Kubernetes reads.
+"""Conditions: the state of an object, in the form that is standard in Kubernetes.
 
-`Ready` is there once an object was looked at. `Reconciling` and `Stalled` follow kstatus: they are
+`Ready` is there once an object was reconciled. `Reconciling` and `Stalled` follow kstatus: they are
 there only while true, the first while redrive works on the object or waits for something, the
-second while somebody has to act. What should be seen to although the object is ready is a
-condition of its own type, there only while true.
+second while a user has to act. What needs attention although the object is ready is a condition
+of its own type, there only while true.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Condition(StatusModel):
     )
 
     type: Annotated[str, Field(max_length=316)]
-    """Which aspect: Ready, Reconciling, Stalled, or what should be seen to although the object is
+    """Which aspect: Ready, Reconciling, Stalled, or what needs attention although the object is
     ready, such as `NameCollision`."""
 
     status: ConditionStatus

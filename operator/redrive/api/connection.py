@@ -1,4 +1,4 @@
-"""PulsarConnection: who may use which broker, as whom, for which topics and roles."""
+"""PulsarConnection: a broker, its credentials, and what may be used there."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ RolePattern = Annotated[
 
 
 class ReplayIdentity(ApiModel):
-    """As whom the jobs of Replays talk to the broker; never as the operator."""
+    """The Pulsar role of replay jobs. They never use the operator's credentials."""
 
     role: Role
     """The Pulsar role of the token: each policy grants it `consume` on its dead-letter topic and
@@ -84,12 +84,12 @@ class PulsarConnectionSpec(ApiModel):
     """Where the admin REST API answers: `http://host:port` or `https://host:port`."""
 
     authentication: Authentication
-    """How the operator proves to the broker who it is."""
+    """The operator's credentials at the broker."""
 
     tls: Tls | None = None
-    """Whom to believe to be the broker, at an `adminUrl` of https. Left out: whoever shows a
-    certificate for its host name by an authority that the operator's image trusts. The jobs of
-    replays don't know these authorities: policies of a connection with `tls` can't be replayed."""
+    """How the broker's certificate is verified, at an `adminUrl` of https. Left out: by the
+    certificate authorities that the operator's image trusts. Replay jobs do not have these
+    authorities: policies of a connection with `tls` can't be replayed."""
 
     allowed_topics: Annotated[tuple[TopicPattern, ...], Field(max_length=MAX_LIST)]
     """The topics that policies may name, and those that retry and dead-letter topics may be, as
@@ -106,22 +106,22 @@ class PulsarConnectionSpec(ApiModel):
     its own namespace only. A list is complete: it names the own namespace too if that is meant."""
 
     replay: ReplayIdentity | None = None
-    """As whom replay jobs talk to the broker. Left out: policies of this connection can't be
+    """The Pulsar role and token of replay jobs. Left out: policies of this connection can't be
     replayed."""
 
     policy_defaults: Choices | None = None
     """What policies of this connection leave out. A change reaches them at once."""
 
     def allows_topic(self, topic: TopicName) -> bool:
-        """Tell whether a policy may name *topic*, or lead to it."""
+        """Whether a policy may name *topic*, or derive its name."""
         return any(_matches(p, str(topic), star="[^/]*") for p in self.allowed_topics)
 
     def allows_role(self, role: str) -> bool:
-        """Tell whether a policy may grant rights to *role*."""
+        """Whether a policy may grant rights to *role*."""
         return any(_matches(p, role, star=".*") for p in self.allowed_roles)
 
     def allows_namespace(self, namespace: str, own: str) -> bool:
-        """Tell whether a policy in *namespace* may use this connection, which lies in *own*."""
+        """Whether a policy in *namespace* may use this connection, which lies in *own*."""
         return namespace in ((own,) if self.allowed_namespaces is None else self.allowed_namespaces)
 
 

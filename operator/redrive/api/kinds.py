@@ -35,13 +35,13 @@ class Kind:
 
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
-_AGE = Column("Age", ".metadata.creationTimestamp", "Since when the object is there.", type="date")
+_AGE = Column("Age", ".metadata.creationTimestamp", "When the object was created.", type="date")
 
 PULSAR_CONNECTION = Kind(
     kind="PulsarConnection",
     plural="pulsarconnections",
     short_names=("pconn",),
-    description="Who may use which Pulsar cluster, as whom, for which topics and roles.",
+    description="A Pulsar cluster, its credentials, and which namespaces may use it for what.",
     spec=PulsarConnectionSpec,
     status=PulsarConnectionStatus,
     columns=(
@@ -67,11 +67,13 @@ RETRY_POLICY = Kind(
         Column("Subscription", ".spec.subscription", "Whose failed messages are retried."),
         Column("Retries", ".status.maxRetries", "Retries of one message.", "integer"),
         Column("Waiting", ".status.backlog.retry", "Messages that wait for a retry.", "integer"),
-        Column("Dead", ".status.backlog.deadLetter", "Dead letters that rest.", "integer"),
+        Column(
+            "Dead", ".status.backlog.deadLetter", "Messages in the dead-letter topic.", "integer"
+        ),
         Column(
             "Oldest Dead Letter",
             ".status.backlog.oldestDeadLetter",
-            "For how long the oldest one rests.",
+            "How long ago the oldest one was dead-lettered.",
             "date",
             wide=True,
         ),
@@ -90,10 +92,10 @@ REPLAY = Kind(
     status=ReplayStatus,
     columns=(
         Column("Policy", ".spec.policyRef.name", "Whose dead letters are moved."),
-        Column("Phase", ".status.phase", "How far the run has come."),
+        Column("Phase", ".status.phase", "The phase of the run."),
         Column("Matched", ".status.matched", "Dead letters selected.", "integer"),
         Column("Replayed", ".status.replayed", "Sent to the retry topic.", "integer"),
-        Column("Skipped", ".status.skipped", "Dead letters left alone.", "integer", wide=True),
+        Column("Skipped", ".status.skipped", "Dead letters not selected.", "integer", wide=True),
         Column("Reason", f"{_READY}.reason", "Why, in one word.", wide=True),
         _AGE,
     ),

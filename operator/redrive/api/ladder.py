@@ -195,8 +195,8 @@ class DelayLadder(ApiModel):
     """Delays that grow by a factor from retry to retry, with jitter if wanted."""
 
     ordered: Delay | None = None
-    """The same delay before every retry, which the failed message spends in its consumer, while
-    later messages of its key wait; those of other keys go on. Needs `Key_Shared`. Example: `5s`."""
+    """The same delay before every retry. The failed message waits in its consumer, and so do later
+    messages of its key; those of other keys go on. Needs `Key_Shared`. Example: `5s`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -43,11 +43,11 @@ class ReplaySpec(ApiModel):
     """The RetryPolicy, in the same namespace, whose dead letters are moved to its retry topic."""
 
     select: Selection | None = None
-    """Which dead letters to move. Left out: all that rest there when the run begins."""
+    """Which dead letters to move. Left out: all that are there when the run begins."""
 
 
 class Phase(enum.StrEnum):
-    """How far a replay has come; Completed and Failed are final."""
+    """The phase of a replay; Completed and Failed are final."""
 
     PENDING = "Pending"
     SUBMITTED = "Submitted"
@@ -80,7 +80,7 @@ class Snapshot(StatusModel):
 
 
 class ReplayStatus(StatusModel):
-    """How far the run has come. Numbers are of messages."""
+    """The progress of the run. Numbers are of messages."""
 
     observed_generation: int | None = None
     """The `metadata.generation` that this status is about."""
@@ -95,7 +95,7 @@ class ReplayStatus(StatusModel):
     """How many of them were sent to the retry topic, confirmed by the broker and acknowledged."""
 
     skipped: int | None = None
-    """How many dead letters were read and not selected; they rest where they are."""
+    """How many dead letters were read and not selected; they stay where they are."""
 
     duplicates: int | None = None
     """How many had been sent before a restart of the job; the broker kept one of each."""

@@ -24,7 +24,7 @@ _U = TypeVar("_U")
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule for the API server to hold an object against.
+    """A rule that the API server checks an object against.
 
     Attributes:
         holds: a CEL expression over `self`, and over `oldSelf` where it is about a change.

@@ -49,7 +49,7 @@ def _field(name: str, node: Mapping[str, Any], definitions: Mapping[str, Any]) -
 
 
 def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Put what *node* refers to in its place; what it says beside the reference wins."""
+    """Put what *node* refers to in its place; what stands beside the reference wins."""
     own = {k: v for k, v in node.items() if k not in {"$ref", "anyOf"}}
     if "$ref" in node:
         target = definitions[node["$ref"].removeprefix("#/$defs/")]

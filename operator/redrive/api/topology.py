@@ -135,7 +135,7 @@ class Retry(ApiModel):
 
     message_ttl: Annotated[RetryTtl, Field(alias="messageTTL")] = "0s"
     """How long a message may wait before the broker drops it, counted from its publication: `0s`
-    for ever, else more than 10d, the longest delay that consumers may ask for. Left out: 0s."""
+    for ever, else more than 10d, the longest delay of a retry. Left out: 0s."""
 
     @property
     def ttl_seconds(self) -> int:
@@ -181,7 +181,7 @@ class DeadLetter(ApiModel):
     consumers can't discard: without a dead-letter topic they retry for ever."""
 
     message_ttl: Annotated[Ttl, Field(alias="messageTTL")] = "0s"
-    """How long a dead letter rests before the broker drops it, up to 3650d. Left out: `0s`, for
+    """How long a dead letter is kept before the broker drops it, up to 3650d. Left out: `0s`, for
     ever."""
 
     retention: Retention | None = None
@@ -193,7 +193,7 @@ class DeadLetter(ApiModel):
     that drops dead letters is replaced by one that refuses them."""
 
     reader_roles: Annotated[tuple[Role, ...], Field(max_length=MAX_LIST)] = ()
-    """The Pulsar roles of people and tools that look at dead letters. Each is granted `consume` on
+    """The Pulsar roles of people and tools that read dead letters. Each is granted `consume` on
     the dead-letter topic; the connection has to allow it. Example: `[oncall]`."""
 
     @property

@@ -1,7 +1,7 @@
 """The operator's own HTTP endpoint: `/metrics`, `/livez` and `/readyz`.
 
-Served by threads, so that it answers while the event loop hangs, and can say so. It shows no secret
-and needs no authentication: bind it to where only the kubelet and Prometheus come from.
+Served by threads, so that it answers even while the event loop hangs. It shows no secret and needs
+no authentication: bind it where only the kubelet and Prometheus can reach it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from redrive.errors import RedriveError
 from redrive.kube.liveness import Liveness
 
-PATIENCE_SECONDS = 10.0
-"""How long a client may leave its connection silent."""
+IDLE_SECONDS = 10.0
+"""How long a client may leave its connection idle."""
 
 _StartResponse = Callable[..., Any]
 _App = Callable[[dict[str, Any], _StartResponse], Iterable[bytes]]
 
 
 class EndpointError(RedriveError):
-    """The endpoint can't be served where it was asked for."""
+    """The endpoint can't be served at the given address."""
 
     reason = "EndpointUnavailable"
 
@@ -38,10 +38,10 @@ def serving(address: str, port: int, health: Liveness) -> Iterator[int]:
     Args:
         address: of this machine, on which to listen; `0.0.0.0` is all of IPv4.
         port: 0 takes a free one.
-        health: what the probes tell.
+        health: what the probes show.
 
     Raises:
-        EndpointError: the address is none of this machine's, or the port is taken.
+        EndpointError: the address is not one of this machine, or the port is taken.
     """
     try:
         server = make_server(
@@ -64,9 +64,9 @@ def serving(address: str, port: int, health: Liveness) -> Iterator[int]:
 
 
 class Handler(WSGIRequestHandler):
-    """Handles a connection in a thread of its own, which a silent client does not keep."""
+    """Handles a connection in a thread of its own, which an idle client does not keep."""
 
-    timeout = PATIENCE_SECONDS
+    timeout = IDLE_SECONDS
 
     def handle(self) -> None:
         """Answer the request, if one comes in time."""
@@ -74,7 +74,7 @@ class Handler(WSGIRequestHandler):
             super().handle()
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: requests of kubelet and Prometheus are no news."""
+        """Log nothing: the kubelet and Prometheus send requests all the time."""
 
 
 def _app(health: Liveness) -> _App:
@@ -82,7 +82,8 @@ def _app(health: Liveness) -> _App:
 
     def livez() -> tuple[str, str]:
         said = [
-            f"{part}: heard {silence:.0f} s ago" for part, silence in health.silent_for().items()
+            f"{part}: last active {silence:.0f} s ago"
+            for part, silence in health.silent_for().items()
         ]
         return ("503 Stalled" if health.has_stalled() else "200 OK", "\n".join(sorted(said)))
 

@@ -1,7 +1,7 @@
 """`redrive operator`: provisions policies and runs replays until it is stopped.
 
 One process for a cluster, or for a list of namespaces. SIGTERM and SIGINT end it within seconds
-with code 0; whatever it was doing is taken up by the next start.
+with code 0; the next start continues what was under way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why an attempt failed, as a triage wants to know it, and without what must not be told.
+"""Why an attempt failed: type, text, fingerprint and trace, redacted.
 
 Made by `delivery` from the exception of a handler; travels with the message in `properties`. All of
 it together stays below 8 KiB: a broker refuses a message that is too big.
@@ -26,8 +26,8 @@ class Redaction:
 
     Attributes:
         patterns: regular expressions; what they match is replaced by `[redacted]`.
-        hook: is given each text after that, and returns what may be told of it. If it raises,
-            nothing is told.
+        hook: gets each text after that, and returns what may be shown of it. If it raises,
+            nothing is shown.
 
     Raises:
         InvalidSpecError: a pattern is no regular expression for text.
@@ -51,11 +51,11 @@ class Redaction:
                 raise InvalidSpecError(
                     f"a pattern of a redaction is no regular expression for text: {error}",
                     got=pattern,
-                    remedy="mend it; re.escape makes one of any text",
+                    remedy="fix it; re.escape makes one of any text",
                 ) from error
 
     def __call__(self, text: str) -> str:
-        """Return what may be told of *text*."""
+        """Return what may be shown of *text*."""
         for pattern in self.patterns:
             text = re.sub(pattern, "[redacted]", text)
         if self.hook is None:

@@ -91,7 +91,7 @@ _ADDED: Mapping[str, Any] = {
 
 def _value(document: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
     value = document.get(key)
-    # JSON's true is an int to Python, and no count to anybody.
+    # JSON's true is an int in Python, and no count.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InvalidSpecError(
             f"{key} in a policy file is of type {kind.__name__}", got=value, remedy=_REMEDY

@@ -41,7 +41,7 @@ class Attempt:
         cause: why the attempt before it failed, where a client of ours saw that; for a message
             that was replayed, why it died.
         schema_version: of the source topic's schema, which it was produced with; None if it has no
-            schema, or comes from a client that does not tell.
+            schema, or comes from a client that does not set it.
     """
 
     reconsume_times: int
@@ -69,7 +69,7 @@ class Attempt:
         Args:
             message_id: the id it arrived with.
             retried: whether it comes from the policy's retry topic. A message of the source topic
-                has had no retry, whatever it claims; one that was replayed keeps its origin.
+                has had no retry, whatever its properties say; a replayed one keeps its origin.
             schema_version: the version that its topic gives it. The retry topic counts its own.
         """
         origin = properties.get(ORIGIN_MESSAGE_ID, "")
@@ -92,8 +92,8 @@ def reconsume_times(properties: Mapping[str, str]) -> int:
     """Return how many retries a message *of the retry topic* has had.
 
     A count that is absent or no number of up to nine digits is 0: such a message gets its retries,
-    never an early end. Any other is believed: who may produce to the retry topic can end a message
-    early. A message of the source topic has had none, whatever it claims.
+    never an early end. Any other is trusted: a producer of the retry topic can end a message early.
+    A message of the source topic has had none, whatever its properties say.
     """
     return _number(properties, RECONSUMETIMES) or 0
 
@@ -145,8 +145,8 @@ def for_hop(
 def for_replay(properties: Mapping[str, str], *, replay: str) -> dict[str, str]:
     """Return the properties for a dead letter that goes back to be processed.
 
-    Its retries start anew; its origin and the cause of its death stay readable; the number of its
-    replays rises, so that a message which dies again and again can be told.
+    Its retries start again from 0; its origin and its cause are kept; the number of its replays
+    rises, so that a message which is dead-lettered again and again can be recognized.
 
     Args:
         properties: those of the dead letter.

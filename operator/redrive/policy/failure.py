@@ -1,6 +1,6 @@
 """An exception → what becomes of the message it was raised on; obeyed by `delivery`'s `run`.
 
-`verdict` knows how often a message has failed; the rules here know *why* it failed.
+`verdict` decides by how often a message has failed; the rules here, by *why* it failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FailureRules:
     `except` had caught it. Without any rule every exception is retried as the policy says.
 
     Attributes:
-        dead_letter_on: no retry mends these: the message is dead-lettered at its first failure.
+        dead_letter_on: no retry helps: the message is dead-lettered at its first failure.
         retry_on: these are retried. An exception that neither tuple covers is dead-lettered.
         delays: wait this long after these, 1 s … 864 000 s, instead of the ladder's next rung.
         deadline: a retry that would come later than this after the first failure is not made; the

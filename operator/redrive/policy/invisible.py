@@ -24,7 +24,7 @@ _Item = TypeVar("_Item")
 
 
 class NotInFlightError(RedriveError):
-    """The message has timed out or was settled: it is no more the caller's."""
+    """The message has timed out or was settled: the caller can no longer settle it."""
 
     reason = "NotInFlight"
 
@@ -45,7 +45,7 @@ def check_invisible(duration: timedelta) -> timedelta:
 
 
 def check_unordered(policy: Policy) -> Policy:
-    """Return *policy* if those who ask for messages can consume by it.
+    """Return *policy* if a simple consumer can consume by it.
 
     Raises:
         InvalidSpecError: it is ordered, and several messages of a key would be in flight at once.
@@ -72,7 +72,7 @@ class InFlight(Generic[_Item]):
         self._holds: dict[Hashable, _Hold[_Item]] = {}
 
     def begin(self, key: Hashable, item: _Item, now: float, invisible: timedelta) -> None:
-        """Make *item* invisible; one that was in flight already begins anew."""
+        """Make *item* invisible; one that was in flight already starts over."""
         self._holds[key] = _Hold(item, now + invisible.total_seconds())
 
     def change(self, key: Hashable, now: float, invisible: timedelta) -> None:

@@ -47,7 +47,7 @@ class Ladder:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what no consumer could obey."""
+        """Refuse what no consumer could follow."""
         if not 1 <= len(self.rungs) <= MAX_RUNGS:
             raise InvalidSpecError(
                 f"a delay ladder has from 1 to {MAX_RUNGS} rungs",
@@ -122,7 +122,7 @@ class Ladder:
         """Return the time to wait before retry number *retry*, which counts from 1.
 
         Args:
-            luck: drawn anew each time, from 0 (the whole delay) to 1 (as short as the jitter
+            luck: drawn for each delay, from 0 (the whole delay) to 1 (as short as the jitter
                 lets it be, but never below 1 s).
         """
         if retry < 1:

@@ -30,7 +30,7 @@ class SubscriptionType(enum.StrEnum):
 
     @property
     def honours_delays(self) -> bool:
-        """Tell whether a broker delivers a delayed message when its delay is over."""
+        """Whether a broker delivers a delayed message when its delay is over."""
         return self in {SubscriptionType.SHARED, SubscriptionType.KEY_SHARED}
 
     @classmethod
@@ -125,7 +125,7 @@ class Policy:
     generation: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what no consumer could obey."""
+        """Refuse what no consumer could follow."""
         naming.TopicName.parse_whole(str(self.topic))
         naming.check_subscription(self.subscription)
         check_max_retries(self.max_retries)

@@ -1,4 +1,4 @@
-"""A failed attempt → what becomes of the message, as a value that `delivery` obeys.
+"""A failed attempt → what becomes of the message, as a value that `delivery` carries out.
 
 receive → handle ─ success ──────────────▶ Done
                  └ failure ─ retries left ▶ Retry(delay)
@@ -41,7 +41,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Dead:
-    """Lay the message in the dead-letter topic.
+    """Send the message to the dead-letter topic.
 
     Attributes:
         reconsume_times: what the dead letter carries: its failed attempts, one more than its
@@ -117,7 +117,7 @@ def check_asked(delay: timedelta | None, level: int | None) -> None:
 def after_expiry(policy: Policy, reconsume_times: int) -> Retry | Dead | Discard:
     """Decide about a message whose invisible duration has ended after *reconsume_times* retries.
 
-    It knows no waiting: it turns visible at once, or has used up its retries.
+    There is no delay: the message turns visible at once, or has used up its retries.
     """
     failed = reconsume_times + 1
     if reconsume_times < policy.max_retries:

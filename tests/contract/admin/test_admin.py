@@ -44,7 +44,7 @@ async def set_grants(admin: Admin, *grants: Grant) -> None:
 
 
 async def test_any_token_is_good_for_the_clusters_and_no_other_is(world: World) -> None:
-    assert await world.client("nobody").clusters() == {"standalone"}
+    assert await world.client("outsider").clusters() == {"standalone"}
     for token in ("x", "not.a.token"):
         with pytest.raises(AuthenticationFailedError):
             await world.client_with(token).clusters()
@@ -62,20 +62,20 @@ async def test_tenants_and_namespaces_are_there_or_not(world: World) -> None:
 
 async def test_who_administers_no_tenant_is_told_that_a_right_is_missing(world: World) -> None:
     there, parts = await make(world, "a"), await make(world, "parts", 1)
-    nobody = world.client("nobody")
+    outsider = world.client("outsider")
     asks: list[Callable[[], Awaitable[object]]] = [
-        lambda: nobody.tenant_exists(world.tenant),
-        lambda: nobody.namespace(world.namespace),
-        lambda: nobody.create_topic(topic(world, "b"), 0, {}),
-        lambda: nobody.create_topic(topic(world, "b"), 2, {}),
-        lambda: nobody.subscriptions(there, partitioned=False),
-        lambda: nobody.subscriptions(parts, partitioned=True),
-        lambda: nobody.restore_partitions(parts),
-        lambda: nobody.create_subscription(there, "s"),
-        lambda: nobody.set_properties(there, {"a": "b"}),
-        lambda: nobody.topic_policy(there, Deduplicates()),
-        lambda: set_grants(nobody, Grant(there, "r", CONSUME)),
-        lambda: set_grants(nobody, Grant(there, "r", NOTHING)),
+        lambda: outsider.tenant_exists(world.tenant),
+        lambda: outsider.namespace(world.namespace),
+        lambda: outsider.create_topic(topic(world, "b"), 0, {}),
+        lambda: outsider.create_topic(topic(world, "b"), 2, {}),
+        lambda: outsider.subscriptions(there, partitioned=False),
+        lambda: outsider.subscriptions(parts, partitioned=True),
+        lambda: outsider.restore_partitions(parts),
+        lambda: outsider.create_subscription(there, "s"),
+        lambda: outsider.set_properties(there, {"a": "b"}),
+        lambda: outsider.topic_policy(there, Deduplicates()),
+        lambda: set_grants(outsider, Grant(there, "r", CONSUME)),
+        lambda: set_grants(outsider, Grant(there, "r", NOTHING)),
     ]
     for ask in asks:
         with pytest.raises(ForbiddenError):

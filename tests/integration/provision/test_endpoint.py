@@ -26,7 +26,7 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
     shop.ready()
     status, parts = get(installed, "/livez")
     assert status == 200
-    assert [part.split(": heard ")[0] for part in parts.splitlines()] == [
+    assert [part.split(": last active ")[0] for part in parts.splitlines()] == [
         "event loop",
         "lease",
         "watch of /api/v1/configmaps",

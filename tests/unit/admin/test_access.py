@@ -18,7 +18,7 @@ def test_a_certificate_with_its_key_is_taken() -> None:
     certificate, key = issued("operator")
     made = context(ca=AUTHORITY.cert_pem.bytes().decode(), certificate=certificate, key=key)
     assert made.check_hostname
-    assert len(made.get_ca_certs()) == 1  # nobody else is trusted
+    assert len(made.get_ca_certs()) == 1  # no other is trusted
 
 
 def test_what_is_none_is_refused_without_showing_it() -> None:
@@ -32,9 +32,9 @@ def test_what_is_none_is_refused_without_showing_it() -> None:
     for wrong in (other, b"garbage", b"", protected):
         with pytest.raises(ValueError, match=r"^[\w ]+$"):
             context(certificate=certificate, key=wrong)
-    for nobody in ("", "\n", "garbage"):
+    for nothing in ("", "\n", "garbage"):
         with pytest.raises(ValueError, match=r"^[\w :]+$"):
-            context(ca=nobody)
+            context(ca=nothing)
 
 
 async def test_a_token_is_never_shown_and_never_changes() -> None:

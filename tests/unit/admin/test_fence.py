@@ -30,7 +30,7 @@ class Clock:
 
 @dataclass
 class Broker:
-    """What arrives at a broker that answers once it is told to."""
+    """What arrives at a broker that answers once the test lets it."""
 
     url: str
     arrived: list[str]

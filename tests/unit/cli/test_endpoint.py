@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from redrive.cli.endpoint import PATIENCE_SECONDS, EndpointError, Handler, serving
+from redrive.cli.endpoint import IDLE_SECONDS, EndpointError, Handler, serving
 from redrive.kube.liveness import STALL_SECONDS, Liveness
 
 
@@ -59,16 +59,22 @@ def test_it_lives_until_a_part_has_stalled_and_says_which(
 ) -> None:
     health.beat("watch of x")
     health.beat("event loop")
-    assert get(port, "/livez") == (200, "event loop: heard 0 s ago\nwatch of x: heard 0 s ago\n")
+    assert get(port, "/livez") == (
+        200,
+        "event loop: last active 0 s ago\nwatch of x: last active 0 s ago\n",
+    )
     clock.now = STALL_SECONDS + 1
     health.beat("event loop")
-    assert get(port, "/livez") == (503, "event loop: heard 0 s ago\nwatch of x: heard 61 s ago\n")
+    assert get(port, "/livez") == (
+        503,
+        "event loop: last active 0 s ago\nwatch of x: last active 61 s ago\n",
+    )
 
 
 def test_who_connects_and_says_nothing_is_hung_up_on(
     port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert Handler.timeout == PATIENCE_SECONDS
+    assert Handler.timeout == IDLE_SECONDS
     monkeypatch.setattr(Handler, "timeout", 0.05)
     for said in (b"", b"GET /livez HTTP/1.1\r\nHost: "):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
