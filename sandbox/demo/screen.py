@@ -14,7 +14,7 @@ from rich.table import Table
 from sandbox.demo.account import Account
 
 Wish = Callable[["Counts"], bool]
-"""Whether counts are as somebody waits for them to be."""
+"""Whether counts are as expected."""
 
 console = Console(highlight=False)
 _REFRESH_SECONDS = 0.5

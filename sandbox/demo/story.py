@@ -28,7 +28,7 @@ class Story:
     """One run of the demo.
 
     Attributes:
-        sandbox: where; redrive runs in it, and nobody has opened a shop there.
+        sandbox: where; redrive runs in it, without a shop so far.
         count: how many orders are sent.
     """
 

@@ -19,7 +19,7 @@ from redrive.api.conditions import Conditions, Timestamp
 from redrive.api.fields import MAX_LIST, ObjectName, Role, TopicField
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
-from redrive.api.topology import DeadLetter, Naming, Retry
+from redrive.api.topology import DeadLetterTopic, Naming, RetryTopic
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming as names
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
@@ -166,10 +166,10 @@ class RetryPolicySpec(Choices):
     naming: Naming = Naming()
     """How retry and dead-letter topic are named. Left out: by the scheme `pulsar`. Immutable."""
 
-    retry: Retry = Retry()
+    retry: RetryTopic = RetryTopic()
     """The retry topic. Left out: like the source topic."""
 
-    dead_letter: DeadLetter = DeadLetter()
+    dead_letter: DeadLetterTopic = DeadLetterTopic()
     """What becomes of messages that have used up their retries. Left out: they are kept."""
 
     consumer_roles: Annotated[tuple[Role, ...], Field(max_length=MAX_LIST)] = ()

@@ -126,7 +126,7 @@ Megabytes = Annotated[
 ]
 
 
-class Retry(ApiModel):
+class RetryTopic(ApiModel):
     """The retry topic."""
 
     partitions: Partitions | None = None
@@ -172,7 +172,7 @@ class BacklogQuota(ApiModel):
         return self.megabytes * 1024 * 1024
 
 
-class DeadLetter(ApiModel):
+class DeadLetterTopic(ApiModel):
     """What becomes of messages that have used up their retries."""
 
     enabled: Annotated[bool, Strict()] = True

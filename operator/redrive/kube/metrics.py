@@ -40,7 +40,7 @@ QUEUE_DEPTH = Gauge(
 BREAKER_OPEN = Gauge(
     "redrive_breaker_open",
     "1 while a connection's broker does not answer and is left alone, else 0.",
-    ("namespace", "connection"),
+    ("connection_namespace", "connection"),
 )
 
 

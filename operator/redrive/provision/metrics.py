@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge
 
-_POLICY = ("namespace", "policy")
+POLICY_LABELS = ("policy", "policy_namespace", "source_topic", "subscription")
+"""The metrics of consumers have the same. Scrapers overwrite a label `namespace`."""
 
 BACKLOG = Gauge(
     "redrive_backlog_messages",
     "Messages that wait in a policy's retry topic or rest in its dead-letter topic.",
-    (*_POLICY, "topic"),
+    (*POLICY_LABELS, "role"),
 )
 OLDEST_DEAD_LETTER = Gauge(
     "redrive_oldest_dead_letter_age_seconds",
     "Age of the oldest message that rests in a policy's dead-letter topic; 0 without any.",
-    _POLICY,
+    POLICY_LABELS,
 )
 DELIVERIES = Counter(
     "redrive_deliveries_total",
     "Messages delivered to the consumers of a policy's subscription, seen while the operator ran.",
-    (*_POLICY, "topic"),
+    (*POLICY_LABELS, "role"),
 )
 REPAIRS = Counter(
     "redrive_drift_repairs_total",
-    "Steps that put right what somebody had changed of a policy that was ready.",
+    "Steps that repaired what was changed of a policy that was ready.",
     ("kind",),
 )

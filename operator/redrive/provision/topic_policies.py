@@ -11,7 +11,7 @@ from typing import Any
 
 from redrive.admin.model import NamespaceState
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, TopicPolicy, Ttl
-from redrive.api.topology import DeadLetter, Retry
+from redrive.api.topology import DeadLetterTopic, RetryTopic
 
 # A topic that is deleted for being idle would come back without its subscription, or not at all.
 _STAYS = Holds(
@@ -53,7 +53,7 @@ def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:
     return timedelta(milliseconds=limit) if limit > 0 else None
 
 
-def of_retry(asked: Retry) -> tuple[TopicPolicy, ...]:
+def of_retry(asked: RetryTopic) -> tuple[TopicPolicy, ...]:
     """Return the policies of a retry topic: what waits there is delivered late, once, and kept."""
     return (
         # From the topic's first day: what the broker does not remember it cannot recognise.
@@ -65,7 +65,7 @@ def of_retry(asked: Retry) -> tuple[TopicPolicy, ...]:
     )
 
 
-def of_dead_letter(asked: DeadLetter) -> tuple[TopicPolicy, ...]:
+def of_dead_letter(asked: DeadLetterTopic) -> tuple[TopicPolicy, ...]:
     """Return the policies of a dead-letter topic: what rests there is kept."""
     policies: list[TopicPolicy] = [
         Ttl(asked.ttl_seconds),

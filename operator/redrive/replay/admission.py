@@ -1,4 +1,4 @@
-"""May a Replay run, and as what job? Pure: asks the tables that the watches fill, and nobody else.
+"""May a Replay run, and as what job? Pure: reads only the caches.
 
 Called by `reconcile`, again and again until the Replay is launched.
 """
@@ -67,8 +67,8 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         )
     if connection.replay is None:
         raise ReplayIdentityMissingError(
-            f"the PulsarConnection {connections.key_of(reference, key.namespace)} does not say "
-            "as whom replays are to run",
+            f"the PulsarConnection {connections.key_of(reference, key.namespace)} names no "
+            "role for replays",
             remedy="give it spec.replay, with a role and the Secret of its token",
         )
     if connection.tls is not None:
@@ -116,14 +116,14 @@ def _ready_policy(key: Key, ctx: Context) -> Body:
         raise PolicyNotReadyError(
             f"the RetryPolicy {key} is not Ready",
             got="nothing known yet" if ready is None else f"{ready.reason}: {ready.message}",
-            remedy="mend what its conditions say; this Replay starts by itself then",
+            remedy="fix what its conditions say; this Replay starts by itself then",
         )
     return body
 
 
 def _check_turn(replay: Body, ctx: Context) -> None:
     """Let the Replays of one policy run one after the other, in the order they were made."""
-    for other in _rivals(replay, ctx):
+    for other in _open_replays(replay, ctx):
         if _is_launched(other, ctx) or _age(other) < _age(replay):
             raise ReplayInProgressError(
                 "another Replay of the same policy comes first",
@@ -132,7 +132,7 @@ def _check_turn(replay: Body, ctx: Context) -> None:
             )
 
 
-def _rivals(replay: Body, ctx: Context) -> Iterator[Body]:
+def _open_replays(replay: Body, ctx: Context) -> Iterator[Body]:
     for other in ctx.replays:
         same = policy_of(other) == policy_of(replay)
         if same and Key.of(other) != Key.of(replay) and not is_final(other):

@@ -35,10 +35,10 @@ class AlreadyRunningError(RedriveError):
     reason: ClassVar[str] = "AlreadyRunning"
 
 
-class BrokerRefusedError(RedriveError):
+class ReplayRoleRefusedError(RedriveError):
     """The broker does not let the replay role do its work."""
 
-    reason: ClassVar[str] = "BrokerRefused"
+    reason: ClassVar[str] = "ReplayRoleRefused"
 
 
 def token() -> str:
@@ -75,7 +75,7 @@ def refusals(doing: str, right: str) -> Iterator[None]:
     try:
         yield
     except pulsar.PulsarException as error:
-        raise BrokerRefusedError(
+        raise ReplayRoleRefusedError(
             f"the broker refused to {doing}",
             got=str(error),
             remedy=f"check that it can be reached, and that the replay role may {right} there",
@@ -87,21 +87,21 @@ def open_producer(client: pulsar.Client, topic: TopicName, name: str) -> pulsar.
 
     Raises:
         AlreadyRunningError: there is one already.
-        BrokerRefusedError: the role may not produce there.
+        ReplayRoleRefusedError: the role may not produce there.
     """
     try:
         with refusals(f"open a producer on {topic}", "produce"):
             return client.create_producer(
                 str(topic),
                 producer_name=name,
-                # A broker tells repetitions only of messages that are sent one by one …
+                # A broker recognizes repetitions only of messages that are sent one by one …
                 batching_enabled=False,
-                # … and that the client gives up never: it could not take them back.
+                # … and never time out: the client could not take them back.
                 send_timeout_millis=0,
                 max_pending_messages=MAX_PENDING_MESSAGES,
                 block_if_queue_full=True,
             )
-    except BrokerRefusedError as error:
+    except ReplayRoleRefusedError as error:
         if not isinstance(error.__cause__, pulsar.ProducerBusy):
             raise
         raise AlreadyRunningError(

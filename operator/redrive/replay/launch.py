@@ -26,7 +26,7 @@ _NAME_ROOM = 26
 def name_of(replay: Body) -> str:
     """Return the name of the SparkApplication of *replay*: its own, whoever asks and how often.
 
-    A Replay that is made anew under the same name gets another one.
+    A Replay that is created again under the same name gets another one.
     """
     metadata = replay["metadata"]
     digest = hashlib.sha256(metadata["uid"].encode()).hexdigest()[:10]

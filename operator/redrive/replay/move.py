@@ -20,8 +20,8 @@ from redrive.errors import RedriveError
 from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.replay import broker, position
-from redrive.replay.lane import Lane, Sent
 from redrive.replay.position import Position
+from redrive.replay.producer import Sent, SequencedProducer
 from redrive.replay.rows import DeadLetter
 
 WINDOW_MESSAGES = 500
@@ -90,7 +90,7 @@ class Mover:
     def __init__(self, route: Route, partition: int) -> None:
         self._route = route
         self._partition = partition
-        self._lanes: dict[int, Lane] = {}
+        self._producers: dict[int, SequencedProducer] = {}
         self._under_way: deque[list[Sent]] = deque()
         self._messages = self._bytes = 0
         self._last = Position(-1, -1, -1)
@@ -102,7 +102,7 @@ class Mover:
         with ExitStack() as stack:
             self._client = stack.enter_context(broker.connect(self._route.service_url))
             with broker.refusals(doing, "consume"):
-                # It only acknowledges: without a queue it takes no message from anybody.
+                # It only acknowledges: without a queue it receives no message.
                 self._consumer = self._client.subscribe(
                     name,
                     self._route.subscription,
@@ -130,10 +130,10 @@ class Mover:
         self._messages += len(entry)
         self._bytes += sum(letter.size for letter in entry)
         self._under_way.append([self._send(letter) for letter in entry])
-        new = [lane for lane in self._lanes.values() if not lane.is_proven]
+        new = [each for each in self._producers.values() if not each.is_proven]
         self._settle(leaving=0 if new else WINDOW_MESSAGES)
-        for lane in new:
-            lane.prove()
+        for producer in new:
+            producer.prove()
 
     def finish(self) -> Tally:
         """Wait for all that is under way, and return what became of everything."""
@@ -154,14 +154,14 @@ class Mover:
         if partitions:
             index = position.target_partition(letter.key, letter.position, partitions)
         properties = envelope.for_replay(letter.properties, replay=self._route.replay)
-        return self._lane(index).send(letter, properties)
+        return self._producer(index).send(letter, properties)
 
-    def _lane(self, index: int) -> Lane:
-        if index not in self._lanes:
+    def _producer(self, index: int) -> SequencedProducer:
+        if index not in self._producers:
             topic = broker.partition_of(self._route.target, index)
             name = f"{self._route.producer}-{self._partition}-{index}"
-            self._lanes[index] = Lane(self._client, topic, name)
-        return self._lanes[index]
+            self._producers[index] = SequencedProducer(self._client, topic, name)
+        return self._producers[index]
 
     def _settle(self, *, leaving: int) -> None:
         """Wait for receipts and acknowledge, until at most so many messages are under way."""

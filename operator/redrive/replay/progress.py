@@ -71,7 +71,7 @@ class Progress:
     """The status of one Replay.
 
     Raises:
-        ReplayGoneError: from each method, when the Replay was deleted, or made anew.
+        ReplayGoneError: from each method, when the Replay was deleted, or created again.
         KubernetesError: likewise, when the API server refuses.
     """
 

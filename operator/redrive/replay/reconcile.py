@@ -59,7 +59,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
 
 
 async def _launch(replay: Body, ctx: Context, out: Publisher) -> Body:
-    """Create the SparkApplication of *replay*, also after somebody has deleted it.
+    """Create the SparkApplication of *replay*, also after one was deleted.
 
     A second run is no harm: it goes on where the first one was.
 
@@ -123,7 +123,7 @@ async def _mirror(replay: Body, application: Body, out: Publisher) -> None:
         raise errors.ReplayFailedError(
             f"the SparkApplication {name} has failed",
             got=said.get("errorMessage", ""),
-            remedy="mend that and make another Replay: what was moved is moved, the rest rests "
+            remedy="fix that and make another Replay: what was moved is moved, the rest rests "
             "where it was",
         )
     fields: dict[str, Any] = {"phase": phase.value, "sparkApplication": name}
@@ -140,7 +140,7 @@ async def _mirror(replay: Body, application: Body, out: Publisher) -> None:
 
 
 async def _explain(replay: Body, error: RedriveError, out: Publisher) -> None:
-    """Publish why the Replay does not run: for good, until somebody acts, or for now."""
+    """Publish why the Replay does not run: for good, until it is changed, or for now."""
     stalls = isinstance(error, errors.STALLS)
     conditions = status.stalled(error) if stalls else status.waiting(error)
     fields: dict[str, Any] = {}

@@ -72,7 +72,7 @@ class PulsarReader(DataSourceReader):
         """Read one slice, in batches of bounded size.
 
         Raises:
-            BrokerRefusedError: the broker does not let the role read.
+            ReplayRoleRefusedError: the broker does not let the role read.
             SourceSilentError: it stops delivering before the end of the slice.
         """
         if not isinstance(partition, SlicePartition):

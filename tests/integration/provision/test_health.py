@@ -322,19 +322,26 @@ def figures(status: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in status["backlog"].items() if name != "observedAt"}
 
 
+def labels(shop: Shop) -> dict[str, str]:
+    """The labels of the policy's metrics."""
+    return {
+        "policy": "orders",
+        "policy_namespace": shop.namespace,
+        "source_topic": shop.topic("orders"),
+        "subscription": "fulfilment",
+    }
+
+
 def age(shop: Shop) -> float | None:
     """The metric of the oldest dead letter's age."""
-    labels = {"namespace": shop.namespace, "policy": "orders"}
-    return REGISTRY.get_sample_value("redrive_oldest_dead_letter_age_seconds", labels)
+    return REGISTRY.get_sample_value("redrive_oldest_dead_letter_age_seconds", labels(shop))
 
 
-def backlog_metric(shop: Shop, topic: str) -> float | None:
+def backlog_metric(shop: Shop, role: str) -> float | None:
     """The metric of a topic's backlog."""
-    labels = {"namespace": shop.namespace, "policy": "orders", "topic": topic}
-    return REGISTRY.get_sample_value("redrive_backlog_messages", labels)
+    return REGISTRY.get_sample_value("redrive_backlog_messages", {**labels(shop), "role": role})
 
 
-def deliveries_metric(shop: Shop, topic: str) -> float | None:
+def deliveries_metric(shop: Shop, role: str) -> float | None:
     """The metric of deliveries."""
-    labels = {"namespace": shop.namespace, "policy": "orders", "topic": topic}
-    return REGISTRY.get_sample_value("redrive_deliveries_total", labels)
+    return REGISTRY.get_sample_value("redrive_deliveries_total", {**labels(shop), "role": role})

@@ -58,7 +58,7 @@ def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recov
     assert all("has not answered since 20" in message for message in told)
     told = [condition["message"] for condition in ready_conditions(shop, "pulsarconnections")]
     assert "has not answered since 20" in told[0]
-    assert measured(installed, "redrive_breaker_open", namespace=shop.namespace) == 1
+    assert measured(installed, "redrive_breaker_open", connection_namespace=shop.namespace) == 1
 
     connections = shop.cluster.kubectl("get", "pulsarconnections", "-A", "-oname").split()
     calls, since = unanswered(installed), time.monotonic()
@@ -77,7 +77,7 @@ def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recov
     wait_for_all(shop, "Provisioned")
     assert time.monotonic() - since < 30
     shop.ready("main", "pulsarconnection")
-    assert measured(installed, "redrive_breaker_open", namespace=shop.namespace) == 0
+    assert measured(installed, "redrive_breaker_open", connection_namespace=shop.namespace) == 0
 
 
 def wait_for_all(shop: Shop, reason: str) -> list[str]:

@@ -116,15 +116,15 @@ class Stage:
 
     def _drain(self, topic: TopicName, subscription: str, *, ack: bool) -> list[pulsar.Message]:
         # The first may take its time, where the broker has any.
-        patience = 15_000 if self._backlog(topic, subscription) else 1_500
+        timeout = 15_000 if self._backlog(topic, subscription) else 1_500
         consumer = self.client.subscribe(
             str(topic), subscription, consumer_type=pulsar.ConsumerType.Shared
         )
         found = []
         try:
             while True:
-                found.append(consumer.receive(timeout_millis=patience))
-                patience = 1_500
+                found.append(consumer.receive(timeout_millis=timeout))
+                timeout = 1_500
                 if ack:
                     consumer.acknowledge(found[-1])
         except pulsar.Timeout:

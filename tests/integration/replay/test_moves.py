@@ -19,9 +19,9 @@ from redrive.errors import RedriveError
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay import rows, sink
-from redrive.replay.broker import AlreadyRunningError, BrokerRefusedError, TokenMissingError
-from redrive.replay.lane import DeduplicationOffError
+from redrive.replay.broker import AlreadyRunningError, ReplayRoleRefusedError, TokenMissingError
 from redrive.replay.move import OutOfOrderError, Tally
+from redrive.replay.producer import DeduplicationOffError
 from redrive.replay.rows import DeadLetter
 from redrive.replay.sink import PulsarWriter
 from redrive.replay.source import PulsarReader
@@ -214,7 +214,7 @@ def test_a_second_copy_of_a_task_finds_its_producer_taken(
 def test_a_role_that_may_not_produce_moves_nothing(set_stage: SetStage, tmp_path: Path) -> None:
     stage = set_stage(retry_rights=("consume",))
     stage.bury(2)
-    with pytest.raises(BrokerRefusedError, match="the replay role may produce there"):
+    with pytest.raises(ReplayRoleRefusedError, match="the replay role may produce there"):
         write(writing(stage, tmp_path), read(stage))
     assert len(stage.resting()) == 2
 

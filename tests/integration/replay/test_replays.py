@@ -130,11 +130,11 @@ class Shop:
             str(self.policy.retry_topic), "fulfilment", consumer_type=pulsar.ConsumerType.Shared
         )
         found: dict[str, list[str]] = {}
-        patience = 15_000  # for the first
+        timeout = 15_000  # for the first
         try:
             while True:
-                properties = consumer.receive(patience).properties()
-                patience = 1_500
+                properties = consumer.receive(timeout).properties()
+                timeout = 1_500
                 found.setdefault(properties["id"], []).append(properties[CAUSE_TYPE])
         except pulsar.Timeout:
             client.close()

@@ -103,7 +103,7 @@ def at(admin_url: str, version: int) -> dict[str, Any]:
 
 def shown() -> float | None:
     """What is told of the connection's breaker; None where nothing is."""
-    labels = {"namespace": "shop", "connection": "main"}
+    labels = {"connection_namespace": "shop", "connection": "main"}
     return REGISTRY.get_sample_value("redrive_breaker_open", labels)
 
 

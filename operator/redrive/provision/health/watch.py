@@ -243,7 +243,7 @@ class Health:
             discards=not policy.dead_letters,
             now=topics.at,
         )
-        self._gauges.show(asked.key, found, record.deliveries)
+        self._gauges.show(asked.key, policy, found, record.deliveries)
         written = backlog.written_in(latest.get("status") or {})
         if requested or backlog.is_worth_writing(written, found):
             await self._write(asked.key, found)

@@ -2,7 +2,8 @@
 
 The broker remembers the highest sequence id of each producer by name, and drops what is not above
 it. That holds for messages sent one by one under a fixed name, without batches, chunks or a send
-time-out; and only on a topic that deduplicates: a lane has to `prove` it after its first message.
+time-out; and only on a topic that deduplicates, which has to be proven
+after the first message.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Sent:
         return duplicate
 
 
-class Lane:
+class SequencedProducer:
     """Sends to one topic without partitions, or to one partition.
 
     Args:
@@ -123,10 +124,10 @@ class Lane:
         return sent
 
     def prove(self) -> None:
-        """Ask the broker what it remembers of the last message, for which there is a receipt.
+        """Check that the broker remembers the last message, for which there is a receipt.
 
         Raises:
-            DeduplicationOffError: nothing.
+            DeduplicationOffError: it does not.
         """
         self._producer.close()
         self._open()

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import pulsar
 import pytest
 
-from redrive.replay.lane import SendFailedError, Sent, UnexpectedDuplicateError
 from redrive.replay.position import Position
+from redrive.replay.producer import SendFailedError, Sent, UnexpectedDuplicateError
 from redrive.replay.rows import DeadLetter
 
 STORED, DROPPED = pulsar.MessageId(0, 5, 6, -1), pulsar.MessageId(-1, -1, -1, -1)
