@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.errors import InvalidSpecError
-from redrive.kube.cache import Cache, is_asked_anew
+from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.resources import Body, Key
 
 
@@ -63,7 +63,7 @@ class Claims:
         return frozenset(other for name in met for other in self._claimants.get(name, ())) - {key}
 
     def _note(self, key: Key, before: Body | None, after: Body | None) -> None:
-        if not is_asked_anew(before, after):
+        if not needs_reconcile(before, after):
             return
         rivals = self.rivals(key)
         self._claim(key, _NONE if after is None else _names(after))

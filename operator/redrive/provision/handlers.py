@@ -1,7 +1,7 @@
-"""Watches of policies and connections → who has to be looked at; decides nothing itself.
+"""Watch events of policies, connections and ConfigMaps → the work queues; decides nothing itself.
 
-The one door to kopf in this journey: kopf brings the watches, the `Controller`s do the rest. Called
-once, by the operator's command.
+The one door to kopf in this journey: its handlers fill the caches, whose listeners enqueue what a
+change affects; the `Controller`s do the rest. Called once, by the operator's command.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import kopf
 
 from redrive.admin.errors import AuthenticationFailedError
 from redrive.kube import resources, status
-from redrive.kube.cache import is_asked_anew
+from redrive.kube.cache import needs_reconcile
 from redrive.kube.connections import connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
@@ -29,28 +29,38 @@ from redrive.provision.standing import Standing
 from redrive.provision.survey import Survey
 
 PROBE_SECONDS = 5.0
-"""A broker that is silent is asked for a sign of life this often, or up to twice as often."""
+"""A broker that does not answer is probed this often, or up to twice as often."""
 
 
 class Stoppable(Protocol):
-    """What works beside the watches."""
+    """What runs in the background."""
 
     async def stop(self) -> None:
-        """End it, and wait until it has ended."""
+        """Stop it, and wait until it has stopped."""
 
 
 def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, ...]:
-    """Watch policies and connections from then on, and see to all that there are now.
+    """Register the handlers of this journey, and enqueue what needs a reconcile already.
 
     Returns:
         What the caller has to stop in the end.
     """
     journey = _Journey(ctx)
     journey.listen()
-    kopf.on.event(*resources.POLICIES.address, registry=registry)(ctx.policies.seen)
-    kopf.on.event(*resources.CONNECTIONS.address, registry=registry)(ctx.connections.seen)
-    kopf.on.event(*resources.CONFIG_MAPS.address, registry=registry)(ctx.config_maps.seen)
-    journey.begin()
+
+    @kopf.on.event(*resources.POLICIES.address, registry=registry)
+    async def policy(event: kopf.RawEvent, **_: object) -> None:
+        ctx.policies.on_event(event)
+
+    @kopf.on.event(*resources.CONNECTIONS.address, registry=registry)
+    async def pulsar_connection(event: kopf.RawEvent, **_: object) -> None:
+        ctx.connections.on_event(event)
+
+    @kopf.on.event(*resources.CONFIG_MAPS.address, registry=registry)
+    async def config_map(event: kopf.RawEvent, **_: object) -> None:
+        ctx.config_maps.on_event(event)
+
+    journey.enqueue_unsettled()
     rounds = Rounds(
         journey.survey, journey.standing, journey.policies.enqueue, journey.connections.enqueue
     )
@@ -58,7 +68,7 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
 
 
 class _Journey:
-    """Who wakes whom."""
+    """The work queues of policies and connections, and what enqueues their objects."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -83,19 +93,19 @@ class _Journey:
         )
 
     def _connection_of(self, policy: Key) -> Key | None:
-        """Return whose broker a policy waits for; None where it is gone, and waits for nobody."""
+        """Return the connection whose broker a policy waits for; None where the policy is gone."""
         body = self._ctx.policies.get(policy)
         return None if body is None else connection_of(body)
 
     def listen(self) -> None:
-        """Answer what changes from then on."""
+        """Enqueue what later changes affect."""
         self._ctx.policies.listen(self._policy_changed)
         self._ctx.connections.listen(self._connection_changed)
         self._ctx.config_maps.listen(self._config_map_changed)
-        self._ctx.brokers.listen(self._broker_fell_silent_or_answered)
+        self._ctx.brokers.listen(self._breaker_changed)
 
-    def begin(self) -> None:
-        """Look at all that may need it; other settled policies are for the first survey."""
+    def enqueue_unsettled(self) -> None:
+        """Enqueue all that may need a reconcile; the first resync checks other settled policies."""
         for body in self._ctx.policies:
             orphaned = self._ctx.connections.get(connection_of(body)) is None
             if orphaned or not status.is_settled(body) or self._claims.rivals(Key.of(body)):
@@ -106,18 +116,18 @@ class _Journey:
                 self._enqueue_users(Key.of(body))
 
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
-        if is_asked_anew(before, after):
+        if needs_reconcile(before, after):
             self.policies.enqueue(key)
         if after is not None and _is_refused(after) and not _is_refused(before or {}):
-            # A token is no longer good, which the connection learns by nothing else.
+            # A token is no longer valid, which nothing else shows to the connection.
             self.connections.enqueue(connection_of(after))
 
     def _connection_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
-        if is_asked_anew(before, after):
+        if needs_reconcile(before, after):
             self.connections.enqueue(key)
             self._enqueue_users(key)
 
-    def _broker_fell_silent_or_answered(self, connection: Key) -> None:
+    def _breaker_changed(self, connection: Key) -> None:
         self.connections.enqueue(connection)
         self._enqueue_users(connection)
 
@@ -138,5 +148,5 @@ class _Journey:
 
 
 def _is_refused(policy: Body) -> bool:
-    """Whether the broker took the token for none that it knows, at the last look."""
+    """Whether the broker rejected the token (401) at the last reconcile."""
     return status.reason(policy) == AuthenticationFailedError.reason

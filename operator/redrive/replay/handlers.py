@@ -1,7 +1,7 @@
-"""Watches of Replays and SparkApplications → who has to be looked at; decides nothing itself.
+"""Watch events of Replays and SparkApplications → the work queue; decides nothing itself.
 
-The one door to kopf in this journey: kopf brings the watches, the `Controller` does the rest.
-Called once, by the operator's command.
+The one door to kopf in this journey: its handlers fill the caches, whose listeners enqueue what a
+change affects; the `Controller` does the rest. Called once, by the operator's command.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import kopf
 
 from redrive.kube import resources
-from redrive.kube.cache import is_asked_anew
+from redrive.kube.cache import needs_reconcile
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Body, Key
@@ -20,38 +20,56 @@ from redrive.replay.reconcile import reconcile
 
 
 def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller, ...]:
-    """Watch Replays and their applications from then on, and look at all Replays there are now.
+    """Register the handlers of this journey, and enqueue all Replays that are not final.
 
     Returns:
         The controllers, which the caller has to stop in the end.
     """
     launching = asyncio.Lock()
     controller = Controller("Replay", lambda key: reconcile(key, ctx, launching))
+    _listen(ctx, controller)
 
+    @kopf.on.event(*resources.REPLAYS.address, registry=registry)
+    async def replay(event: kopf.RawEvent, **_: object) -> None:
+        ctx.replays.on_event(event)
+
+    @kopf.on.event(*resources.SPARK_APPLICATIONS.address, registry=registry)
+    async def application(event: kopf.RawEvent, **_: object) -> None:
+        ctx.applications.on_event(event)
+
+    _enqueue_open(ctx, controller)
+    return (controller,)
+
+
+def _listen(ctx: Context, controller: Controller) -> None:
+    """Enqueue what later changes affect."""
+
+    @ctx.replays.listen
     def replay_changed(key: Key, before: Body | None, after: Body | None) -> None:
-        if is_asked_anew(before, after):
+        if needs_reconcile(before, after):
             controller.enqueue(key)
         if after is None or is_final(after):
-            wake_open(policy_of(after or before or {}))
+            _enqueue_open(ctx, controller, policy_of(after or before or {}))
 
+    @ctx.applications.listen
     def application_changed(_key: Key, before: Body | None, after: Body | None) -> None:
         for owner in _owners(after or before or {}):
             controller.enqueue(owner)
 
-    def wake_open(policy: Key | None = None) -> None:
-        """Look again at the Replays that are not at their end: of one policy, or all."""
-        for body in ctx.replays:
-            if not is_final(body) and policy in {None, policy_of(body)}:
-                controller.enqueue(Key.of(body))
+    @ctx.policies.listen
+    def policy_changed(key: Key, _before: Body | None, _after: Body | None) -> None:
+        _enqueue_open(ctx, controller, key)
 
-    ctx.replays.listen(replay_changed)
-    ctx.applications.listen(application_changed)
-    ctx.policies.listen(lambda key, _before, _after: wake_open(key))
-    ctx.connections.listen(lambda *_: wake_open())
-    kopf.on.event(*resources.REPLAYS.address, registry=registry)(ctx.replays.seen)
-    kopf.on.event(*resources.SPARK_APPLICATIONS.address, registry=registry)(ctx.applications.seen)
-    wake_open()
-    return (controller,)
+    @ctx.connections.listen
+    def connection_changed(*_: object) -> None:
+        _enqueue_open(ctx, controller)
+
+
+def _enqueue_open(ctx: Context, controller: Controller, policy: Key | None = None) -> None:
+    """Enqueue the Replays that are not final: of one policy, or all."""
+    for body in ctx.replays:
+        if not is_final(body) and policy in {None, policy_of(body)}:
+            controller.enqueue(Key.of(body))
 
 
 def _owners(application: Body) -> list[Key]:

@@ -116,7 +116,7 @@ async def _watch(namespace: str, kubeconfig: Path, seen: Cache) -> None:
         watch_: Any = watch
         async with watch_.Watch().stream(of_namespace, *what, resources.POLICIES.plural) as events:
             async for event in events:
-                await seen.seen({"type": event["type"], "object": event["raw_object"]})
+                seen.on_event({"type": event["type"], "object": event["raw_object"]})
 
 
 async def _all(calls: Iterable[Any]) -> None:

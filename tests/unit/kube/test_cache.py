@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from redrive.kube.cache import Cache, is_asked_anew
+from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.resources import Body, Key
 
 
@@ -43,13 +43,13 @@ def test_a_write_to_what_was_made_anew_meanwhile_is_left_to_the_watch() -> None:
     assert list(table) == [old]
 
 
-async def test_a_late_word_of_a_deletion_leaves_what_was_made_anew_under_the_name() -> None:
+def test_a_late_word_of_a_deletion_leaves_what_was_made_anew_under_the_name() -> None:
     table, old, new = Cache(), body(), body(uid="2")
-    await table.seen({"type": "ADDED", "object": old})
+    table.on_event({"type": "ADDED", "object": old})
     table.put(new)
-    await table.seen({"type": "DELETED", "object": old})
+    table.on_event({"type": "DELETED", "object": old})
     assert list(table) == [new]
-    await table.seen({"type": "DELETED", "object": new})
+    table.on_event({"type": "DELETED", "object": new})
     assert list(table) == []
 
 
@@ -66,8 +66,8 @@ async def test_a_late_word_of_a_deletion_leaves_what_was_made_anew_under_the_nam
 def test_a_new_spec_a_new_object_and_a_deletion_are_new_wishes(
     before: Body | None, after: Body | None
 ) -> None:
-    assert is_asked_anew(before, after)
+    assert needs_reconcile(before, after)
 
 
 def test_a_changed_status_or_label_is_no_new_wish() -> None:
-    assert not is_asked_anew(body(), {**body(labels={"a": "b"}), "status": {"x": 1}})
+    assert not needs_reconcile(body(), {**body(labels={"a": "b"}), "status": {"x": 1}})

@@ -147,7 +147,7 @@ async def test_a_look_before_the_watch_tells_of_the_last_one_starts_from_what_th
         unseen.append(api.body)
     assert conditions(api.body)["Ready"]["status"] == "True"
     for body in unseen:
-        await out.table.seen({"type": "MODIFIED", "object": body})
+        out.table.on_event({"type": "MODIFIED", "object": body})
         assert known() == api.body
 
 
