@@ -12,7 +12,7 @@ from sandbox.errors import SandboxError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; a failure is told on standard error and returned as 1."""
+    """Run one command; a failure is reported on standard error and returned as 1."""
     parser = argparse.ArgumentParser(prog="python -m sandbox", description=__doc__)
     parser.add_argument(
         "--state", type=Path, default=sandbox.default_state(), help="default: %(default)s"

@@ -149,5 +149,5 @@ def _run(
     if run.returncode != 0:
         raise SandboxError(
             f"could not {what}:\n{run.stderr[-3000:]}",
-            remedy="mend what it says and run this again; it starts afresh",
+            remedy="fix what it says and run this again; it starts afresh",
         )

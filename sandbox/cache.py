@@ -36,7 +36,7 @@ def artifact(name: str, make: Callable[[Path], None], *, doing: str) -> Path:
         return final
     unfinished = root() / "unfinished" / name
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    # The system drops the lock of a process that dies, so a leftover below is nobody's work.
+    # The system drops the lock of a process that dies, so no process works on a leftover below.
     with steps.step(doing), FileLock(unfinished.with_name(f"{name}.lock")):
         if final.is_dir():
             return final

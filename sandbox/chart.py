@@ -36,7 +36,7 @@ def helm(*args: str, values: Mapping[str, Any] | None = None) -> str:
     if run.returncode != 0:
         raise SandboxError(
             f"helm {' '.join(args)} ended with {run.returncode}:\n{run.stderr.strip()}",
-            remedy="mend the chart, the values or the call",
+            remedy="fix the chart, the values or the call",
         )
     return run.stdout
 
@@ -46,7 +46,7 @@ def install(
 ) -> None:
     """Install or upgrade a release, without waiting for its pods: nothing runs them here.
 
-    What was there before, as CRDs that somebody applied, belongs to the release from then on.
+    What was there before, as CRDs applied by hand, belongs to the release from then on.
 
     Raises:
         SandboxError: the chart or the API server refused it.

@@ -77,7 +77,7 @@ class Cluster:
         if run.returncode != 0:
             raise SandboxError(
                 f"kubectl {' '.join(args)} ended with {run.returncode}: {run.stderr.strip()}",
-                remedy="mend the call, or look at logs/kube-apiserver.log of the sandbox",
+                remedy="fix the call, or look at logs/kube-apiserver.log of the sandbox",
             )
         return run.stdout
 

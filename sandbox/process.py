@@ -2,7 +2,7 @@
 
 Called by each part of `sandbox`. A process outlives the Python that started it; whoever
 opens the same state directory later can watch and stop it. A process is known by its id *and* the
-moment it started, so an id that the system gave to somebody else since is left alone.
+moment it started, so an id that another process has got since is left alone.
 """
 
 from __future__ import annotations
@@ -126,13 +126,13 @@ class Processes:
                 )
             time.sleep(0.2)
 
-    def stop(self, name: str, *, patience: float = 10.0) -> None:
-        """Stop *name* if it still runs: ask it to end, after *patience* seconds make it end."""
+    def stop(self, name: str, *, grace: float = 10.0) -> None:
+        """Stop *name* if it still runs: ask it to end, after *grace* seconds make it end."""
         process = self._find(name)
         if process is not None:
             process.terminate()
             try:
-                process.wait(patience)
+                process.wait(grace)
             except psutil.TimeoutExpired:
                 process.kill()
                 process.wait(_KILLED_SECONDS)

@@ -121,7 +121,7 @@ class Broker:
             method: such as ``PUT``.
             path: such as ``/admin/v2/tenants/shop``.
             body: sent as JSON.
-            token: of whom to be instead; an empty one sends none.
+            token: of the role to be instead; an empty one sends none.
 
         Raises:
             OSError: the broker can't be reached.

@@ -1,4 +1,4 @@
-"""`python -m sandbox.spark_operator`: run the stand-in until it is told to stop.
+"""`python -m sandbox.spark_operator`: run the stand-in until it is stopped.
 
 Started by the sandbox as a process of its own. SIGTERM or Ctrl-C stops every driver and then it.
 """
@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="spark-operator", description="Run SparkApplications on this machine."
     )
     parser.add_argument(
-        "--kubeconfig", type=Path, required=True, help="how to reach the API server, and as whom"
+        "--kubeconfig", type=Path, required=True, help="the API server and its credentials"
     )
     parser.add_argument(
         "--namespace", nargs="+", default=[], help="namespaces to watch; all if left out"

@@ -1,4 +1,4 @@
-"""The one place where the stand-in reads the clock; the pure parts are told the time."""
+"""The one place where the stand-in reads the clock; the pure parts get the time as an argument."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from .objects import Application, Object, Status
 
 GROUP, VERSION, PLURAL = "sparkoperator.k8s.io", "v1beta2", "sparkapplications"
 
-# The API server ends a watch after this time; it is opened anew, from a fresh list.
+# The API server ends a watch after this time; it is opened again, from a new list.
 WATCH_SECONDS = 240
 
 # There is no kubelet to renew a driver's token, so it has to last.

@@ -1,4 +1,4 @@
-"""What spark-submit is told, made from the object alone.
+"""The arguments of spark-submit, made from the object alone.
 
 Pure. Everything but the program and its arguments goes into a properties file, which only its
 owner can read, and not onto a command line that every user of the machine can.

@@ -39,7 +39,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class Move:
-    """Stop the driver if told so, then write the status."""
+    """Stop the driver if `stop_driver`, then write the status."""
 
     status: Status
     stop_driver: bool = False

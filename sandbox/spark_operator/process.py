@@ -115,7 +115,7 @@ def stop_orphans(folder: Path) -> None:
     for record in folder.rglob("*.pid"):
         noted = json.loads(record.read_text())
         with contextlib.suppress(psutil.NoSuchProcess):
-            # A pid alone may belong to somebody else by now.
+            # A pid alone may belong to another process by now.
             drift = abs(psutil.Process(noted["pid"]).create_time() - noted["started"])
             if drift < _START_TOLERANCE_SECONDS:
                 log.warning("killing process %d, left by an earlier run", noted["pid"])

@@ -19,8 +19,8 @@
   resources: [serviceaccounts]
   resourceNames: [{{ .Values.replay.serviceAccount }}]
   verbs: [get]
-# The policy that consumers mount. Watched by a label that only redrive's have: one that somebody
-# deletes or changes is put right at once.
+# The policy that consumers mount. Watched by a label that only redrive's have: one that is
+# deleted or changed is repaired at once.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch]

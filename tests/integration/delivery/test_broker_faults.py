@@ -165,7 +165,7 @@ def test_a_broker_that_is_killed_and_started_again_loses_nothing(
     work = at_work(stage)
     stage.send(b"before", b"bad before", b"waiting")
     work.wait(lambda: work.events["redrive.retried"] == 2)
-    sandbox.processes.stop(pulsar_part.NAME, patience=0.5)
+    sandbox.processes.stop(pulsar_part.NAME, grace=0.5)
     pulsar_part.start(sandbox.pulsar, sandbox.processes)
     pulsar_part.wait(sandbox.pulsar, sandbox.processes)
     stage.send(b"after", b"bad after")

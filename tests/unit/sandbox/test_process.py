@@ -78,7 +78,7 @@ def test_a_process_that_ignores_the_request_to_end_is_ended(
     processes.start("deaf", STUBBORN)
     processes.wait_until("deaf", lambda: processes.log("deaf").read_text() == "1\n", seconds=20)
     known = pid(tmp_path, "deaf")
-    processes.stop("deaf", patience=0.2)
+    processes.stop("deaf", grace=0.2)
     assert not psutil.pid_exists(known)
 
 
