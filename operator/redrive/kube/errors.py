@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
-from redrive.errors import RedriveError
+from redrive.errors import RedriveError, Requeue
 
 
 class KubernetesError(RedriveError):
@@ -30,6 +30,7 @@ class ForbiddenError(KubernetesError):
     """The ServiceAccount lacks a right (403)."""
 
     reason = "KubernetesForbidden"
+    stalls = True
 
 
 class NoClusterError(KubernetesError):
@@ -72,36 +73,44 @@ class TokenFileError(RedriveError):
     """The file that a spec names holds no token, or can't be read."""
 
     reason = "TokenFileInvalid"
+    stalls = True
 
 
 class CertificateInvalidError(RedriveError):
     """A Secret holds no client certificate with its key."""
 
     reason = "CertificateInvalid"
+    stalls = True
 
 
 class CaInvalidError(RedriveError):
     """There are no certificate authorities where a spec says."""
 
     reason = "CaInvalid"
+    stalls = True
 
 
 class ConnectionNotFoundError(RedriveError):
     """No PulsarConnection has the name that a spec refers to."""
 
     reason = "ConnectionNotFound"
+    requeue = Requeue.ON_CHANGE
 
 
 class ConnectionInvalidError(RedriveError):
     """The PulsarConnection has a spec that cannot be read."""
 
     reason = "ConnectionInvalid"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
 
 
 class NamespaceNotAllowedError(RedriveError):
     """The PulsarConnection is not for objects of that Kubernetes namespace."""
 
     reason = "NamespaceNotAllowed"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
 
 
 _KINDS: dict[int, type[KubernetesError]] = {

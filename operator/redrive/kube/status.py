@@ -96,9 +96,9 @@ def waiting(error: RedriveError, message: str = "") -> tuple[Condition, ...]:
     return _not_ready(RECONCILING, error, message)
 
 
-def stalled(error: RedriveError) -> tuple[Condition, ...]:
-    """Say that *error* keeps the object from being ready until somebody mends it."""
-    return _not_ready(STALLED, error)
+def failed(error: RedriveError) -> tuple[Condition, ...]:
+    """Say that *error* keeps the object from being ready: until it is fixed, or for now."""
+    return _not_ready(STALLED, error) if error.stalls else waiting(error)
 
 
 def is_new(body: Body) -> bool:

@@ -6,11 +6,11 @@ while something is amiss. Policies do not wait for it: each finds out for itself
 
 from __future__ import annotations
 
-from redrive.errors import RedriveError
+from redrive.admin.errors import BrokerDownError
+from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.connections import Connection
 from redrive.kube.context import Context
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher
@@ -41,9 +41,9 @@ async def _look(body: Body, ctx: Context) -> Requeue:
     try:
         await check(await ctx.brokers.open(Key.of(body)))
     except RedriveError as error:
-        stalls = isinstance(error, errors.STALLS)
-        await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
-        return Requeue.ON_CHANGE if isinstance(error, errors.WATCHED) else Requeue.BACKOFF
+        await out.publish(body, status.failed(error))
+        # This reconcile is the probe of a broker that is down.
+        return Requeue.BACKOFF if isinstance(error, BrokerDownError) else error.requeue
     await out.publish(body, status.ready(CONNECTED, "the broker answers; the token has rights"))
     return Requeue.ON_CHANGE
 

@@ -15,10 +15,9 @@ from typing import Any
 from redrive.admin.client import Admin
 from redrive.admin.errors import NotFoundError
 from redrive.api.conditions import Condition
-from redrive.errors import RedriveError
+from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.context import Context
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import NotFoundError as ObjectNotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher, StatusWarning
@@ -107,9 +106,8 @@ async def _look(body: Body, ctx: Context, claims: Claims, health: Health) -> Req
 
 
 async def _unready(body: Body, error: RedriveError, out: Publisher) -> Requeue:
-    stalls = isinstance(error, errors.STALLS)
-    await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
-    return Requeue.ON_CHANGE if isinstance(error, errors.TOLD) else Requeue.BACKOFF
+    await out.publish(body, status.failed(error))
+    return error.requeue
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from redrive.admin.errors import NotFoundError as TopicGoneError
 from redrive.api.choices import DeletionPolicy
 from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
-from redrive.errors import RedriveError
+from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources, status
 from redrive.kube.connections import Connection, ConnectionRef
 from redrive.kube.context import Context
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import (
     ConnectionNotFoundError,
     NotFoundError,

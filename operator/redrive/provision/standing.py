@@ -29,7 +29,15 @@ from redrive.provision.ownership import Record
 LISTED_SECONDS = 15.0
 """How old what is known of a Pulsar namespace may be: it is read for all of its policies."""
 
-_REASONS = frozenset(error.reason for error in errors.STANDING)
+_REASONS = frozenset(
+    error.reason
+    for error in (
+        errors.OwnerConflictError,
+        errors.SubscriptionExpiryError,
+        errors.PartitionsDifferError,
+        errors.ConfigMapNotOursError,
+    )
+)
 
 
 def is_standing(body: Body) -> bool:

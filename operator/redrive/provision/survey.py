@@ -17,7 +17,7 @@ from redrive.admin.errors import AdminError, BrokerUnreachableError, NotFoundErr
 from redrive.errors import RedriveError
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
-from redrive.provision import conditions, drift, errors
+from redrive.provision import conditions, drift
 from redrive.provision.claims import Claims
 from redrive.provision.desired import Desired, desired
 from redrive.provision.facts import Asked
@@ -105,6 +105,6 @@ async def _amiss_in(namespace: str, each: Iterable[Desired], admin: Admin) -> li
     except AdminError as error:
         logger.info("survey: %s", error)
         # What stays so is for each policy's status to say; all else may be over by the next time.
-        stays = isinstance(error, (NotFoundError, *errors.STALLS))
+        stays = error.stalls or isinstance(error, NotFoundError)
         return [wanted.owner.key for wanted in each] if stays else []
     return [wanted.owner.key for wanted in each if drift.is_at_broker(wanted, there)]

@@ -10,10 +10,9 @@ import asyncio
 from typing import Any
 
 from redrive.api.replay import Phase, ReplayStatus
-from redrive.errors import RedriveError
+from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.context import Context
-from redrive.kube.controller import Requeue
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher
 from redrive.replay import errors, launch
@@ -53,7 +52,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         await _mirror(replay, application, out)
     except RedriveError as error:
         await _explain(replay, error, out)
-        return Requeue.ON_CHANGE if isinstance(error, errors.WATCHED) else Requeue.BACKOFF
+        return error.requeue
     return Requeue.ON_CHANGE
 
 
@@ -117,14 +116,12 @@ async def _mirror(replay: Body, application: Body, out: Publisher) -> None:
 
 async def _explain(replay: Body, error: RedriveError, out: Publisher) -> None:
     """Publish why the Replay does not run: for good, until somebody acts, or for now."""
-    stalls = isinstance(error, errors.STALLS)
-    conditions = status.stalled(error) if stalls else status.waiting(error)
     fields: dict[str, Any] = {}
     if isinstance(error, errors.FINAL):
         fields = {"phase": Phase.FAILED.value, "completionTime": _now(out)}
     elif "sparkApplication" not in (replay.get("status") or {}):
         fields = {"phase": Phase.PENDING.value}
-    await out.publish(replay, conditions, fields)
+    await out.publish(replay, status.failed(error), fields)
 
 
 def _now(out: Publisher) -> str:

@@ -17,11 +17,11 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connection, ConnectionRef
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key, Resource
 from redrive.kube.status import Publisher

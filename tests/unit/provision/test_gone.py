@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+from redrive.errors import Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key, Resource
 from redrive.provision import connection, reconcile

@@ -15,11 +15,11 @@ from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.http import Http
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connection
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import ConflictError, ConnectionNotFoundError
 from redrive.kube.resources import Body, Key, Resource
 from redrive.kube.status import Publisher
