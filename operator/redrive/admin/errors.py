@@ -1,4 +1,4 @@
-"""What a broker answers when it does not do what was asked, each with its condition reason."""
+"""How a call to a broker can fail, each way with its condition reason."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ class NotFoundError(AdminError):
 
 
 class ConflictError(AdminError):
-    """It exists already, or somebody else is changing it (409)."""
+    """It exists already, or is being changed by another client (409)."""
 
     reason = "BrokerConflict"
 
 
 class BrokerFailedError(AdminError):
-    """The broker itself failed (5xx), or asks for patience (429)."""
+    """The broker itself failed (5xx), or limits the rate of calls (429)."""
 
     reason = "BrokerFailed"
 
@@ -131,7 +131,7 @@ def error_for(call: str, status: int, answer: str) -> AdminError:
     return kind(
         f"the broker refused to {call}",
         got=f"{status} {said}".rstrip(),
-        remedy=_REMEDIES.get(kind, "it is tried again; see the answer for what to mend"),
+        remedy=_REMEDIES.get(kind, "it is tried again; see the answer for what to fix"),
     )
 
 

@@ -34,7 +34,7 @@ class ForbiddenError(KubernetesError):
 
 
 class NoClusterError(KubernetesError):
-    """Nothing says which cluster to talk to, or as whom."""
+    """There is no configuration that says which cluster to talk to, with which credentials."""
 
     reason = "NoCluster"
 
@@ -46,7 +46,7 @@ class ClusterUnknownError(KubernetesError):
 
 
 class UnavailableError(KubernetesError):
-    """The Kubernetes API does not answer, or asks for patience (429, 5xx)."""
+    """The Kubernetes API does not answer, or limits the rate of calls (429, 5xx)."""
 
     reason = "KubernetesUnavailable"
 
@@ -136,5 +136,5 @@ def error_for(call: str, status: int, answer: str) -> KubernetesError:
     return _KINDS.get(status, kind)(
         f"the Kubernetes API refused to {call}",
         got=f"{status} {said}",
-        remedy=_REMEDIES.get(status, "it is tried again; see the message for what to mend"),
+        remedy=_REMEDIES.get(status, "it is tried again; see the message for what to fix"),
     )

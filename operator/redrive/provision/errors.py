@@ -92,7 +92,7 @@ class SubscriptionExpiryError(RedriveError):
 
 
 class ConfigMapNotOursError(RedriveError):
-    """A ConfigMap of the name that the policy's needs belongs to somebody else."""
+    """A ConfigMap of the name that the policy's needs has another owner."""
 
     reason = "ConfigMapNotOurs"
     stalls = True

@@ -23,6 +23,6 @@ DELIVERIES = Counter(
 )
 REPAIRS = Counter(
     "redrive_drift_repairs_total",
-    "Steps that put right what somebody had changed of a policy that was ready.",
+    "Actions that repaired drift of a policy that was ready.",
     ("kind",),
 )

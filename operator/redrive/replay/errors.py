@@ -35,7 +35,7 @@ class DeadLettersDiscardedError(RedriveError):
 
 
 class ReplayIdentityMissingError(RedriveError):
-    """The PulsarConnection does not say as whom replays are to run."""
+    """The PulsarConnection does not say with which role replays run."""
 
     reason = "ReplayIdentityMissing"
     stalls = True
@@ -58,7 +58,7 @@ class ReplayInProgressError(RedriveError):
 
 
 class ApplicationNotOursError(RedriveError):
-    """Somebody else's SparkApplication has the name that this Replay needs."""
+    """A SparkApplication with another owner has the name that this Replay needs."""
 
     reason = "ApplicationNotOurs"
     stalls = True

@@ -14,7 +14,7 @@ from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
-from redrive.kube.status import Publisher
+from redrive.kube.status import ObjectEvent, Publisher
 from redrive.replay import errors, launch
 from redrive.replay.admission import admit, is_final
 
@@ -69,7 +69,8 @@ async def _launch(replay: Body, ctx: Context, out: Publisher) -> Body:
     created = await ctx.kubernetes.create(resources.SPARK_APPLICATIONS, wanted)
     ctx.applications.put(created)
     name = created["metadata"]["name"]
-    await out.tell(replay, LAUNCHED, f"the SparkApplication {name} runs this Replay")
+    event = ObjectEvent(LAUNCHED, f"the SparkApplication {name} runs this Replay")
+    await out.emit(replay, event)
     return created
 
 
@@ -98,7 +99,7 @@ async def _mirror(replay: Body, application: Body, out: Publisher) -> None:
         raise errors.ReplayFailedError(
             f"the SparkApplication {name} has failed",
             got=said.get("errorMessage", ""),
-            remedy="mend that and make another Replay: what was moved is moved, the rest rests "
+            remedy="fix that and make another Replay: what was moved is moved, the rest rests "
             "where it was",
         )
     fields: dict[str, Any] = {"phase": phase.value, "sparkApplication": name}

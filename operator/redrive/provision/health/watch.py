@@ -24,13 +24,13 @@ from redrive.kube.resources import Body, Key
 from redrive.kube.status import StatusWarning
 from redrive.policy.model import Policy
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
-from redrive.provision.gather import gather
 from redrive.provision.health import backlog
 from redrive.provision.health.deliveries import Deliveries
 from redrive.provision.health.gauges import Gauges
 from redrive.provision.health.reader import Reader, TopicStats
 from redrive.provision.health.symptoms import REASONS, THRESHOLDS, Checkup, Thresholds, symptoms
-from redrive.provision.pace import Paces
+from redrive.provision.rate_limit import RateLimits
+from redrive.provision.resolve import resolve
 
 INTERVAL_SECONDS = 60.0
 CALLS_PER_SECOND = 10.0
@@ -93,7 +93,7 @@ class Health:
         self._gauges = Gauges(ctx.clock)
         self._looked: dict[str, float] = {}
         self._records: dict[str, Record] = {}
-        self._paces = Paces(1 / CALLS_PER_SECOND)
+        self._paces = RateLimits(1 / CALLS_PER_SECOND)
         self._readers: dict[tuple[Key, str | None], Reader] = {}
         self._walks: dict[Key, asyncio.Task[None]] = {}
         self._task = asyncio.create_task(self._watch(), name="health")
@@ -182,7 +182,7 @@ class Health:
 
     async def _look(self, body: Body, reader: Reader) -> None:
         """Read the topics of one policy, and pass on what is new about them."""
-        asked = gather(body, self._ctx)
+        asked = resolve(body, self._ctx)
         policy = asked.policy
         connection = await self._ctx.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
         admin = connection.admin
