@@ -1,4 +1,4 @@
-"""What a broker answers when it does not do what was asked, each with its condition reason."""
+"""How a call to a broker can fail, each way with its condition reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from typing import ClassVar
 
-from redrive.errors import RedriveError
+from redrive.errors import RedriveError, Requeue
 
 
 class AdminError(RedriveError):
@@ -26,13 +26,16 @@ class BrokerUnreachableError(AdminError):
 
 
 class BrokerDownError(BrokerUnreachableError):
-    """It has been silent for a while, and is asked nothing until a probe is answered."""
+    """The broker did not answer for a while; only probes are sent until one is answered."""
+
+    requeue = Requeue.ON_CHANGE
 
 
 class AdminUrlInvalidError(AdminError):
     """The admin URL, or one that the broker redirects to, can't be called."""
 
     reason = "AdminUrlInvalid"
+    stalls = True
 
 
 class UnexpectedAnswerError(AdminError):
@@ -45,12 +48,14 @@ class AuthenticationFailedError(AdminError):
     """The broker does not accept the token (401)."""
 
     reason = "AuthenticationFailed"
+    stalls = True
 
 
 class CertificateRefusedError(AdminError):
     """The broker, or an issuer, shows a certificate that is not trusted or is for another host."""
 
     reason = "CertificateRefused"
+    stalls = True
 
 
 class IssuerFailedError(AdminError):
@@ -63,6 +68,7 @@ class ForbiddenError(AdminError):
     """The token is good, but its role lacks a right (403)."""
 
     reason = "Forbidden"
+    stalls = True
 
 
 class NotFoundError(AdminError):
@@ -72,13 +78,13 @@ class NotFoundError(AdminError):
 
 
 class ConflictError(AdminError):
-    """It exists already, or somebody else is changing it (409)."""
+    """It exists already, or is being changed by another client (409)."""
 
     reason = "BrokerConflict"
 
 
 class BrokerFailedError(AdminError):
-    """The broker itself failed (5xx), or asks for patience (429)."""
+    """The broker itself failed (5xx), or limits the rate of calls (429)."""
 
     reason = "BrokerFailed"
 
@@ -125,7 +131,7 @@ def error_for(call: str, status: int, answer: str) -> AdminError:
     return kind(
         f"the broker refused to {call}",
         got=f"{status} {said}".rstrip(),
-        remedy=_REMEDIES.get(kind, "it is tried again; see the answer for what to mend"),
+        remedy=_REMEDIES.get(kind, "it is tried again; see the answer for what to fix"),
     )
 
 

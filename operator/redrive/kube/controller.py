@@ -8,13 +8,12 @@ changes must cost one reconcile.
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import random
 from collections.abc import Awaitable, Callable, Hashable
 from weakref import WeakValueDictionary
 
-from redrive.errors import RedriveError
+from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, metrics
 from redrive.kube.resources import Key
 
@@ -28,22 +27,6 @@ FIRST_BACK_OFF_SECONDS = 1.0
 LAST_BACK_OFF_SECONDS = 15.0
 
 logger = logging.getLogger(__name__)
-
-
-class Requeue(enum.Enum):
-    """When an object is reconciled again."""
-
-    ON_CHANGE = enum.auto()
-    """When a watch, a resync or another object has a reason for it."""
-    BACKOFF = enum.auto()
-    """After a back-off of 1 s that doubles up to 15 s, each shortened at random by up to half."""
-    NEVER = enum.auto()
-    """The object is gone: its task ends."""
-
-    @property
-    def result(self) -> str:
-        """Return what metrics count it as."""
-        return "requeue" if self is Requeue.BACKOFF else "success"
 
 
 def _one_partition(_: Key) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
-from redrive.errors import RedriveError
+from redrive.errors import RedriveError, Requeue
 
 
 class KubernetesError(RedriveError):
@@ -30,10 +30,11 @@ class ForbiddenError(KubernetesError):
     """The ServiceAccount lacks a right (403)."""
 
     reason = "KubernetesForbidden"
+    stalls = True
 
 
 class NoClusterError(KubernetesError):
-    """Nothing says which cluster to talk to, or as whom."""
+    """There is no configuration that says which cluster to talk to, with which credentials."""
 
     reason = "NoCluster"
 
@@ -45,7 +46,7 @@ class ClusterUnknownError(KubernetesError):
 
 
 class UnavailableError(KubernetesError):
-    """The Kubernetes API does not answer, or asks for patience (429, 5xx)."""
+    """The Kubernetes API does not answer, or limits the rate of calls (429, 5xx)."""
 
     reason = "KubernetesUnavailable"
 
@@ -72,36 +73,44 @@ class TokenFileError(RedriveError):
     """The file that a spec names holds no token, or can't be read."""
 
     reason = "TokenFileInvalid"
+    stalls = True
 
 
 class CertificateInvalidError(RedriveError):
     """A Secret holds no client certificate with its key."""
 
     reason = "CertificateInvalid"
+    stalls = True
 
 
 class CaInvalidError(RedriveError):
     """There are no certificate authorities where a spec says."""
 
     reason = "CaInvalid"
+    stalls = True
 
 
 class ConnectionNotFoundError(RedriveError):
     """No PulsarConnection has the name that a spec refers to."""
 
     reason = "ConnectionNotFound"
+    requeue = Requeue.ON_CHANGE
 
 
 class ConnectionInvalidError(RedriveError):
     """The PulsarConnection has a spec that cannot be read."""
 
     reason = "ConnectionInvalid"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
 
 
 class NamespaceNotAllowedError(RedriveError):
     """The PulsarConnection is not for objects of that Kubernetes namespace."""
 
     reason = "NamespaceNotAllowed"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
 
 
 _KINDS: dict[int, type[KubernetesError]] = {
@@ -127,5 +136,5 @@ def error_for(call: str, status: int, answer: str) -> KubernetesError:
     return _KINDS.get(status, kind)(
         f"the Kubernetes API refused to {call}",
         got=f"{status} {said}",
-        remedy=_REMEDIES.get(status, "it is tried again; see the message for what to mend"),
+        remedy=_REMEDIES.get(status, "it is tried again; see the message for what to fix"),
     )

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StatusWarning:
-    """What somebody should see to, although the object is ready.
+    """What should be fixed, although the object is ready.
 
     Attributes:
         reason: the type of the condition too, which is there only while true.
@@ -48,6 +48,15 @@ class StatusWarning:
 
     reason: str
     message: str
+
+
+@dataclass(frozen=True)
+class ObjectEvent:
+    """A Kubernetes Event about an object: `Normal`, or a `Warning`."""
+
+    reason: str
+    message: str
+    is_warning: bool = False
 
 
 def progressing(message: str) -> tuple[Condition, ...]:
@@ -59,17 +68,17 @@ def progressing(message: str) -> tuple[Condition, ...]:
 
 
 def ready(
-    reason: str, message: str, cautions: Iterable[StatusWarning] = ()
+    reason: str, message: str, warnings: Iterable[StatusWarning] = ()
 ) -> tuple[Condition, ...]:
     """Say that the object is as it should be, and what should be seen to all the same."""
     return (
         _condition(READY, ConditionStatus.TRUE, reason, message),
-        *map(caution, cautions),
+        *map(warning, warnings),
     )
 
 
-def caution(found: StatusWarning) -> Condition:
-    """Return the condition that tells of a caution."""
+def warning(found: StatusWarning) -> Condition:
+    """Return the condition that shows a warning."""
     return _condition(found.reason, ConditionStatus.TRUE, found.reason, found.message)
 
 
@@ -81,8 +90,8 @@ def paused(reason: str, message: str) -> tuple[Condition, ...]:
     )
 
 
-def standing(body: Body, without: str) -> tuple[Condition, ...]:
-    """Return what was last said of *body*, but what is no longer under way, and *without*."""
+def unchanged(body: Body, without: str) -> tuple[Condition, ...]:
+    """Return the conditions of *body*, without `Reconciling` and *without*."""
     return tuple(c for c in _conditions(body) if c.type not in {RECONCILING, without})
 
 
@@ -96,9 +105,9 @@ def waiting(error: RedriveError, message: str = "") -> tuple[Condition, ...]:
     return _not_ready(RECONCILING, error, message)
 
 
-def stalled(error: RedriveError) -> tuple[Condition, ...]:
-    """Say that *error* keeps the object from being ready until somebody mends it."""
-    return _not_ready(STALLED, error)
+def failed(error: RedriveError) -> tuple[Condition, ...]:
+    """Say that *error* keeps the object from being ready: until it is fixed, or for now."""
+    return _not_ready(STALLED, error) if error.stalls else waiting(error)
 
 
 def is_new(body: Body) -> bool:
@@ -160,7 +169,7 @@ class Publisher:
         """Write *conditions*, and *fields* of the status beside them, if they differ from *body*.
 
         A changed Ready condition is an Event and a line in the log, unless it says `Progressing`;
-        so is a caution that is new or says something new.
+        so is a warning that is new or says something new.
 
         Returns:
             The object as it is then: *body* itself if there was nothing to write.
@@ -181,29 +190,27 @@ class Publisher:
         for each in conditions:
             told = (_says(find(body, each.type)), _says(find(after, READY)))
             if each.type not in _STATES and _says(each) not in told:
-                await self.warn(after, each.reason, each.message)
+                await self.emit(after, ObjectEvent(each.reason, each.message, is_warning=True))
         return after
 
-    async def warn(self, body: Body, reason: str, message: str) -> None:
-        """Make a Warning event about *body*; `KubernetesError`s are logged only."""
-        logger.warning("%s %s: %s: %s", self.resource.kind, Key.of(body), reason, message)
-        await self._emit(body, "Warning", reason, message)
-
-    async def tell(self, body: Body, reason: str, message: str) -> None:
-        """Make a Normal event about *body*; `KubernetesError`s are logged only."""
-        logger.info("%s %s: %s: %s", self.resource.kind, Key.of(body), reason, message)
-        await self._emit(body, "Normal", reason, message)
+    async def emit(self, body: Body, event: ObjectEvent) -> None:
+        """Make an Event about *body*, and log it; `KubernetesError`s are logged only."""
+        level = logging.WARNING if event.is_warning else logging.INFO
+        who = (self.resource.kind, Key.of(body))
+        logger.log(level, "%s %s: %s: %s", *who, event.reason, event.message)
+        await self.kubernetes.emit(
+            body,
+            kind="Warning" if event.is_warning else "Normal",
+            reason=event.reason,
+            message=event.message,
+            now=self.clock(),
+        )
 
     async def _announce(self, old: Condition | None, new: Condition | None, body: Body) -> None:
         if new is None or new.reason == PROGRESSING or _says(old) == _says(new):
             return
-        say = self.tell if new.status is ConditionStatus.TRUE else self.warn
-        await say(body, new.reason, new.message)
-
-    async def _emit(self, body: Body, kind: str, reason: str, message: str) -> None:
-        await self.kubernetes.emit(
-            body, kind=kind, reason=reason, message=message, now=self.clock()
-        )
+        bad = new.status is not ConditionStatus.TRUE
+        await self.emit(body, ObjectEvent(new.reason, new.message, is_warning=bad))
 
 
 def _not_ready(kind: str, error: RedriveError, message: str = "") -> tuple[Condition, ...]:
@@ -224,7 +231,7 @@ def _conditions(body: Body) -> list[Condition]:
     """Read the conditions of *body*, but those that hold what none of ours does.
 
     The API server lets more pass than can be read, such as times in the year 0. Whoever may write a
-    status must not stop the operator with it: what is left out here is written anew.
+    status must not stop the operator with it: what is left out here is written again.
     """
     written = (body.get("status") or {}).get("conditions") or []
     return list(filter(None, map(_read, written)))

@@ -1,7 +1,7 @@
 """Journey 1: a RetryPolicy is applied → topics, subscriptions, grants, a ConfigMap → its status.
 
 ```
-handlers ─wake─▶ reconcile:  gather ─▶ desired ─▶ observe ─▶ plan ─▶ apply ─▶ status
+handlers ─wake─▶ reconcile:  resolve ─▶ desired ─▶ observe ─▶ plan ─▶ apply ─▶ status
                                │                     │
                                └── conditions: is it admissible? ── can it be built there?
 ```
@@ -9,8 +9,8 @@ handlers ─wake─▶ reconcile:  gather ─▶ desired ─▶ observe ─▶ p
 All checks come before the first write: a policy that is refused leaves the broker untouched.
 
 Reading order: `facts` and `errors` (the words), `reconcile` (the spine), then in the order it
-calls them `gather`, `conditions`, `claims`, `desired`, `observe`, `ownership`, `plan` with its
-`steps`, `apply`, `cautions`; `retire`, `removal` and `farewell` for deletions; `connection` for
+calls them `resolve`, `conditions`, `conflicts`, `desired`, `observe`, `ownership`, `plan` with its
+`actions`, `apply`, `cautions`; `finalize`, `removal` and `farewell` for deletions; `connection` for
 PulsarConnections; `rounds` for drift; `health` for how the topics fare; `handlers` for what wakes
 it all.
 """

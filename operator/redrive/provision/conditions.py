@@ -26,8 +26,8 @@ from redrive.provision.errors import (
     SubscriptionExpiryError,
     TopicNotAllowedError,
 )
-from redrive.provision.facts import Asked, Observed
-from redrive.provision.ownership import OWNER, Record
+from redrive.provision.facts import Observed, Request
+from redrive.provision.ownership import OWNER, OwnershipRecord
 
 MAX_OBJECT_NAME = 253
 _SHOWN = 5
@@ -50,60 +50,60 @@ class Buildable:
     served: tuple[str, ...]
 
 
-def name_is_too_long(asked: Asked) -> RedriveError | None:
+def name_is_too_long(request: Request) -> RedriveError | None:
     """Find a name from which no ConfigMap's name can be made."""
     room = MAX_OBJECT_NAME - len(CONFIG_MAP_SUFFIX)
-    if len(asked.key.name) > room:
+    if len(request.key.name) > room:
         return InvalidSpecError(
             f"metadata.name has at most {room} characters, because a ConfigMap is named after it",
-            got=len(asked.key.name),
+            got=len(request.key.name),
             remedy="make a policy with a shorter name",
         )
     return None
 
 
-def topic_is_not_allowed(asked: Asked) -> RedriveError | None:
+def topic_is_not_allowed(request: Request) -> RedriveError | None:
     """Find a source topic outside of what the connection is for."""
-    if asked.connection.allows_topic(asked.policy.topic):
+    if request.connection.allows_topic(request.policy.topic):
         return None
     return TopicNotAllowedError(
         "spec.topic is outside of the connection's allowedTopics "
-        f"({_listed(asked.connection.allowed_topics)})",
-        got=str(asked.policy.topic),
+        f"({_listed(request.connection.allowed_topics)})",
+        got=str(request.policy.topic),
         remedy="add it there, or use another connection",
     )
 
 
-def own_topic_is_not_allowed(asked: Asked) -> RedriveError | None:
+def own_topic_is_not_allowed(request: Request) -> RedriveError | None:
     """Find names that lead out of what the connection is for.
 
     They are chosen freely: topic `orders` and subscription `eu-billing` would make rights, and
-    replays, reach the retry topic of subscription `billing` of somebody else's `orders-eu`.
+    replays, reach the retry topic of subscription `billing` of another team's `orders-eu`.
     """
     kinds = ("retry topic", "dead-letter topic")
-    for kind, topic in zip(kinds, asked.spec.own_topics, strict=False):  # the second may be none
-        if not asked.connection.allows_topic(topic):
+    for kind, topic in zip(kinds, request.spec.own_topics, strict=False):  # the second may be none
+        if not request.connection.allows_topic(topic):
             return TopicNotAllowedError(
                 f"the {kind} that spec.topic, spec.subscription and spec.naming lead to is outside "
-                f"of the connection's allowedTopics ({_listed(asked.connection.allowed_topics)})",
+                f"of the connection's allowedTopics ({_listed(request.connection.allowed_topics)})",
                 got=str(topic),
                 remedy="add it there, or use another subscription, name or connection",
             )
     return None
 
 
-def role_is_not_allowed(asked: Asked) -> RedriveError | None:
+def role_is_not_allowed(request: Request) -> RedriveError | None:
     """Find a role that the connection does not let policies grant rights to."""
     fields = {
-        "consumerRoles": asked.spec.consumer_roles,
-        "deadLetter.readerRoles": asked.spec.dead_letter.reader_roles,
+        "consumerRoles": request.spec.consumer_roles,
+        "deadLetter.readerRoles": request.spec.dead_letter.reader_roles,
     }
     for field, roles in fields.items():
         for role in roles:
-            if not asked.connection.allows_role(role):
+            if not request.connection.allows_role(role):
                 return RoleNotAllowedError(
                     f"a role of spec.{field} is outside of the connection's allowedRoles "
-                    f"({_listed(asked.connection.allowed_roles)})",
+                    f"({_listed(request.connection.allowed_roles)})",
                     got=role,
                     remedy="add it there, or use another role",
                 )
@@ -119,7 +119,7 @@ def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
     want = partitions_of_retry(facts.desired, source)
     if retry is None or bool(retry.partitions) == bool(want):
         return None
-    ways = ["delete it once it is drained, then it is made anew"]
+    ways = ["delete it once it is drained, then it is created again"]
     if retry.partitions:
         ways.append(f"set retry.partitions to {retry.partitions}")
     elif not source:
@@ -137,13 +137,13 @@ def topic_has_another_owner(facts: Buildable) -> RedriveError | None:
     """Find a topic that another policy keeps: in another cluster, or in none that is known here.
 
     That one known here is older is for this to find only where the two reach one broker at
-    different addresses, which `older_rival` can't tell.
+    different addresses, which `older_conflict` can't tell.
     """
     pairs = [(facts.desired.retry, facts.observed.retry)]
     if facts.desired.dead_letter is not None:
         pairs.append((facts.desired.dead_letter, facts.observed.dead_letter))
     for want, have in pairs:
-        mark = "" if have is None else Record.of(have.properties).owner
+        mark = "" if have is None else OwnershipRecord.of(have.properties).owner
         ours = facts.desired.owner
         if not ownership.may_take_over(mark, ours, facts.older, facts.served):
             return OwnerConflictError(
@@ -161,7 +161,7 @@ def namespace_expires_subscriptions(
 ) -> RedriveError | None:
     """Find a Pulsar namespace, that of the source topic, that deletes idle subscriptions.
 
-    No topic can be exempted, and nobody consumes dead letters: theirs is always idle.
+    No topic can be exempted, and dead letters have no consumer: their subscription is always idle.
     """
     minutes, name = namespace.subscription_expiry_minutes, source.namespace_name
     if not minutes:
@@ -175,7 +175,7 @@ def namespace_expires_subscriptions(
 
 
 def config_map_is_not_ours(facts: Buildable) -> RedriveError | None:
-    """Find a ConfigMap in the place of ours that somebody else made."""
+    """Find a ConfigMap in the place of ours that is not owned by the policy."""
     found = facts.observed.config_map
     if found is None or is_owned_by(found, facts.body):
         return None
@@ -186,7 +186,7 @@ def config_map_is_not_ours(facts: Buildable) -> RedriveError | None:
     )
 
 
-ADMISSIBLE: tuple[Callable[[Asked], RedriveError | None], ...] = (
+ADMISSIBLE: tuple[Callable[[Request], RedriveError | None], ...] = (
     name_is_too_long,
     topic_is_not_allowed,
     own_topic_is_not_allowed,
@@ -209,31 +209,38 @@ def first_violation(
     return next((error for check in checks if (error := check(facts)) is not None), None)
 
 
-def older_rival(asked: Asked, rivals: Iterable[Asked]) -> RedriveError | None:
+def check(checks: Iterable[Callable[[F], RedriveError | None]], facts: F) -> None:
+    """Raise what the first check that fails has found."""
+    error = first_violation(checks, facts)
+    if error is not None:
+        raise error
+
+
+def older_conflict(request: Request, rivals: Iterable[Request]) -> RedriveError | None:
     """Find an older policy that has a claim on this one's topics at the same broker.
 
     Args:
         rivals: admissible policies that claim one of its names: one that may not be obeyed
             itself must not keep others from their topics.
     """
-    older = [other for other in rivals if asked.yields_to(other)]
+    older = [other for other in rivals if request.yields_to(other)]
     if not older:
         return None
     winner = min(older, key=lambda other: other.age)
-    policy = asked.policy
-    if winner.subscribes_like(asked):
+    policy = request.policy
+    if winner.subscribes_like(request):
         return ResourceConflictError(
             f"subscription {policy.subscription} of {policy.topic} has a RetryPolicy already, "
             "and the oldest keeps it",
             got=f"RetryPolicy {winner.key}",
             remedy="delete one of the two",
         )
-    if winner.policy.topic in asked.spec.own_topics:
+    if winner.policy.topic in request.spec.own_topics:
         return NameCollisionError(
             "the retry or dead-letter topic that spec.naming leads to is the source topic of an "
             f"older RetryPolicy, {winner.policy.topic}, and would be changed as if it held retries",
             got=f"RetryPolicy {winner.key}",
-            remedy="make this policy anew with other names for its topics",
+            remedy="delete this policy and create it again with other names for its topics",
         )
     return NameCollisionError(
         f"an older RetryPolicy, for subscription {winner.policy.subscription} of "

@@ -1,58 +1,63 @@
 """A PulsarConnection → whether its Secret, its broker and its rights are as policies need them.
 
-Called by the `Controller` of connections: once for each change, in each of the `rounds`, and again
-while something is amiss. Policies do not wait for it: each finds out for itself.
+Called by the `Controller` of connections: after each change, by `resync`, and again while something
+is wrong. Policies do not wait for it: each of their reconciles finds out for itself.
 """
 
 from __future__ import annotations
 
-from redrive.errors import RedriveError
+from dataclasses import replace
+
+from redrive.admin.errors import BrokerDownError
+from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.connections import Connection
 from redrive.kube.context import Context
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import NotFoundError
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import Key
 from redrive.kube.status import Publisher
 from redrive.provision import errors
+from redrive.provision.outcome import Outcome, publish
 
 CONNECTED = "Connected"
 """Reason: the broker accepts the token, and its role administers the tenants concerned."""
 
 
 async def reconcile(key: Key, ctx: Context) -> Requeue:
-    """Look at one PulsarConnection, if it is still there."""
+    """Check one PulsarConnection; its status and Events are written last."""
     body = ctx.connections.get(key)
     if body is None:
         return Requeue.NEVER
     logs.identify(body)
-    try:
-        return await _look(body, ctx)
-    except NotFoundError:
-        ctx.connections.drop(body)  # it went unseen by the watch
-        return Requeue.NEVER
-
-
-async def _look(body: Body, ctx: Context) -> Requeue:
-    """Ask the broker, and publish how the connection stands."""
     out = Publisher(ctx.kubernetes, resources.CONNECTIONS, ctx.connections, ctx.clock)
-    if status.is_new(body):
-        body = await out.publish(body, status.progressing("asking the broker"))
     try:
-        await check(await ctx.brokers.open(Key.of(body)))
+        if status.is_new(body):
+            body = await out.publish(body, status.progressing("asking the broker"))
+        outcome = await connect(key, ctx)
+        await publish(body, outcome, out)
+    except NotFoundError:
+        ctx.connections.drop(body)  # no watch has shown that it is gone
+        return Requeue.NEVER
+    return outcome.requeue
+
+
+async def connect(key: Key, ctx: Context) -> Outcome:
+    """Ask the broker of one PulsarConnection; return what to write about it."""
+    try:
+        await check(await ctx.brokers.open(key))
+    except BrokerDownError as error:
+        # For policies this reconcile is the probe, so nothing else shows that the broker is back.
+        return replace(Outcome.failed(error), requeue=Requeue.BACKOFF)
     except RedriveError as error:
-        stalls = isinstance(error, errors.STALLS)
-        await out.publish(body, status.stalled(error) if stalls else status.waiting(error))
-        return Requeue.ON_CHANGE if isinstance(error, errors.WATCHED) else Requeue.BACKOFF
-    await out.publish(body, status.ready(CONNECTED, "the broker answers; the token has rights"))
-    return Requeue.ON_CHANGE
+        return Outcome.failed(error)
+    return Outcome(status.ready(CONNECTED, "the broker answers; the token has rights"))
 
 
 async def check(connection: Connection) -> None:
-    """Ask the broker whether it takes the token, and the rights in each tenant that is named.
+    """Check that the broker accepts the token, with rights in each tenant that is named.
 
     Raises:
-        AdminError: it does not answer, or refuses.
+        AdminError: it does not answer, or refuses the call.
         TenantNotFoundError: a tenant of allowedTopics does not exist.
     """
     await connection.admin.clusters()

@@ -14,7 +14,7 @@ from redrive.policy import codec, naming
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import topic_policies
-from redrive.provision.facts import Asked
+from redrive.provision.facts import Request
 from redrive.provision.ownership import Owner
 
 CONFIG_MAP_SUFFIX = "-redrive"
@@ -69,33 +69,33 @@ def partitions_of_retry(wanted: Desired, source: int) -> int:
     return source if wanted.retry_partitions is None else wanted.retry_partitions
 
 
-def desired(asked: Asked, body: Body, cluster: str) -> Desired:
+def desired(request: Request, body: Body, cluster: str) -> Desired:
     """Return what has to exist for what *body*, a RetryPolicy, asks for.
 
     Args:
-        asked: what it asks for.
+        request: what it asks for.
         body: the owner of its ConfigMap.
         cluster: the id of the Kubernetes cluster it is in.
     """
-    policy = asked.policy
+    policy = request.policy
     return Desired(
         policy=policy,
-        owner=Owner(cluster, asked.key),
+        owner=Owner(cluster, request.key),
         retry=DesiredTopic(
-            policy.retry_topic, policy.subscription, topic_policies.of_retry(asked.spec.retry)
+            policy.retry_topic, policy.subscription, topic_policies.of_retry(request.spec.retry)
         ),
-        retry_partitions=asked.spec.retry.partitions,
-        dead_letter=_dead_letter(asked),
-        grants=_united(_grants(asked)),
+        retry_partitions=request.spec.retry.partitions,
+        dead_letter=_dead_letter(request),
+        grants=_united(_grants(request)),
         config_map=_config_map(policy, body),
     )
 
 
-def _dead_letter(asked: Asked) -> DesiredTopic | None:
-    if not asked.policy.dead_letters:
+def _dead_letter(request: Request) -> DesiredTopic | None:
+    if not request.policy.dead_letters:
         return None
-    policies = topic_policies.of_dead_letter(asked.spec.dead_letter)
-    return DesiredTopic(asked.policy.dead_letter_topic, naming.DEAD_LETTER_SUBSCRIPTION, policies)
+    policies = topic_policies.of_dead_letter(request.spec.dead_letter)
+    return DesiredTopic(request.policy.dead_letter_topic, naming.DEAD_LETTER_SUBSCRIPTION, policies)
 
 
 def config_map_name(policy_name: str) -> str:
@@ -108,15 +108,15 @@ def policy_of(config_map: Key) -> Key:
     return Key(config_map.namespace, config_map.name.removesuffix(CONFIG_MAP_SUFFIX))
 
 
-def _grants(asked: Asked) -> Iterator[Grant]:
+def _grants(request: Request) -> Iterator[Grant]:
     """Yield what each role needs: consumers only write dead letters, readers and replays read."""
-    retry, dead_letter = asked.policy.retry_topic, asked.policy.dead_letter_topic
-    keeps, replay = asked.policy.dead_letters, asked.connection.replay
-    for role in asked.spec.consumer_roles:
+    retry, dead_letter = request.policy.retry_topic, request.policy.dead_letter_topic
+    keeps, replay = request.policy.dead_letters, request.connection.replay
+    for role in request.spec.consumer_roles:
         yield Grant(retry, role, _PRODUCE | _CONSUME)
         if keeps:
             yield Grant(dead_letter, role, _PRODUCE)
-    for role in asked.spec.dead_letter.reader_roles if keeps else ():
+    for role in request.spec.dead_letter.reader_roles if keeps else ():
         yield Grant(dead_letter, role, _CONSUME)
     if keeps and replay is not None:
         yield Grant(retry, replay.role, _PRODUCE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from redrive.admin.model import Grant, NamespaceState
 from redrive.kube.resources import Body
 from redrive.provision.desired import Desired, partitions_of_retry
-from redrive.provision.plan import config_map_steps
+from redrive.provision.diff import config_map_actions
 
 
 def is_at_broker(wanted: Desired, namespace: NamespaceState) -> bool:
@@ -38,7 +38,7 @@ def is_of_the_other_kind(wanted: Desired, namespace: NamespaceState) -> bool:
 
 def is_in_config_map(wanted: Desired, found: Body | None) -> bool:
     """Whether the ConfigMap for consumers is not as it should be."""
-    return any(config_map_steps(wanted.config_map, found))
+    return any(config_map_actions(wanted.config_map, found))
 
 
 def _is_missing(grant: Grant, namespace: NamespaceState) -> bool:

@@ -1,4 +1,4 @@
-"""What a reconcile knows before it decides anything, as values: what is asked, what is there."""
+"""What a reconcile knows before it decides anything, as values: what is requested and observed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redrive.policy.model import Policy
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What a RetryPolicy asks for, and of which connection.
 
     Attributes:
@@ -45,12 +45,12 @@ class Asked:
         """Tell brokers apart: by their admin URL, for lack of anything a tenant admin may read."""
         return self.connection.admin_url.rstrip("/").lower()
 
-    def subscribes_like(self, other: Asked) -> bool:
+    def subscribes_like(self, other: Request) -> bool:
         """Whether both are for one subscription of one topic."""
         own = (self.policy.topic, self.policy.subscription)
         return own == (other.policy.topic, other.policy.subscription)
 
-    def yields_to(self, other: Asked) -> bool:
+    def yields_to(self, other: Request) -> bool:
         """Whether it has to wait for *other*, a rival, to go: one of the same broker, and older.
 
         A policy whose source topic is a retry or dead-letter topic of an older one has not: whoever

@@ -19,14 +19,14 @@ from redrive.kube.controller import Controller
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher
 from redrive.provision import connection, reconcile
-from redrive.provision.claims import Claims
+from redrive.provision.conflicts import Conflicts
+from redrive.provision.deletion_events import DeletionEvents
 from redrive.provision.desired import policy_of
 from redrive.provision.errors import ConfigMapNotOursError
-from redrive.provision.farewell import Farewells
 from redrive.provision.health.watch import Health
-from redrive.provision.rounds import Rounds
-from redrive.provision.standing import Standing
-from redrive.provision.survey import Survey
+from redrive.provision.namespace_facts import NamespaceFacts
+from redrive.provision.resync import Resync
+from redrive.provision.stall_checks import StallChecks
 
 PROBE_SECONDS = 5.0
 """A broker that does not answer is probed this often, or up to twice as often."""
@@ -61,10 +61,10 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
         ctx.config_maps.on_event(event)
 
     journey.enqueue_unsettled()
-    rounds = Rounds(
+    resync = Resync(
         journey.survey, journey.standing, journey.policies.enqueue, journey.connections.enqueue
     )
-    return rounds, journey.health, journey.policies, journey.connections, journey.farewells
+    return resync, journey.health, journey.policies, journey.connections, journey.farewells
 
 
 class _Journey:
@@ -74,7 +74,7 @@ class _Journey:
         self._ctx = ctx
         self.policies = Controller(
             "RetryPolicy",
-            lambda key: reconcile.reconcile(key, ctx, self._claims, self.health),
+            lambda key: reconcile.reconcile(key, ctx, self._conflicts, self.health),
             mark_progressing=lambda key: reconcile.mark_progressing(key, ctx),
             partition_key=self._connection_of,
         )
@@ -84,11 +84,11 @@ class _Journey:
             partition_key=lambda key: key,
             longest_back_off=PROBE_SECONDS,
         )
-        self._claims = Claims(ctx.policies, self.policies.enqueue)
-        self.survey = Survey(ctx, self._claims)
-        self.standing = Standing(ctx, self._claims)
+        self._conflicts = Conflicts(ctx.policies, self.policies.enqueue)
+        self.survey = NamespaceFacts(ctx, self._conflicts)
+        self.standing = StallChecks(ctx, self._conflicts)
         self.health = Health(ctx, self.policies.enqueue)
-        self.farewells = Farewells(
+        self.farewells = DeletionEvents(
             Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
         )
 
@@ -108,7 +108,7 @@ class _Journey:
         """Enqueue all that may need a reconcile; the first resync checks other settled policies."""
         for body in self._ctx.policies:
             orphaned = self._ctx.connections.get(connection_of(body)) is None
-            if orphaned or not status.is_settled(body) or self._claims.rivals(Key.of(body)):
+            if orphaned or not status.is_settled(body) or self._conflicts.rivals(Key.of(body)):
                 self.policies.enqueue(Key.of(body))
         for body in self._ctx.connections:
             self.connections.enqueue(Key.of(body))
@@ -143,7 +143,7 @@ class _Journey:
     def _enqueue_users(self, connection: Key) -> None:
         for body in users(connection, self._ctx.policies):
             self.policies.enqueue(Key.of(body))
-            for rival in self._claims.rivals(Key.of(body)):
+            for rival in self._conflicts.rivals(Key.of(body)):
                 self.policies.enqueue(rival)
 
 

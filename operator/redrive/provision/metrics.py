@@ -24,6 +24,6 @@ DELIVERIES = Counter(
 )
 REPAIRS = Counter(
     "redrive_drift_repairs_total",
-    "Steps that repaired what was changed of a policy that was ready.",
+    "Actions that repaired drift of a policy that was ready.",
     ("kind",),
 )

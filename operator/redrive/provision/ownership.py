@@ -1,7 +1,7 @@
 """Whose a topic is, and what redrive added to it, as the topic's own properties tell; pure.
 
-What `plan` and `retire` go by. A record beside the thing that it is about can't be lost while that
-thing lasts, nor outlive it: a topic that somebody makes anew is not ours.
+Used by `diff` and `removal`. A record beside the thing that it is about can't be lost while that
+thing lasts, nor outlive it: a topic that is deleted and created again is not ours.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def may_take_over(mark: str, ours: Owner, older: frozenset[Key], served: Collect
     Of a policy that is known here only an older one comes first, and only if it needs the topic.
 
     Args:
-        mark: the owner on record; empty where nobody has marked the topic.
+        mark: the owner on record; empty where the topic is not marked.
         ours: a policy that needs the topic.
         older: policies that need it too, and are older.
         served: the Kubernetes namespaces whose policies are known here; none means all.
@@ -69,11 +69,11 @@ def may_take_over(mark: str, ours: Owner, older: frozenset[Key], served: Collect
 
 
 @dataclass(frozen=True)
-class Record:
+class OwnershipRecord:
     """What the properties of a topic tell.
 
     Attributes:
-        owner: as it is written; empty where nobody has marked the topic.
+        owner: as it is written; empty where the topic is not marked.
         created: whether redrive made the topic.
         granted: what redrive added to the rights of roles.
         subscription: one that redrive added; empty for none, and where the topic is redrive's.
@@ -85,7 +85,7 @@ class Record:
     subscription: str = ""
 
     @classmethod
-    def of(cls, properties: Mapping[str, str]) -> Record:
+    def of(cls, properties: Mapping[str, str]) -> OwnershipRecord:
         """Read *properties*; what is not as redrive writes it tells nothing."""
         return cls(
             owner=properties.get(OWNER, ""),
@@ -134,8 +134,8 @@ def rights(topic: TopicName, needed: Granted, have: Granted, recorded: Granted) 
     """Plan the rights on *topic*.
 
     Nothing is taken away that is not on record as added by redrive. A crash between the record and
-    the grant leaves a right on record that was not granted: if somebody else grants just that
-    before the next look, it counts as ours.
+    the grant leaves a right on record that was not granted: if it is granted by others before
+    the next reconcile, it counts as ours.
 
     Args:
         topic: what the rights are on.
@@ -161,7 +161,7 @@ def _filled(granted: Granted) -> Granted:
 
 
 def _granted(text: str) -> Granted:
-    """Read what redrive granted; nothing is on record where somebody wrote something else."""
+    """Read what redrive granted; nothing where it is not as redrive writes it."""
     try:
         written = json.loads(text or "{}")
         return _filled({str(role): frozenset(map(str, may)) for role, may in written.items()})

@@ -1,7 +1,7 @@
-"""What a deleted policy leaves → the steps that take it away, and what stays and why; pure.
+"""What a deleted policy leaves → the actions that take it away, and what stays and why; pure.
 
-Called by `retire`. Only what is marked as this policy's is looked at. A topic that redrive made is
-deleted as a whole; from one that was there before goes what redrive added to it.
+Called by `finalize`. Only what is marked as this policy's is looked at. A topic that redrive made
+is deleted as a whole; from one that was there before goes what redrive added to it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from redrive.api.choices import DeletionPolicy
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
+from redrive.provision.actions import Action, DeleteSubscription, DeleteTopic, Mark, SetGrants
 from redrive.provision.errors import InUseError
-from redrive.provision.ownership import Granted, Owner, Record, Rights
-from redrive.provision.steps import DeleteSubscription, DeleteTopic, Mark, SetGrants, Step
+from redrive.provision.ownership import Granted, Owner, OwnershipRecord, Rights
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Left:
     """A topic that a deleted policy leaves.
 
     Attributes:
-        subscription: the policy's own on it, which keeps what nobody has dealt with.
+        subscription: the policy's own on it, which keeps what has not been consumed.
         permissions: who may do what on it.
         heir: a policy that needs it now, if there is one.
     """
@@ -42,7 +42,7 @@ class Left:
 class Removal:
     """What is to be done, in order, and a sentence for each thing that stays."""
 
-    steps: tuple[Step, ...]
+    actions: tuple[Action, ...]
     stays: tuple[str, ...]
 
 
@@ -61,7 +61,7 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
     for topic in left:
         if why := _stays(topic, owner, policy):
             stays.append(f"{topic.name} {why}")
-        elif Record.of(topic.properties).created:
+        elif OwnershipRecord.of(topic.properties).created:
             whole.append(topic)
         else:
             parts.append(_Part.of(topic, policy))
@@ -70,10 +70,10 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
     _refuse_against_clients([*map(_clients, whole), *(part.clients for part in parts)])
     grants = tuple(grant for part in parts for grant in part.rights.grants)
     return Removal(
-        steps=(
+        actions=(
             *(DeleteTopic(topic.name, topic.partitioned) for topic in whole),
             *([SetGrants(grants)] if grants else []),
-            *(step for part in parts for step in part.steps),
+            *(action for part in parts for action in part.actions),
         ),
         stays=tuple(stays),
     )
@@ -82,8 +82,8 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
 def _refuse_against_clients(clients: Sequence[str]) -> None:
     if any(clients):
         raise InUseError(
-            "clients are connected to what is to be deleted: they would lose messages, or make a "
-            "deleted topic anew where topics are created by themselves",
+            "clients are connected to what is to be deleted: they would lose messages, or create a "
+            "deleted topic again where topics are created by themselves",
             got="; ".join(filter(None, clients)),
             remedy="stop them",
         )
@@ -91,12 +91,12 @@ def _refuse_against_clients(clients: Sequence[str]) -> None:
 
 def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
     """Say why a topic stays exactly as it is; nothing where it does not."""
-    mark = Record.of(topic.properties).owner
+    mark = OwnershipRecord.of(topic.properties).owner
     if mark != str(owner):
         return f"is kept by {mark}" if mark else "has no mark of this policy"
     if topic.heir is not None:
         return f"is needed by RetryPolicy {topic.heir}"
-    if policy is DeletionPolicy.DELETE_IF_EMPTY and Record.of(topic.properties).created:
+    if policy is DeletionPolicy.DELETE_IF_EMPTY and OwnershipRecord.of(topic.properties).created:
         return _holds(topic)
     return ""
 
@@ -118,21 +118,21 @@ class _Part:
 
     Attributes:
         rights: what is left of the rights once redrive's are taken back.
-        steps: the rest of what is to be done.
+        actions: the rest of what is to be done.
         clients: who is connected to what goes.
         stays: why something stays after all.
     """
 
     rights: Rights
-    steps: tuple[Step, ...]
+    actions: tuple[Action, ...]
     clients: str
     stays: str
 
     @classmethod
     def of(cls, topic: Left, policy: DeletionPolicy) -> _Part:
-        record = Record.of(topic.properties)
+        record = OwnershipRecord.of(topic.properties)
         rights = ownership.rights(topic.name, {}, topic.permissions, record.granted)
-        mark = Mark(topic.name, Record().changes(topic.properties))
+        mark = Mark(topic.name, OwnershipRecord().changes(topic.properties))
         found = topic.usage.subscriptions.get(record.subscription)
         if found is None:
             return cls(rights, (mark,), "", "")
@@ -144,7 +144,7 @@ class _Part:
 
 
 def _clients(topic: Left) -> str:
-    """Say who is connected to a topic; nothing where nobody is."""
+    """Say who is connected to a topic; empty if there is none."""
     consumers = sum(found.consumers for found in topic.usage.subscriptions.values())
     producers = topic.usage.producers
     if not consumers and not producers:

@@ -53,25 +53,25 @@ def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:
     return timedelta(milliseconds=limit) if limit > 0 else None
 
 
-def of_retry(asked: RetryTopic) -> tuple[TopicPolicy, ...]:
+def of_retry(spec: RetryTopic) -> tuple[TopicPolicy, ...]:
     """Return the policies of a retry topic: what waits there is delivered late, once, and kept."""
     return (
         # From the topic's first day: what the broker does not remember it cannot recognise.
         Deduplicates(),
-        Ttl(asked.ttl_seconds),
+        Ttl(spec.ttl_seconds),
         _DELAYS,
         KeepsBacklog(None),
         _STAYS,
     )
 
 
-def of_dead_letter(asked: DeadLetterTopic) -> tuple[TopicPolicy, ...]:
+def of_dead_letter(spec: DeadLetterTopic) -> tuple[TopicPolicy, ...]:
     """Return the policies of a dead-letter topic: what rests there is kept."""
     policies: list[TopicPolicy] = [
-        Ttl(asked.ttl_seconds),
-        KeepsBacklog(None if asked.backlog_quota is None else asked.backlog_quota.bytes),
+        Ttl(spec.ttl_seconds),
+        KeepsBacklog(None if spec.backlog_quota is None else spec.backlog_quota.bytes),
         _STAYS,
     ]
-    if asked.retention is not None:
-        policies.append(Holds("retention", tuple(asked.retention.to_broker().items())))
+    if spec.retention is not None:
+        policies.append(Holds("retention", tuple(spec.retention.to_broker().items())))
     return tuple(policies)

@@ -9,38 +9,45 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from redrive.errors import InvalidSpecError, RedriveError
-from redrive.kube import errors as cluster_errors
+from redrive.errors import InvalidSpecError, RedriveError, Requeue
 
 
 class PolicyNotFoundError(RedriveError):
     """There is no RetryPolicy of the name in policyRef, or it is being deleted."""
 
     reason: ClassVar[str] = "PolicyNotFound"
+    requeue = Requeue.ON_CHANGE
 
 
 class PolicyNotReadyError(RedriveError):
     """The RetryPolicy is not Ready: its topics or grants may be missing."""
 
     reason = "PolicyNotReady"
+    requeue = Requeue.ON_CHANGE
 
 
 class DeadLettersDiscardedError(RedriveError):
     """The RetryPolicy has dead-lettering switched off: there is nothing to replay."""
 
     reason = "DeadLettersDiscarded"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
 
 
 class ReplayIdentityMissingError(RedriveError):
-    """The PulsarConnection does not say as whom replays are to run."""
+    """The PulsarConnection does not say with which role replays run."""
 
     reason = "ReplayIdentityMissing"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
 
 
 class TrustNotSupportedError(RedriveError):
     """The connection has certificate authorities of its own, which replay jobs don't know."""
 
     reason = "TrustNotSupported"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
 
 
 class ServiceAccountNotFoundError(RedriveError):
@@ -53,50 +60,24 @@ class ReplayInProgressError(RedriveError):
     """Another Replay of the same policy comes first."""
 
     reason = "ReplayInProgress"
+    requeue = Requeue.ON_CHANGE
 
 
 class ApplicationNotOursError(RedriveError):
-    """Somebody else's SparkApplication has the name that this Replay needs."""
+    """A SparkApplication with another owner has the name that this Replay needs."""
 
     reason = "ApplicationNotOurs"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
 
 
 class ReplayFailedError(RedriveError):
     """The SparkApplication has failed for good."""
 
     reason = "ReplayFailed"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
 
 
 FINAL = (InvalidSpecError, ReplayFailedError)
 """What ends a Replay: its spec can't change, and a run is not begun a second time."""
-
-_WAITS_FOR_A_CHANGE = (
-    PolicyNotFoundError,
-    PolicyNotReadyError,
-    ReplayInProgressError,
-    cluster_errors.ConnectionNotFoundError,
-)
-
-STALLS = (
-    *FINAL,
-    DeadLettersDiscardedError,
-    ReplayIdentityMissingError,
-    TrustNotSupportedError,
-    ApplicationNotOursError,
-    cluster_errors.ConnectionInvalidError,
-    cluster_errors.NamespaceNotAllowedError,
-    cluster_errors.ForbiddenError,
-)
-"""What somebody has to decide about; all else is waited for."""
-
-WATCHED = (
-    *FINAL,
-    *_WAITS_FOR_A_CHANGE,
-    DeadLettersDiscardedError,
-    ReplayIdentityMissingError,
-    TrustNotSupportedError,
-    ApplicationNotOursError,
-    cluster_errors.ConnectionInvalidError,
-    cluster_errors.NamespaceNotAllowedError,
-)
-"""What ends with a change that a watch tells of; all else has to be looked at again."""

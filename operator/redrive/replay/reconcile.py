@@ -10,13 +10,12 @@ import asyncio
 from typing import Any
 
 from redrive.api.replay import Phase, ReplayStatus
-from redrive.errors import RedriveError
+from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.context import Context
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import ForbiddenError, NotFoundError
 from redrive.kube.resources import Body, Key
-from redrive.kube.status import Publisher
+from redrive.kube.status import ObjectEvent, Publisher
 from redrive.replay import errors, launch
 from redrive.replay.admission import admit, is_final
 
@@ -54,7 +53,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         await _mirror(replay, application, out)
     except RedriveError as error:
         await _explain(replay, error, out)
-        return Requeue.ON_CHANGE if isinstance(error, errors.WATCHED) else Requeue.BACKOFF
+        return error.requeue
     return Requeue.ON_CHANGE
 
 
@@ -72,7 +71,8 @@ async def _launch(replay: Body, ctx: Context, out: Publisher) -> Body:
     created = await ctx.kubernetes.create(resources.SPARK_APPLICATIONS, wanted)
     ctx.applications.put(created)
     name = created["metadata"]["name"]
-    await out.tell(replay, LAUNCHED, f"the SparkApplication {name} runs this Replay")
+    event = ObjectEvent(LAUNCHED, f"the SparkApplication {name} runs this Replay")
+    await out.emit(replay, event)
     return created
 
 
@@ -141,14 +141,12 @@ async def _mirror(replay: Body, application: Body, out: Publisher) -> None:
 
 async def _explain(replay: Body, error: RedriveError, out: Publisher) -> None:
     """Publish why the Replay does not run: for good, until it is changed, or for now."""
-    stalls = isinstance(error, errors.STALLS)
-    conditions = status.stalled(error) if stalls else status.waiting(error)
     fields: dict[str, Any] = {}
     if isinstance(error, errors.FINAL):
         fields = {"phase": Phase.FAILED.value, "completionTime": _now(out)}
     elif "sparkApplication" not in (replay.get("status") or {}):
         fields = {"phase": Phase.PENDING.value}
-    await out.publish(replay, conditions, fields)
+    await out.publish(replay, status.failed(error), fields)
 
 
 def _now(out: Publisher) -> str:

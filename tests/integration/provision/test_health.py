@@ -23,7 +23,7 @@ from redrive.kube.context import Context, Settings
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
 from redrive.provision import reconcile
-from redrive.provision.claims import Claims
+from redrive.provision.conflicts import Conflicts
 from redrive.provision.health.symptoms import THRESHOLDS, Thresholds
 from redrive.provision.health.watch import Health
 from sandbox import installation
@@ -118,7 +118,7 @@ async def ward(shop: Shop, limits: Thresholds = THRESHOLDS) -> AsyncIterator[War
             return await reconcile.reconcile(key, ctx, claims, health)
 
         keeper = Controller("RetryPolicy", look)
-        claims = Claims(ctx.policies, keeper.enqueue)
+        claims = Conflicts(ctx.policies, keeper.enqueue)
         health = Health(ctx, keeper.enqueue, interval=0.1, limits=limits)
         keeper.enqueue(Key(shop.namespace, "orders"))
         watched = Ward(shop, ctx, health)

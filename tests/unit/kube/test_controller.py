@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import REGISTRY
 
-from redrive.errors import InvalidSpecError
+from redrive.errors import InvalidSpecError, Requeue
 from redrive.kube import controller
-from redrive.kube.controller import Controller, Requeue
+from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
 
 ORDERS = Key("shop", "orders")

@@ -5,8 +5,9 @@ import json
 import logging
 
 from redrive.admin.batcher import Batcher
+from redrive.errors import Requeue
 from redrive.kube import logs
-from redrive.kube.controller import Controller, Requeue
+from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
 
 logger = logging.getLogger("redrive.test")

@@ -74,7 +74,7 @@ async def test_what_has_been_said_is_neither_written_nor_an_event_again(
     api: Recorder, out: Publisher
 ) -> None:
     for _ in range(3):
-        await out.publish(api.body, status.stalled(ERROR))
+        await out.publish(api.body, status.failed(ERROR))
     assert api.patches == 1
     assert api.events == [
         ("Warning", "InvalidSpec", "a field is wrong; got 3; mend it"),
@@ -84,7 +84,7 @@ async def test_what_has_been_said_is_neither_written_nor_an_event_again(
 async def test_stalled_and_reconciling_are_there_only_while_true(
     api: Recorder, out: Publisher
 ) -> None:
-    await out.publish(api.body, status.stalled(ERROR))
+    await out.publish(api.body, status.failed(ERROR))
     assert conditions(api.body).keys() == {"Ready", "Stalled"}
     await out.publish(api.body, status.waiting(ERROR))
     assert conditions(api.body).keys() == {"Ready", "Reconciling"}
@@ -112,10 +112,10 @@ async def test_a_caution_is_a_condition_of_its_own_and_an_event_when_it_says_som
 async def test_the_time_of_a_condition_is_that_of_its_last_change(
     api: Recorder, out: Publisher
 ) -> None:
-    await out.publish(api.body, status.stalled(ERROR))
+    await out.publish(api.body, status.failed(ERROR))
     since = conditions(api.body)["Ready"]["lastTransitionTime"]
     await out.publish(
-        api.body, status.stalled(InvalidSpecError("another field is wrong", remedy="mend it"))
+        api.body, status.failed(InvalidSpecError("another field is wrong", remedy="mend it"))
     )
     assert conditions(api.body)["Ready"]["lastTransitionTime"] == since
     await out.publish(api.body, status.ready("Provisioned", "all is there"))
@@ -161,7 +161,7 @@ async def test_a_message_without_room_in_a_condition_is_cut_and_what_is_cut_is_n
     assert api.patches == 1
     await out.publish(api.body, status.ready("Provisioned", "all is there", [caution]))
     assert conditions(api.body)["NameCollision"]["message"] == "ü" * 32_766 + " …"
-    await out.publish(api.body, status.stalled(error))
+    await out.publish(api.body, status.failed(error))
     told = conditions(api.body)["Stalled"]["message"]
     assert told.startswith("a field is wrong; got 'xxx")
     assert told.endswith("xxx …")

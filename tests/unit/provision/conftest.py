@@ -12,10 +12,10 @@ from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context, wall_clock
 from redrive.kube.resources import Body, Key
-from redrive.provision.facts import Asked
+from redrive.provision.facts import Request
 
 MakeBody = Callable[..., dict[str, Any]]
-MakeAsked = Callable[..., Asked]
+MakeRequest = Callable[..., Request]
 
 TOKEN = {"token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}}
 
@@ -64,14 +64,14 @@ def policy() -> MakeBody:
 
 
 @pytest.fixture
-def asked(connection: dict[str, Any]) -> MakeAsked:
+def requested(connection: dict[str, Any]) -> MakeRequest:
     """Reads what a RetryPolicy object asks for; keywords change its connection."""
 
-    def read(body: Body, **changes: object) -> Asked:
+    def read(body: Body, **changes: object) -> Request:
         key = Key.of(body)
         through = PulsarConnectionSpec.model_validate(connection | changes)
         spec = RetryPolicySpec.model_validate(body["spec"]).completed(through.policy_defaults)
-        return Asked(
+        return Request(
             key=key,
             age=(body["metadata"]["creationTimestamp"], body["metadata"]["uid"]),
             spec=spec,

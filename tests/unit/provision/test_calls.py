@@ -15,14 +15,15 @@ from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
-from redrive.errors import RedriveError
+from redrive.errors import RedriveError, Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection, ConnectionRef
 from redrive.kube.context import wall_clock
-from redrive.kube.controller import Requeue
 from redrive.kube.resources import Body, Key, Resource
+from redrive.provision import converge as converging
 from redrive.provision import reconcile
-from redrive.provision.claims import Claims
+from redrive.provision.conflicts import Conflicts
+from redrive.provision.converge import Converged, converge
 from redrive.provision.errors import (
     ConfigMapNotOursError,
     NameCollisionError,
@@ -31,8 +32,8 @@ from redrive.provision.errors import (
     SubscriptionExpiryError,
     TopicNotFoundError,
 )
-from redrive.provision.gather import gather
-from redrive.provision.rounds import CALLS_PER_LOOK
+from redrive.provision.resolve import resolve
+from redrive.provision.resync import CALLS_PER_LOOK
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.unit.provision.test_faults import ConfigMaps
 
@@ -62,16 +63,16 @@ async def test_a_look_at_a_settled_policy_takes_no_more_calls_than_the_rotation_
 ) -> None:
     body = policy(**ALL)
     async with serving(connection, body) as (broker, look):
-        assert (await look()).steps
+        assert (await look()).actions
         body["status"] = {"observedGeneration": 7, "conditions": [READY]}
 
-        assert not (await look()).steps  # reads the namespace
+        assert not (await look()).actions  # reads the namespace
         before = len(broker.calls)
-        assert not (await look()).steps
+        assert not (await look()).actions
         assert len(broker.calls) - before == CALLS_PER_LOOK
 
         broker.namespaces["shop/prod"].topics.pop("orders-fulfilment-DLQ")
-        assert (await look()).steps
+        assert (await look()).actions
         assert "orders-fulfilment-DLQ" in broker.namespaces["shop/prod"].topics
 
 
@@ -80,7 +81,7 @@ async def test_a_look_at_a_policy_that_only_observes_reads_once_though_all_diffe
 ) -> None:
     body = policy(**ALL)
     async with serving(connection, body) as (broker, look):
-        assert (await look()).steps
+        assert (await look()).actions
         topics = broker.namespaces["shop/prod"].topics
         for name in ("orders-fulfilment-RETRY", "orders-fulfilment-DLQ"):
             for subscriptions in topics[name].parts.values():
@@ -100,20 +101,20 @@ async def test_a_look_at_a_policy_whose_schema_is_refused_reads_once_and_tries_a
     avro: dict[str, Any] = {"type": "AVRO", "data": "", "properties": {}}
     odd = {**avro, "type": "STRING"}
     async with serving(connection, body) as (broker, look):
-        assert (await look()).steps
+        assert (await look()).actions
         topics = broker.namespaces["shop/prod"].topics
         retry, dead = (topics[f"orders-fulfilment-{kind}"] for kind in ("RETRY", "DLQ"))
         topics["orders"].schema, retry.schema, dead.schema = avro, odd, odd
         body["status"] = {"observedGeneration": 7, "conditions": [READY]}
-        assert not (await look()).steps  # reads the namespace
+        assert not (await look()).actions  # reads the namespace
         before = len(broker.calls)
         made = await look()
-        assert [caution.reason for caution in made.cautions] == ["SchemaRefused"]
+        assert [caution.reason for caution in made.warnings] == ["SchemaRefused"]
         does = Counter(method for method, _ in broker.calls[before:])
         assert does == {"GET": CALLS_PER_LOOK, "POST": 2}
 
         retry.schema = dead.schema = None
-        assert len((await look()).steps) == 2
+        assert len((await look()).actions) == 2
         assert retry.schema == dead.schema == avro
 
 
@@ -128,7 +129,7 @@ async def test_a_hundred_policies_that_wait_for_a_source_topic_share_what_one_re
     reason: str,
     calls: int,
 ) -> None:
-    monkeypatch.setattr(reconcile, "AWAITED_SECONDS", 60)
+    monkeypatch.setattr(converging, "AWAITED_SECONDS", 60)
     waits = {**READY, "status": "False", "reason": reason}
     body = policy() | {"status": {"observedGeneration": 7, "conditions": [waits]}}
     async with serving(connection, body) as (broker, look):
@@ -141,8 +142,8 @@ async def test_a_hundred_policies_that_wait_for_a_source_topic_share_what_one_re
             assert refusal.value.reason == reason
         assert len(broker.calls) == calls
         broker.tenants, broker.namespaces = tenants, namespaces
-        monkeypatch.setattr(reconcile, "AWAITED_SECONDS", 0)
-        assert (await look()).steps
+        monkeypatch.setattr(converging, "AWAITED_SECONDS", 0)
+        assert (await look()).actions
 
 
 async def test_a_policy_that_is_new_is_never_told_of_a_missing_topic_by_what_was_read_before(
@@ -155,7 +156,7 @@ async def test_a_policy_that_is_new_is_never_told_of_a_missing_topic_by_what_was
         with pytest.raises(TopicNotFoundError):
             await look()
         topics["orders"] = orders
-        assert (await look()).steps
+        assert (await look()).actions
 
 
 async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_read(
@@ -170,9 +171,7 @@ async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         ctx = make_world(admin, connection, body)
         with pytest.raises(SubscriptionExpiryError):
-            await reconcile.provision(
-                gather(body, ctx), body, ctx, Claims(ctx.policies, lambda _: None)
-            )
+            await converge(resolve(body, ctx), body, ctx, Conflicts(ctx.policies, lambda _: None))
         assert len(broker.calls) == 3
 
 
@@ -208,15 +207,15 @@ async def test_only_what_nobody_tells_the_end_of_is_looked_at_again(
     body = policy()
     ctx = make_world(NOTHING, connection, body)
     ctx.kubernetes, ctx.clock = Statuses(), wall_clock
-    monkeypatch.setattr(reconcile, "provision", refuse)
-    claims = Claims(ctx.policies, lambda _: None)
-    assert await reconcile.reconcile(Key.of(body), ctx, claims, NOTHING) is again
+    monkeypatch.setattr(reconcile, "converge", refuse)
+    conflicts = Conflicts(ctx.policies, lambda _: None)
+    assert await reconcile.reconcile(Key.of(body), ctx, conflicts, NOTHING) is again
 
 
 @asynccontextmanager
 async def serving(
     connection: dict[str, Any], body: Body
-) -> AsyncIterator[tuple[FakeBroker, Callable[[], Awaitable[reconcile.Provisioned]]]]:
+) -> AsyncIterator[tuple[FakeBroker, Callable[[], Awaitable[Converged]]]]:
     """A broker with a replicated source topic, and what looks at a policy for it."""
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.tenants = {"shop": []}
@@ -224,10 +223,10 @@ async def serving(
         broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})}, {}, replicated)}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         ctx = make_world(admin, connection, body)
-        claims = Claims(ctx.policies, lambda _: None)
+        conflicts = Conflicts(ctx.policies, lambda _: None)
 
-        async def look() -> reconcile.Provisioned:
-            return await reconcile.provision(gather(body, ctx), body, ctx, claims)
+        async def look() -> Converged:
+            return await converge(resolve(body, ctx), body, ctx, conflicts)
 
         yield broker, look
 

@@ -12,16 +12,16 @@ from redrive.policy.naming import TopicName
 from redrive.provision import conditions
 from redrive.provision.conditions import ADMISSIBLE, BUILDABLE, Buildable
 from redrive.provision.desired import desired
-from redrive.provision.facts import Asked, Observed, TopicState
+from redrive.provision.facts import Observed, Request, TopicState
 
 MakeBody = Callable[..., dict[str, Any]]
-MakeAsked = Callable[..., Asked]
+MakeRequest = Callable[..., Request]
 
 
 def test_a_policy_within_what_its_connection_allows_is_admissible(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
-    assert conditions.first_violation(ADMISSIBLE, asked(policy())) is None
+    assert conditions.first_violation(ADMISSIBLE, requested(policy())) is None
 
 
 @pytest.mark.parametrize(
@@ -48,23 +48,27 @@ def test_a_policy_within_what_its_connection_allows_is_admissible(
     ],
 )
 def test_a_policy_that_may_not_be_obeyed_is_refused(
-    policy: MakeBody, asked: MakeAsked, changes: dict[str, Any], reason: str, found: str
+    policy: MakeBody, requested: MakeRequest, changes: dict[str, Any], reason: str, found: str
 ) -> None:
     only = ["persistent://shop/*/orders*"]
-    violation = conditions.first_violation(ADMISSIBLE, asked(policy(**changes), allowedTopics=only))
+    violation = conditions.first_violation(
+        ADMISSIBLE, requested(policy(**changes), allowedTopics=only)
+    )
     assert violation is not None
     assert violation.reason == reason
     assert f"got {found};" in str(violation)
 
 
-def test_a_refusal_names_a_few_of_many_that_are_allowed(policy: MakeBody, asked: MakeAsked) -> None:
+def test_a_refusal_names_a_few_of_many_that_are_allowed(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
     topics = [f"persistent://shop/prod/{'t' * 900}-{n}" for n in range(256)]
     roles = [f"{'r' * 200}-{n}" for n in range(256)]
     for allowed, last in (
         ({"allowedTopics": topics}, topics[4]),
         ({"allowedRoles": roles}, roles[4]),
     ):
-        found = conditions.first_violation(ADMISSIBLE, asked(policy(), **allowed))
+        found = conditions.first_violation(ADMISSIBLE, requested(policy(), **allowed))
         assert found is not None
         assert f"{last}, and 251 more)" in str(found)
         assert len(str(found)) < 6_000
@@ -83,11 +87,11 @@ NO_SUBSCRIPTIONS = Subscriptions((frozenset(),))
     ],
 )
 def test_a_subscription_does_not_lead_to_topics_that_are_not_allowed(
-    policy: MakeBody, asked: MakeAsked, allowed: list[str], kind: str, found: str
+    policy: MakeBody, requested: MakeRequest, allowed: list[str], kind: str, found: str
 ) -> None:
     body = policy(topic=SOURCE, subscription="eu-billing")
     violation = conditions.first_violation(
-        ADMISSIBLE, asked(body, allowedTopics=[SOURCE, *allowed])
+        ADMISSIBLE, requested(body, allowedTopics=[SOURCE, *allowed])
     )
     assert violation is not None
     assert violation.reason == "TopicNotAllowed"
@@ -96,38 +100,42 @@ def test_a_subscription_does_not_lead_to_topics_that_are_not_allowed(
 
 
 def test_derived_topics_may_be_allowed_by_a_pattern_of_their_own(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
-    narrow = asked(policy(topic=SOURCE), allowedTopics=[SOURCE, f"{SOURCE}-fulfilment-*"])
+    narrow = requested(policy(topic=SOURCE), allowedTopics=[SOURCE, f"{SOURCE}-fulfilment-*"])
     assert conditions.first_violation(ADMISSIBLE, narrow) is None
 
 
-def test_the_oldest_policy_of_a_subscription_keeps_it(policy: MakeBody, asked: MakeAsked) -> None:
+def test_the_oldest_policy_of_a_subscription_keeps_it(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
     oldest, middle, youngest = (
-        asked(policy(name, age=age)) for age, name in enumerate(["first", "second", "third"])
+        requested(policy(name, age=age)) for age, name in enumerate(["first", "second", "third"])
     )
-    assert conditions.older_rival(oldest, [middle, youngest]) is None
+    assert conditions.older_conflict(oldest, [middle, youngest]) is None
     for loser, others in ((middle, [oldest, youngest]), (youngest, [middle, oldest])):
-        violation = conditions.older_rival(loser, others)
+        violation = conditions.older_conflict(loser, others)
         assert violation is not None
         assert violation.reason == "ResourceConflict"
         assert "got 'RetryPolicy shop/first'" in str(violation)
 
 
 def test_of_two_policies_made_in_one_second_the_uid_decides(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
-    one, other = asked(policy("a")), asked(policy("b"))
-    assert conditions.older_rival(one, [other]) is None
-    assert conditions.older_rival(other, [one]) is not None
+    one, other = requested(policy("a")), requested(policy("b"))
+    assert conditions.older_conflict(one, [other]) is None
+    assert conditions.older_conflict(other, [one]) is not None
 
 
 def test_names_that_meet_for_different_subscriptions_are_a_collision(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
-    first = asked(policy("a", topic="persistent://shop/prod/orders-eu", subscription="billing"))
-    second = asked(policy("b", topic="persistent://shop/prod/orders", subscription="eu-billing"))
-    violation = conditions.older_rival(second, [first])
+    first = requested(policy("a", topic="persistent://shop/prod/orders-eu", subscription="billing"))
+    second = requested(
+        policy("b", topic="persistent://shop/prod/orders", subscription="eu-billing")
+    )
+    violation = conditions.older_conflict(second, [first])
     assert violation is not None
     assert violation.reason == "NameCollision"
     assert "shop/a" in str(violation)
@@ -135,50 +143,59 @@ def test_names_that_meet_for_different_subscriptions_are_a_collision(
 
 @pytest.mark.parametrize("given", ["retryTopic", "deadLetterTopic"])
 def test_the_source_topic_of_an_older_policy_is_never_taken_for_an_own_topic(
-    policy: MakeBody, asked: MakeAsked, given: str
+    policy: MakeBody, requested: MakeRequest, given: str
 ) -> None:
     source = "persistent://shop/prod/payments"
-    payments = asked(policy("payments", topic=source, age=1))
+    payments = requested(policy("payments", topic=source, age=1))
     taking = policy("taking", naming={given: source}, age=2)
-    violation = conditions.older_rival(asked(taking), [payments])
+    violation = conditions.older_conflict(requested(taking), [payments])
     assert violation is not None
     assert violation.reason == "NameCollision"
     assert f"the source topic of an older RetryPolicy, {source}" in str(violation)
     assert "got 'RetryPolicy shop/payments'" in str(violation)
-    assert conditions.older_rival(payments, [asked(taking)]) is None
-    elsewhere = asked(taking, adminUrl="http://elsewhere:8080")
-    assert conditions.older_rival(elsewhere, [payments]) is None
+    assert conditions.older_conflict(payments, [requested(taking)]) is None
+    elsewhere = requested(taking, adminUrl="http://elsewhere:8080")
+    assert conditions.older_conflict(elsewhere, [payments]) is None
 
 
 def test_dead_letters_may_have_a_younger_policy_of_their_own(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
-    first = asked(policy("first", age=1))
-    of_dead_letters = asked(policy("second", topic=str(first.spec.dead_letter_topic), age=2))
-    assert conditions.older_rival(of_dead_letters, [first]) is None
-    assert conditions.older_rival(first, [of_dead_letters]) is None
+    first = requested(policy("first", age=1))
+    of_dead_letters = requested(policy("second", topic=str(first.spec.dead_letter_topic), age=2))
+    assert conditions.older_conflict(of_dead_letters, [first]) is None
+    assert conditions.older_conflict(first, [of_dead_letters]) is None
 
 
-def test_two_subscriptions_of_one_topic_are_no_rivals(policy: MakeBody, asked: MakeAsked) -> None:
-    first = asked(policy("first", age=1))
-    second = asked(policy("second", subscription="billing", age=2))
-    assert conditions.older_rival(second, [first]) is None
+def test_two_subscriptions_of_one_topic_are_no_rivals(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    first = requested(policy("first", age=1))
+    second = requested(policy("second", subscription="billing", age=2))
+    assert conditions.older_conflict(second, [first]) is None
 
 
-def test_policies_at_different_brokers_are_no_rivals(policy: MakeBody, asked: MakeAsked) -> None:
-    here = asked(policy("b"), adminUrl="http://here:8080")
-    same = asked(policy("a"), adminUrl="http://HERE:8080/")
-    there = asked(policy("a"), adminUrl="http://there:8080")
-    assert conditions.older_rival(here, [there]) is None
-    assert conditions.older_rival(here, [same]) is not None
+def test_policies_at_different_brokers_are_no_rivals(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    here = requested(policy("b"), adminUrl="http://here:8080")
+    same = requested(policy("a"), adminUrl="http://HERE:8080/")
+    there = requested(policy("a"), adminUrl="http://there:8080")
+    assert conditions.older_conflict(here, [there]) is None
+    assert conditions.older_conflict(here, [same]) is not None
 
 
 def buildable(
-    body: Body, asked: Asked, *, source: int, retry: int | None, config_map: Body | None = None
+    body: Body,
+    requested: Request,
+    *,
+    source: int,
+    retry: int | None,
+    config_map: Body | None = None,
 ) -> Buildable:
     state = None if retry is None else TopicState(retry, NO_SUBSCRIPTIONS, {}, {})
     observed = Observed(source, None, state, None, {}, {}, config_map)
-    return Buildable(body, desired(asked, body, "here"), observed, frozenset(), ())
+    return Buildable(body, desired(requested, body, "here"), observed, frozenset(), ())
 
 
 @pytest.mark.parametrize(
@@ -196,10 +213,10 @@ def buildable(
     ],
 )
 def test_a_topic_that_another_policy_keeps_is_refused_unless_that_is_known_to_be_gone(
-    policy: MakeBody, asked: MakeAsked, mark: str | None, *, allowed: bool
+    policy: MakeBody, requested: MakeRequest, mark: str | None, *, allowed: bool
 ) -> None:
     body = policy()
-    facts = buildable(body, asked(body), source=0, retry=None)
+    facts = buildable(body, requested(body), source=0, retry=None)
     marked = TopicState(0, NO_SUBSCRIPTIONS, {}, {} if mark is None else {"redrive.io/owner": mark})
     facts = dataclasses.replace(
         facts,
@@ -216,10 +233,10 @@ def test_a_topic_that_another_policy_keeps_is_refused_unless_that_is_known_to_be
 
 
 def test_a_policy_of_any_namespace_is_known_where_all_are_served(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy()
-    facts = buildable(body, asked(body), source=0, retry=None)
+    facts = buildable(body, requested(body), source=0, retry=None)
     marked = TopicState(0, NO_SUBSCRIPTIONS, {}, {"redrive.io/owner": "here/elsewhere/gone"})
     observed = dataclasses.replace(facts.observed, retry=marked)
     everywhere = dataclasses.replace(facts, observed=observed)
@@ -230,10 +247,10 @@ def test_a_policy_of_any_namespace_is_known_where_all_are_served(
     ("source", "retry"), [(0, None), (4, None), (0, 0), (4, 4), (4, 2), (2, 4)]
 )
 def test_a_retry_topic_of_the_kind_of_its_source_is_adopted(
-    policy: MakeBody, asked: MakeAsked, source: int, retry: int | None
+    policy: MakeBody, requested: MakeRequest, source: int, retry: int | None
 ) -> None:
     body = policy()
-    facts = buildable(body, asked(body), source=source, retry=retry)
+    facts = buildable(body, requested(body), source=source, retry=retry)
     assert conditions.first_violation(BUILDABLE, facts) is None
 
 
@@ -242,12 +259,17 @@ def test_a_retry_topic_of_the_kind_of_its_source_is_adopted(
     [
         ((4, 0), {}, "4 partitions, as the source topic has; a topic can't change", "is drained"),
         ((0, 4), {}, "no partitions, as the source topic has", "or set retry.partitions to 4"),
-        ((0, 0), {"partitions": 2}, "2 partitions, as asked for", "or leave retry.partitions out"),
+        (
+            (0, 0),
+            {"partitions": 2},
+            "2 partitions, as asked for",
+            "or leave retry.partitions out",
+        ),
     ],
 )
 def test_a_retry_topic_of_the_other_kind_is_refused(  # noqa: PLR0913 - each is a part of the case
     policy: MakeBody,
-    asked: MakeAsked,
+    requested: MakeRequest,
     *,
     partitions: tuple[int, int],
     asks: dict[str, int],
@@ -256,7 +278,7 @@ def test_a_retry_topic_of_the_other_kind_is_refused(  # noqa: PLR0913 - each is 
 ) -> None:
     source, retry = partitions
     body = policy(retry=asks)
-    facts = buildable(body, asked(body), source=source, retry=retry)
+    facts = buildable(body, requested(body), source=source, retry=retry)
     violation = conditions.first_violation(BUILDABLE, facts)
     assert violation is not None
     assert violation.reason == "PartitionsDiffer"
@@ -278,13 +300,13 @@ def test_a_namespace_that_deletes_idle_subscriptions_is_refused() -> None:
 
 
 def test_a_config_map_that_somebody_else_made_is_left_alone(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy()
-    ours = desired(asked(body), body, "here").config_map
+    ours = desired(requested(body), body, "here").config_map
     theirs = {**ours, "metadata": {"name": "orders-redrive", "namespace": "shop"}}
     reborn = policy() | {"metadata": body["metadata"] | {"uid": "another"}}
-    read = asked(body)
+    read = requested(body)
     for owner, found, allowed in ((body, ours, True), (body, theirs, False), (reborn, ours, False)):
         facts = buildable(owner, read, source=0, retry=None, config_map=found)
         violation = conditions.first_violation(BUILDABLE, facts)

@@ -9,12 +9,12 @@ from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.errors import Requeue
 from redrive.kube import status
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connection
 from redrive.kube.context import wall_clock
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import SecretNotFoundError
 from redrive.kube.resources import Body, Key, Resource
 from redrive.provision.connection import reconcile

@@ -6,23 +6,23 @@ from typing import Any
 from redrive.admin.policies import Holds, KeepsBacklog, Ttl
 from redrive.policy import codec
 from redrive.provision.desired import desired
-from redrive.provision.facts import Asked
+from redrive.provision.facts import Request
 
 MakeBody = Callable[..., dict[str, Any]]
-MakeAsked = Callable[..., Asked]
+MakeRequest = Callable[..., Request]
 RETRY = "persistent://shop/prod/orders-fulfilment-RETRY"
 DEAD_LETTER = "persistent://shop/prod/orders-fulfilment-DLQ"
 
 
-def granted(asked: Asked, body: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
-    return {(str(g.topic), g.role): set(g.actions) for g in desired(asked, body, "here").grants}
+def granted(requested: Request, body: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
+    return {(str(g.topic), g.role): set(g.actions) for g in desired(requested, body, "here").grants}
 
 
 def test_a_policy_needs_two_topics_with_a_subscription_each(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy()
-    wanted = desired(asked(body), body, "here")
+    wanted = desired(requested(body), body, "here")
     assert (str(wanted.retry.name), wanted.retry.subscription) == (RETRY, "fulfilment")
     assert [str(p) for p in wanted.retry.policies] == [
         "deduplication",
@@ -44,7 +44,7 @@ def test_a_policy_needs_two_topics_with_a_subscription_each(
 
 
 def test_what_is_kept_and_for_how_long_is_as_the_policy_says(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(
         retry={"messageTTL": "11d"},
@@ -54,7 +54,7 @@ def test_what_is_kept_and_for_how_long_is_as_the_policy_says(
             "backlogQuota": {"megabytes": 3},
         },
     )
-    wanted = desired(asked(body), body, "here")
+    wanted = desired(requested(body), body, "here")
     assert Ttl(11 * 86_400) in wanted.retry.policies
     assert wanted.dead_letter is not None
     assert {Ttl(30 * 86_400), KeepsBacklog(3 * 2**20)} <= set(wanted.dead_letter.policies)
@@ -63,10 +63,10 @@ def test_what_is_kept_and_for_how_long_is_as_the_policy_says(
 
 
 def test_consumers_read_and_write_retries_and_only_write_dead_letters(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(consumerRoles=["shop-a", "shop-b"])
-    assert granted(asked(body, replay=None), body) == {
+    assert granted(requested(body, replay=None), body) == {
         (RETRY, "shop-a"): {"produce", "consume"},
         (DEAD_LETTER, "shop-a"): {"produce"},
         (RETRY, "shop-b"): {"produce", "consume"},
@@ -75,46 +75,48 @@ def test_consumers_read_and_write_retries_and_only_write_dead_letters(
 
 
 def test_a_policy_that_discards_needs_no_dead_letter_topic_and_no_rights_on_one(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(deadLetter={"enabled": False})
-    assert desired(asked(body), body, "here").dead_letter is None
-    assert granted(asked(body), body) == {(RETRY, "fulfilment"): {"produce", "consume"}}
-    written = desired(asked(body), body, "here").config_map["data"]["policy.json"]
+    assert desired(requested(body), body, "here").dead_letter is None
+    assert granted(requested(body), body) == {(RETRY, "fulfilment"): {"produce", "consume"}}
+    written = desired(requested(body), body, "here").config_map["data"]["policy.json"]
     assert not codec.decode(written).dead_letters
 
 
-def test_readers_only_read_dead_letters(policy: MakeBody, asked: MakeAsked) -> None:
+def test_readers_only_read_dead_letters(policy: MakeBody, requested: MakeRequest) -> None:
     body = policy(consumerRoles=[], deadLetter={"readerRoles": ["shop-oncall"]})
-    assert granted(asked(body, replay=None), body) == {(DEAD_LETTER, "shop-oncall"): {"consume"}}
+    assert granted(requested(body, replay=None), body) == {
+        (DEAD_LETTER, "shop-oncall"): {"consume"}
+    }
 
 
 def test_replays_read_dead_letters_and_only_write_retries(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(consumerRoles=[])
-    assert granted(asked(body), body) == {
+    assert granted(requested(body), body) == {
         (RETRY, "replayer"): {"produce"},
         (DEAD_LETTER, "replayer"): {"consume"},
     }
 
 
 def test_a_role_that_consumes_and_replays_gets_both_rights_in_one_grant(
-    policy: MakeBody, asked: MakeAsked, connection: dict[str, Any]
+    policy: MakeBody, requested: MakeRequest, connection: dict[str, Any]
 ) -> None:
     body = policy(consumerRoles=["fulfilment", "fulfilment"])
     both = connection["replay"] | {"role": "fulfilment"}
-    assert granted(asked(body, replay=both), body) == {
+    assert granted(requested(body, replay=both), body) == {
         (RETRY, "fulfilment"): {"produce", "consume"},
         (DEAD_LETTER, "fulfilment"): {"produce", "consume"},
     }
 
 
 def test_the_config_map_holds_the_policy_and_belongs_to_it(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(maxRetries=3)
-    config_map = desired(asked(body), body, "here").config_map
+    config_map = desired(requested(body), body, "here").config_map
     assert config_map["metadata"]["name"] == "orders-redrive"
     assert config_map["metadata"]["namespace"] == "shop"
     assert config_map["metadata"]["labels"] == {"app.kubernetes.io/managed-by": "redrive"}
@@ -128,5 +130,5 @@ def test_the_config_map_holds_the_policy_and_belongs_to_it(
         }
     ]
     written = codec.decode(config_map["data"]["policy.json"])
-    assert written == asked(body).policy
+    assert written == requested(body).policy
     assert (written.name, written.generation, written.max_retries) == ("shop/orders", 7, 3)

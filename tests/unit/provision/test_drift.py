@@ -10,10 +10,10 @@ from redrive.admin.model import NamespaceState
 from redrive.policy.naming import TopicName
 from redrive.provision import drift
 from redrive.provision.desired import Desired, desired
-from redrive.provision.facts import Asked
+from redrive.provision.facts import Request
 
 MakeBody = Callable[..., dict[str, Any]]
-MakeAsked = Callable[..., Asked]
+MakeRequest = Callable[..., Request]
 
 ORDERS = "persistent://shop/prod/orders"
 RETRY, DEAD_LETTER = f"{ORDERS}-fulfilment-RETRY", f"{ORDERS}-fulfilment-DLQ"
@@ -25,9 +25,9 @@ PERMISSIONS = {
 
 
 @pytest.fixture
-def wanted(policy: MakeBody, asked: MakeAsked) -> Desired:
+def wanted(policy: MakeBody, requested: MakeRequest) -> Desired:
     body = policy()
-    return desired(asked(body), body, "here")
+    return desired(requested(body), body, "here")
 
 
 def namespace(source: int = 0, retry: int = 0) -> NamespaceState:
@@ -63,9 +63,11 @@ def test_a_missing_topic_is_amiss(wanted: Desired, missing: str) -> None:
     assert drift.is_at_broker(wanted, rest)
 
 
-def test_without_dead_letters_nobody_misses_their_topic(policy: MakeBody, asked: MakeAsked) -> None:
+def test_without_dead_letters_nobody_misses_their_topic(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
     body = policy(deadLetter={"enabled": False})
-    discards = desired(asked(body), body, "here")
+    discards = desired(requested(body), body, "here")
     state = namespace()
     rest = dataclasses.replace(state, unpartitioned=state.unpartitioned - {DEAD_LETTER})
     assert not drift.is_at_broker(discards, rest)

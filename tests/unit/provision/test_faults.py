@@ -17,18 +17,20 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connection, ConnectionRef
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key, Resource
 from redrive.kube.status import Publisher
-from redrive.provision import reconcile
-from redrive.provision.claims import Claims
-from redrive.provision.gather import gather
-from redrive.provision.retire import FINALIZER, retire
+from redrive.provision.conflicts import Conflicts
+from redrive.provision.converge import Converged, converge
+from redrive.provision.finalize import finalize
+from redrive.provision.finalizer import FINALIZER
+from redrive.provision.outcome import publish
+from redrive.provision.resolve import resolve
 from tests.support.fake_admin import (
     SUPERUSER,
     FakeBroker,
@@ -106,19 +108,21 @@ class Shop:
     connection: Body
     policy: Body
 
-    async def look(self, http: Http | None = None) -> reconcile.Provisioned:
+    async def look(self, http: Http | None = None) -> Converged:
         """Provision the policy as a restarted operator would: nothing is remembered."""
         ctx = self.ctx(http)
-        claims = Claims(ctx.policies, lambda _: None)
-        asked = gather(self.policy, ctx)
-        return await reconcile.provision(asked, self.policy, ctx, claims)
+        conflicts = Conflicts(ctx.policies, lambda _: None)
+        asked = resolve(self.policy, ctx)
+        return await converge(asked, self.policy, ctx, conflicts)
 
-    async def retire(self, grave: Grave, http: Http | None = None) -> Requeue:
+    async def finalize(self, grave: Grave, http: Http | None = None) -> Requeue:
         """Do what the deletion of the policy asks for, as a restarted operator would."""
         ctx = self.ctx(http)
-        claims = Claims(ctx.policies, lambda _: None)
+        conflicts = Conflicts(ctx.policies, lambda _: None)
         out = Publisher(grave, resources.POLICIES, ctx.policies, ctx.clock)
-        return await retire(grave.body, ctx, claims, out)
+        outcome = await finalize(grave.body, ctx, conflicts)
+        await publish(grave.body, outcome, out)
+        return outcome.requeue
 
     def ctx(self, http: Http | None) -> Any:  # noqa: ANN401
         """What a reconcile needs of the world."""
@@ -157,9 +161,9 @@ async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
 ) -> None:
     async with shop(connection, policy()) as undisturbed:
         made = await undisturbed.look()
-        assert made.steps
+        assert made.actions
         calls = len(undisturbed.broker.calls)
-        assert (await undisturbed.look()).steps == ()
+        assert (await undisturbed.look()).actions == ()
     for number in range(1, calls + 1):
         async with shop(connection, policy()) as disturbed:
             disturbed.broker.fault = at_call(number, FAULTS[fault])
@@ -174,7 +178,7 @@ async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
             broker = disturbed.broker
             assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[number - 1]
             assert disturbed.config_maps.bodies == undisturbed.config_maps.bodies
-            assert (await disturbed.look()).steps == ()
+            assert (await disturbed.look()).actions == ()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -184,7 +188,7 @@ async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
     body = policy(deletionPolicy="Delete")
     async with standing(connection, body) as undisturbed:
         before = len(undisturbed.broker.calls)
-        assert await undisturbed.retire(Grave(body)) is Requeue.ON_CHANGE
+        assert await undisturbed.finalize(Grave(body)) is Requeue.ON_CHANGE
         calls = len(undisturbed.broker.calls) - before
         left = undisturbed.broker.namespaces["shop/prod"].topics
         assert left.keys() == {"orders", "others", "orders-fulfilment-DLQ"}
@@ -196,11 +200,11 @@ async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
             broker.fault = at_call(number, FAULTS[fault])
             patience = HASTY if FAULTS[fault] is hanging else aiohttp.ClientTimeout()
             async with aiohttp.ClientSession(timeout=patience) as session:
-                again = await disturbed.retire(grave, Http(session))
+                again = await disturbed.finalize(grave, Http(session))
             if again is Requeue.BACKOFF:
                 broker.fault = None
                 assert grave.body["metadata"]["finalizers"] == [FINALIZER]
-                again = await disturbed.retire(grave)
+                again = await disturbed.finalize(grave)
             assert again is Requeue.ON_CHANGE
             assert grave.body["metadata"]["finalizers"] == []
             assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[-number:]

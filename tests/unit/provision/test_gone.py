@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+from redrive.errors import Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key, Resource
 from redrive.provision import connection, reconcile
-from redrive.provision.claims import Claims
+from redrive.provision.conflicts import Conflicts
 from redrive.provision.health.watch import Health
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -49,8 +49,8 @@ async def test_an_object_that_went_unseen_is_forgotten_and_never_looked_at_again
     body = policy()
     policies, connections = Cache([body]), Cache([body | {"kind": "PulsarConnection"}])
     emptied, key = ctx(policies, connections), Key.of(body)
-    claims, health = Claims(policies, lambda _: None), Health(emptied, lambda _: None)
-    assert await reconcile.reconcile(key, emptied, claims, health) is Requeue.NEVER
+    conflicts, health = Conflicts(policies, lambda _: None), Health(emptied, lambda _: None)
+    assert await reconcile.reconcile(key, emptied, conflicts, health) is Requeue.NEVER
     await health.stop()
     assert await connection.reconcile(key, emptied) is Requeue.NEVER
     assert policies.get(key) is None

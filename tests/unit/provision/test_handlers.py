@@ -9,10 +9,11 @@ from typing import Any, cast
 import kopf
 import pytest
 
+from redrive.errors import Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connections
 from redrive.kube.context import Context, wall_clock
-from redrive.kube.controller import AT_ONCE, Requeue
+from redrive.kube.controller import AT_ONCE
 from redrive.kube.resources import Key
 from redrive.provision import connection as connections
 from redrive.provision import handlers, reconcile

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
-from redrive.provision.ownership import Granted, Owner, Record, rights
+from redrive.provision.ownership import Granted, Owner, OwnershipRecord, rights
 
 TOPIC = TopicName("shop", "prod", "orders-fulfilment-RETRY")
 roles = st.sampled_from(["a", "b", 'c "/{}'])
 actions = st.frozensets(st.sampled_from(["produce", "consume", "functions"]), min_size=1)
 granted = st.dictionaries(roles, actions)
 records = st.builds(
-    Record,
+    OwnershipRecord,
     owner=st.text(max_size=5),
     created=st.booleans(),
     granted=granted,
@@ -22,24 +22,24 @@ records = st.builds(
 
 
 @given(records)
-def test_a_record_is_read_as_it_was_written(record: Record) -> None:
-    assert Record.of(record.to_properties()) == record
+def test_a_record_is_read_as_it_was_written(record: OwnershipRecord) -> None:
+    assert OwnershipRecord.of(record.to_properties()) == record
 
 
 @given(records, records)
 def test_the_changes_between_two_records_lead_from_the_one_to_the_other(
-    before: Record, after: Record
+    before: OwnershipRecord, after: OwnershipRecord
 ) -> None:
     properties = before.to_properties() | {"x": "y"}
     changes = after.changes(properties)
-    assert Record.of(properties | changes) == after
+    assert OwnershipRecord.of(properties | changes) == after
     assert "x" not in changes
     assert after.changes(properties | changes) == {}
 
 
 @pytest.mark.parametrize("text", ["no json", "[]", "3", '{"a": 3}', '{"a": null}', "null"])
 def test_a_record_of_grants_that_somebody_else_wrote_tells_nothing(text: str) -> None:
-    assert Record.of({"redrive.io/granted": text}) == Record()
+    assert OwnershipRecord.of({"redrive.io/granted": text}) == OwnershipRecord()
 
 
 def test_an_owner_is_read_as_it_was_written_and_nothing_else_is_one() -> None:

@@ -16,10 +16,10 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import BrokerFailedError
 from redrive.admin.http import Http
 from redrive.kube.resources import Body
-from redrive.provision import reconcile
-from redrive.provision.claims import Claims
-from redrive.provision.gather import gather
-from redrive.provision.steps import CreateSubscription, RestorePartitions
+from redrive.provision.actions import CreateSubscription, RestorePartitions
+from redrive.provision.conflicts import Conflicts
+from redrive.provision.converge import Converged, converge
+from redrive.provision.resolve import resolve
 from tests.support.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
 from tests.unit.provision.test_calls import READY, make_world
 
@@ -33,7 +33,7 @@ class Shop:
 
     broker: FakeBroker
     body: Body
-    look: Callable[[], Awaitable[reconcile.Provisioned]]
+    look: Callable[[], Awaitable[Converged]]
 
     @property
     def retry(self) -> Topic:
@@ -48,11 +48,11 @@ async def shop(connection: dict[str, Any], body: Body, **there: Topic) -> AsyncI
         broker.namespaces = {"shop/prod": Namespace(topics)}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         ctx = make_world(admin, connection, body)
-        claims = Claims(ctx.policies, lambda _: None)
+        conflicts = Conflicts(ctx.policies, lambda _: None)
         yield Shop(
             broker,
             body,
-            lambda: reconcile.provision(gather(body, ctx), body, ctx, claims),
+            lambda: converge(resolve(body, ctx), body, ctx, conflicts),
         )
 
 
@@ -72,9 +72,9 @@ async def test_a_subscription_that_could_not_be_made_on_one_partition_is_made_by
         with pytest.raises(BrokerFailedError, match="not on one"):
             await made.look()
         made.broker.fault = None
-        assert CreateSubscription in map(type, (await made.look()).steps)
+        assert CreateSubscription in map(type, (await made.look()).actions)
         assert made.retry.parts == WHOLE
-        assert not (await made.look()).steps
+        assert not (await made.look()).actions
 
 
 async def test_a_subscription_that_one_partition_lost_is_made_anew(
@@ -85,9 +85,9 @@ async def test_a_subscription_that_one_partition_lost_is_made_anew(
         await made.look()
         body["status"] = {"observedGeneration": 7, "conditions": [READY]}
         made.retry.parts["-partition-2"].clear()
-        assert list(map(type, (await made.look()).steps)) == [CreateSubscription]
+        assert list(map(type, (await made.look()).actions)) == [CreateSubscription]
         assert made.retry.parts == WHOLE
-        assert not (await made.look()).steps
+        assert not (await made.look()).actions
 
 
 async def test_a_partition_that_somebody_deleted_is_made_anew_with_its_subscription(
@@ -98,11 +98,11 @@ async def test_a_partition_that_somebody_deleted_is_made_anew_with_its_subscript
         await made.look()
         body["status"] = {"observedGeneration": 7, "conditions": [READY]}
         del made.retry.parts["-partition-0"], made.retry.parts["-partition-1"]
-        steps = (await made.look()).steps
-        assert list(map(type, steps)) == [RestorePartitions, CreateSubscription]
-        assert str(steps[0]).endswith("orders-fulfilment-RETRY anew: 0, 1")
+        actions = (await made.look()).actions
+        assert list(map(type, actions)) == [RestorePartitions, CreateSubscription]
+        assert str(actions[0]).endswith("orders-fulfilment-RETRY again: 0, 1")
         assert made.retry.parts == WHOLE
-        assert not (await made.look()).steps
+        assert not (await made.look()).actions
 
 
 async def test_who_only_observes_is_told_of_it_and_nothing_is_made(

@@ -10,9 +10,9 @@ from redrive.admin.model import SubscriptionStats, TopicUsage
 from redrive.api.choices import DeletionPolicy
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
-from redrive.provision import steps
+from redrive.provision import actions
 from redrive.provision.errors import InUseError
-from redrive.provision.ownership import Owner, Record
+from redrive.provision.ownership import Owner, OwnershipRecord
 from redrive.provision.removal import Left, Removal, removal
 
 OURS = Owner("here", Key("shop", "orders"))
@@ -37,12 +37,12 @@ topics = st.builds(
     subscription=st.sampled_from(["fulfilment", "redrive"]),
     partitioned=st.booleans(),
     properties=st.builds(
-        Record,
+        OwnershipRecord,
         owner=st.sampled_from(["", str(OURS), "there/shop/orders", "here/shop/other"]),
         created=st.booleans(),
         granted=granted,
         subscription=st.sampled_from(["", "fulfilment"]),
-    ).map(Record.to_properties),
+    ).map(OwnershipRecord.to_properties),
     usage=st.builds(TopicUsage, subscriptions, st.integers(0, 1), st.integers(0, 3)),
     permissions=granted,
     heir=st.none() | st.just(Key("shop", "heir")),
@@ -65,12 +65,14 @@ def without_clients(topic: Left) -> Left:
 
 def touched(plan: Removal) -> set[TopicName]:
     found = set()
-    for step in plan.steps:
-        if isinstance(step, steps.SetGrants):
-            found |= {grant.topic for grant in step.grants}
+    for action in plan.actions:
+        if isinstance(action, actions.SetGrants):
+            found |= {grant.topic for grant in action.grants}
         else:
-            assert isinstance(step, steps.DeleteTopic | steps.DeleteSubscription | steps.Mark)
-            found.add(step.topic)
+            assert isinstance(
+                action, actions.DeleteTopic | actions.DeleteSubscription | actions.Mark
+            )
+            found.add(action.topic)
     return found
 
 
@@ -81,7 +83,7 @@ def test_a_topic_is_touched_only_if_it_is_marked_as_ours_and_nobody_needs_it(
     ours = {
         topic.name
         for topic in found
-        if Record.of(topic.properties).owner == str(OURS) and topic.heir is None
+        if OwnershipRecord.of(topic.properties).owner == str(OURS) and topic.heir is None
     }
     assert touched(planned(policy, found)) <= ours
 
@@ -90,20 +92,20 @@ def test_a_topic_is_touched_only_if_it_is_marked_as_ours_and_nobody_needs_it(
 def test_a_topic_is_deleted_only_if_redrive_made_it(
     policy: DeletionPolicy, found: list[Left]
 ) -> None:
-    made = {topic.name for topic in found if Record.of(topic.properties).created}
-    for step in planned(policy, found).steps:
-        assert not isinstance(step, steps.DeleteTopic) or step.topic in made
+    made = {topic.name for topic in found if OwnershipRecord.of(topic.properties).created}
+    for action in planned(policy, found).actions:
+        assert not isinstance(action, actions.DeleteTopic) or action.topic in made
 
 
 @given(left)
 def test_what_holds_messages_is_deleted_by_delete_alone(found: list[Left]) -> None:
     by_name = {topic.name: topic.usage for topic in found}
-    for step in planned(DeletionPolicy.DELETE_IF_EMPTY, found).steps:
-        match step:
-            case steps.DeleteTopic(topic, _):
+    for action in planned(DeletionPolicy.DELETE_IF_EMPTY, found).actions:
+        match action:
+            case actions.DeleteTopic(topic, _):
                 assert not any(s.backlog for s in by_name[topic].subscriptions.values())
                 assert not by_name[topic].uncounted
-            case steps.DeleteSubscription(topic, name):
+            case actions.DeleteSubscription(topic, name):
                 assert not by_name[topic].subscriptions[name].backlog
 
 
@@ -111,10 +113,10 @@ def test_what_holds_messages_is_deleted_by_delete_alone(found: list[Left]) -> No
 def test_only_a_subscription_that_is_on_record_is_deleted_alone(
     policy: DeletionPolicy, found: list[Left]
 ) -> None:
-    recorded = {topic.name: Record.of(topic.properties).subscription for topic in found}
-    for step in planned(policy, found).steps:
-        assert not isinstance(step, steps.DeleteSubscription) or (
-            recorded[step.topic] == step.subscription
+    recorded = {topic.name: OwnershipRecord.of(topic.properties).subscription for topic in found}
+    for action in planned(policy, found).actions:
+        assert not isinstance(action, actions.DeleteSubscription) or (
+            recorded[action.topic] == action.subscription
         )
 
 
@@ -123,10 +125,10 @@ def test_only_rights_that_are_on_record_are_taken_back(
     policy: DeletionPolicy, found: list[Left]
 ) -> None:
     by_name = {topic.name: topic for topic in found}
-    for step in planned(policy, found).steps:
-        for grant in step.grants if isinstance(step, steps.SetGrants) else ():
+    for action in planned(policy, found).actions:
+        for grant in action.grants if isinstance(action, actions.SetGrants) else ():
             have = by_name[grant.topic].permissions.get(grant.role, frozenset())
-            ours = Record.of(by_name[grant.topic].properties).granted[grant.role]
+            ours = OwnershipRecord.of(by_name[grant.topic].properties).granted[grant.role]
             assert grant.actions == have - ours
 
 
@@ -139,16 +141,16 @@ def test_nothing_is_done_while_clients_use_what_would_go(
     except InUseError:
         assert found != [without_clients(topic) for topic in found]
         return
-    for step in plan.steps:
+    for action in plan.actions:
         for topic in found:
-            if isinstance(step, steps.DeleteTopic) and topic.name == step.topic:
+            if isinstance(action, actions.DeleteTopic) and topic.name == action.topic:
                 assert topic == without_clients(topic)
 
 
 @given(st.sampled_from(WANTED), left)
 def test_every_topic_that_stays_is_named(policy: DeletionPolicy, found: list[Left]) -> None:
     plan = planned(policy, found)
-    gone = {step.topic for step in plan.steps if isinstance(step, steps.DeleteTopic)}
+    gone = {action.topic for action in plan.actions if isinstance(action, actions.DeleteTopic)}
     for topic in found:
         assert (topic.name in gone) != any(str(topic.name) in said for said in plan.stays)
 
@@ -156,7 +158,7 @@ def test_every_topic_that_stays_is_named(policy: DeletionPolicy, found: list[Lef
 def made(backlog: int, consumers: int = 0, uncounted: int = 0) -> Left:
     """A dead-letter topic that redrive made."""
     usage = TopicUsage({"redrive": stats(backlog, consumers)}, producers=0, uncounted=uncounted)
-    marks = Record(str(OURS), created=True).to_properties()
+    marks = OwnershipRecord(str(OURS), created=True).to_properties()
     return Left(DEAD_LETTER, "redrive", False, marks, usage, {}, None)  # noqa: FBT003 - not partitioned
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from redrive.errors import InvalidSpecError
+from redrive.errors import InvalidSpecError, Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connections
@@ -15,8 +15,6 @@ from redrive.kube.errors import ConnectionNotFoundError, NamespaceNotAllowedErro
 from redrive.replay import launch
 from redrive.replay.admission import admit
 from redrive.replay.errors import (
-    STALLS,
-    WATCHED,
     DeadLettersDiscardedError,
     PolicyNotFoundError,
     PolicyNotReadyError,
@@ -168,8 +166,8 @@ def test_a_connection_with_certificate_authorities_of_its_own_is_refused() -> No
     secured = connection(tls=tls, adminUrl="https://pulsar:8443")
     with pytest.raises(TrustNotSupportedError, match=r"shop/main .* got 'spec\.tls'; replay thr"):
         admit(replay(), ctx(connections=[secured]))
-    assert TrustNotSupportedError in STALLS
-    assert TrustNotSupportedError in WATCHED
+    assert TrustNotSupportedError.stalls
+    assert TrustNotSupportedError.requeue is Requeue.ON_CHANGE
     trusting = connection(adminUrl="https://pulsar:8443")
     assert admit(replay(), ctx(connections=[trusting])).job.admin_url == "https://pulsar:8443"
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from redrive.errors import Requeue
 from redrive.kube import resources
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import ForbiddenError, NotFoundError
 from redrive.kube.resources import Body, Key, Resource
 from redrive.replay.reconcile import reconcile

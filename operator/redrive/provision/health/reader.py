@@ -10,7 +10,7 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import NotFoundError
 from redrive.admin.model import SubscriptionStats
 from redrive.policy.naming import TopicName
-from redrive.provision.pace import Pace
+from redrive.provision.rate_limit import RateLimit
 
 FORGET_AFTER_SECONDS = 3_600.0
 
@@ -34,7 +34,7 @@ class Reader:
         pace: of the calls to its broker.
     """
 
-    def __init__(self, interval: float, pace: Pace) -> None:
+    def __init__(self, interval: float, pace: RateLimit) -> None:
         self._interval = interval
         self._pace = pace
         self._answers: dict[tuple[TopicName, bool], _Answer] = {}

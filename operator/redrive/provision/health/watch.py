@@ -20,20 +20,20 @@ from redrive.api.replay import FINAL
 from redrive.api.retrypolicy import Backlog
 from redrive.errors import RedriveError
 from redrive.kube import resources, status
-from redrive.kube.cache import is_asked_anew
+from redrive.kube.cache import needs_reconcile
 from redrive.kube.connections import broker_of, connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import StatusWarning
 from redrive.policy.model import Policy
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
-from redrive.provision.gather import gather
 from redrive.provision.health import backlog
 from redrive.provision.health.deliveries import Deliveries
 from redrive.provision.health.gauges import Gauges
 from redrive.provision.health.reader import Reader, TopicStats
 from redrive.provision.health.symptoms import REASONS, THRESHOLDS, Checkup, Thresholds, symptoms
-from redrive.provision.pace import Paces
+from redrive.provision.rate_limit import RateLimits
+from redrive.provision.resolve import resolve
 
 INTERVAL_SECONDS = 60.0
 CALLS_PER_SECOND = 10.0
@@ -100,7 +100,7 @@ class Health:
         self._looked: dict[str, float] = {}
         self._requested: set[str] = set()
         self._records: dict[str, Record] = {}
-        self._paces = Paces(1 / CALLS_PER_SECOND)
+        self._paces = RateLimits(1 / CALLS_PER_SECOND)
         self._readers: dict[tuple[Key, str | None], Reader] = {}
         self._walks: dict[Key, asyncio.Task[None]] = {}
         ctx.policies.listen(self._policy_changed)
@@ -129,7 +129,7 @@ class Health:
     def _policy_changed(self, _key: Key, before: Body | None, after: Body | None) -> None:
         if after is None or not _is_ready(after):
             return
-        if is_asked_anew(before, after) or not _is_ready(before or {}):
+        if needs_reconcile(before, after) or not _is_ready(before or {}):
             self.request(after)
 
     def _replay_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
@@ -216,7 +216,7 @@ class Health:
         """Read the topics of one policy, and pass on what is new about them."""
         requested = _uid(body) in self._requested
         self._requested.discard(_uid(body))
-        asked = gather(body, self._ctx)
+        asked = resolve(body, self._ctx)
         policy = asked.policy
         connection = await self._ctx.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
         admin = connection.admin

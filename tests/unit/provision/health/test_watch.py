@@ -18,7 +18,7 @@ from redrive.kube.resources import Body, Key
 from redrive.provision.health import watch
 from redrive.provision.health.reader import Reader
 from redrive.provision.health.watch import Health
-from redrive.provision.pace import Pace
+from redrive.provision.rate_limit import RateLimit
 
 MakeBody = Callable[..., dict[str, Any]]
 READY = {"type": "Ready", "status": "True", "reason": "Provisioned", "message": ""}
@@ -30,13 +30,13 @@ async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
     connection: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    paces: list[Pace] = []
+    paces: list[RateLimit] = []
     all_begun = asyncio.Event()
 
     class Noting(Reader):
         """A reader that tells its pace."""
 
-        def __init__(self, interval: float, pace: Pace) -> None:
+        def __init__(self, interval: float, pace: RateLimit) -> None:
             super().__init__(interval, pace)
             paces.append(pace)
             if len(paces) == 3:

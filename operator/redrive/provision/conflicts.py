@@ -36,13 +36,13 @@ class _Names:
 _NONE = _Names()
 
 
-class Claims:
+class Conflicts:
     """Every name that a policy claims → the policies that claim it, on whatever broker.
 
     Args:
         policies: all that there are.
-        wake: called with each policy that lost or gained a rival, or whose rival has a new spec:
-            whether a rival may be obeyed, and at which broker, decides over others too.
+        enqueue: called with each policy that lost or gained a rival, or whose rival has a new spec:
+            whether a rival may be obeyed, and at which broker, decides about others too.
     """
 
     def __init__(self, policies: Cache, enqueue: Callable[[Key], None]) -> None:
@@ -84,7 +84,7 @@ class Claims:
 def _names(body: Body) -> _Names:
     """Return what a policy claims; one that can't be obeyed claims nothing.
 
-    One that is going still claims what it may be about to delete.
+    One that is being deleted still claims what it may be about to delete.
     """
     try:
         spec = parse_spec(RetryPolicySpec, body)

@@ -2,7 +2,7 @@
 
 A broker tells nobody of a change, and a look at a policy takes many calls to find all as it was.
 Here only the one thing is read that the policy is stalled by, in two calls to the broker at most
-beside those for its Pulsar namespace, which policies share. Asked by `rounds`, about one policy
+beside those for its Pulsar namespace, which policies share. Request by `rounds`, about one policy
 after the other; what is found here is a reason for a look and no more.
 """
 
@@ -20,16 +20,24 @@ from redrive.kube.connections import connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key, is_owned_by
 from redrive.provision import drift, errors, observe, ownership
-from redrive.provision.claims import Claims
+from redrive.provision.conflicts import Conflicts
 from redrive.provision.desired import Desired, desired
-from redrive.provision.facts import Asked
-from redrive.provision.gather import gather, gather_admissible
-from redrive.provision.ownership import Record
+from redrive.provision.facts import Request
+from redrive.provision.ownership import OwnershipRecord
+from redrive.provision.resolve import resolve, rivals
 
 LISTED_SECONDS = 15.0
 """How old what is known of a Pulsar namespace may be: it is read for all of its policies."""
 
-_REASONS = frozenset(error.reason for error in errors.STANDING)
+_REASONS = frozenset(
+    error.reason
+    for error in (
+        errors.OwnerConflictError,
+        errors.SubscriptionExpiryError,
+        errors.PartitionsDifferError,
+        errors.ConfigMapNotOursError,
+    )
+)
 
 
 def is_standing(body: Body) -> bool:
@@ -38,15 +46,15 @@ def is_standing(body: Body) -> bool:
 
 
 @dataclass(frozen=True)
-class Standing:
+class StallChecks:
     """Asks about policies that are stalled, each by the one thing that its status names.
 
     Attributes:
-        claims: who has a claim on whose topics.
+        conflicts: who has a claim on whose topics.
     """
 
     ctx: Context
-    claims: Claims
+    conflicts: Conflicts
 
     async def is_over(self, body: Body) -> bool:
         """Whether a policy for which `is_standing` holds needs a look.
@@ -55,14 +63,14 @@ class Standing:
         """
         ask = self._by_reason[status.reason(body)]
         try:
-            asked = gather(body, self.ctx)
-            wanted = desired(asked, body, self.ctx.settings.cluster_id)
-            return not await ask(asked, wanted, body)
+            request = resolve(body, self.ctx)
+            wanted = desired(request, body, self.ctx.settings.cluster_id)
+            return not await ask(request, wanted, body)
         except RedriveError:
             return True
 
     @property
-    def _by_reason(self) -> Mapping[str, Callable[[Asked, Desired, Body], Awaitable[bool]]]:
+    def _by_reason(self) -> Mapping[str, Callable[[Request, Desired, Body], Awaitable[bool]]]:
         return {
             errors.OwnerConflictError.reason: self._has_another_owner,
             errors.PartitionsDifferError.reason: self._is_of_the_other_kind,
@@ -70,26 +78,26 @@ class Standing:
             errors.ConfigMapNotOursError.reason: self._has_no_room_for_config_map,
         }
 
-    async def _has_another_owner(self, asked: Asked, wanted: Desired, body: Body) -> bool:
-        rivals = gather_admissible(self.claims.rivals(asked.key), self.ctx)
-        older = frozenset(rival.key for rival in rivals if rival.age < asked.age)
+    async def _has_another_owner(self, request: Request, wanted: Desired, body: Body) -> bool:
+        others = rivals(request.key, self.ctx, self.conflicts)
+        older = frozenset(rival.key for rival in others if rival.age < request.age)
         served, admin = self.ctx.settings.namespaces, await self._admin(body)
-        for topic in asked.spec.own_topics:
+        for topic in request.spec.own_topics:
             try:
-                mark = Record.of(await admin.properties(topic)).owner
+                mark = OwnershipRecord.of(await admin.properties(topic)).owner
             except NotFoundError:
                 continue
             if not ownership.may_take_over(mark, wanted.owner, older, served):
                 return True
         return False
 
-    async def _is_of_the_other_kind(self, _: Asked, wanted: Desired, body: Body) -> bool:
+    async def _is_of_the_other_kind(self, _: Request, wanted: Desired, body: Body) -> bool:
         return drift.is_of_the_other_kind(wanted, await self._namespace(wanted, body))
 
-    async def _expires_subscriptions(self, _: Asked, wanted: Desired, body: Body) -> bool:
+    async def _expires_subscriptions(self, _: Request, wanted: Desired, body: Body) -> bool:
         return (await self._namespace(wanted, body)).subscription_expiry_minutes > 0
 
-    async def _has_no_room_for_config_map(self, _: Asked, wanted: Desired, body: Body) -> bool:
+    async def _has_no_room_for_config_map(self, _: Request, wanted: Desired, body: Body) -> bool:
         found = await observe.config_map(Key.of(wanted.config_map), self.ctx, recent=True)
         return found is not None and not is_owned_by(found, body)
 

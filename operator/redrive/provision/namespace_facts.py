@@ -17,25 +17,25 @@ from redrive.admin.errors import AdminError, BrokerUnreachableError, NotFoundErr
 from redrive.errors import RedriveError
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
-from redrive.provision import conditions, drift, errors
-from redrive.provision.claims import Claims
+from redrive.provision import drift
+from redrive.provision.conflicts import Conflicts
 from redrive.provision.desired import Desired, desired
-from redrive.provision.facts import Asked
-from redrive.provision.gather import gather, gather_admissible
+from redrive.provision.facts import Request
+from redrive.provision.resolve import admit, resolve
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Survey:
+class NamespaceFacts:
     """Compares policies with what the watches and the brokers show.
 
     Attributes:
-        claims: who has a claim on whose topics.
+        conflicts: who has a claim on whose topics.
     """
 
     ctx: Context
-    claims: Claims
+    conflicts: Conflicts
 
     async def amiss(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
         """Return those of *bodies*, settled policies of *connection*, that need a look.
@@ -52,15 +52,15 @@ class Survey:
         namespaces: dict[str, list[Desired]] = defaultdict(list)
         for body in bodies:
             await asyncio.sleep(0)  # others come in between: a thousand policies take a while
-            asked = self._unrefused(body)
-            if asked is None:
+            request = self._unrefused(body)
+            if request is None:
                 found.append(Key.of(body))
-            elif not asked.only_observes:
-                wanted = self._desired(asked, body)
+            elif not request.only_observes:
+                wanted = self._desired(request, body)
                 if self._lacks_config_map(wanted):
-                    found.append(asked.key)
+                    found.append(request.key)
                 else:
-                    namespaces[asked.policy.topic.namespace_name].append(wanted)
+                    namespaces[request.policy.topic.namespace_name].append(wanted)
         if namespaces:
             admin = (await self.ctx.brokers.open(connection)).admin
             for namespace, each in namespaces.items():
@@ -69,27 +69,22 @@ class Survey:
 
     def lacks_config_map(self, body: Body) -> bool:
         """Whether a settled policy has to be looked at for its ConfigMap."""
-        asked = self._unrefused(body)
-        if asked is None:
+        request = self._unrefused(body)
+        if request is None:
             return True
-        return not asked.only_observes and self._lacks_config_map(self._desired(asked, body))
+        return not request.only_observes and self._lacks_config_map(self._desired(request, body))
 
-    def _unrefused(self, body: Body) -> Asked | None:
+    def _unrefused(self, body: Body) -> Request | None:
         """Return what a policy asks for, or None if it is to be refused."""
         try:
-            asked = gather(body, self.ctx)
+            request = resolve(body, self.ctx)
+            admit(request, self.ctx, self.conflicts)
         except RedriveError:
             return None
-        rivals = gather_admissible(self.claims.rivals(asked.key), self.ctx)
-        if (
-            conditions.first_violation(conditions.ADMISSIBLE, asked) is not None
-            or conditions.older_rival(asked, rivals) is not None
-        ):
-            return None
-        return asked
+        return request
 
-    def _desired(self, asked: Asked, body: Body) -> Desired:
-        return desired(asked, body, self.ctx.settings.cluster_id)
+    def _desired(self, request: Request, body: Body) -> Desired:
+        return desired(request, body, self.ctx.settings.cluster_id)
 
     def _lacks_config_map(self, wanted: Desired) -> bool:
         there = self.ctx.config_maps.get(Key.of(wanted.config_map))
@@ -105,6 +100,6 @@ async def _amiss_in(namespace: str, each: Iterable[Desired], admin: Admin) -> li
     except AdminError as error:
         logger.info("survey: %s", error)
         # What stays so is for each policy's status to say; all else may be over by the next time.
-        stays = isinstance(error, (NotFoundError, *errors.STALLS))
+        stays = error.stalls or isinstance(error, NotFoundError)
         return [wanted.owner.key for wanted in each] if stays else []
     return [wanted.owner.key for wanted in each if drift.is_at_broker(wanted, there)]

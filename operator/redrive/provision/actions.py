@@ -1,6 +1,6 @@
-"""What can be done for a policy, as frozen values: `plan` chooses, `apply` does.
+"""What can be done for a policy, as frozen values: `diff` chooses, `apply` does.
 
-A step as a string says, for people, what has been done once it is.
+An action as a string says what has been done, once it is.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class AddPartitions:
 
 @dataclass(frozen=True)
 class RestorePartitions:
-    """Make partitions that somebody deleted anew; what they held is gone."""
+    """Create partitions again that were deleted; what they held is gone."""
 
     topic: TopicName
     missing: tuple[int, ...]
 
     def __str__(self) -> str:
         numbers = ", ".join(map(str, self.missing))
-        return f"made missing partitions of {self.topic} anew: {numbers}"
+        return f"created missing partitions of {self.topic} again: {numbers}"
 
 
 @dataclass(frozen=True)
@@ -167,9 +167,9 @@ OnTopic = (
     | DeleteSubscription
 )
 """What is one call about one topic."""
-Step = OnTopic | CopySchema | SetGrants | CreateConfigMap | PatchConfigMap
+Action = OnTopic | CopySchema | SetGrants | CreateConfigMap | PatchConfigMap
 
 
-def in_words(steps: Iterable[Step]) -> str:
-    """Describe *steps*, done, in one line."""
-    return "; ".join(map(str, steps))
+def in_words(actions: Iterable[Action]) -> str:
+    """Describe *actions*, done, in one line."""
+    return "; ".join(map(str, actions))

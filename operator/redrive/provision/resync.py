@@ -28,9 +28,9 @@ from redrive.errors import RedriveError
 from redrive.kube import status
 from redrive.kube.connections import broker_of, connection_of, users
 from redrive.kube.resources import Body, Key
-from redrive.provision.pace import Paces
-from redrive.provision.standing import Standing, is_standing
-from redrive.provision.survey import Survey
+from redrive.provision.namespace_facts import NamespaceFacts
+from redrive.provision.rate_limit import RateLimits
+from redrive.provision.stall_checks import StallChecks, is_standing
 
 SURVEY_SECONDS = 60.0
 ROTATION_SECONDS = 15.0
@@ -80,7 +80,7 @@ class Turns:
         return first
 
 
-class Rounds:
+class Resync:
     """Surveys and rotations over the policies of all connections; needs a running event loop.
 
     Args:
@@ -93,8 +93,8 @@ class Rounds:
 
     def __init__(
         self,
-        survey: Survey,
-        standing: Standing,
+        survey: NamespaceFacts,
+        standing: StallChecks,
         enqueue: Callable[[Key], None],
         enqueue_connection: Callable[[Key], None],
     ) -> None:
@@ -104,7 +104,7 @@ class Rounds:
         self._connections = survey.ctx.connections
         self._enqueue = enqueue
         self._enqueue_connection = enqueue_connection
-        self._questions = Paces(CALLS_PER_QUESTION / CALLS_PER_SECOND)
+        self._questions = RateLimits(CALLS_PER_QUESTION / CALLS_PER_SECOND)
         self._tasks: dict[Key | str, list[asyncio.Task[None]]] = {}
         self._follow()
         self._connections.listen(lambda *_: self._follow())

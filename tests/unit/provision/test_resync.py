@@ -9,11 +9,11 @@ import pytest
 from redrive.admin.errors import BrokerUnreachableError
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
-from redrive.provision import rounds
-from redrive.provision.claims import Claims
-from redrive.provision.rounds import Rounds, Turns, pause
-from redrive.provision.standing import Standing
-from redrive.provision.survey import Survey
+from redrive.provision import resync
+from redrive.provision.conflicts import Conflicts
+from redrive.provision.namespace_facts import NamespaceFacts
+from redrive.provision.resync import Resync, Turns, pause
+from redrive.provision.stall_checks import StallChecks
 
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING = cast("Any", None)
@@ -22,7 +22,7 @@ OVERHEAD_SECONDS = 0.03
 """What a turn takes beside its pause, generously."""
 
 
-class Surveys(Survey):
+class Surveys(NamespaceFacts):
     """Finds amiss what it is told to, and remembers what it was asked about."""
 
     asked: asyncio.Queue[tuple[Key, list[str]]]
@@ -38,7 +38,7 @@ class Surveys(Survey):
 
 @pytest.fixture
 def survey(ctx: Context) -> Surveys:
-    made = Surveys(ctx, Claims(ctx.policies, lambda _: None))
+    made = Surveys(ctx, Conflicts(ctx.policies, lambda _: None))
     for name, value in (("asked", asyncio.Queue()), ("amiss_now", []), ("fails", [])):
         object.__setattr__(made, name, value)
     return made
@@ -46,10 +46,10 @@ def survey(ctx: Context) -> Surveys:
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "SURVEY_SECONDS", 0.002)
-    monkeypatch.setattr(rounds, "ROTATION_SECONDS", 0.002)
-    monkeypatch.setattr(rounds, "CALLS_PER_LOOK", 0)
-    monkeypatch.setattr(rounds, "CALLS_PER_QUESTION", 0)
+    monkeypatch.setattr(resync, "SURVEY_SECONDS", 0.002)
+    monkeypatch.setattr(resync, "ROTATION_SECONDS", 0.002)
+    monkeypatch.setattr(resync, "CALLS_PER_LOOK", 0)
+    monkeypatch.setattr(resync, "CALLS_PER_QUESTION", 0)
 
 
 def ignore(_: Key) -> None:
@@ -80,7 +80,7 @@ async def test_every_settled_policy_is_looked_at_in_turn_those_that_come_and_go_
     policy: MakeBody, survey: Surveys
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    walk = Resync(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     survey.ctx.connections.put(connection("main"))
 
     async def only(*names: str) -> None:
@@ -101,9 +101,9 @@ async def test_every_settled_policy_is_looked_at_in_turn_those_that_come_and_go_
 async def test_connections_to_one_broker_share_a_rotation_in_which_each_policy_has_its_turn(
     policy: MakeBody, survey: Surveys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "CALLS_PER_LOOK", 0.2)  # a turn every 10 ms
+    monkeypatch.setattr(resync, "CALLS_PER_LOOK", 0.2)  # a turn every 10 ms
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    walk = Resync(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     names = {f"of-many-{n}" for n in range(8)} | {"of-one", "of-another"}
     for name in names:
         through = "many" if name.startswith("of-many") else name.removeprefix("of-")
@@ -123,7 +123,7 @@ async def test_connections_to_one_broker_share_a_rotation_in_which_each_policy_h
 async def test_a_policy_is_in_the_rotation_of_the_broker_that_its_connection_has_now(
     policy: MakeBody, survey: Surveys
 ) -> None:
-    walk = Rounds(survey, NOTHING, ignore, ignore)
+    walk = Resync(survey, NOTHING, ignore, ignore)
     survey.ctx.policies.put(settled(policy("a")))
 
     def rotations() -> set[str]:
@@ -144,14 +144,14 @@ async def test_a_policy_is_in_the_rotation_of_the_broker_that_its_connection_has
 async def test_the_rotation_of_a_broker_rests_while_many_of_its_policies_are_new(
     policy: MakeBody, survey: Surveys
 ) -> None:
-    new = [f"new-{number}" for number in range(rounds.MANY_BEGUN)]
+    new = [f"new-{number}" for number in range(resync.MANY_BEGUN)]
     for name in new:
         survey.ctx.policies.put(settled(policy(name), "Progressing", "Unknown"))
     survey.ctx.policies.put(settled(policy("a")))
     elsewhere = policy("elsewhere", connectionRef={"name": "other"})
     survey.ctx.policies.put(settled(elsewhere))
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    walk = Resync(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     survey.ctx.connections.put(connection("main"))
     survey.ctx.connections.put(connection("other", "http://elsewhere"))
 
@@ -172,7 +172,7 @@ async def test_a_connection_is_surveyed_again_and_again_until_it_goes(
     survey.fails.extend(
         [KeyError("surprise"), BrokerUnreachableError("no broker", remedy="start it")]
     )
-    walk = Rounds(survey, NOTHING, ignore, ignore)
+    walk = Resync(survey, NOTHING, ignore, ignore)
     async with asyncio.timeout(5):
         for _ in range(4):
             assert await survey.asked.get() == (Key("shop", "main"), ["a"])
@@ -196,7 +196,7 @@ async def test_a_connection_is_looked_at_with_each_survey_also_where_that_fails(
 ) -> None:
     survey.fails.extend([BrokerUnreachableError("no broker", remedy="start it")] * 2)
     woken: asyncio.Queue[Key] = asyncio.Queue()
-    walk = Rounds(survey, NOTHING, ignore, woken.put_nowait)
+    walk = Resync(survey, NOTHING, ignore, woken.put_nowait)
     survey.ctx.connections.put(connection("main"))
     async with asyncio.timeout(5):
         for surveys in range(1, 4):
@@ -209,7 +209,7 @@ async def test_a_rotation_goes_on_after_a_failure(
     policy: MakeBody, survey: Surveys, caplog: pytest.LogCaptureFixture
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Rounds(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    walk = Resync(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     spoilt = policy("spoilt") | {"spec": {}}
     survey.ctx.policies.put(spoilt)
     survey.ctx.policies.put(settled(policy("a")))
@@ -226,18 +226,18 @@ async def test_a_rotation_goes_on_after_a_failure(
 async def test_what_a_survey_finds_amiss_is_looked_at(
     policy: MakeBody, survey: Surveys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "ROTATION_SECONDS", 60)
+    monkeypatch.setattr(resync, "ROTATION_SECONDS", 60)
     survey.ctx.policies.put(settled(policy("a")))
     survey.amiss_now.append(Key("shop", "a"))
     woken: asyncio.Queue[Key] = asyncio.Queue()
-    walk = Rounds(survey, NOTHING, woken.put_nowait, ignore)
+    walk = Resync(survey, NOTHING, woken.put_nowait, ignore)
     survey.ctx.connections.put(connection("main"))
     async with asyncio.timeout(5):
         assert await woken.get() == Key("shop", "a")
     await walk.stop()
 
 
-class Questions(Standing):
+class Questions(StallChecks):
     """Finds everything over once it was asked twice about *surprise*, about which it fails."""
 
     asked: list[str]
@@ -253,7 +253,7 @@ class Questions(Standing):
 async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is_over(
     policy: MakeBody, survey: Surveys, caplog: pytest.LogCaptureFixture
 ) -> None:
-    questions = Questions(survey.ctx, survey.claims)
+    questions = Questions(survey.ctx, survey.conflicts)
     object.__setattr__(questions, "asked", [])
     for name, reason in (
         ("owned", "OwnerConflict"),
@@ -270,7 +270,7 @@ async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is
     for body in (going, settled(elsewhere, "OwnerConflict", "False"), settled(policy("ready"))):
         survey.ctx.policies.put(body)
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Rounds(survey, questions, lambda key: woken.put_nowait(key.name), ignore)
+    walk = Resync(survey, questions, lambda key: woken.put_nowait(key.name), ignore)
     survey.ctx.connections.put(connection("main"))
     found = set[str]()
     async with asyncio.timeout(5):
@@ -285,15 +285,15 @@ async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is
 async def test_connections_to_one_broker_share_the_pace_of_questions(
     policy: MakeBody, survey: Surveys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "CALLS_PER_QUESTION", 0.2)  # one every 10 ms
-    questions = Questions(survey.ctx, survey.claims)
+    monkeypatch.setattr(resync, "CALLS_PER_QUESTION", 0.2)  # one every 10 ms
+    questions = Questions(survey.ctx, survey.conflicts)
     object.__setattr__(questions, "asked", [])
     for number in range(10):
         name = f"stands-{number}"
         survey.ctx.connections.put(connection(name))
         body = policy(name, connectionRef={"name": name})
         survey.ctx.policies.put(settled(body, "OwnerConflict", "False"))
-    walk = Rounds(survey, questions, ignore, ignore)
+    walk = Resync(survey, questions, ignore, ignore)
     begun = asyncio.get_running_loop().time()
     async with asyncio.timeout(5):
         while len(questions.asked) < 30:  # noqa: ASYNC110 - what is asked tells nobody
@@ -309,8 +309,8 @@ def test_a_rotation_costs_at_most_twenty_calls_a_second_and_ends_within_fifteen_
     policies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    between = pause(policies, rounds.CALLS_PER_LOOK)
-    assert rounds.CALLS_PER_LOOK / between <= 20
+    between = pause(policies, resync.CALLS_PER_LOOK)
+    assert resync.CALLS_PER_LOOK / between <= 20
     assert 15 <= policies * between <= 15 * 60
 
 
@@ -319,8 +319,8 @@ def test_to_ask_stalled_policies_costs_at_most_twenty_calls_a_second_and_two_min
     policies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    between = pause(policies, rounds.CALLS_PER_QUESTION)
-    assert rounds.CALLS_PER_QUESTION / between <= 20
+    between = pause(policies, resync.CALLS_PER_QUESTION)
+    assert resync.CALLS_PER_QUESTION / between <= 20
     assert 15 <= policies * between <= 105
 
 
@@ -338,7 +338,7 @@ def gaps(population: Callable[[int], Iterable[Key]], laps: int = 3) -> dict[Key,
         for gone in last.keys() - set(keys):
             del last[gone]
         (key,) = filter(None, [turns.next(keys)])
-        now += pause(len(keys), rounds.CALLS_PER_LOOK) + OVERHEAD_SECONDS
+        now += pause(len(keys), resync.CALLS_PER_LOOK) + OVERHEAD_SECONDS
         longest[key] = max(longest.get(key, 0.0), now - last[key])
         last[key] = now
     return longest

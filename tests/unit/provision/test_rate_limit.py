@@ -3,11 +3,11 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from redrive.provision.pace import Pace, Paces
+from redrive.provision.rate_limit import RateLimit, RateLimits
 
 
 async def test_turns_come_in_the_order_in_which_they_are_asked_for_and_so_far_apart() -> None:
-    pace, loop = Pace(0.02), asyncio.get_running_loop()
+    pace, loop = RateLimit(0.02), asyncio.get_running_loop()
     begun, had = loop.time(), list[tuple[str, float]]()
 
     async def take(who: str) -> None:
@@ -20,7 +20,7 @@ async def test_turns_come_in_the_order_in_which_they_are_asked_for_and_so_far_ap
 
 
 async def test_who_did_not_ask_for_long_has_no_turns_saved_up() -> None:
-    pace, loop = Pace(0.02), asyncio.get_running_loop()
+    pace, loop = RateLimit(0.02), asyncio.get_running_loop()
     await pace.turn()
     await asyncio.sleep(0.06)
     begun = loop.time()
@@ -30,7 +30,7 @@ async def test_who_did_not_ask_for_long_has_no_turns_saved_up() -> None:
 
 
 async def test_all_who_ask_one_broker_share_a_pace_for_as_long_as_one_holds_it() -> None:
-    paces = Paces(60.0)
+    paces = RateLimits(60.0)
     held = paces.of("http://first")
     assert paces.of("http://first") is held
     assert paces.of("http://second") is not held

@@ -1,4 +1,4 @@
-"""What should be seen to although a policy is ready: named checks on gathered facts; pure.
+"""What should be fixed although a policy is ready: named checks on observed facts; pure.
 
 Called by `reconcile`, which shows what they find as conditions and Warning events.
 """
@@ -13,7 +13,7 @@ from redrive.policy import durations
 from redrive.provision import errors
 from redrive.provision.apply import Refused
 from redrive.provision.desired import Desired, partitions_of_retry
-from redrive.provision.facts import Asked, Observed
+from redrive.provision.facts import Observed, Request
 from redrive.provision.topic_policies import delay_limit
 
 LADDER_DESCENDS = "LadderDescends"
@@ -41,22 +41,22 @@ class Seen:
         refused: what could not be done for it, and is not needed for it to work.
     """
 
-    asked: Asked
-    rivals: Sequence[Asked]
+    request: Request
+    rivals: Sequence[Request]
     desired: Desired
     observed: Observed
     refused: Sequence[Refused]
 
     @property
-    def younger(self) -> list[Asked]:
+    def younger(self) -> list[Request]:
         """Return the rivals that it keeps from their topics, the oldest first."""
-        found = [rival for rival in self.rivals if rival.yields_to(self.asked)]
+        found = [rival for rival in self.rivals if rival.yields_to(self.request)]
         return sorted(found, key=lambda rival: rival.age)
 
 
 def ladder_descends(seen: Seen) -> StatusWarning | None:
     """Find a ladder whose delays get shorter."""
-    if not seen.asked.policy.ladder.descends:
+    if not seen.request.policy.ladder.descends:
         return None
     return StatusWarning(
         LADDER_DESCENDS,
@@ -83,7 +83,7 @@ def delay_is_limited(seen: Seen) -> StatusWarning | None:
     """Find a limit of the broker that is below the longest delay of the ladder."""
     retry = seen.observed.retry
     limit = delay_limit(seen.observed.inherited if retry is None else retry.policies)
-    longest = max(seen.asked.policy.ladder.rungs)
+    longest = max(seen.request.policy.ladder.rungs)
     if limit is None or limit >= longest:
         return None
     return StatusWarning(
@@ -120,18 +120,18 @@ def schema_is_refused(seen: Seen) -> StatusWarning | None:
     """Find topics that can't have the schema of the source topic."""
     if not seen.refused:
         return None
-    topics = ", ".join(str(each.step.topic) for each in seen.refused)
+    topics = ", ".join(str(each.action.topic) for each in seen.refused)
     return StatusWarning(
         SCHEMA_REFUSED,
-        f"the schema of {seen.asked.policy.topic} could not be copied to {topics}, so consumers of "
-        f"that schema may be refused there: {seen.refused[0].error}; have the Pulsar namespace "
+        f"the schema of {seen.request.policy.topic} could not be copied to {topics}, so consumers "
+        f"of that schema may be refused there: {seen.refused[0].error}; have the Pulsar namespace "
         "allow the change (schema compatibility strategy), or delete the schema of these topics",
     )
 
 
 def subscription_is_contested(seen: Seen) -> StatusWarning | None:
     """Find younger policies for the same topic and subscription."""
-    same = [other for other in seen.younger if other.subscribes_like(seen.asked)]
+    same = [other for other in seen.younger if other.subscribes_like(seen.request)]
     return _contested(
         errors.ResourceConflictError.reason,
         "younger RetryPolicies are for the same topic and subscription, and wait for this one to "
@@ -142,7 +142,7 @@ def subscription_is_contested(seen: Seen) -> StatusWarning | None:
 
 def names_are_contested(seen: Seen) -> StatusWarning | None:
     """Find younger policies, for other subscriptions, that need topics of the same names."""
-    others = [other for other in seen.younger if not other.subscribes_like(seen.asked)]
+    others = [other for other in seen.younger if not other.subscribes_like(seen.request)]
     return _contested(
         errors.NameCollisionError.reason,
         "younger RetryPolicies, for other subscriptions, need a topic of a name that this one, or "
@@ -151,7 +151,7 @@ def names_are_contested(seen: Seen) -> StatusWarning | None:
     )
 
 
-CAUTIONS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
+CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
     ladder_descends,
     retry_topic_has_too_many_partitions,
     delay_is_limited,
@@ -162,13 +162,13 @@ CAUTIONS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
 )
 
 
-def cautions(seen: Seen) -> tuple[StatusWarning, ...]:
+def warnings(seen: Seen) -> tuple[StatusWarning, ...]:
     """Return all that is found."""
-    found = (check(seen) for check in CAUTIONS)
-    return tuple(caution for caution in found if caution is not None)
+    found = (check(seen) for check in CHECKS)
+    return tuple(warning for warning in found if warning is not None)
 
 
-def _contested(reason: str, message: str, rivals: Sequence[Asked]) -> StatusWarning | None:
+def _contested(reason: str, message: str, rivals: Sequence[Request]) -> StatusWarning | None:
     if not rivals:
         return None
     named = [f"RetryPolicy {other.key}" for other in rivals]

@@ -12,10 +12,10 @@ from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Key
-from redrive.provision.claims import Claims
+from redrive.provision.conflicts import Conflicts
 from redrive.provision.desired import desired
-from redrive.provision.gather import gather
-from redrive.provision.survey import Survey
+from redrive.provision.namespace_facts import NamespaceFacts
+from redrive.provision.resolve import resolve
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -27,7 +27,7 @@ NAMES = [f"orders-{number}" for number in range(30)]
 @pytest.fixture
 async def survey(
     connection: dict[str, Any], policy: MakeBody
-) -> AsyncIterator[tuple[Survey, FakeBroker]]:
+) -> AsyncIterator[tuple[NamespaceFacts, FakeBroker]]:
     """Thirty policies, ten to a Pulsar namespace, with nothing amiss."""
     through = {"metadata": {"namespace": "shop", "name": "main", **NEW}, "spec": connection}
     bodies = [
@@ -51,7 +51,7 @@ async def survey(
         broker.tenants = {"shop": []}
         broker.namespaces = {f"shop/n{number}": Namespace({}, {}) for number in range(3)}
         for body in bodies:
-            wanted = desired(gather(body, ctx), body, "here")
+            wanted = desired(resolve(body, ctx), body, "here")
             ctx.config_maps.put(
                 {**wanted.config_map, "metadata": {**wanted.config_map["metadata"], **NEW}}
             )
@@ -62,15 +62,15 @@ async def survey(
             for grant in wanted.grants:
                 roles = there.grants.setdefault(str(grant.topic), {})
                 roles[grant.role] = sorted(grant.actions)
-        yield Survey(ctx, Claims(ctx.policies, lambda _: None)), broker
+        yield NamespaceFacts(ctx, Conflicts(ctx.policies, lambda _: None)), broker
 
 
-async def amiss(survey: Survey) -> set[str]:
+async def amiss(survey: NamespaceFacts) -> set[str]:
     return {key.name for key in await survey.amiss(MAIN, survey.ctx.policies)}
 
 
 async def test_a_survey_costs_three_calls_for_each_pulsar_namespace(
-    survey: tuple[Survey, FakeBroker],
+    survey: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
     surveyor, broker = survey
     assert await amiss(surveyor) == set()
@@ -78,7 +78,7 @@ async def test_a_survey_costs_three_calls_for_each_pulsar_namespace(
 
 
 async def test_what_is_missing_at_the_broker_or_beside_it_is_found(
-    survey: tuple[Survey, FakeBroker],
+    survey: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
     surveyor, broker = survey
     del broker.namespaces["shop/n0"].topics["orders-0-fulfilment-RETRY"]
@@ -92,7 +92,7 @@ async def test_what_is_missing_at_the_broker_or_beside_it_is_found(
 
 
 async def test_what_may_not_be_obeyed_any_more_is_found_without_asking_the_broker(
-    survey: tuple[Survey, FakeBroker], connection: dict[str, Any], policy: MakeBody
+    survey: tuple[NamespaceFacts, FakeBroker], connection: dict[str, Any], policy: MakeBody
 ) -> None:
     surveyor, broker = survey
     changed = {"namespace": "shop", "name": "main", **NEW, "resourceVersion": "2"}
@@ -108,7 +108,7 @@ async def test_what_may_not_be_obeyed_any_more_is_found_without_asking_the_broke
 
 
 async def test_policies_that_only_observe_may_differ(
-    survey: tuple[Survey, FakeBroker], policy: MakeBody
+    survey: tuple[NamespaceFacts, FakeBroker], policy: MakeBody
 ) -> None:
     surveyor, broker = survey
     observes = {"topic": "persistent://shop/n0/other", "managementPolicy": "Observe"}
@@ -118,7 +118,7 @@ async def test_policies_that_only_observe_may_differ(
 
 
 async def test_a_namespace_that_is_gone_is_for_its_policies_to_tell(
-    survey: tuple[Survey, FakeBroker],
+    survey: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
     surveyor, broker = survey
     del broker.namespaces["shop/n1"]
@@ -126,7 +126,7 @@ async def test_a_namespace_that_is_gone_is_for_its_policies_to_tell(
 
 
 async def test_a_broker_that_fails_for_once_sets_nobody_astir(
-    survey: tuple[Survey, FakeBroker],
+    survey: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
     surveyor, broker = survey
     broker.fault = at_call(1, answering(500))

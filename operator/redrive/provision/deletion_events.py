@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 
 from redrive.kube.resources import Body, Key
-from redrive.kube.status import Publisher
-from redrive.provision.retire import RETAINED, made
+from redrive.kube.status import ObjectEvent, Publisher
+from redrive.provision.finalize import RETAINED, made
 
 
-class Farewells:
+class DeletionEvents:
     """Tells what stays of policies that went at once; must be made in a running event loop."""
 
     def __init__(self, out: Publisher) -> None:
@@ -33,7 +33,7 @@ class Farewells:
 
     def _note(self, _: Key, before: Body | None, after: Body | None) -> None:
         if after is not None or before is None or "deletionTimestamp" in before["metadata"]:
-            return  # what has a deletionTimestamp went through `retire`, which told of it
+            return  # what has a deletionTimestamp went through `finalize`, which told of it
         if topics := made(before):
             self._tell(before, topics)
 
@@ -42,6 +42,6 @@ class Farewells:
             f"{topics} stay at the broker, with their messages, subscriptions and grants; delete "
             "them by hand once they are not needed"
         )
-        task = asyncio.create_task(self._out.tell(policy, RETAINED, message))
+        task = asyncio.create_task(self._out.emit(policy, ObjectEvent(RETAINED, message)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

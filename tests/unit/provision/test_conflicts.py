@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Key
-from redrive.provision.claims import Claims
+from redrive.provision.conflicts import Conflicts
 
 MakeBody = Callable[..., dict[str, Any]]
 TOPICS = {
@@ -57,7 +57,7 @@ def test_the_index_finds_the_rivals_and_wakes_all_whose_rivals_change(
     pairs = {name: pair for name, pair in at_first if pair in TOPICS}
     table = Cache(make(policy, name, pair) for name, pair in pairs.items())
     woken: set[Key] = set()
-    claims = Claims(table, woken.add)
+    conflicts = Conflicts(table, woken.add)
     for generation, (name, pair) in enumerate(later, start=2):
         before = {other: rivals(pairs, other) for other in pairs}
         woken.clear()
@@ -73,7 +73,7 @@ def test_the_index_finds_the_rivals_and_wakes_all_whose_rivals_change(
             pairs[name] = pair
             table.put(make(policy, name, pair, generation))
         for other in pairs:
-            assert claims.rivals(Key("shop", other)) == rivals(pairs, other)
+            assert conflicts.rivals(Key("shop", other)) == rivals(pairs, other)
             if other != name and before[other] != rivals(pairs, other):
                 assert Key("shop", other) in woken
 
@@ -84,7 +84,7 @@ def test_a_policy_that_is_asked_anew_under_the_same_names_wakes_its_rivals(
     refused = policy("older", consumerRoles=["root"])
     table = Cache([refused, policy("younger"), policy("other", subscription="another")])
     woken: list[Key] = []
-    Claims(table, woken.append)
+    Conflicts(table, woken.append)
     table.put(policy("older", generation=8, consumerRoles=["fulfilment"]))
     table.put(policy("older", generation=9, connectionRef={"name": "elsewhere"}))
     assert woken == [Key("shop", "younger")] * 2
@@ -93,6 +93,6 @@ def test_a_policy_that_is_asked_anew_under_the_same_names_wakes_its_rivals(
 def test_a_changed_status_wakes_nobody(policy: MakeBody) -> None:
     table = Cache([policy("a"), policy("b")])
     woken: list[Key] = []
-    Claims(table, woken.append)
+    Conflicts(table, woken.append)
     table.put(policy("a") | {"status": {"retryTopic": "x"}})
     assert woken == []

@@ -1,6 +1,6 @@
-"""How often one broker is asked, by all who ask: connections that lead to it share a `Pace`.
+"""How often one broker is called: connections that lead to it share a `RateLimit`.
 
-Used by `rounds` and by the reader of statistics.
+Used by `resync` and by the reader of statistics.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 from weakref import WeakValueDictionary
 
 
-class Pace:
+class RateLimit:
     """Gives turns in the order in which they are asked for, *between* seconds apart."""
 
     def __init__(self, between: float) -> None:
@@ -24,13 +24,13 @@ class Pace:
         await asyncio.sleep(begin - now)
 
 
-class Paces:
-    """A `Pace` for each broker, for as long as somebody holds it."""
+class RateLimits:
+    """A `RateLimit` for each broker, for as long as it is in use."""
 
     def __init__(self, between: float) -> None:
         self._between = between
-        self._paces = WeakValueDictionary[str | None, Pace]()
+        self._paces = WeakValueDictionary[str | None, RateLimit]()
 
-    def of(self, broker: str | None) -> Pace:
-        """Return what all share who ask *broker*, as `connections.broker_of` names it."""
-        return self._paces.setdefault(broker, Pace(self._between))
+    def of(self, broker: str | None) -> RateLimit:
+        """Return the one for all calls to *broker*, as `connections.broker_of` names it."""
+        return self._paces.setdefault(broker, RateLimit(self._between))

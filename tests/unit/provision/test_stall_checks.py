@@ -16,11 +16,12 @@ from redrive.admin.http import Http
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.resources import Body, Key
-from redrive.provision import reconcile, standing
-from redrive.provision.claims import Claims
-from redrive.provision.gather import gather
-from redrive.provision.rounds import CALLS_PER_QUESTION
-from redrive.provision.standing import Standing, is_standing
+from redrive.provision import stall_checks
+from redrive.provision.conflicts import Conflicts
+from redrive.provision.converge import converge
+from redrive.provision.resolve import resolve
+from redrive.provision.resync import CALLS_PER_QUESTION
+from redrive.provision.stall_checks import StallChecks, is_standing
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
 from tests.unit.provision.test_calls import make_world
 from tests.unit.provision.test_faults import ConfigMaps
@@ -59,7 +60,7 @@ class Scene:
     async def is_over(self) -> bool:
         """Ask; then a look agrees."""
         before = len(self.broker.calls)
-        over = await Standing(self.ctx, self._claims()).is_over(self.body)
+        over = await StallChecks(self.ctx, self._claims()).is_over(self.body)
         asked = self.broker.calls[before:]
         of_namespace = [call for call in asked if not call[1].startswith("persistent/shop/prod/o")]
         assert len(of_namespace) in {0, CALLS_PER_NAMESPACE}
@@ -71,18 +72,18 @@ class Scene:
         return over
 
     async def _look(self) -> None:
-        asked = gather(self.body, self.ctx)
-        await reconcile.provision(asked, self.body, self.ctx, self._claims())
+        asked = resolve(self.body, self.ctx)
+        await converge(asked, self.body, self.ctx, self._claims())
 
-    def _claims(self) -> Claims:
-        return Claims(self.ctx.policies, lambda _: None)
+    def _claims(self) -> Conflicts:
+        return Conflicts(self.ctx.policies, lambda _: None)
 
 
 @pytest.fixture
 async def scene(
     connection: dict[str, Any], policy: MakeBody, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Scene]:
-    monkeypatch.setattr(standing, "LISTED_SECONDS", 0.0)
+    monkeypatch.setattr(stall_checks, "LISTED_SECONDS", 0.0)
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.tenants = {"shop": []}
         broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})})}
@@ -166,7 +167,7 @@ async def test_a_config_map_of_somebody_else_until_it_is_gone(
         scene.ctx.config_maps.put({**theirs, "metadata": {**theirs["metadata"]}})
     await scene.stalls("ConfigMapNotOurs")
     before = len(scene.broker.calls)
-    assert not await Standing(scene.ctx, scene._claims()).is_over(scene.body)  # noqa: SLF001
+    assert not await StallChecks(scene.ctx, scene._claims()).is_over(scene.body)  # noqa: SLF001
     assert len(scene.broker.calls) == before
     config_maps.bodies.clear()
     scene.ctx.config_maps.drop(theirs)
@@ -178,7 +179,7 @@ async def test_whatever_else_is_in_the_way_is_for_a_look_to_tell(
 ) -> None:
     scene.mark(RETRY, "elsewhere/shop/orders", 2)
     await scene.stalls("OwnerConflict")
-    asks = Standing(scene.ctx, Claims(scene.ctx.policies, lambda _: None))
+    asks = StallChecks(scene.ctx, Conflicts(scene.ctx.policies, lambda _: None))
     scene.broker.fault = at_call(1, answering(500))
     assert await asks.is_over(scene.body)
     scene.broker.fault = None
@@ -193,7 +194,7 @@ async def test_policies_of_one_namespace_share_what_is_read_of_it(
     monkeypatch.undo()
     scene.namespace.policies[EXPIRY] = 5
     await scene.stalls("SubscriptionExpiry")
-    asks = Standing(scene.ctx, Claims(scene.ctx.policies, lambda _: None))
+    asks = StallChecks(scene.ctx, Conflicts(scene.ctx.policies, lambda _: None))
     before = len(scene.broker.calls)
     for number in range(50):
         body = policy(f"orders-{number}") | {"status": scene.body["status"]}

@@ -8,22 +8,22 @@ import pytest
 from redrive.admin.errors import ConflictError
 from redrive.admin.model import Schema, Subscriptions
 from redrive.kube.status import StatusWarning
+from redrive.provision.actions import CopySchema
 from redrive.provision.apply import Refused
-from redrive.provision.cautions import Seen, cautions
 from redrive.provision.desired import desired
-from redrive.provision.facts import Asked, Observed, TopicState
-from redrive.provision.steps import CopySchema
+from redrive.provision.facts import Observed, Request, TopicState
+from redrive.provision.status_warnings import Seen, warnings
 
 MakeBody = Callable[..., dict[str, Any]]
-MakeAsked = Callable[..., Asked]
+MakeRequest = Callable[..., Request]
 NO_SUBSCRIPTIONS = Subscriptions((frozenset(),))
 SHORT = {"scheme": "tdmq-2.7.2"}
 
 
 def found(  # noqa: PLR0913 - each is a part of the case
     body: dict[str, Any],
-    asked: Asked,
-    rivals: Sequence[Asked] = (),
+    requested: Request,
+    rivals: Sequence[Request] = (),
     *,
     retry: int = 0,
     delayed: object = None,
@@ -32,16 +32,18 @@ def found(  # noqa: PLR0913 - each is a part of the case
     """What is found where the source topic has two partitions and the retry topic *retry*."""
     state = TopicState(retry, NO_SUBSCRIPTIONS, {"delayedDelivery?applied=true": delayed}, {})
     observed = Observed(2, None, state, None, {}, {}, None)
-    return cautions(Seen(asked, rivals, desired(asked, body, "here"), observed, refused))
+    return warnings(Seen(requested, rivals, desired(requested, body, "here"), observed, refused))
 
 
-def test_a_policy_that_nobody_contests_needs_no_caution(policy: MakeBody, asked: MakeAsked) -> None:
-    assert found(policy(), asked(policy())) == ()
+def test_a_policy_that_nobody_contests_needs_no_caution(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    assert found(policy(), requested(policy())) == ()
 
 
-def test_a_descending_ladder_needs_caution(policy: MakeBody, asked: MakeAsked) -> None:
+def test_a_descending_ladder_needs_caution(policy: MakeBody, requested: MakeRequest) -> None:
     body = policy(delayLadder={"delays": ["2s", "1s"]})
-    [caution] = found(body, asked(body))
+    [caution] = found(body, requested(body))
     assert caution.reason == "LadderDescends"
     assert "sort the delays" in caution.message
 
@@ -56,7 +58,7 @@ def test_a_descending_ladder_needs_caution(policy: MakeBody, asked: MakeAsked) -
 )
 def test_topics_that_are_replicated_to_other_clusters_need_caution(
     policy: MakeBody,
-    asked: MakeAsked,
+    requested: MakeRequest,
     retry: tuple[str, ...],
     dead_letter: tuple[str, ...],
     named: list[str],
@@ -67,19 +69,21 @@ def test_topics_that_are_replicated_to_other_clusters_need_caution(
         for clusters in (retry, dead_letter)
     )
     observed = Observed(2, None, waits, rests, {}, {}, None, frozenset({"here", "there"}))
-    wanted = desired(asked(body), body, "here")
-    seen = cautions(Seen(asked(body), (), wanted, observed, ()))
+    wanted = desired(requested(body), body, "here")
+    seen = warnings(Seen(requested(body), (), wanted, observed, ()))
     assert [caution.reason for caution in seen] == ["GeoReplicated"] * bool(named)
     for caution in seen:
         assert all(name in caution.message for name in named)
         assert caution.message.count(" to here+there") == len(named)
 
 
-def test_a_schema_that_the_broker_refuses_needs_caution(policy: MakeBody, asked: MakeAsked) -> None:
-    topic = asked(policy()).policy.retry_topic
+def test_a_schema_that_the_broker_refuses_needs_caution(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    topic = requested(policy()).policy.retry_topic
     error = ConflictError("no", got="409 Incompatible", remedy="none")
     refused = [Refused(CopySchema(topic, Schema("JSON", "{}", {})), error)]
-    [caution] = found(policy(), asked(policy()), refused=refused)
+    [caution] = found(policy(), requested(policy()), refused=refused)
     assert caution.reason == "SchemaRefused"
     assert f"could not be copied to {topic}" in caution.message
     assert "409 Incompatible" in caution.message
@@ -90,10 +94,10 @@ def test_a_schema_that_the_broker_refuses_needs_caution(policy: MakeBody, asked:
                                ({"partitions": 4}, 5, 4)],
 )  # fmt: skip
 def test_a_retry_topic_that_planned_changes_to_shrink_needs_caution(
-    policy: MakeBody, asked: MakeAsked, asks: dict[str, int], have: int, want: int | None
+    policy: MakeBody, requested: MakeRequest, asks: dict[str, int], have: int, want: int | None
 ) -> None:
     body = policy(retry=asks)
-    cautious = found(body, asked(body), retry=have)
+    cautious = found(body, requested(body), retry=have)
     assert [caution.reason for caution in cautious] == ["PartitionsNeverShrink"] * (
         want is not None
     )
@@ -104,23 +108,23 @@ def test_a_retry_topic_that_planned_changes_to_shrink_needs_caution(
 
 @pytest.mark.parametrize(("limit", "cautious"), [(0, False), (9_000, True), (10_000, False)])
 def test_a_broker_that_delays_for_a_shorter_time_than_the_ladder_needs_caution(
-    policy: MakeBody, asked: MakeAsked, *, limit: int, cautious: bool
+    policy: MakeBody, requested: MakeRequest, *, limit: int, cautious: bool
 ) -> None:
     body = policy(delayLadder={"delays": ["1s", "10s"]})
     delayed = {"active": True, "maxDeliveryDelayInMillis": limit}
-    seen = found(body, asked(body), delayed=delayed)
+    seen = found(body, requested(body), delayed=delayed)
     assert [caution.reason for caution in seen] == ["MaxDeliveryDelay"] * cautious
     for caution in seen:
         assert "the ladder, 10s; got a maxDeliveryDelay of 9 s" in caution.message
 
 
 def test_the_oldest_names_the_younger_policies_that_it_keeps_from_their_topics(
-    policy: MakeBody, asked: MakeAsked
+    policy: MakeBody, requested: MakeRequest
 ) -> None:
-    older = asked(policy("old", naming=SHORT))
-    same = asked(policy("same", age=2, naming=SHORT))
-    other = asked(policy("other", age=1, topic="persistent://shop/prod/returns", naming=SHORT))
-    elsewhere = asked(policy("away", age=3, naming=SHORT), adminUrl="http://there:8080")
+    older = requested(policy("old", naming=SHORT))
+    same = requested(policy("same", age=2, naming=SHORT))
+    other = requested(policy("other", age=1, topic="persistent://shop/prod/returns", naming=SHORT))
+    elsewhere = requested(policy("away", age=3, naming=SHORT), adminUrl="http://there:8080")
     conflict, collision = found(policy(), older, [same, other, elsewhere])
     assert (conflict.reason, collision.reason) == ("ResourceConflict", "NameCollision")
     assert "got RetryPolicy shop/same;" in conflict.message
@@ -128,8 +132,10 @@ def test_the_oldest_names_the_younger_policies_that_it_keeps_from_their_topics(
     assert found(policy(), other, [older]) == ()
 
 
-def test_of_many_younger_policies_the_oldest_are_named(policy: MakeBody, asked: MakeAsked) -> None:
-    many = [asked(policy(f"p{age}", age=age)) for age in range(1, 9)]
-    [caution] = found(policy(), asked(policy("old")), many[::-1])
+def test_of_many_younger_policies_the_oldest_are_named(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    many = [requested(policy(f"p{age}", age=age)) for age in range(1, 9)]
+    [caution] = found(policy(), requested(policy("old")), many[::-1])
     assert "got RetryPolicy shop/p1, " in caution.message
     assert "RetryPolicy shop/p5, 3 more;" in caution.message

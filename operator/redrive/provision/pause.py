@@ -1,4 +1,4 @@
-"""What a policy keeps redrive from doing: all of it while it is paused, all writes if it observes.
+"""Conditions of a policy that is paused, or that only observes.
 
 Pure; called by `reconcile`.
 """
@@ -11,7 +11,7 @@ from redrive.api.conditions import Condition
 from redrive.kube import status
 from redrive.kube.resources import Body
 from redrive.kube.status import StatusWarning
-from redrive.provision.steps import Step
+from redrive.provision.actions import Action
 
 PAUSE = "redrive.io/paused"
 """An annotation: while it is `true`, nothing is read or written for the policy."""
@@ -22,8 +22,8 @@ OBSERVED = "Observed"
 DRIFT_DETECTED = "DriftDetected"
 """Condition: something is not as a policy that only observes would have it."""
 
-MAX_STEPS = 32
-MAX_STEP = 512
+MAX_ACTIONS = 32
+MAX_ACTION = 512
 _SHOWN = 5
 
 
@@ -35,32 +35,32 @@ def is_paused(body: Body) -> bool:
 def paused(body: Body) -> tuple[Condition, ...]:
     """Say that a policy is paused; how it stood stays said, unless its spec is another by now."""
     told = (
-        f"nothing is done for the policy while it has the annotation {PAUSE}=true, and what "
-        "somebody changes is not repaired; take it away to go on"
+        f"nothing is done for the policy while it has the annotation {PAUSE}=true, and "
+        "drift is not repaired; remove the annotation to go on"
     )
     if status.is_new(body):
         return status.paused(PAUSED, told)
-    return (*status.standing(body, without=PAUSED), status.caution(StatusWarning(PAUSED, told)))
+    return (*status.unchanged(body, without=PAUSED), status.warning(StatusWarning(PAUSED, told)))
 
 
 def observed(
-    planned_changes: Sequence[Step], cautions: Sequence[StatusWarning]
+    planned_changes: Sequence[Action], warnings: Sequence[StatusWarning]
 ) -> tuple[Condition, ...]:
     """Say what redrive would have done for a policy that only observes."""
-    found = list(cautions)
+    found = list(warnings)
     if planned_changes:
         more = len(planned_changes) - _SHOWN
-        steps = "; ".join(shown(planned_changes)[:_SHOWN]) + (
+        actions = "; ".join(shown(planned_changes)[:_SHOWN]) + (
             f"; and {more} more" if more > 0 else ""
         )
         message = (
-            f"the policy only observes; with managementPolicy Manage redrive would have {steps}"
+            f"the policy only observes; with managementPolicy Manage redrive would have {actions}"
         )
         found.insert(0, StatusWarning(DRIFT_DETECTED, message))
     told = "the policy only observes, and nothing is changed for it"
     return status.ready(OBSERVED, told, found)
 
 
-def shown(planned_changes: Sequence[Step]) -> list[str]:
+def shown(planned_changes: Sequence[Action]) -> list[str]:
     """Return what of *planned_changes* has room in a status."""
-    return [str(step)[:MAX_STEP] for step in planned_changes[:MAX_STEPS]]
+    return [str(action)[:MAX_ACTION] for action in planned_changes[:MAX_ACTIONS]]

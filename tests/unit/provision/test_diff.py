@@ -13,11 +13,11 @@ from redrive.kube import resources
 from redrive.kube.resources import Body, Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.provision import steps
+from redrive.provision import actions
 from redrive.provision.desired import Desired, DesiredTopic
+from redrive.provision.diff import diff
 from redrive.provision.facts import Observed, TopicState
-from redrive.provision.ownership import Owner, Record
-from redrive.provision.plan import plan
+from redrive.provision.ownership import Owner, OwnershipRecord
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
 RETRY, DEAD_LETTER = POLICY.retry_topic, POLICY.dead_letter_topic
@@ -30,7 +30,7 @@ CONFIG_MAP: Body = {
 STAYS = Holds("inactiveTopicPolicies", (("deleteWhileInactive", False),), (("x", 2),))
 KEEPS = KeepsBacklog(None)
 roles = st.sampled_from(["a", "b", "c"])
-actions = st.frozensets(st.sampled_from(["produce", "consume", "functions"]), min_size=1)
+rights = st.frozensets(st.sampled_from(["produce", "consume", "functions"]), min_size=1)
 names = st.frozensets(st.sampled_from(["fulfilment", "redrive", "other"]))
 NO_NAMES: frozenset[str] = frozenset()
 DEDUPLICATES, TTL = Deduplicates(), Ttl(0)
@@ -45,9 +45,9 @@ policies = st.fixed_dictionaries(
 )
 SCHEMA = Schema("JSON", '{"type": "record"}', {"a": "b"})
 OWNER = Owner("here", Key("shop", "orders"))
-recorded = st.dictionaries(roles, actions, max_size=2)
+recorded = st.dictionaries(roles, rights, max_size=2)
 records = st.builds(
-    Record,
+    OwnershipRecord,
     owner=st.sampled_from(["", str(OWNER), "here/shop/gone"]),
     created=st.booleans(),
     granted=recorded,
@@ -67,7 +67,7 @@ def with_partitions(count: int) -> st.SearchStrategy[TopicState]:
 
 states = st.none() | st.integers(0, 4).flatmap(with_partitions)
 wanted = st.dictionaries(
-    st.tuples(st.sampled_from([RETRY, DEAD_LETTER]), roles), actions, max_size=4
+    st.tuples(st.sampled_from([RETRY, DEAD_LETTER]), roles), rights, max_size=4
 ).map(
     lambda grants: Desired(
         policy=POLICY,
@@ -81,7 +81,7 @@ wanted = st.dictionaries(
 )
 permissions = st.dictionaries(
     st.sampled_from([str(RETRY), str(DEAD_LETTER), "persistent://shop/prod/foreign"]),
-    st.dictionaries(roles, actions),
+    st.dictionaries(roles, rights),
 )
 found_data = st.sampled_from(
     [{}, {"data": None}]
@@ -109,8 +109,8 @@ observed = st.builds(
 )
 
 
-def done(  # noqa: C901 - a case for each step
-    planned: Iterable[steps.Step], before: Observed
+def done(  # noqa: C901 - a case for each action
+    planned: Iterable[actions.Action], before: Observed
 ) -> Observed:
     """What a broker and an API server make of *planned*."""
     topics = {RETRY: before.retry, DEAD_LETTER: before.dead_letter}
@@ -118,48 +118,48 @@ def done(  # noqa: C901 - a case for each step
         topic: dict(by_role) for topic, by_role in before.permissions.items()
     }
     config_map = before.config_map
-    for step in planned:
-        match step:
-            case steps.CreateTopic(topic, partitions, marks):
+    for action in planned:
+        match action:
+            case actions.CreateTopic(topic, partitions, marks):
                 assert topics[topic] is None
                 parts = (NO_NAMES,) * max(partitions, 1)
                 topics[topic] = TopicState(
                     partitions, Subscriptions(parts), before.inherited, marks
                 )
-            case steps.Mark(topic, marks):
+            case actions.Mark(topic, marks):
                 state = topics[topic]
                 assert state is not None
                 topics[topic] = change(state, properties={**state.properties, **marks})
             case (
-                steps.AddPartitions(topic)
-                | steps.RestorePartitions(topic)
-                | steps.CreateSubscription(topic)
+                actions.AddPartitions(topic)
+                | actions.RestorePartitions(topic)
+                | actions.CreateSubscription(topic)
             ):
                 state = topics[topic]
                 assert state is not None
-                topics[topic] = repartitioned(state, step)
-            case steps.CopySchema(topic, schema):
+                topics[topic] = repartitioned(state, action)
+            case actions.CopySchema(topic, schema):
                 state = topics[topic]
                 noted = {"redrive.io/schema": schema.fingerprint}
                 assert state is not None
                 assert state.properties.get("redrive.io/schema") != schema.fingerprint
                 topics[topic] = change(state, properties={**state.properties, **noted})
-            case steps.SetTopicPolicy(topic, policy, write):
+            case actions.SetTopicPolicy(topic, policy, write):
                 state = topics[topic]
                 assert state is not None
                 found = written(state.policies, write, policy.read)
                 topics[topic] = change(state, policies=found)
-            case steps.SetGrants(grants):
+            case actions.SetGrants(grants):
                 for grant in grants:
                     assert topics[grant.topic] is not None
                     by_role = granted.setdefault(str(grant.topic), {})
                     by_role[grant.role] = grant.actions
                     if not grant.actions:
                         del by_role[grant.role]
-            case steps.CreateConfigMap(body):
+            case actions.CreateConfigMap(body):
                 assert config_map is None
                 config_map = body
-            case steps.PatchConfigMap(body):
+            case actions.PatchConfigMap(body):
                 assert config_map is not None
                 merged = {**(config_map.get("data") or {}), **body["data"]}
                 labels = {**(config_map["metadata"].get("labels") or {}), **LABELS}
@@ -176,23 +176,23 @@ def done(  # noqa: C901 - a case for each step
 
 def repartitioned(
     state: TopicState,
-    step: steps.AddPartitions | steps.RestorePartitions | steps.CreateSubscription,
+    action: actions.AddPartitions | actions.RestorePartitions | actions.CreateSubscription,
 ) -> TopicState:
     """What a broker makes of a topic, by partition."""
     parts, after = state.subscriptions.parts, state.subscriptions.parts
-    match step:
-        case steps.RestorePartitions(_, missing):
+    match action:
+        case actions.RestorePartitions(_, missing):
             assert missing == state.subscriptions.missing
             after = tuple(names or NO_NAMES for names in parts)
-        case steps.AddPartitions(_, partitions):
+        case actions.AddPartitions(_, partitions):
             assert 0 < state.partitions < partitions
             everywhere = NO_NAMES.union(*(names for names in parts if names is not None))
             after = (*parts, *[everywhere] * (partitions - len(parts)))
             state = change(state, partitions=partitions)
-        case steps.CreateSubscription(_, name):
+        case actions.CreateSubscription(_, name):
             assert not state.subscriptions.has(name)
             after = tuple((names or NO_NAMES) | {name} for names in parts)
-    if not isinstance(step, steps.RestorePartitions):
+    if not isinstance(action, actions.RestorePartitions):
         assert None not in parts
     return change(state, subscriptions=Subscriptions(after))
 
@@ -213,12 +213,12 @@ def change(state: TopicState | None, **fields: Any) -> TopicState:  # noqa: ANN4
 
 @given(wanted, observed)
 def test_after_the_steps_nothing_is_left_to_do(desired: Desired, before: Observed) -> None:
-    assert plan(desired, done(plan(desired, before), before)) == ()
+    assert diff(desired, done(diff(desired, before), before)) == ()
 
 
 @given(wanted, observed)
 def test_what_others_wrote_into_our_config_map_stays(desired: Desired, before: Observed) -> None:
-    after = done(plan(desired, before), before).config_map
+    after = done(diff(desired, before), before).config_map
     assert after is not None
     kept = dict((before.config_map or {}).get("data") or {})
     assert after["data"] == kept | CONFIG_MAP["data"]
@@ -228,12 +228,12 @@ def test_what_others_wrote_into_our_config_map_stays(desired: Desired, before: O
 def test_no_role_loses_a_right_but_one_that_is_on_record_as_ours(
     desired: Desired, before: Observed
 ) -> None:
-    lost = flat(before.permissions) - flat(done(plan(desired, before), before).permissions)
+    lost = flat(before.permissions) - flat(done(diff(desired, before), before).permissions)
     ours = {
         (str(topic), role, action)
         for topic, state in ((RETRY, before.retry), (DEAD_LETTER, before.dead_letter))
-        if state is not None and Record.of(state.properties).owner == str(OWNER)
-        for role, may in Record.of(state.properties).granted.items()
+        if state is not None and OwnershipRecord.of(state.properties).owner == str(OWNER)
+        for role, may in OwnershipRecord.of(state.properties).granted.items()
         for action in may
     }
     assert lost <= ours
@@ -248,7 +248,7 @@ def test_what_redrive_granted_is_taken_back_and_what_stood_before_is_back(
     )
     state = fresh
     for desired in (first, second, dataclasses.replace(first, grants=())):
-        state = done(plan(desired, state), state)
+        state = done(diff(desired, state), state)
     assert flat(state.permissions) == flat(fresh.permissions)
 
 
@@ -261,9 +261,9 @@ def test_a_crash_between_two_steps_changes_nothing_in_the_end(
     )
     state = fresh
     for wish in (desired, desired, dataclasses.replace(desired, grants=())):
-        planned = plan(wish, state)
+        planned = diff(wish, state)
         state = done(planned[: data.draw(st.integers(0, len(planned)))], state)
-        state = done(plan(wish, state), state)
+        state = done(diff(wish, state), state)
     assert flat(state.permissions) == flat(fresh.permissions)
 
 
@@ -271,39 +271,41 @@ def test_a_crash_between_two_steps_changes_nothing_in_the_end(
 def test_a_topic_is_created_with_its_mark_and_one_that_was_there_is_never_called_ours(
     desired: Desired, before: Observed
 ) -> None:
-    after = done(plan(desired, before), before)
+    after = done(diff(desired, before), before)
     for was, now in ((before.retry, after.retry), (before.dead_letter, after.dead_letter)):
         assert now is not None
-        record = Record.of(now.properties)
+        record = OwnershipRecord.of(now.properties)
         assert record.owner == str(OWNER)
-        assert record.created == (was is None or Record.of(was.properties).created)
+        assert record.created == (was is None or OwnershipRecord.of(was.properties).created)
 
 
 @given(wanted, observed)
 def test_a_subscription_is_on_record_only_where_redrive_added_it_to_the_topic_of_somebody_else(
     desired: Desired, before: Observed
 ) -> None:
-    after = done(plan(desired, before), before)
+    after = done(diff(desired, before), before)
     for was, now, name in (
         (before.retry, after.retry, "fulfilment"),
         (before.dead_letter, after.dead_letter, "redrive"),
     ):
         assert now is not None
-        known = Record() if was is None else Record.of(was.properties)
+        known = OwnershipRecord() if was is None else OwnershipRecord.of(was.properties)
         added = was is not None and not was.subscriptions.has_some_of(name) and not known.created
-        assert Record.of(now.properties).subscription == (name if added else known.subscription)
+        assert OwnershipRecord.of(now.properties).subscription == (
+            name if added else known.subscription
+        )
 
 
 @given(wanted, observed)
 def test_topics_have_the_schema_of_their_source_and_none_where_that_has_none(
     desired: Desired, before: Observed
 ) -> None:
-    copied = [s.schema for s in plan(desired, before) if isinstance(s, steps.CopySchema)]
+    copied = [s.schema for s in diff(desired, before) if isinstance(s, actions.CopySchema)]
     if before.source_schema is None:
         assert copied == []
         return
     assert copied in ([], [before.source_schema], [before.source_schema] * 2)
-    after = done(plan(desired, before), before)
+    after = done(diff(desired, before), before)
     for state in (after.retry, after.dead_letter):
         assert state is not None
         assert state.properties["redrive.io/schema"] == before.source_schema.fingerprint
@@ -311,7 +313,7 @@ def test_topics_have_the_schema_of_their_source_and_none_where_that_has_none(
 
 @given(wanted, observed)
 def test_properties_of_others_stay(desired: Desired, before: Observed) -> None:
-    after = done(plan(desired, before), before)
+    after = done(diff(desired, before), before)
     for was, now in ((before.retry, after.retry), (before.dead_letter, after.dead_letter)):
         assert now is not None
         assert was is None or now.properties.get("x") == was.properties.get("x")
@@ -319,7 +321,7 @@ def test_properties_of_others_stay(desired: Desired, before: Observed) -> None:
 
 @given(wanted, observed)
 def test_only_the_rights_that_are_needed_are_added(desired: Desired, before: Observed) -> None:
-    after = done(plan(desired, before), before)
+    after = done(diff(desired, before), before)
     needed = {
         (str(grant.topic), grant.role, action)
         for grant in desired.grants
@@ -333,23 +335,23 @@ def test_topics_come_before_all_rights_and_rights_before_subscriptions(
     desired: Desired, before: Observed
 ) -> None:
     order = {
-        steps.CreateTopic: 0,
-        steps.Mark: 0,
-        steps.RestorePartitions: 1,
-        steps.AddPartitions: 1.5,
-        steps.SetTopicPolicy: 2,
-        steps.CopySchema: 2.5,
-        steps.SetGrants: 3,
-        steps.CreateSubscription: 4,
-        steps.CreateConfigMap: 6,
-        steps.PatchConfigMap: 6,
+        actions.CreateTopic: 0,
+        actions.Mark: 0,
+        actions.RestorePartitions: 1,
+        actions.AddPartitions: 1.5,
+        actions.SetTopicPolicy: 2,
+        actions.CopySchema: 2.5,
+        actions.SetGrants: 3,
+        actions.CreateSubscription: 4,
+        actions.CreateConfigMap: 6,
+        actions.PatchConfigMap: 6,
     }
-    planned = plan(desired, before)
-    places = [order[type(step)] for step in planned]
+    planned = diff(desired, before)
+    places = [order[type(action)] for action in planned]
     marks_again = [
         place
-        for place, step in enumerate(planned)
-        if isinstance(step, steps.Mark) and place and max(places[:place])
+        for place, action in enumerate(planned)
+        if isinstance(action, actions.Mark) and place and max(places[:place])
     ]
     for place in marks_again:  # what is no longer so, or has been added, is noted after the fact
         places[place] = 5
@@ -358,17 +360,17 @@ def test_topics_come_before_all_rights_and_rights_before_subscriptions(
 
 @given(wanted, observed)
 def test_rights_of_one_namespace_are_one_step(desired: Desired, before: Observed) -> None:
-    planned = plan(desired, before)
-    assert sum(isinstance(step, steps.SetGrants) for step in planned) <= 1
+    planned = diff(desired, before)
+    assert sum(isinstance(action, actions.SetGrants) for action in planned) <= 1
 
 
 @given(wanted, observed.filter(lambda before: before.retry is None))
 def test_a_new_retry_topic_has_the_partitions_of_its_source(
     desired: Desired, before: Observed
 ) -> None:
-    assert created(plan(desired, before))[RETRY] == before.source_partitions
+    assert created(diff(desired, before))[RETRY] == before.source_partitions
     other = dataclasses.replace(desired, retry_partitions=7)
-    assert created(plan(other, before))[RETRY] == 7
+    assert created(diff(other, before))[RETRY] == 7
 
 
 @given(wanted, observed, st.none() | st.integers(1, 5))
@@ -376,7 +378,7 @@ def test_partitions_are_added_until_they_are_enough_and_never_taken_away(
     desired: Desired, before: Observed, asked: int | None
 ) -> None:
     desired = dataclasses.replace(desired, retry_partitions=asked)
-    after = done(plan(desired, before), before)
+    after = done(diff(desired, before), before)
     assert after.retry is not None
     if before.retry is not None and before.retry.partitions:
         enough = before.source_partitions if asked is None else asked
@@ -386,30 +388,30 @@ def test_partitions_are_added_until_they_are_enough_and_never_taken_away(
 
 
 def test_what_was_done_is_told_in_one_line() -> None:
-    told = steps.in_words(
+    told = actions.in_words(
         (
-            steps.CreateTopic(RETRY, 0, {}),
-            steps.Mark(RETRY, {"redrive.io/owner": "here/shop/orders"}),
-            steps.Mark(RETRY, {"redrive.io/granted": "{}"}),
-            steps.RestorePartitions(RETRY, (0, 2)),
-            steps.AddPartitions(RETRY, 4),
-            steps.SetTopicPolicy(RETRY, DEDUPLICATES, Write("deduplicationEnabled", body=True)),
-            steps.CopySchema(RETRY, SCHEMA),
-            steps.SetGrants(
+            actions.CreateTopic(RETRY, 0, {}),
+            actions.Mark(RETRY, {"redrive.io/owner": "here/shop/orders"}),
+            actions.Mark(RETRY, {"redrive.io/granted": "{}"}),
+            actions.RestorePartitions(RETRY, (0, 2)),
+            actions.AddPartitions(RETRY, 4),
+            actions.SetTopicPolicy(RETRY, DEDUPLICATES, Write("deduplicationEnabled", body=True)),
+            actions.CopySchema(RETRY, SCHEMA),
+            actions.SetGrants(
                 (
                     Grant(RETRY, "a", frozenset({"produce", "consume"})),
                     Grant(RETRY, "b", frozenset()),
                 )
             ),
-            steps.CreateSubscription(RETRY, "fulfilment"),
-            steps.CreateConfigMap(CONFIG_MAP),
-            steps.PatchConfigMap(CONFIG_MAP),
+            actions.CreateSubscription(RETRY, "fulfilment"),
+            actions.CreateConfigMap(CONFIG_MAP),
+            actions.PatchConfigMap(CONFIG_MAP),
         )
     )
     assert told == (
         f"created {RETRY} with no partitions; marked {RETRY} as kept by here/shop/orders; "
         "noted on orders-fulfilment-RETRY what redrive added; "
-        f"made missing partitions of {RETRY} anew: 0, 2; "
+        f"created missing partitions of {RETRY} again: 0, 2; "
         f"added partitions to {RETRY}, 4 now; "
         "set deduplication on orders-fulfilment-RETRY; "
         "copied the source topic's JSON schema to orders-fulfilment-RETRY; "
@@ -424,8 +426,8 @@ def unmarked(state: TopicState | None) -> TopicState | None:
     return None if state is None else change(state, properties={})
 
 
-def created(planned: Iterable[steps.Step]) -> dict[TopicName, int]:
-    return {s.topic: s.partitions for s in planned if isinstance(s, steps.CreateTopic)}
+def created(planned: Iterable[actions.Action]) -> dict[TopicName, int]:
+    return {s.topic: s.partitions for s in planned if isinstance(s, actions.CreateTopic)}
 
 
 def flat(

@@ -1,4 +1,4 @@
-"""What is wanted, what is there → the steps between them; pure.
+"""What is wanted, what is there → the actions between them; pure.
 
 The order is the broker's: a grant on a missing topic is refused, and it costs least when topics
 are made first, then all rights are granted at once, then subscriptions are made. What redrive adds
@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from redrive.admin.model import Schema
 from redrive.kube.resources import Body
 from redrive.provision import ownership
-from redrive.provision.desired import Desired, DesiredTopic, partitions_of_retry
-from redrive.provision.facts import Observed, TopicState
-from redrive.provision.ownership import NOTHING, Granted, Record, Rights
-from redrive.provision.steps import (
+from redrive.provision.actions import (
+    Action,
     AddPartitions,
     CopySchema,
     CreateConfigMap,
@@ -29,8 +27,10 @@ from redrive.provision.steps import (
     RestorePartitions,
     SetGrants,
     SetTopicPolicy,
-    Step,
 )
+from redrive.provision.desired import Desired, DesiredTopic, partitions_of_retry
+from redrive.provision.facts import Observed, TopicState
+from redrive.provision.ownership import NOTHING, Granted, OwnershipRecord, Rights
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class _Pair:
         return self.have is None or not self.have.subscriptions.has_some_of(name)
 
     @property
-    def record(self) -> Record:
+    def record(self) -> OwnershipRecord:
         """Return what the topic's properties tell now; of one that will be made, what they will."""
         if self.have is None:
-            return Record(owner=self.owner, created=True)
-        return Record.of(self.have.properties)
+            return OwnershipRecord(owner=self.owner, created=True)
+        return OwnershipRecord.of(self.have.properties)
 
     @property
-    def record_before(self) -> Record:
+    def record_before(self) -> OwnershipRecord:
         """Return what has to be on record before any right is granted."""
         return dataclasses.replace(self.record, owner=self.owner, granted=self.rights.before)
 
     @property
-    def record_after(self) -> Record:
+    def record_after(self) -> OwnershipRecord:
         """Return what is on record once all is done."""
         adds = self.is_first_to_subscribe and not self.record.created
         return dataclasses.replace(
@@ -76,13 +76,13 @@ class _Pair:
         )
 
 
-def plan(desired: Desired, observed: Observed) -> tuple[Step, ...]:
+def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
     """Return what has to be done, in order; nothing where all is as it should be."""
     pairs = tuple(_pairs(desired, observed))
     return (
         *_topics(pairs, desired, observed),
-        *(step for pair in pairs for step in _topic_policies(pair, observed)),
-        *(step for pair in pairs for step in _schema(pair, observed.source_schema)),
+        *(action for pair in pairs for action in _topic_policies(pair, observed)),
+        *(action for pair in pairs for action in _schema(pair, observed.source_schema)),
         *_grants(pairs),
         *(
             CreateSubscription(pair.want.name, pair.want.subscription)
@@ -90,7 +90,7 @@ def plan(desired: Desired, observed: Observed) -> tuple[Step, ...]:
             if pair.lacks_subscription
         ),
         *_marks_after(pairs),
-        *config_map_steps(desired.config_map, observed.config_map),
+        *config_map_actions(desired.config_map, observed.config_map),
     )
 
 
@@ -112,7 +112,7 @@ def _inherited(have: TopicState, needed: Granted, owner: str) -> Granted:
     What a policy granted that is gone, and its successor does not need, stays: its consumers may
     still run. So may those of a policy whose mark was taken off, to give the topic to this one.
     """
-    record = Record.of(have.properties)
+    record = OwnershipRecord.of(have.properties)
     if record.owner == owner:
         return record.granted
     return {role: may & needed.get(role, NOTHING) for role, may in record.granted.items()}
@@ -161,7 +161,7 @@ def _marks_after(pairs: Sequence[_Pair]) -> Iterator[Mark]:
             yield Mark(pair.want.name, changes)
 
 
-def config_map_steps(want: Body, have: Body | None) -> Iterator[CreateConfigMap | PatchConfigMap]:
+def config_map_actions(want: Body, have: Body | None) -> Iterator[CreateConfigMap | PatchConfigMap]:
     """Yield what makes the ConfigMap for consumers as it should be; other keys are not ours."""
     if have is None:
         yield CreateConfigMap(want)

@@ -15,24 +15,24 @@ from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.http import Http
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connection
-from redrive.kube.controller import Requeue
 from redrive.kube.errors import ConflictError, ConnectionNotFoundError
 from redrive.kube.resources import Body, Key, Resource
 from redrive.kube.status import Publisher
-from redrive.provision.claims import Claims
-from redrive.provision.farewell import Farewells
-from redrive.provision.retire import (
+from redrive.provision.conflicts import Conflicts
+from redrive.provision.deletion_events import DeletionEvents
+from redrive.provision.finalize import (
     CLEANUP_ABANDONED,
-    FINALIZER,
     RETAINED,
     SKIP_CLEANUP,
-    hold,
-    retire,
+    finalize,
 )
+from redrive.provision.finalizer import FINALIZER, ensure_finalizer
+from redrive.provision.outcome import publish
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -139,7 +139,9 @@ async def look(
         settings=settings,
         kubernetes=api,
     )
-    return await retire(known, ctx, Claims(table, lambda _: None), out_of(api, table))
+    outcome = await finalize(known, ctx, Conflicts(table, lambda _: None))
+    await publish(known, outcome, out_of(api, table))
+    return outcome.requeue
 
 
 async def test_a_deletion_waits_for_its_connection_and_says_since_when_and_how_long(
@@ -180,7 +182,7 @@ async def test_a_fault_of_our_own_holds_up_no_deletion_for_ever(
     assert api.body["metadata"]["finalizers"] == ["others"]
     ((reason, message),) = api.events
     assert reason == CLEANUP_ABANDONED
-    assert "2026-01-01T00:00:00Z: KeyError, told in the operator's log; what there" in message
+    assert "2026-01-01T00:00:00Z: KeyError, see the operator's log; what there" in message
     assert "KeyError: 'partitions'" in caplog.text
 
 
@@ -245,7 +247,7 @@ async def test_only_a_deletion_with_work_to_do_holds_the_api_server_up(
     body = policy()
     body["metadata"]["finalizers"] = before
     api = Disputed(body)
-    after = await hold(body, choice, out_of(api, Cache([body])))
+    after = await ensure_finalizer(body, choice, out_of(api, Cache([body])))
     assert (FINALIZER in after["metadata"]["finalizers"]) is held
     assert ("others" in after["metadata"]["finalizers"]) is ("others" in before)
 
@@ -254,7 +256,7 @@ async def test_what_stays_of_a_policy_that_went_at_once_is_told_too(policy: Make
     body = policy() | {"status": {"retryTopic": "r", "deadLetterTopic": "d"}}
     table = Cache([body, policy("unmade"), deleted(policy("told"))])
     api = Disputed(body)
-    farewells = Farewells(out_of(api, table))
+    farewells = DeletionEvents(out_of(api, table))
     for each in table:
         table.drop(each)
     await farewells.told()

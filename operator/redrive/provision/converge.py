@@ -1,0 +1,96 @@
+"""Observe, diff, apply: what a reconcile does at the broker for one RetryPolicy."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+
+from redrive.admin.client import Admin
+from redrive.admin.errors import NotFoundError
+from redrive.kube import status
+from redrive.kube.context import Context
+from redrive.kube.resources import Body
+from redrive.kube.status import StatusWarning
+from redrive.provision import conditions, errors
+from redrive.provision.actions import Action, CopySchema, in_words
+from redrive.provision.apply import apply
+from redrive.provision.conditions import Buildable
+from redrive.provision.conflicts import Conflicts
+from redrive.provision.desired import Desired, desired
+from redrive.provision.diff import diff
+from redrive.provision.facts import Observed, Request
+from redrive.provision.observe import AWAITED_SECONDS, around, observe
+from redrive.provision.resolve import admit
+from redrive.provision.status_warnings import Seen, warnings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Converged:
+    """What is there, what was done for it, and what should be fixed all the same.
+
+    Attributes:
+        planned_changes: what was not done, because the policy only observes.
+    """
+
+    desired: Desired
+    actions: tuple[Action, ...]
+    planned_changes: tuple[Action, ...]
+    warnings: tuple[StatusWarning, ...]
+
+
+async def converge(request: Request, body: Body, ctx: Context, conflicts: Conflicts) -> Converged:
+    """Bring the broker to what *body*, a policy, asks for; return what is there then.
+
+    Every check comes before the first write, so a policy that is refused changes nothing. After a
+    crash the next call does what is left.
+
+    Raises:
+        RedriveError: the policy can't be obeyed, or not now; its reason says why.
+    """
+    rivals = admit(request, ctx, conflicts)
+    want = desired(request, body, ctx.settings.cluster_id)
+    connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
+    with connection.admin.granting(request.policy.topic.namespace_name) as grant:
+        have = await _observe(request, body, want, connection.admin, ctx)
+        older = frozenset(rival.key for rival in rivals if rival.age < request.age)
+        conditions.check(
+            conditions.BUILDABLE, Buildable(body, want, have, older, ctx.settings.namespaces)
+        )
+        planned = diff(want, have)
+        actions, planned_changes = ((), planned) if request.only_observes else (planned, ())
+        refused = await apply(actions, connection.admin, grant, ctx.kubernetes)
+    done = tuple(each for each in actions if not any(each is other.action for other in refused))
+    if done:
+        logger.info("RetryPolicy %s: %s", request.key, in_words(done))
+    found = warnings(Seen(request, rivals, want, have, refused))
+    return Converged(want, done, planned_changes, found)
+
+
+async def _observe(
+    request: Request, body: Body, want: Desired, admin: Admin, ctx: Context
+) -> Observed:
+    """Read what is there; only once where cached reads show that there is nothing to do.
+
+    A schema is copied only after both topics were read without a cache. A schema that the broker
+    refuses is tried by each reconcile, and must not cost a second read each time. A policy that
+    waits for its source topic first uses what was read for others.
+    """
+    if status.is_settled(body):
+        # The policy was ready: what a cached read finds missing may be there again.
+        with suppress(NotFoundError, errors.SubscriptionExpiryError, *errors.AWAITED):
+            have = await observe(want, admin, ctx, recent=True)
+            actions = diff(want, have)
+            if request.only_observes or all(isinstance(each, CopySchema) for each in actions):
+                return have
+    elif _awaits_source(body):
+        await around(want.policy.topic, admin, max_age=AWAITED_SECONDS)
+    return await observe(want, admin, ctx)
+
+
+def _awaits_source(body: Body) -> bool:
+    """Whether the source topic, or what it lies in, was missing at the last reconcile."""
+    awaited = {error.reason for error in errors.AWAITED}
+    return status.reason(body) in awaited and not status.is_new(body)

@@ -1,0 +1,188 @@
+"""The end of a policy: what it made at the broker stays, or goes, as its `deletionPolicy` says.
+
+Called by `reconcile`. Only a policy whose deletion has work to do at the broker has a finalizer,
+for at most `CLEANUP_DEADLINE`. All others go at once, whether redrive runs or not; an Event of
+`deletion_events` says what stays of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from redrive.admin.client import Admin
+from redrive.admin.errors import NotFoundError as TopicGoneError
+from redrive.api.choices import DeletionPolicy
+from redrive.api.parsing import parse_spec
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.errors import RedriveError, Requeue
+from redrive.kube import status
+from redrive.kube.connections import Connection, ConnectionRef
+from redrive.kube.context import Context
+from redrive.kube.errors import (
+    ConnectionNotFoundError,
+    SecretKeyNotFoundError,
+    SecretNotFoundError,
+)
+from redrive.kube.resources import Body, Key
+from redrive.kube.status import ObjectEvent
+from redrive.policy import naming
+from redrive.provision import conditions, pause
+from redrive.provision.actions import in_words
+from redrive.provision.apply import apply
+from redrive.provision.conflicts import Conflicts
+from redrive.provision.facts import Request
+from redrive.provision.finalizer import has_finalizer
+from redrive.provision.outcome import Outcome
+from redrive.provision.ownership import Owner
+from redrive.provision.removal import Left, Removal, removal
+from redrive.provision.resolve import resolve_through, rivals
+
+CLEANUP_DEADLINE = timedelta(minutes=10)
+"""A cleanup that has not succeeded after so long is abandoned: the policy goes, all else stays."""
+SKIP_CLEANUP = "redrive.io/skip-cleanup"
+"""An annotation: with `true` a deleted policy goes at once, without cleanup."""
+
+RETAINED = "Retained"
+"""Reason of an Event: the policy is gone, and of what it made at the broker this stays."""
+DELETED = "Deleted"
+"""Reason of an Event: what a deleted policy had made at the broker is gone."""
+CLEANUP_ABANDONED = "CleanupAbandoned"
+"""Reason of an Event: the policy is gone, and its deletion could not do its work at the broker."""
+
+logger = logging.getLogger(__name__)
+
+
+async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
+    """Do what the deletion of a policy asks for at the broker, then have its finalizer removed.
+
+    A failure is tried again until `CLEANUP_DEADLINE` is over, one of redrive itself too: no
+    deletion waits for ever. A crash leaves less to do.
+    """
+    if not has_finalizer(body):
+        return Outcome()
+    if (body["metadata"].get("annotations") or {}).get(SKIP_CLEANUP) == "true":
+        return _abandoned(f"the annotation {SKIP_CLEANUP} has it go; {_rest(body)}")
+    if pause.is_paused(body):
+        return _retained(f"it was paused, and nothing was touched; {_rest(body)}")
+    try:
+        done = await _clean_up(body, ctx, conflicts)
+    except Exception as error:
+        since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
+        if ctx.clock() - since >= CLEANUP_DEADLINE:
+            return _given_up(body, error, since)
+        if not isinstance(error, RedriveError):
+            raise
+        return Outcome(status.waiting(error, _waits(error, since)), requeue=Requeue.BACKOFF)
+    deleted = ObjectEvent(DELETED, in_words(done.actions))
+    stays = "; ".join(done.stays)
+    outcome = _retained(f"at the broker stays: {stays}" if stays else "")
+    return replace(outcome, events=(deleted,) if done.actions else ())
+
+
+async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
+    """Take away what redrive made for the policy, as far as its deletionPolicy wants that.
+
+    Raises:
+        RedriveError: not now; what was done by then is done.
+    """
+    ref = parse_spec(RetryPolicySpec, body).connection_ref
+    connection = await _connection(ref, Key.of(body).namespace, ctx)
+    request = resolve_through(body, connection.spec)
+    if request.deletion is DeletionPolicy.RETAIN:
+        return Removal((), (made(body),) if made(body) else ())
+    refusal = conditions.own_topic_is_not_allowed(request)
+    if refusal is not None:
+        raise refusal
+    others = rivals(request.key, ctx, conflicts)
+    with connection.admin.granting(request.policy.topic.namespace_name) as grant:
+        left = await _left(request, others, connection.admin)
+        planned = removal(Owner(ctx.settings.cluster_id, request.key), request.deletion, left)
+        await apply(planned.actions, connection.admin, grant, ctx.kubernetes)
+    if planned.actions:
+        logger.info("RetryPolicy %s, deleted: %s", request.key, in_words(planned.actions))
+    return planned
+
+
+async def _connection(ref: ConnectionRef, namespace: str, ctx: Context) -> Connection:
+    try:
+        return await ctx.brokers.resolve(ref, namespace)
+    except (ConnectionNotFoundError, SecretNotFoundError, SecretKeyNotFoundError):
+        remembered = ctx.brokers.remembered(ref, namespace)
+        if remembered is None:
+            raise
+        # Without this, the broker of a connection that is gone is never probed, if it was down.
+        await remembered.admin.clusters()
+        return remembered
+
+
+async def _left(request: Request, others: Sequence[Request], admin: Admin) -> list[Left]:
+    """Read what is there of a policy's topics, of one that it has switched off too."""
+    try:
+        namespace = await admin.namespace(request.policy.topic.namespace_name)
+    except TopicGoneError:
+        return []
+    found = []
+    subscriptions = {
+        request.spec.retry_topic: request.policy.subscription,
+        request.spec.dead_letter_topic: naming.DEAD_LETTER_SUBSCRIPTION,
+    }
+    for name, subscription in subscriptions.items():
+        if not namespace.exists(name):
+            continue
+        partitioned = str(name) in namespace.partitioned
+        found.append(
+            Left(
+                name=name,
+                subscription=subscription,
+                partitioned=partitioned,
+                properties=(await admin.metadata(name, partitioned=partitioned)).properties,
+                usage=await admin.usage(name, partitioned=partitioned, subscription=subscription),
+                permissions=namespace.permissions.get(str(name), {}),
+                heir=next((each.key for each in others if name in each.spec.own_topics), None),
+            )
+        )
+    return found
+
+
+def _retained(message: str) -> Outcome:
+    event = ObjectEvent(RETAINED, message) if message else None
+    return Outcome(finalized=True, last_event=event)
+
+
+def _abandoned(message: str) -> Outcome:
+    event = ObjectEvent(CLEANUP_ABANDONED, message, is_warning=True)
+    return Outcome(finalized=True, last_event=event)
+
+
+def _given_up(body: Body, error: Exception, since: datetime) -> Outcome:
+    expected = isinstance(error, RedriveError)
+    logger.warning(
+        "RetryPolicy %s: cleanup abandoned", Key.of(body), exc_info=None if expected else error
+    )
+    why = error if expected else f"{type(error).__name__}, see the operator's log"
+    return _abandoned(f"waited since {_at(since)}: {why}; {_rest(body)}")
+
+
+def _waits(error: RedriveError, since: datetime) -> str:
+    return (
+        f"being deleted since {_at(since)}: {error}; at {_at(since + CLEANUP_DEADLINE)} the policy "
+        "goes all the same, and leaves what is there; with the annotation "
+        f"{SKIP_CLEANUP}=true it goes now"
+    )
+
+
+def _rest(body: Body) -> str:
+    return f"what there is of {made(body) or 'its topics'} stays at the broker"
+
+
+def _at(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def made(body: Body) -> str:
+    """Name the topics that a policy has made or adopted; empty for none."""
+    made = body.get("status") or {}
+    return " and ".join(made[field] for field in ("retryTopic", "deadLetterTopic") if field in made)

@@ -1,0 +1,59 @@
+"""The finalizer by which the API server waits for the cleanup of a deleted policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redrive.api.choices import DeletionPolicy
+from redrive.kube import resources
+from redrive.kube.resources import Body, Key
+from redrive.kube.status import Publisher
+
+FINALIZER = "redrive.io/cleanup"
+
+
+async def ensure_finalizer(body: Body, policy: DeletionPolicy, out: Publisher) -> Body:
+    """Have the finalizer on a RetryPolicy whose deletion has work to do, and on no other.
+
+    Returns:
+        The RetryPolicy as it is then.
+
+    Raises:
+        ConflictError: it was changed meanwhile.
+    """
+    wanted = [] if policy is DeletionPolicy.RETAIN else [FINALIZER]
+    if [name for name in _finalizers(body) if name == FINALIZER] == wanted:
+        return body
+    return await _set(body, [*_others(body), *wanted], out)
+
+
+async def remove_finalizer(body: Body, out: Publisher) -> None:
+    """Let the API server delete a RetryPolicy.
+
+    Raises:
+        ConflictError: it was changed meanwhile.
+    """
+    await _set(body, _others(body), out)
+
+
+def has_finalizer(body: Body) -> bool:
+    """Whether the API server waits for the cleanup."""
+    return FINALIZER in _finalizers(body)
+
+
+def _finalizers(body: Body) -> Sequence[str]:
+    names: Sequence[str] = body["metadata"].get("finalizers", [])
+    return names
+
+
+def _others(body: Body) -> list[str]:
+    return [name for name in _finalizers(body) if name != FINALIZER]
+
+
+async def _set(body: Body, names: list[str], out: Publisher) -> Body:
+    # The list is replaced as a whole: only if the object is as it was read.
+    version = body["metadata"]["resourceVersion"]
+    patch = {"metadata": {"finalizers": names, "resourceVersion": version}}
+    after = await out.kubernetes.patch(resources.POLICIES, Key.of(body), patch)
+    out.table.renew(after)
+    return after

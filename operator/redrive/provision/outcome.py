@@ -1,0 +1,64 @@
+"""What a reconcile comes to, as one value, and the one place that writes it to the object.
+
+Only two writes to an object come earlier: its finalizer, which must be there before anything is
+created, and `Progressing`, which shows that its spec was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from redrive.api.conditions import Condition
+from redrive.errors import RedriveError, Requeue
+from redrive.kube import status
+from redrive.kube.resources import Body
+from redrive.kube.status import ObjectEvent, Publisher
+from redrive.provision import finalizer
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is written to an object, and when it is reconciled again.
+
+    Attributes:
+        conditions: all that the object then has; without any its status stays as it is.
+        fields: of the status, beside the conditions.
+        events: what has happened, beside what the conditions tell.
+        finalized: whether the finalizer goes.
+        last_event: what is true only once the finalizer is gone.
+    """
+
+    conditions: tuple[Condition, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    events: tuple[ObjectEvent, ...] = ()
+    finalized: bool = False
+    last_event: ObjectEvent | None = None
+    requeue: Requeue = Requeue.ON_CHANGE
+
+    @classmethod
+    def failed(cls, error: RedriveError) -> Outcome:
+        """Show *error*, which keeps the object from being ready."""
+        return cls(status.failed(error), requeue=error.requeue)
+
+
+async def publish(body: Body, outcome: Outcome, out: Publisher) -> None:
+    """Write *outcome* to *body*: its status, then Events, then the removal of its finalizer.
+
+    A crash in between loses Events. What is true only without the finalizer is not said before: a
+    conflict would repeat it with every attempt.
+
+    Raises:
+        NotFoundError: the object is gone.
+        ConflictError: it was changed meanwhile, and keeps its finalizer for now.
+        KubernetesError: another failure; what is not written is written by the next reconcile.
+    """
+    if outcome.conditions:
+        body = await out.publish(body, outcome.conditions, outcome.fields)
+    for event in outcome.events:
+        await out.emit(body, event)
+    if outcome.finalized:
+        await finalizer.remove_finalizer(body, out)
+        if outcome.last_event is not None:
+            await out.emit(body, outcome.last_event)

@@ -1,0 +1,80 @@
+"""A RetryPolicy → what it asks for, read and checked; no calls to a broker.
+
+Used by all that looks at policies: reconcile, resync, finalize and health.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.parsing import parse_spec
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.errors import RedriveError
+from redrive.kube import connections
+from redrive.kube.context import Context
+from redrive.kube.resources import Body, Key
+from redrive.provision import conditions
+from redrive.provision.conflicts import Conflicts
+from redrive.provision.facts import Request
+
+
+def resolve(body: Body, ctx: Context) -> Request:
+    """Read a RetryPolicy, and the PulsarConnection it refers to.
+
+    Raises:
+        InvalidSpecError: the policy's spec can't be obeyed.
+        RedriveError: the connection can't be used; see `redrive.kube.connections.find`.
+    """
+    ref = parse_spec(RetryPolicySpec, body).connection_ref
+    return resolve_through(body, connections.find(ref, Key.of(body).namespace, ctx.connections))
+
+
+def resolve_through(body: Body, connection: PulsarConnectionSpec) -> Request:
+    """Read a RetryPolicy that uses *connection*.
+
+    Raises:
+        InvalidSpecError: the policy's spec can't be obeyed.
+    """
+    key = Key.of(body)
+    metadata = body["metadata"]
+    spec = parse_spec(RetryPolicySpec, body).completed(connection.policy_defaults)
+    return Request(
+        key=key,
+        age=(metadata["creationTimestamp"], metadata["uid"]),
+        spec=spec,
+        policy=spec.to_policy(str(key), metadata["generation"]),
+        connection=connection,
+    )
+
+
+def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:
+    """Check whether *request* may be obeyed; return its rivals, as `rivals` does.
+
+    Raises:
+        RedriveError: its connection does not allow it, or an older policy comes first.
+    """
+    conditions.check(conditions.ADMISSIBLE, request)
+    found = rivals(request.key, ctx, conflicts)
+    older = conditions.older_conflict(request, found)
+    if older is not None:
+        raise older
+    return found
+
+
+def rivals(key: Key, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:
+    """Return what the admissible policies ask for that claim a name which *key* claims too."""
+    return tuple(_admissible(conflicts.rivals(key), ctx))
+
+
+def _admissible(keys: Iterable[Key], ctx: Context) -> Iterator[Request]:
+    for key in keys:
+        body = ctx.policies.get(key)
+        if body is None:
+            continue
+        try:
+            request = resolve(body, ctx)
+            conditions.check(conditions.ADMISSIBLE, request)
+        except RedriveError:
+            continue  # shown by the policy's own status
+        yield request
