@@ -207,8 +207,7 @@ class Admin:
             oldest: read the oldest message of each backlog too, which costs the broker a read.
 
         Raises:
-            NotFoundError: there is no such topic, or it is partitioned and was not expected to be,
-                or the other way round.
+            NotFoundError: there is no such topic, or *partitioned* is wrong about it.
         """
         kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
         query = f"&getEarliestTimeInBacklog={str(oldest).lower()}&excludePublishers=true"

@@ -67,7 +67,7 @@ class Call:
     seconds: float = WHOLE_SECONDS
 
 
-class _Answer(NamedTuple):
+class _Reply(NamedTuple):
     """A broker's answer, and what of it an error may show."""
 
     status: int
@@ -117,7 +117,7 @@ class Http:
         except ValueError as error:
             raise unexpected(call.does, shown) from error
 
-    async def _answer(self, call: Call, admin_url: str, access: Access) -> _Answer:
+    async def _answer(self, call: Call, admin_url: str, access: Access) -> _Reply:
         """Return the broker's answer, and count it."""
         outcome = "uncallable"
         try:
@@ -175,7 +175,7 @@ class Http:
                 remedy="check oauth2.issuerUrl, and that it can be reached from here",
             ) from error
 
-    async def _follow(self, call: Call, url: URL, access: Access) -> _Answer:
+    async def _follow(self, call: Call, url: URL, access: Access) -> _Reply:
         """Make *call*, following redirects to the broker that serves the namespace.
 
         The HTTP library would drop the token on the way to another host.
@@ -197,7 +197,7 @@ class Http:
                     text = await _text(response)
                     own = url.origin() == asked.origin() or is_of_broker(text)
                     shown = text if own else f"{len(text)} characters of {response.content_type}"
-                    return _Answer(response.status, text, shown)
+                    return _Reply(response.status, text, shown)
                 target = url.join(URL(response.headers["Location"], encoded=True))
                 if not may_follow(url, target):
                     return _refusal(response, "a redirect from https to http, not followed")
@@ -251,8 +251,8 @@ async def _text(response: aiohttp.ClientResponse) -> str:
     return read.decode(errors="replace")
 
 
-def _refusal(response: aiohttp.ClientResponse, why: str) -> _Answer:
-    return _Answer(response.status, why, why)
+def _refusal(response: aiohttp.ClientResponse, why: str) -> _Reply:
+    return _Reply(response.status, why, why)
 
 
 def _refused(url: str, error: aiohttp.ClientConnectorCertificateError) -> CertificateRefusedError:
