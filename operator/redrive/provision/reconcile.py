@@ -91,7 +91,7 @@ async def _look(body: Body, ctx: Context, claims: Claims, health: Health) -> Req
         made = await provision(asked, body, ctx, claims)
     except RedriveError as error:
         return await _unready(body, error, out)
-    unwell = health.cautions(body)
+    unwell = health.warnings(body)
     if asked.only_observes:
         seen = restraint.observed(made.planned_changes, (*made.cautions, *unwell))
         await out.publish(
