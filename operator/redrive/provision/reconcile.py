@@ -85,7 +85,7 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
         made = await converge(request, body, ctx, conflicts)
     except RedriveError as error:
         return Outcome.failed(error)
-    warnings = (*made.warnings, *health.cautions(body))
+    warnings = (*made.warnings, *health.warnings(body))
     return _observed(made, warnings) if request.only_observes else _ready(body, made, warnings)
 
 

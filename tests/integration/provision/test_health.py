@@ -1,4 +1,4 @@
-"""What is told of a policy's topics, by the loop that reads their statistics at the real broker.
+"""What is published of a policy's topics by the loop that reads their statistics at a real broker.
 
 It runs in the test, so that it looks several times a second; the operator, which would take back
 what it has not seen itself, rests meanwhile.
@@ -24,7 +24,7 @@ from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
 from redrive.provision import reconcile
 from redrive.provision.conflicts import Conflicts
-from redrive.provision.health.symptoms import THRESHOLDS, Thresholds
+from redrive.provision.health.checks import THRESHOLDS, Thresholds
 from redrive.provision.health.watch import Health
 from sandbox import installation
 from sandbox.pulsar import SUPERUSER, Broker

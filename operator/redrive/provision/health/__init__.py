@@ -1,7 +1,7 @@
-"""How the topics of provisioned policies fare: backlogs, the oldest dead letter, what goes amiss.
+"""The state of the topics of ready policies: backlogs, the oldest dead letter, what needs a fix.
 
 Beside the reconciles, which bring about what is asked for, `watch` reads the statistics of all
 topics in turn. What it finds goes three ways: backlogs into the status (`backlog` decides when that
-is worth a write) and into metrics; what somebody should see to (`symptoms`, `deliveries`) to the
-next reconcile, which alone writes conditions. `reader` keeps to what a broker may be asked.
+is worth a write) and into metrics (`gauges`); warnings (`checks`, over `deliveries`) to the next
+reconcile, which alone writes conditions. `reader` limits how often a broker is asked.
 """

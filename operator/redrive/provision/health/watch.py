@@ -28,10 +28,10 @@ from redrive.kube.status import StatusWarning
 from redrive.policy.model import Policy
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.provision.health import backlog
+from redrive.provision.health.checks import REASONS, THRESHOLDS, CheckInput, Thresholds, check
 from redrive.provision.health.deliveries import Deliveries
 from redrive.provision.health.gauges import Gauges
 from redrive.provision.health.reader import Reader, TopicStats
-from redrive.provision.health.symptoms import REASONS, THRESHOLDS, Checkup, Thresholds, symptoms
 from redrive.provision.rate_limit import RateLimits
 from redrive.provision.resolve import resolve
 
@@ -39,7 +39,7 @@ INTERVAL_SECONDS = 60.0
 CALLS_PER_SECOND = 10.0
 TICK_SECONDS = 1.0
 AT_A_TIME = 20
-"""So many policies are looked at before those that are new come first again."""
+"""After so many policies, those that are new or requested come first again."""
 REST_SECONDS = 15.0
 """A broker that fails is left alone for so long."""
 
@@ -61,28 +61,28 @@ class Topics:
 
 
 @dataclass(frozen=True)
-class Record:
+class Findings:
     """What the looks at one policy have found so far.
 
     Attributes:
-        strands: whether retries strand, at the last look.
+        unconsumed: see `CheckInput`; at the last look.
     """
 
     deliveries: Deliveries
-    strands: bool
-    cautions: tuple[StatusWarning, ...]
+    unconsumed: bool
+    warnings: tuple[StatusWarning, ...]
 
 
 class Health:
-    """Watches over all ready policies; must be made in a running event loop.
+    """Reads the topics of all ready policies; must be made in a running event loop.
 
-    It writes `status.backlog`, which nobody else does, and no condition: a reconcile, woken by a
-    caution that came or went, takes them from here.
+    It writes `status.backlog`, which nothing else does, and no condition: a reconcile, enqueued
+    when a warning came or went, takes them from here.
 
     Args:
-        wake: has a policy reconciled.
+        enqueue: has a policy reconciled.
         interval: how many seconds lie between two looks at a topic, at least.
-        limits: from where on something is worth a word.
+        limits: from where on a check warns.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Health:
         self._gauges = Gauges(ctx.clock)
         self._looked: dict[str, float] = {}
         self._requested: set[str] = set()
-        self._records: dict[str, Record] = {}
+        self._findings: dict[str, Findings] = {}
         self._paces = RateLimits(1 / CALLS_PER_SECOND)
         self._readers: dict[tuple[Key, str | None], Reader] = {}
         self._walks: dict[Key, asyncio.Task[None]] = {}
@@ -114,13 +114,13 @@ class Health:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def cautions(self, body: Body) -> tuple[StatusWarning, ...]:
-        """Return what is to be seen to about a policy, by the last look at its topics.
+    def warnings(self, body: Body) -> tuple[StatusWarning, ...]:
+        """Return the warnings about a policy's topics, by the last look at them.
 
-        Before the first one that is what its conditions say: a restart takes nothing back.
+        Before the first one, these are its conditions: a restart ends no warning.
         """
-        record = self._records.get(_uid(body))
-        return _standing(body) if record is None else record.cautions
+        findings = self._findings.get(_uid(body))
+        return _published(body) if findings is None else findings.warnings
 
     def request(self, body: Body) -> None:
         """Have a policy's topics read at once, and its backlog written even if unchanged."""
@@ -144,7 +144,7 @@ class Health:
             try:
                 self._begin_walks()
             except Exception:
-                logger.exception("health: finding out whom to look at failed")
+                logger.exception("health: finding the policies to look at failed")
             await asyncio.sleep(min(TICK_SECONDS, self._interval))
 
     def _begin_walks(self) -> None:
@@ -174,7 +174,7 @@ class Health:
         """Drop what is known of policies that are gone, and show no figures of unready ones."""
         self._gauges.keep({Key.of(body) for body in ready})
         there = {_uid(body) for body in self._ctx.policies}
-        for known in (self._looked, self._records):
+        for known in (self._looked, self._findings):
             for uid in known.keys() - there:
                 del known[uid]
         self._requested &= there
@@ -233,9 +233,9 @@ class Health:
         latest = self._ctx.policies.get(asked.key)
         if latest is None or _uid(latest) != _uid(body):
             return  # it was deleted meanwhile
-        record = self._examine(latest, policy, topics, requested=requested)
-        self._records[_uid(body)] = record
-        if set(record.cautions) != set(_standing(latest)):
+        findings = self._examine(latest, policy, topics, requested=requested)
+        self._findings[_uid(body)] = findings
+        if set(findings.warnings) != set(_published(latest)):
             self._enqueue(asked.key)
         found = backlog.backlog_of(
             topics.retry.get(policy.subscription),
@@ -243,14 +243,14 @@ class Health:
             discards=not policy.dead_letters,
             now=topics.at,
         )
-        self._gauges.show(asked.key, policy, found, record.deliveries)
+        self._gauges.show(asked.key, policy, found, findings.deliveries)
         written = backlog.written_in(latest.get("status") or {})
         if requested or backlog.is_worth_writing(written, found):
             await self._write(asked.key, found)
 
-    def _examine(self, body: Body, policy: Policy, topics: Topics, *, requested: bool) -> Record:
+    def _examine(self, body: Body, policy: Policy, topics: Topics, *, requested: bool) -> Findings:
         """Return what is known of a policy by now."""
-        before = self._records.get(_uid(body))
+        before = self._findings.get(_uid(body))
         source = topics.source.get(policy.subscription)
         retry = topics.retry.get(policy.subscription)
         counters = [None if found is None else found.delivered for found in (source, retry)]
@@ -259,20 +259,20 @@ class Health:
             if before is None
             else before.deliveries.seen(_now(), *counters)
         )
-        checkup = Checkup(
+        given = CheckInput(
             policy=policy,
             source=source,
             retry=topics.retry,
             dead_letter=topics.dead_letter,
             deliveries=window,
             # A requested look may come right after another: too early for a second finding.
-            strands_still=before is not None and before.strands and not requested,
-            standing={caution.reason: caution for caution in self.cautions(body)},
+            unconsumed_before=before is not None and before.unconsumed and not requested,
+            published={warning.reason: warning for warning in self.warnings(body)},
         )
-        return Record(
+        return Findings(
             deliveries=window,
-            strands=checkup.strands,
-            cautions=symptoms(checkup, self._limits),
+            unconsumed=given.unconsumed,
+            warnings=check(given, self._limits),
         )
 
     async def _write(self, policy: Key, found: Backlog) -> None:
@@ -292,7 +292,7 @@ def _is_final(replay: Body) -> bool:
     return (replay.get("status") or {}).get("phase") in FINAL
 
 
-def _standing(body: Body) -> tuple[StatusWarning, ...]:
+def _published(body: Body) -> tuple[StatusWarning, ...]:
     """Return what a policy's conditions say of its topics' health."""
     found = (status.find(body, reason) for reason in sorted(REASONS))
     return tuple(StatusWarning(c.type, c.message) for c in found if c is not None)

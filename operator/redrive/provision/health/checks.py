@@ -1,7 +1,7 @@
-"""What the statistics of a policy's topics tell that somebody should see to: named checks; pure.
+"""What the statistics of a policy's topics show that needs a fix: an ordered tuple of checks; pure.
 
-Called by `watch`. A message is not made anew while what it tells of stays: figures that differ at
-each look would be an Event each time.
+Called by `watch`. A published message stays as it is while its check still finds something: figures
+that differ at each look would be an Event each time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ACK_HOLES = "AckHoles"
 FOREIGN_SUBSCRIPTION = "ForeignSubscription"
 """A subscription that is not the policy's takes messages of its retry or dead-letter topic."""
 RETRY_TOPIC_NOT_CONSUMED = "RetryTopicNotConsumed"
-"""Messages are consumed from the source topic, and nobody consumes the retry topic."""
+"""The source topic has consumers, and the retry topic has none."""
 RETRY_STORM = "RetryStorm"
 """Most deliveries of the last ten minutes were retries."""
 
@@ -29,12 +29,12 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Thresholds:
-    """From where on something is worth a word.
+    """From where on a check warns.
 
     Attributes:
         ack_holes: half of the ranges that a broker persists unless it was configured otherwise
             (`managedLedgerMaxUnackedRangesToPersist`, 10 000).
-        ack_holes_cleared: below this the word is taken back; lower, so that it is not said anew
+        ack_holes_cleared: below this the warning ends; lower, so that it does not come and go
             every minute.
         deliveries: fewer within the window are no storm.
         retry_share: more of the deliveries than this are one.
@@ -50,15 +50,15 @@ THRESHOLDS = Thresholds()
 
 
 @dataclass(frozen=True)
-class Checkup:
-    """What these checks look at.
+class CheckInput:
+    """What the checks read.
 
     Attributes:
         source: the policy's subscription on the source topic; None where there is none.
         retry: all subscriptions of the retry topic, by name.
         dead_letter: those of the dead-letter topic; empty where the policy discards.
-        strands_still: whether the look before found that retries strand, too.
-        standing: what was said before and was not taken back, by reason.
+        unconsumed_before: whether the previous look found `unconsumed`, too.
+        published: the warnings of the policy so far, by reason.
     """
 
     policy: Policy
@@ -66,8 +66,8 @@ class Checkup:
     retry: Mapping[str, SubscriptionStats]
     dead_letter: Mapping[str, SubscriptionStats]
     deliveries: Deliveries
-    strands_still: bool
-    standing: Mapping[str, StatusWarning]
+    unconsumed_before: bool
+    published: Mapping[str, StatusWarning]
 
     @property
     def retries(self) -> SubscriptionStats | None:
@@ -75,39 +75,39 @@ class Checkup:
         return self.retry.get(self.policy.subscription)
 
     @property
-    def strands(self) -> bool:
-        """Whether somebody consumes the source topic, and nobody the retry topic."""
+    def unconsumed(self) -> bool:
+        """Whether the source topic has consumers, and the retry topic has none."""
         if self.source is None or self.retries is None or not self.policy.max_retries:
             return False
         return self.source.consumers > 0 and self.retries.consumers == 0
 
 
-def acknowledged_range_has_holes(checkup: Checkup, limits: Thresholds) -> StatusWarning | None:
+def acknowledged_range_has_holes(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
     """Find a retry subscription with half as many holes as a broker persists."""
-    holes = 0 if checkup.retries is None else checkup.retries.ack_holes
-    said = checkup.standing.get(ACK_HOLES)
-    if holes < (limits.ack_holes if said is None else limits.ack_holes_cleared):
+    holes = 0 if given.retries is None else given.retries.ack_holes
+    published = given.published.get(ACK_HOLES)
+    if holes < (limits.ack_holes if published is None else limits.ack_holes_cleared):
         return None
-    return said or StatusWarning(
+    return published or StatusWarning(
         ACK_HOLES,
-        f"subscription {checkup.policy.subscription} of {checkup.policy.retry_topic} has many "
+        f"subscription {given.policy.subscription} of {given.policy.retry_topic} has many "
         "ranges of acknowledged messages between retries that still wait, and a broker remembers "
-        f"{2 * limits.ack_holes} of them when it unloads the topic, if not told otherwise: beyond "
-        f"that, processed messages come again; got {holes} ranges; make the delays more alike, "
-        "give the retry topic more partitions (retry.partitions), or raise "
+        f"{2 * limits.ack_holes} of them when it unloads the topic, unless it is configured "
+        f"otherwise: beyond that, processed messages come again; got {holes} ranges; make the "
+        "delays more alike, give the retry topic more partitions (retry.partitions), or raise "
         "managedLedgerMaxUnackedRangesToPersist at the broker",
     )
 
 
-def foreign_subscriptions_take_messages(checkup: Checkup, _: Thresholds) -> StatusWarning | None:
+def foreign_subscriptions_take_messages(given: CheckInput, _: Thresholds) -> StatusWarning | None:
     """Find durable subscriptions on the policy's topics that are not its own.
 
     Those of readers do not last, and names with two underscores are the broker's own.
     """
-    policy = checkup.policy
+    policy = given.policy
     own = (
-        (policy.retry_topic, checkup.retry, policy.subscription),
-        (policy.dead_letter_topic, checkup.dead_letter, DEAD_LETTER_SUBSCRIPTION),
+        (policy.retry_topic, given.retry, policy.subscription),
+        (policy.dead_letter_topic, given.dead_letter, DEAD_LETTER_SUBSCRIPTION),
     )
     found = [
         f"{name} on {topic.local}"
@@ -127,15 +127,15 @@ def foreign_subscriptions_take_messages(checkup: Checkup, _: Thresholds) -> Stat
     )
 
 
-def retries_strand(checkup: Checkup, _: Thresholds) -> StatusWarning | None:
+def retry_topic_is_not_consumed(given: CheckInput, _: Thresholds) -> StatusWarning | None:
     """Find consumers of the source topic while there is none on the retry topic, twice in a row.
 
     A consumer that is just starting has the one for a moment before the other.
     """
-    said = checkup.standing.get(RETRY_TOPIC_NOT_CONSUMED)
-    if not checkup.strands or (said is None and not checkup.strands_still):
+    published = given.published.get(RETRY_TOPIC_NOT_CONSUMED)
+    if not given.unconsumed or (published is None and not given.unconsumed_before):
         return None
-    policy = checkup.policy
+    policy = given.policy
     return StatusWarning(
         RETRY_TOPIC_NOT_CONSUMED,
         f"subscription {policy.subscription} has consumers on {policy.topic.local} and none on "
@@ -144,32 +144,32 @@ def retries_strand(checkup: Checkup, _: Thresholds) -> StatusWarning | None:
     )
 
 
-def retries_storm(checkup: Checkup, limits: Thresholds) -> StatusWarning | None:
+def most_deliveries_are_retries(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
     """Find that more than half of the deliveries were retries; few deliveries are no storm."""
-    window, said = checkup.deliveries, checkup.standing.get(RETRY_STORM)
+    window, published = given.deliveries, given.published.get(RETRY_STORM)
     together = window.first + window.retries
     if together < limits.deliveries or window.retries <= limits.retry_share * together:
-        # After a restart too little was seen yet to take it back.
-        return None if window.is_whole or together >= limits.deliveries else said
-    return said or StatusWarning(
+        # After a restart, too few deliveries were counted to end it.
+        return None if window.is_whole or together >= limits.deliveries else published
+    return published or StatusWarning(
         RETRY_STORM,
-        f"most of what subscription {checkup.policy.subscription} is given are retries: retries "
+        f"most deliveries to subscription {given.policy.subscription} are retries: retries "
         "are for single messages that fail, and what holds up all of them they only make worse; "
-        f"got {window.retries} retries among {together} deliveries within ten minutes; mend what "
+        f"got {window.retries} retries among {together} deliveries within ten minutes; fix what "
         "the consumers depend on, or have them slow down (max_rate) or pause until it is",
     )
 
 
-SYMPTOMS: tuple[Callable[[Checkup, Thresholds], StatusWarning | None], ...] = (
+CHECKS: tuple[Callable[[CheckInput, Thresholds], StatusWarning | None], ...] = (
     acknowledged_range_has_holes,
     foreign_subscriptions_take_messages,
-    retries_strand,
-    retries_storm,
+    retry_topic_is_not_consumed,
+    most_deliveries_are_retries,
 )
 REASONS = frozenset({ACK_HOLES, FOREIGN_SUBSCRIPTION, RETRY_TOPIC_NOT_CONSUMED, RETRY_STORM})
 
 
-def symptoms(checkup: Checkup, limits: Thresholds) -> tuple[StatusWarning, ...]:
-    """Return all that is found."""
-    found = (check(checkup, limits) for check in SYMPTOMS)
-    return tuple(caution for caution in found if caution is not None)
+def check(given: CheckInput, limits: Thresholds) -> tuple[StatusWarning, ...]:
+    """Return the warnings of all checks."""
+    found = (each(given, limits) for each in CHECKS)
+    return tuple(warning for warning in found if warning is not None)

@@ -10,14 +10,14 @@ from redrive.kube.status import StatusWarning
 from redrive.policy import naming
 from redrive.policy.model import Policy
 from redrive.policy.naming import Scheme, TopicName
-from redrive.provision.health.deliveries import Deliveries
-from redrive.provision.health.symptoms import (
+from redrive.provision.health.checks import (
+    CHECKS,
     REASONS,
-    SYMPTOMS,
     THRESHOLDS,
-    Checkup,
-    symptoms,
+    CheckInput,
+    check,
 )
+from redrive.provision.health.deliveries import Deliveries
 
 TOPIC = TopicName("shop", "prod", "orders")
 QUIET = Deliveries.begin(0.0, 0, 0)
@@ -39,7 +39,7 @@ def stats(consumers: int = 0, ack_holes: int = 0, *, durable: bool = True) -> Su
     return SubscriptionStats(0, 0, consumers, durable=durable, ack_holes=ack_holes, oldest=None)
 
 
-def found(standing: Iterable[StatusWarning] = (), **changes: Any) -> tuple[StatusWarning, ...]:  # noqa: ANN401
+def found(published: Iterable[StatusWarning] = (), **changes: Any) -> tuple[StatusWarning, ...]:  # noqa: ANN401
     """What is found of a policy that fares well, but for *changes*."""
     well: dict[str, Any] = {
         "policy": policy(),
@@ -47,27 +47,29 @@ def found(standing: Iterable[StatusWarning] = (), **changes: Any) -> tuple[Statu
         "retry": {"s": stats(consumers=1)},
         "dead_letter": {"redrive": stats()},
         "deliveries": QUIET,
-        "strands_still": False,
-        "standing": {caution.reason: caution for caution in standing},
+        "unconsumed_before": False,
+        "published": {warning.reason: warning for warning in published},
     }
-    return symptoms(Checkup(**(well | changes)), THRESHOLDS)
+    return check(CheckInput(**(well | changes)), THRESHOLDS)
 
 
 def test_a_policy_that_fares_well_needs_no_caution() -> None:
     assert found() == ()
-    assert len(REASONS) == len(SYMPTOMS)
+    assert len(REASONS) == len(CHECKS)
 
 
 def test_many_holes_are_told_once_and_taken_back_when_they_are_clearly_fewer() -> None:
-    def with_holes(count: int, standing: Iterable[StatusWarning] = ()) -> tuple[StatusWarning, ...]:
-        return found(standing, retry={"s": stats(consumers=1, ack_holes=count)})
+    def with_holes(
+        count: int, published: Iterable[StatusWarning] = ()
+    ) -> tuple[StatusWarning, ...]:
+        return found(published, retry={"s": stats(consumers=1, ack_holes=count)})
 
     assert with_holes(4_999) == ()
     told = with_holes(5_000)
-    [caution] = told
-    assert caution.reason == "AckHoles"
-    assert "remembers 10000 of them" in caution.message
-    assert "got 5000 ranges; make the delays more alike, " in caution.message
+    [warning] = told
+    assert warning.reason == "AckHoles"
+    assert "remembers 10000 of them" in warning.message
+    assert "got 5000 ranges; make the delays more alike, " in warning.message
     assert with_holes(9_000, told) == told
     assert with_holes(4_500, told) == told
     assert with_holes(4_499, told) == ()
@@ -77,28 +79,28 @@ def test_subscriptions_that_are_not_the_policys_are_named() -> None:
     reader, broker = stats(durable=False), stats()
     retry = {"s": stats(consumers=1), "all-orders": stats(), "__compaction": broker}
     dead_letter = {"redrive": stats(), "reader-1": reader, "s": stats()}
-    [caution] = found(retry=retry, dead_letter=dead_letter)
-    assert caution.reason == "ForeignSubscription"
+    [warning] = found(retry=retry, dead_letter=dead_letter)
+    assert warning.reason == "ForeignSubscription"
     assert "got all-orders on orders-s-RETRY, s on orders-s-DLQ; have the pattern" in (
-        caution.message
+        warning.message
     )
 
 
 def test_of_many_foreign_subscriptions_the_first_are_named() -> None:
     retry = {"s": stats(consumers=1)} | {f"f{number}": stats() for number in range(7)}
-    [caution] = found(retry=retry)
-    assert "f4 on orders-s-RETRY, 2 more; have" in caution.message
+    [warning] = found(retry=retry)
+    assert "f4 on orders-s-RETRY, 2 more; have" in warning.message
 
 
-def test_retries_strand_when_nobody_consumes_them_twice_in_a_row() -> None:
+def test_a_retry_topic_without_consumers_twice_in_a_row_is_warned_of() -> None:
     alone: dict[str, Any] = {"retry": {"s": stats()}}
     assert found(**alone) == ()
-    told = found(**alone, strands_still=True)
-    [caution] = told
-    assert caution.reason == "RetryTopicNotConsumed"
-    assert "consumers on orders and none on orders-s-RETRY" in caution.message
+    told = found(**alone, unconsumed_before=True)
+    [warning] = told
+    assert warning.reason == "RetryTopicNotConsumed"
+    assert "consumers on orders and none on orders-s-RETRY" in warning.message
     assert found(told, **alone) == told  # said before a restart, and still so
-    assert found(told, strands_still=True) == ()
+    assert found(told, unconsumed_before=True) == ()
 
 
 @pytest.mark.parametrize(
@@ -110,8 +112,8 @@ def test_retries_strand_when_nobody_consumes_them_twice_in_a_row() -> None:
         {"policy": policy(max_retries=0)},
     ],
 )
-def test_where_nobody_could_retry_nothing_strands(changes: dict[str, Any]) -> None:
-    assert found(**({"retry": {"s": stats()}} | changes), strands_still=True) == ()
+def test_a_retry_topic_that_needs_no_consumers_is_not_warned_of(changes: dict[str, Any]) -> None:
+    assert found(**({"retry": {"s": stats()}} | changes), unconsumed_before=True) == ()
 
 
 @pytest.mark.parametrize(
@@ -121,10 +123,10 @@ def test_where_nobody_could_retry_nothing_strands(changes: dict[str, Any]) -> No
 def test_a_storm_is_more_than_half_of_at_least_a_hundred_deliveries(
     first: int, retries: int, *, storm: bool
 ) -> None:
-    cautions = found(deliveries=QUIET.seen(60.0, first, retries))
-    assert [caution.reason for caution in cautions] == ["RetryStorm"] * storm
-    for caution in cautions:
-        assert f"got {retries} retries among {first + retries} deliveries" in caution.message
+    warnings = found(deliveries=QUIET.seen(60.0, first, retries))
+    assert [warning.reason for warning in warnings] == ["RetryStorm"] * storm
+    for warning in warnings:
+        assert f"got {retries} retries among {first + retries} deliveries" in warning.message
 
 
 def test_a_storm_keeps_its_words_and_is_over_when_enough_was_seen() -> None:
