@@ -1,7 +1,7 @@
-"""`redrive operator`: provisions policies and runs replays until it is told to stop.
+"""`redrive operator`: provisions policies and runs replays until a signal stops it.
 
 One process for a cluster, or for a list of namespaces. SIGTERM and SIGINT end it within seconds
-with code 0; whatever it was doing is taken up by the next start.
+with code 0; the next start resumes what it was doing.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """Describe the subcommand's arguments."""
     parser = subcommands.add_parser(
         "operator",
-        help="provision policies and run replays, until told to stop",
-        description="Provisions RetryPolicies and runs Replays until it is told to stop. Uses the "
+        help="provision policies and run replays, until stopped",
+        description="Provisions RetryPolicies and runs Replays until a signal stops it. Uses the "
         "cluster it runs in, unless KUBECONFIG names another.",
     )
     parser.add_argument(
@@ -67,8 +67,8 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--identity",
         default=f"{socket.gethostname()}-{secrets.token_hex(4)}",
         metavar="NAME",
-        help="as whom to hold the Lease: a name that no two operators have at a time, such as that "
-        "of a pod (default: the host's, with something random)",
+        help="the holder's name in the Lease, which no two operators have at a time, such as that "
+        "of a pod (default: the host's, with a random suffix)",
     )
     parser.add_argument(
         "--namespace",
@@ -114,7 +114,7 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run the operator until it is told to stop.
+    """Run the operator until a signal stops it.
 
     Raises:
         KubernetesError: the CRDs are not installed, or a right is missing.
@@ -133,12 +133,12 @@ def run(options: argparse.Namespace) -> None:
         if options.listen is not None:
             address, port = options.listen
             stack.enter_context(endpoint.serving(address, port, health))
-        with suppress(asyncio.CancelledError):  # a signal came while it stood by
+        with suppress(asyncio.CancelledError):  # a signal came to a standby
             asyncio.run(stand_by(settings, health, options.lease, options.identity))
 
 
 async def stand_by(settings: Settings, health: Liveness, lease: Key | None, identity: str) -> None:
-    """Serve, if need be once the lease is ours; a signal ends the waiting for it at once.
+    """Serve, after leader election where there is a lease; a signal ends a standby at once.
 
     Raises:
         LeaseLostError: another operator has taken over.
@@ -158,7 +158,7 @@ async def stand_by(settings: Settings, health: Liveness, lease: Key | None, iden
 async def serve(
     settings: Settings, health: Liveness, identity: str, fence: Fence | None = None
 ) -> None:
-    """Watch and reconcile until a signal ends it, then let go of everything."""
+    """Watch and reconcile until a signal ends it, then stop all tasks and close connections."""
     async with (
         Context.open(settings, fence) as ctx,
         informer.relisting(ctx.kubernetes, ctx.caches, settings.namespaces),
@@ -190,7 +190,11 @@ async def serve(
 
 
 def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:
-    """Have kopf watch and nothing else: no Events of its own, no discovery while running."""
+    """Return settings by which kopf watches and does nothing else.
+
+    It makes no Events of its own, discovers resources at its start only, and has the API server
+    select objects by the label selectors of *kinds*.
+    """
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
@@ -206,7 +210,7 @@ def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:
 async def _login(
     health: Liveness, *, settings: kopf.OperatorSettings, **_: object
 ) -> kopf.AiohttpSession | None:
-    """Log kopf in as our own client does, with connections that give signs of life."""
+    """Log kopf in as our own client does, with connections that send heartbeats."""
     if is_in_cluster():
         found = kopf.login_with_service_account(settings=settings)
     else:
@@ -226,7 +230,7 @@ def _lease(text: str) -> Key:
     """Read `NAMESPACE/NAME`.
 
     Raises:
-        ArgumentTypeError: it is none; argparse tells the user.
+        ArgumentTypeError: it is none; argparse shows that to the user.
     """
     namespace, _, name = text.partition("/")
     if not namespace or not name:
@@ -238,7 +242,7 @@ def _address(text: str) -> tuple[str, int]:
     """Read `ADDRESS:PORT`, the address of IPv6 in brackets.
 
     Raises:
-        ArgumentTypeError: it is none; argparse tells the user.
+        ArgumentTypeError: it is none; argparse shows that to the user.
     """
     address, _, port = text.rpartition(":")
     if not address or not port.isdecimal():
