@@ -51,12 +51,12 @@ def run(options: argparse.Namespace) -> None:
         if options.listen is not None:
             address, port = options.listen
             stack.enter_context(endpoint.serving(address, port, health))
-        with suppress(asyncio.CancelledError):  # a signal came while it stood by
+        with suppress(asyncio.CancelledError):  # a signal came to a standby
             asyncio.run(stand_by(settings, health, options.lease, options.identity))
 
 
 async def stand_by(settings: Settings, health: Liveness, lease: Key | None, identity: str) -> None:
-    """Serve, if need be once the lease is ours; a signal ends the waiting for it at once.
+    """Serve, after leader election where there is a lease; a signal ends a standby at once.
 
     Raises:
         LeaseLostError: another operator has taken over.
@@ -76,7 +76,7 @@ async def stand_by(settings: Settings, health: Liveness, lease: Key | None, iden
 async def serve(
     settings: Settings, health: Liveness, identity: str, fence: Fence | None = None
 ) -> None:
-    """Watch and reconcile until a signal ends it, then let go of everything."""
+    """Watch and reconcile until a signal ends it, then stop all tasks and close connections."""
     async with (
         Context.open(settings, fence) as ctx,
         informer.relisting(ctx.kubernetes, ctx.caches, settings.namespaces),
@@ -108,7 +108,11 @@ async def serve(
 
 
 def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:
-    """Have kopf watch and nothing else: no Events of its own, no discovery while running."""
+    """Return settings by which kopf watches and does nothing else.
+
+    It makes no Events of its own, discovers resources at its start only, and has the API server
+    select objects by the label selectors of *kinds*.
+    """
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
@@ -124,7 +128,7 @@ def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:
 async def _login(
     health: Liveness, *, settings: kopf.OperatorSettings, **_: object
 ) -> kopf.AiohttpSession | None:
-    """Log kopf in as our own client does, with connections that give signs of life."""
+    """Log kopf in as our own client does, with connections that send heartbeats."""
     if is_in_cluster():
         found = kopf.login_with_service_account(settings=settings)
     else:

@@ -2,12 +2,14 @@
 
 Reading order:
 
-1. `resources`: which kinds of objects there are, and how one object is identified.
+1. `resources`: the kinds of objects, and how one object is identified.
 2. `client`: calls to the API server, their failures as the errors of `errors`.
-3. `cache`: what the watches have shown of one kind.
-4. `controller`: a work queue with one task for each object, woken by changes.
-5. `connections`: a `connectionRef` → a broker's admin client, or why there is none.
+3. `cache`: the last known objects of one kind, with listeners for changes.
+4. `informer`: list and watch, which fill the caches, and relists for what a watch missed.
+5. `controller`: a work queue with one task for each object, with back-off.
 6. `status`: conditions, written when they changed, with an Event.
-7. `context`: all of the above, as the operator hands it to its journeys.
-8. `sweep`: finds what was deleted while no watch looked.
+7. `connections`: a `connectionRef` → a broker's admin client, with `credentials`.
+8. `context`: all of the above, as the operator hands it to its journeys.
+9. `leader_election`: of several operators one acts.
+10. `liveness`, `metrics`, `logs`: what the operator shows of itself.
 """

@@ -2,7 +2,7 @@
 
 Called by every reconcile, of policies, replays and connections. Clients are kept, one for each
 connection, so that reconciles share their batches. How credentials change without a restart is
-told in `credentials`.
+described in `credentials`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Connections:
         table.listen(self._forget)
 
     def listen(self, listener: Callable[[Key], None]) -> None:
-        """Call *listener* when a connection's broker has fallen silent, and when it answers."""
+        """Call *listener* when a connection's broker stops answering, and when it answers again."""
         self._listeners.append(listener)
 
     async def resolve(self, ref: ConnectionRef, namespace: str) -> Connection:
@@ -206,9 +206,9 @@ class Connections:
         return known[1]
 
     def _show_breaker(self, key: Key) -> None:
-        """Tell in the metrics how a connection stands, as long as there is one.
+        """Show a connection's breaker in the metrics, as long as there is that connection.
 
-        What is remembered, or was called before adminUrl changed, may still have an answer to come.
+        A call may still be under way from before a connection was deleted or its adminUrl changed.
         """
         if self._table.get(key) is not None and key in self._breakers:
             metrics.BREAKER_OPEN.labels(*key).set(self._breakers[key][1].is_open)

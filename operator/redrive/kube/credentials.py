@@ -5,8 +5,8 @@ watch would need the right to read all of them. So what was read is kept for `KE
 read again at once when a broker refuses it. A thousand policies cost a read every 15 s, and a
 changed Secret is in use within that time, or with the first refusal.
 
-What is held stays in use while an issuer, or the API server, fails to give another, until its own
-life is over. A Secret that is gone is told at once.
+What is held stays in use while an issuer, or the API server, fails to give another, until it
+expires. A Secret that is gone is reported at once.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class Material:
 
 
 class KeptCredentials:
-    """The credentials of one connection; shared by all who use it.
+    """Cached credentials of one connection, shared by all that use it.
 
     Args:
         read: reads what they are made of; raises a `RedriveError` where it can't.
-        clock: seconds that only ever rise.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class KeptCredentials:
     async def refresh(self) -> None:
         """Read again what was read long ago.
 
-        One reads for all. Nobody else waits for that while what is held is good.
+        One caller reads for all; the others do not wait while what is held is valid.
 
         Raises:
-            RedriveError: it can't be read, and nothing that is still good is held; whoever waited
-                for that, or comes within a second, is told so without another try.
+            RedriveError: it can't be read, and nothing valid is held. All callers that waited for
+                the read, or that come within a second after it, get the same error.
         """
         if self._reading.locked() and self._is_good():
             return
@@ -135,7 +135,7 @@ class KeptCredentials:
             if self._failure is None:
                 logger.warning("credentials can't be read: %s", error)
             self._failure = error
-            # From now: a look that took long would else be made again by each who waited for it.
+            # From now on: otherwise each caller that waited for a slow read would read again.
             self._looked_at = self._clock()
             self._due = self._looked_at + REFUSED_SECONDS
             return

@@ -5,7 +5,7 @@
 3. Relist: `relisting` finds deletions that happened while no watch was open.
 
 A watch that shows nothing may be a quiet one or a dead one. So the API server is asked to end each
-after `WATCH_SECONDS`, and the next one resumes where it ended; each beginning is a sign of life.
+after `WATCH_SECONDS`, and the next one resumes where it ended; each beginning is a heartbeat.
 While the API server is away it is tried again every few seconds, without end: that is no stall.
 """
 
@@ -85,7 +85,7 @@ class BackOffs:
 def session(
     health: Liveness, *, tls: ssl.SSLContext, headers: Mapping[str, str], proxy: str | None
 ) -> aiohttp.ClientSession:
-    """Return HTTP connections to the API server whose watches give signs of life to *health*."""
+    """Return HTTP connections to the API server whose watches send heartbeats to *health*."""
 
     async def begun(
         _session: aiohttp.ClientSession,

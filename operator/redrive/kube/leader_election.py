@@ -1,15 +1,15 @@
-"""Which one of several operators acts: the holder of a Lease, and what stops all others.
+"""Leader election: of several operators the holder of a Lease acts, and a fence stops the others.
 
-Called by the operator's command, before it opens the world. A standby does nothing but look at the
-Lease, every `RENEW_SECONDS`; it takes over when the record has not changed for as long as a lease
-lasts, by its own clock, so clocks may differ. The holder's writes pass a fence that
-closes earlier, counted from the *beginning* of its last renewal: when another takes over, whatever
-the holder still meant to write is refused on its own side. A Lease that somebody deletes, or whose
-holder somebody replaces, says nothing of what that holder does: a standby waits for as long.
+Called by the operator's command, before it opens the context. A standby only reads the Lease, every
+`RENEW_SECONDS`; it takes over when the record has not changed for as long as a lease lasts, by its
+own clock, so clocks may differ. The leader's writes pass a fence that closes earlier, counted from
+the *beginning* of its last renewal: when another operator takes over, the former leader's own
+process refuses what it has not sent yet. A Lease that is deleted by hand, or whose holder is
+replaced by hand, does not show what the former holder does: a standby waits for as long.
 
-What remains: a write that had left before the fence closed and that is on its way for longer than
-`LEASE_SECONDS - FENCE_SECONDS`. Each write of redrive is one that the next reconcile of anybody
-makes good: it can't lose a message.
+What remains: a write that was sent before the fence closed and that takes longer than
+`LEASE_SECONDS - FENCE_SECONDS` to arrive. The next reconcile of any operator corrects each write of
+redrive: it can't lose a message.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from redrive.kube.liveness import Liveness
 from redrive.kube.resources import Body, Key
 
 LEASE_SECONDS = 10
-"""For how long a record that does not change holds others off."""
+"""For how long a record that does not change keeps a standby from taking over."""
 RELEASED_SECONDS = 1
-"""What a record says that its holder has given up, as Kubernetes' own components write it."""
+"""The lease duration in a record that was released, as Kubernetes' own components write it."""
 FENCE_SECONDS = 7.0
 """For how long the holder writes after it began to renew."""
 RENEW_SECONDS = 2.0
-PATIENCE_SECONDS = 4.0
-"""How long an answer about the Lease is waited for."""
+CALL_SECONDS = 4.0
+"""The timeout of a call about the Lease."""
 PART = "lease"
 
 logger = logging.getLogger(__name__)
 
 
-class Lease:
-    """One operator's part in a Lease.
+class LeaderElector:
+    """One operator's part in the election.
 
     Args:
-        kubernetes: connections that pass no fence, and that nothing else keeps busy.
+        kubernetes: connections that pass no fence, and that nothing else uses.
         key: which Lease.
-        identity: this operator's name. One that starts again under it need not wait for its own
-            lease to run out, so no two may have it at a time: the name of a pod is such a name.
+        identity: this operator's name. One that restarts under it need not wait for its own lease
+            to expire, so no two may have it at a time: the name of a pod is such a name.
         clock: for the times in the record, which are for people.
-        elapsed: seconds that only ever rise.
+        elapsed: monotonic seconds.
     """
 
     def __init__(  # noqa: PLR0913  what it is made of
@@ -75,9 +75,9 @@ class Lease:
         self._writer = ""  # who may still be writing: held the lease and was not seen to release it
 
     async def try_to_take(self) -> bool:
-        """Take the lease if it is free, has run out, or is ours; return whether it is ours now.
+        """Take the lease if it is free, has expired, or is ours; return whether it is ours now.
 
-        It is free when nobody was seen to hold it, or when that one has released it.
+        It is free when no holder was seen, or when the last one has released it.
 
         Raises:
             KubernetesError: the API server refuses, or does not answer.
@@ -104,7 +104,7 @@ class Lease:
         try:
             await self._write(taken=False)
         except (ConflictError, NotFoundError):
-            # Somebody else changed or deleted the object, or an answer to ourselves was lost.
+            # The object was changed or deleted, or the answer to our own write was lost.
             if not await self.try_to_take():
                 self._fence.open_until(float("-inf"))
                 raise LeaseLostError(
@@ -114,7 +114,7 @@ class Lease:
                 ) from None
 
     async def release(self) -> None:
-        """Give the lease up, so that another need not wait for it to run out."""
+        """Release the lease, so that a standby need not wait for it to expire."""
         self._fence.open_until(float("-inf"))
         await self._patch({"holderIdentity": "", "leaseDurationSeconds": RELEASED_SECONDS})
 
@@ -161,7 +161,7 @@ class Lease:
         spec = {} if record is None else record.get("spec", {})
         holder = spec.get("holderIdentity")
         if holder == self._identity:
-            # Maybe by somebody's hand: whoever was seen to hold it before does not know yet.
+            # Maybe edited by hand: the holder that was seen before may still be writing.
             self._writer = self._writer or holder
         elif holder:
             self._writer = holder
@@ -185,29 +185,29 @@ def _version(record: Body | None) -> str:
 async def leading(
     key: Key, identity: str, health: Liveness, clock: Callable[[], datetime]
 ) -> AsyncIterator[Fence]:
-    """Wait for the lease, hold it while the block runs, give it up then; yield its fence.
+    """Wait for the lease, hold it while the block runs, then release it; yield its fence.
 
-    Standing by counts as being ready: an operator that is not needed lacks nothing.
+    A standby is ready: it needs nothing more to take over.
 
     Raises:
-        LeaseLostError: another took it; the block was cancelled in the midst of what it did.
+        LeaseLostError: another operator took it; the block was cancelled at any point.
     """
     fence = Fence()
     async with Kubernetes.connect() as kubernetes:
-        lease = Lease(kubernetes, key, identity, fence, clock=clock)
-        await _take(lease, health, key)
+        elector = LeaderElector(kubernetes, key, identity, fence, clock=clock)
+        await _take(elector, health, key)
         metrics.LEASE_HELD.set_function(fence.is_open)
-        async with _holding(lease, health):
+        async with _holding(elector, health):
             yield fence
 
 
-async def _take(lease: Lease, health: Liveness, key: Key) -> None:
+async def _take(elector: LeaderElector, health: Liveness, key: Key) -> None:
     standing_by = False
     while True:
         health.beat(PART)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                if await lease.try_to_take():
+            async with asyncio.timeout(CALL_SECONDS):
+                if await elector.try_to_take():
                     return
         except (KubernetesError, TimeoutError) as error:
             logger.warning("the lease %s can't be read: %s", key, error or "no answer in time")
@@ -220,15 +220,15 @@ async def _take(lease: Lease, health: Liveness, key: Key) -> None:
 
 
 @asynccontextmanager
-async def _holding(lease: Lease, health: Liveness) -> AsyncIterator[None]:
-    """Renew *lease* while the block runs, then release it; cancel the block when it is lost."""
+async def _holding(elector: LeaderElector, health: Liveness) -> AsyncIterator[None]:
+    """Renew the lease while the block runs, then release it; cancel the block when it is lost."""
     block = asyncio.current_task()
     assert block is not None  # noqa: S101  every coroutine runs in a task
     lost: list[LeaseLostError] = []
 
     async def hold() -> None:
         try:
-            await _renew_for_ever(lease, health)
+            await _renew_for_ever(elector, health)
         except LeaseLostError as error:
             logger.error("lease lost: %s", error)  # noqa: TRY400  no fault of the code
             lost.append(error)
@@ -245,23 +245,23 @@ async def _holding(lease: Lease, health: Liveness) -> AsyncIterator[None]:
         holding.cancel()
         await asyncio.gather(holding, return_exceptions=True)
         if not lost:
-            await _release(lease)
+            await _release(elector)
 
 
-async def _renew_for_ever(lease: Lease, health: Liveness) -> None:
+async def _renew_for_ever(elector: LeaderElector, health: Liveness) -> None:
     while True:
         health.beat(PART)
         await asyncio.sleep(RENEW_SECONDS)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await lease.renew()
+            async with asyncio.timeout(CALL_SECONDS):
+                await elector.renew()
         except (KubernetesError, TimeoutError) as error:
             logger.warning("the lease was not renewed: %s", error or "no answer in time")
 
 
-async def _release(lease: Lease) -> None:
+async def _release(elector: LeaderElector) -> None:
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await lease.release()
+        async with asyncio.timeout(CALL_SECONDS):
+            await elector.release()
     except (KubernetesError, TimeoutError) as error:
         logger.warning("the lease runs out by itself: %s", error or "no answer in time")

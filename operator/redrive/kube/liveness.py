@@ -1,7 +1,7 @@
-"""Signs of life: what the operator does again and again, and whether it has stopped doing so.
+"""Liveness: heartbeats of the operator's parts, and whether one of them has stalled.
 
-The event loop and every watch give a sign each time they come round; the command's endpoint asks,
-from a thread of its own, so that a loop that hangs can't keep that to itself.
+The event loop and every watch send a heartbeat in each of their rounds. The command's endpoint
+reads them from a thread of its own, so that it answers while the event loop hangs.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 STALL_SECONDS = 60.0
-"""How long a sign of life may stay away."""
+"""A part without a heartbeat for longer has stalled."""
 BEAT_SECONDS = 5.0
 EVENT_LOOP = "event loop"
 
 
 class Liveness:
-    """What was last heard of each part; may be asked from any thread.
+    """The last heartbeat of each part; may be read from any thread.
 
     Args:
-        clock: seconds that only ever rise.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,21 +30,21 @@ class Liveness:
         self.ready = False
 
     def beat(self, part: str) -> None:
-        """Take note that *part* lives; it is missed once it gave no sign for `STALL_SECONDS`."""
+        """Record a heartbeat of *part*, which has to send the next within `STALL_SECONDS`."""
         self._beats[part] = self._clock()
 
     def silent_for(self) -> dict[str, float]:
-        """Return for each part how many seconds ago its last sign of life was."""
+        """Return for each part how many seconds ago its last heartbeat was."""
         now = self._clock()
         return {part: now - at for part, at in tuple(self._beats.items())}
 
     def has_stalled(self) -> bool:
-        """Whether a part has given no sign of life for longer than it may."""
+        """Whether a part has sent no heartbeat for longer than it may."""
         return any(silent > STALL_SECONDS for silent in self.silent_for().values())
 
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """Give signs of life of the event loop while the block runs."""
+        """Send heartbeats of the event loop while the block runs."""
         task = asyncio.create_task(self._beat_for_ever(), name="heartbeat")
         try:
             yield

@@ -1,4 +1,4 @@
-"""What the operator's loop counts and measures, how objects stand, and who holds the lease.
+"""Metrics of the work queues and reconciles, of objects' conditions, and of the leader election.
 
 `docs/reference/metrics.md` lists it.
 """
@@ -44,15 +44,11 @@ BREAKER_OPEN = Gauge(
 )
 
 
-class Standing(Collector):
-    """Objects by kind, and by each condition that they show.
+class ConditionMetrics(Collector):
+    """Objects by kind, and by each condition in their status."""
 
-    Args:
-        tables: of the kinds that have conditions.
-    """
-
-    def __init__(self, tables: Mapping[Resource, Cache]) -> None:
-        self._tables = tables
+    def __init__(self, caches: Mapping[Resource, Cache]) -> None:
+        self._caches = caches
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Count them, now."""
@@ -61,8 +57,8 @@ class Standing(Collector):
         )
         counts = collections.Counter(
             (resource.kind, condition["type"], condition["status"], condition["reason"])
-            for resource, table in self._tables.items()
-            for body in table
+            for resource, cache in self._caches.items()
+            for body in cache
             for condition in (body.get("status") or {}).get("conditions") or ()
         )
         for labels, count in counts.items():
@@ -71,11 +67,11 @@ class Standing(Collector):
 
 
 @contextmanager
-def counting(tables: Mapping[Resource, Cache]) -> Iterator[None]:
-    """Have metrics tell how the objects of *tables* stand while the block runs."""
-    standing = Standing(tables)
-    REGISTRY.register(standing)
+def counting(caches: Mapping[Resource, Cache]) -> Iterator[None]:
+    """Count the conditions of the objects in *caches* while the block runs."""
+    collector = ConditionMetrics(caches)
+    REGISTRY.register(collector)
     try:
         yield
     finally:
-        REGISTRY.unregister(standing)
+        REGISTRY.unregister(collector)

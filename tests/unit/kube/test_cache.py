@@ -11,46 +11,46 @@ def body(**metadata: object) -> Body:
     return {"metadata": {**defaults, **metadata}}
 
 
-def test_listeners_hear_of_what_comes_changes_and_goes() -> None:
-    table = Cache()
-    heard: list[tuple[Key, Body | None, Body | None]] = []
-    table.listen(lambda *change: heard.append(change))
+def test_listeners_get_each_creation_change_and_deletion() -> None:
+    cache = Cache()
+    calls: list[tuple[Key, Body | None, Body | None]] = []
+    cache.listen(lambda *change: calls.append(change))
     first, second, key = body(), body(generation=2), Key("n", "a")
-    table.put(first)
-    table.put(second)
-    table.drop(second)
-    table.drop(second)
-    assert heard == [(key, None, first), (key, first, second), (key, second, None)]
+    cache.put(first)
+    cache.put(second)
+    cache.drop(second)
+    cache.drop(second)
+    assert calls == [(key, None, first), (key, first, second), (key, second, None)]
 
 
 def test_a_table_may_change_while_it_is_gone_through() -> None:
-    table = Cache([body(), body(name="b")])
-    for found in table:
-        table.drop(found)
-    assert list(table) == []
+    cache = Cache([body(), body(name="b")])
+    for found in cache:
+        cache.drop(found)
+    assert list(cache) == []
 
 
 def test_an_older_state_does_not_replace_a_newer_one() -> None:
-    newer, table = body(resourceVersion="10"), Cache([body()])
-    table.put(newer)
-    table.put(body())
-    assert list(table) == [newer]
+    newer, cache = body(resourceVersion="10"), Cache([body()])
+    cache.put(newer)
+    cache.put(body())
+    assert list(cache) == [newer]
 
 
-def test_a_write_to_what_was_made_anew_meanwhile_is_left_to_the_watch() -> None:
-    old, table = body(), Cache([body()])
-    table.renew(body(uid="2", resourceVersion="10"))
-    assert list(table) == [old]
+def test_a_write_to_what_was_recreated_meanwhile_is_left_to_the_watch() -> None:
+    old, cache = body(), Cache([body()])
+    cache.renew(body(uid="2", resourceVersion="10"))
+    assert list(cache) == [old]
 
 
-def test_a_late_word_of_a_deletion_leaves_what_was_made_anew_under_the_name() -> None:
-    table, old, new = Cache(), body(), body(uid="2")
-    table.on_event({"type": "ADDED", "object": old})
-    table.put(new)
-    table.on_event({"type": "DELETED", "object": old})
-    assert list(table) == [new]
-    table.on_event({"type": "DELETED", "object": new})
-    assert list(table) == []
+def test_a_late_deletion_event_leaves_a_new_object_of_the_same_name() -> None:
+    cache, old, new = Cache(), body(), body(uid="2")
+    cache.on_event({"type": "ADDED", "object": old})
+    cache.put(new)
+    cache.on_event({"type": "DELETED", "object": old})
+    assert list(cache) == [new]
+    cache.on_event({"type": "DELETED", "object": new})
+    assert list(cache) == []
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_a_late_word_of_a_deletion_leaves_what_was_made_anew_under_the_name() ->
         (body(), body(deletionTimestamp="2026-01-01T00:00:00Z")),
     ],
 )
-def test_a_new_spec_a_new_object_and_a_deletion_are_new_wishes(
+def test_a_new_spec_a_new_object_and_a_deletion_need_a_reconcile(
     before: Body | None, after: Body | None
 ) -> None:
     assert needs_reconcile(before, after)
 
 
-def test_a_changed_status_or_label_is_no_new_wish() -> None:
+def test_a_changed_status_or_label_needs_no_reconcile() -> None:
     assert not needs_reconcile(body(), {**body(labels={"a": "b"}), "status": {"x": 1}})

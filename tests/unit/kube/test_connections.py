@@ -1,4 +1,4 @@
-"""How long connections are remembered that are gone, and what is told of their brokers."""
+"""How long deleted connections are remembered, and what listeners get to know of brokers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BODY: dict[str, Any] = {
 
 
 class Clock:
-    """Moments that pass when told to."""
+    """Moments that pass when the test says so."""
 
     now = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -102,7 +102,7 @@ def at(admin_url: str, version: int) -> dict[str, Any]:
 
 
 def shown() -> float | None:
-    """What is told of the connection's breaker; None where nothing is."""
+    """What the metrics show of the connection's breaker; None where nothing."""
     labels = {"connection_namespace": "shop", "connection": "main"}
     return REGISTRY.get_sample_value("redrive_breaker_open", labels)
 

@@ -21,7 +21,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Looks:
-    """Counts looks, and answers each as told; the last answer repeats."""
+    """Counts looks, and gives the answers in order; the last one repeats."""
 
     def __init__(self, *answers: Requeue | Exception) -> None:
         self._answers = list(answers)
@@ -47,11 +47,11 @@ class Looks:
 async def until(holds: Callable[[], bool]) -> None:
     """Return once it *holds*."""
     async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 - nobody tells
+        while not holds():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.001)
 
 
-async def test_a_settled_object_is_looked_at_once_for_each_wake() -> None:
+async def test_a_settled_object_is_reconciled_once_for_each_change() -> None:
     looks = Looks(Requeue.ON_CHANGE)
     kept = Controller("Kind", looks)
     kept.enqueue(ORDERS)
@@ -76,7 +76,7 @@ async def test_an_object_that_is_not_done_is_looked_at_again_until_it_is() -> No
 async def test_an_exception_is_logged_with_the_object_and_never_ends_the_loop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ours = InvalidSpecError("a thing is wrong", remedy="mend it")
+    ours = InvalidSpecError("a thing is wrong", remedy="fix it")
     looks = Looks(KeyError("surprise"), ours, Requeue.ON_CHANGE)
     kept = Controller("Kind", looks)
     with caplog.at_level(logging.WARNING):
@@ -86,7 +86,7 @@ async def test_an_exception_is_logged_with_the_object_and_never_ends_the_loop(
     surprise, known = caplog.records
     assert "Kind shop/orders" in surprise.getMessage()
     assert surprise.exc_info is not None
-    assert known.getMessage() == "Kind shop/orders: a thing is wrong; mend it"
+    assert known.getMessage() == "Kind shop/orders: a thing is wrong; fix it"
     assert known.exc_info is None
 
 
@@ -127,7 +127,7 @@ async def test_the_task_of_an_object_that_is_gone_ends_and_a_new_one_may_come() 
 
 
 def measured(name: str, **labels: str) -> float:
-    """What Prometheus is told."""
+    """What Prometheus reads."""
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
@@ -167,13 +167,15 @@ async def test_the_queue_is_as_deep_as_there_are_objects_that_wait(
     await kept.stop()
 
 
-async def test_all_are_greeted_while_they_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_are_marked_progressing_while_they_wait_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(controller, "AT_ONCE", 1)
-    greeted: list[str] = []
+    marked: list[str] = []
     go_on = asyncio.Event()
 
     async def mark_progressing(key: Key) -> None:
-        greeted.append(key.name)
+        marked.append(key.name)
 
     async def look(_: Key) -> Requeue:
         await go_on.wait()
@@ -182,12 +184,12 @@ async def test_all_are_greeted_while_they_wait_for_others(monkeypatch: pytest.Mo
     kept = Controller("Kind", look, mark_progressing=mark_progressing)
     for name in "abc":
         kept.enqueue(Key("shop", name))
-    await until(lambda: len(greeted) == 3)
-    assert greeted == ["a", "b", "c"]
+    await until(lambda: len(marked) == 3)
+    assert marked == ["a", "b", "c"]
     await kept.stop()
 
 
-async def test_without_a_greeting_there_is_no_look_but_another_attempt() -> None:
+async def test_without_the_mark_there_is_no_reconcile_but_another_attempt() -> None:
     attempts = 0
     looks = Looks(Requeue.ON_CHANGE)
 
@@ -235,7 +237,7 @@ async def test_no_more_objects_are_looked_at_at_once_than_allowed(
     await kept.stop()
 
 
-async def test_objects_that_hang_hold_up_their_own_lane_alone() -> None:
+async def test_objects_that_hang_hold_up_their_own_partition_alone() -> None:
     looked: asyncio.Queue[Key] = asyncio.Queue()
 
     async def look(key: Key) -> Requeue:
@@ -255,7 +257,7 @@ async def test_objects_that_hang_hold_up_their_own_lane_alone() -> None:
     await kept.stop()
 
 
-async def test_a_lane_that_cannot_be_found_out_is_a_failed_look(
+async def test_a_partition_key_that_raises_is_a_failed_reconcile(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     looks, asked = Looks(Requeue.ON_CHANGE), 0

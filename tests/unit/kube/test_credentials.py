@@ -21,7 +21,7 @@ from redrive.kube.errors import SecretNotFoundError, TokenFileError, Unavailable
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """Seconds that pass when the test says so."""
 
     now = 1000.0
 
@@ -148,8 +148,8 @@ async def test_a_read_that_fails_late_is_one_for_all_who_waited(
     kept: KeptCredentials, secret: Secret
 ) -> None:
     secret.material, secret.slow = AWAY, 30.0
-    told = await asyncio.gather(*(kept.refresh() for _ in range(50)), return_exceptions=True)
-    assert told == [AWAY] * 50
+    outcomes = await asyncio.gather(*(kept.refresh() for _ in range(50)), return_exceptions=True)
+    assert outcomes == [AWAY] * 50
     assert secret.reads == 1
 
 
@@ -161,8 +161,8 @@ async def test_after_a_refusal_a_read_that_takes_long_is_one_for_all_who_waited(
     clock.now += REFUSED_SECONDS
     secret.material, secret.slow = material, 30.0
     waiting = (kept.renewed(kept.held) for _ in range(50))
-    told = await asyncio.gather(*waiting, return_exceptions=True)
-    assert told == [material if isinstance(material, RedriveError) else None] * 50
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert outcomes == [material if isinstance(material, RedriveError) else None] * 50
     assert secret.reads == 2
 
 

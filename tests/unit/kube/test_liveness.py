@@ -6,7 +6,7 @@ from redrive.kube.liveness import EVENT_LOOP, STALL_SECONDS, Liveness
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """Seconds that pass when the test says so."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -32,7 +32,9 @@ def test_a_line_is_one_object_whatever_it_says() -> None:
     assert not {"kind", "namespace", "name", "uid"} & line.keys()
 
 
-async def test_what_a_keeper_does_is_about_its_object_and_gathered_calls_are_about_none() -> None:
+async def test_what_a_controller_does_is_about_its_object_and_gathered_calls_are_about_none() -> (
+    None
+):
     lines: dict[str, dict[str, str]] = {}
     ended = asyncio.Event()
 
@@ -49,13 +51,13 @@ async def test_what_a_keeper_does_is_about_its_object_and_gathered_calls_are_abo
         ended.set()
         return Requeue.NEVER
 
-    keeper = Controller("RetryPolicy", reconcile)
-    keeper.enqueue(Key("shop", "orders"))
+    controller = Controller("RetryPolicy", reconcile)
+    controller.enqueue(Key("shop", "orders"))
     await ended.wait()
-    await keeper.stop()
+    await controller.stop()
     identity = {"kind": "RetryPolicy", "namespace": "shop", "name": "orders"}
     assert identity.items() <= lines["before"].items()
     assert "uid" not in lines["before"]
     assert {**identity, "uid": "4711"}.items() <= lines["after"].items()
     assert "kind" not in lines["gathered"]
-    assert "kind" not in written("somebody else")
+    assert "kind" not in written("another task")

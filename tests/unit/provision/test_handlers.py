@@ -1,4 +1,4 @@
-"""Who keeps whom waiting; what wakes whom is tried at a real API server."""
+"""Which objects wait for which; what enqueues what is tried at a real API server."""
 
 from __future__ import annotations
 
