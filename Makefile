@@ -1,12 +1,12 @@
-# What can be done here. Needs make and a Python of 3.11 or newer; the rest is fetched and cached
-# outside of the checkout ($REDRIVE_CACHE, else redrive in the user's cache directory).
+# Needs make and Python 3.11 or newer; the rest is downloaded and cached outside the checkout
+# ($REDRIVE_CACHE, else redrive in the user's cache directory).
 
 PYTHON ?= python3
 # Arguments for pytest, as in: make test TESTS="tests/unit -k ladder"
 TESTS ?= tests
-# The same of chaos, as in: make chaos CHAOS="-k killed"
+# The same for chaos, as in: make chaos CHAOS="-k killed"
 CHAOS ?=
-# The same of benchmarks, as in: make bench BENCH="-k memory --minutes 30"
+# The same for benchmarks, as in: make bench BENCH="-k memory --minutes 30"
 BENCH ?=
 
 python := $(PYTHON) .ci/python
@@ -14,32 +14,32 @@ python := $(PYTHON) .ci/python
 .DEFAULT_GOAL := help
 .PHONY: help test lint chaos bench demo sandbox sandbox-down lock
 
-help: ## Say what can be made
+help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
 
-# In the order of their names: what is short, the unit tests, comes last, and no worker waits for long.
-test: lint ## Prove it: lint, then all tests against real parts
+# Files in the order of their names: short ones, the unit tests, come last, so no worker is idle for long.
+test: lint ## Run lint, then all tests against a real broker and API server
 	$(python) -m sandbox prepare
 	$(python) -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=10 $(TESTS)
 
-lint: ## Check style, types and which layer imports which
+lint: ## Check style, types and the imports between layers
 	$(python) -m ruff check
 	$(python) -m ruff format --check
 	$(python) -m mypy operator/redrive sandbox tests
 	$(python) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
-chaos: ## Disturb it in every way, on parts of its own: takes a quarter of an hour
+chaos: ## Run the chaos tests in a sandbox of their own (15 minutes)
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='chaos_*.py' -o timeout=900 --durations=10 tests/chaos $(CHAOS)
 
-bench: ## Measure it, on parts of its own: takes half an hour; a table in the end
+bench: ## Run the benchmarks in a sandbox of their own (30 minutes) and print a table
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='bench_*.py' -o timeout=0 tests/benchmarks $(BENCH)
 
-demo: ## See it: from kubectl apply to a replayed message
+demo: ## Show it: from kubectl apply to a replayed message
 	$(python) -m sandbox.demo
 
-sandbox: ## Start real parts, leave them running, say how to use them
+sandbox: ## Start a sandbox, leave it running, print how to use it
 	@$(python) -m sandbox up
 
 sandbox-down: ## Stop what `make sandbox` started

@@ -132,7 +132,7 @@ def _go_build(name: str, version: str, module: Path, *, output: str, stamps: Seq
         environment.pop("GOROOT", None)  # each go knows its own
         _run(command, f"build {name} {version}", cwd=module, env=environment)
 
-    # Part of what a cache shared by two kinds of machine must tell apart.
+    # Part of the key: two kinds of machine may share a cache.
     inputs = "\n".join([*arguments, sysconfig.get_platform()]).encode()
     inputs += (module / "go.mod").read_bytes() + (module / "go.sum").read_bytes()
     key = hashlib.sha256(inputs).hexdigest()[:12]
@@ -149,5 +149,5 @@ def _run(
     if run.returncode != 0:
         raise SandboxError(
             f"could not {what}:\n{run.stderr[-3000:]}",
-            remedy="fix what it says and run this again; it starts afresh",
+            remedy="fix what it says and run this again; it starts from scratch",
         )

@@ -92,6 +92,6 @@ def _objects(documents: str) -> Iterator[dict[str, Any]]:
 
 
 def _environment(home: str) -> dict[str, str]:
-    """Have helm read no plugins and no repositories of whoever runs this."""
+    """Have helm read no plugins and no repositories of the user."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("HELM_")}
     return ours | dict.fromkeys(("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"), home)

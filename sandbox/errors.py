@@ -1,4 +1,4 @@
-"""What goes wrong while the sandbox is set up, started or stopped; raised all over this package."""
+"""The error of this package: the sandbox can't be set up, started or stopped."""
 
 from __future__ import annotations
 

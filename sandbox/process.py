@@ -98,7 +98,7 @@ class Processes:
         self._starts[name]()
 
     def log(self, name: str) -> Path:
-        """Where *name* writes what it has to say."""
+        """Return the log file of *name*."""
         return self._logs / f"{name}.log"
 
     def alive(self, name: str) -> bool:
@@ -141,7 +141,7 @@ class Processes:
         self._record(name).unlink(missing_ok=True)
 
     def kill(self, name: str) -> None:
-        """End *name* at once, as a crash would: it is not asked."""
+        """Kill *name*, as a crash would."""
         process = self._find(name)
         if process is not None:
             process.kill()

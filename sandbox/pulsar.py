@@ -84,7 +84,7 @@ class Broker:
 
     @property
     def authority(self) -> str:
-        """Who vouches for the broker, as PEM."""
+        """The broker's certificate authority, as PEM."""
         return _authority_file(self.state).read_text()
 
     def certificate(self, role: str) -> tuple[str, str]:

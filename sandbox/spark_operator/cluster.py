@@ -1,4 +1,4 @@
-"""Everything the stand-in asks of the API server or writes to it.
+"""Everything the stand-in reads from the API server or writes to it.
 
 The only module that imports the Kubernetes client. What may pass (no connection, a server that is
 busy) is raised as UnavailableError, an object that is gone as GoneError.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RefusedError(Exception):
-    """The object asks for something that cannot be submitted; the message goes into its status."""
+    """The spec of the object cannot be submitted; the message goes into its status."""
 
 
 class MissingConfigError(Exception):

@@ -101,7 +101,7 @@ class Keeper:
             return
         conf = command.properties(app, application_id)
         files = {PROPERTIES: command.properties_file(conf), KUBECONFIG: kubeconfig}
-        # Written before the driver starts: whoever restarts us finds a lost driver and not a new
+        # Written before the driver starts: a restarted stand-in finds a lost driver and not a new
         # application, and never runs it twice.
         await self._move(lifecycle.submitted(attempt, application_id))
         self._pod = Pod(app, files, self._cluster, self._machine, self._changed.set)

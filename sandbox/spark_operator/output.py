@@ -1,4 +1,4 @@
-"""What a driver's output tells: whether Spark runs, and in the end why it failed.
+"""What a driver's output shows: whether Spark runs, and in the end why it failed.
 
 Fed by the pod with every line that the driver writes.
 """

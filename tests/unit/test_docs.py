@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -41,3 +42,14 @@ def test_every_page_is_at_most_two_steps_from_the_readme() -> None:
         pages = [page for page in reached if page.suffix == ".md"]
         reached |= {target for page in pages for target, _ in links(page)}
     assert not set(PAGES) - reached
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_has_its_context_and_its_consequences(page: Path) -> None:
+    headings = re.findall(r"^## (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    assert headings == ["Context", "Decision", "Consequences"]
+
+
+def test_decisions_are_numbered_without_a_gap() -> None:
+    numbers = [int(page.stem[:4]) for page in DECISIONS]
+    assert numbers == list(range(1, len(numbers) + 1))

@@ -21,3 +21,11 @@ def test_python_run_from_the_root_finds_the_standard_library() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert ran.stdout == "True\n"
+
+
+def test_the_readme_has_every_folder_of_the_package() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    packages = [path.parent for path in (ROOT / "operator/redrive").glob("*/__init__.py")]
+    missing = [p for p in packages if f"| `{p.relative_to(ROOT)}` |" not in readme]
+    assert packages
+    assert not missing

@@ -1,6 +1,6 @@
 {{- /* What the operator may do where it serves; a test holds this against what it needs. */ -}}
 {{- define "redrive.rules" -}}
-# What users ask for. `patch` is for the finalizer of policies alone.
+# The kinds of redrive. `patch` is for the finalizer of policies only.
 - apiGroups: [redrive.io]
   resources: [pulsarconnections, retrypolicies, replays]
   verbs: [list, watch]
@@ -24,7 +24,7 @@
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch]
-# What happened, for `kubectl describe`.
+# Events, for `kubectl describe`.
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
