@@ -51,7 +51,7 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
     kopf.on.event(*resources.CONNECTIONS.address, registry=registry)(ctx.connections.seen)
     journey.begin()
     rounds = Resync(
-        journey.survey, journey.standing, journey.policies.enqueue, journey.connections.enqueue
+        journey.facts, journey.stalls, journey.policies.enqueue, journey.connections.enqueue
     )
     return rounds, journey.health, journey.policies, journey.connections, journey.farewells
 
@@ -74,8 +74,8 @@ class _Journey:
             longest_back_off=PROBE_SECONDS,
         )
         self._conflicts = Conflicts(ctx.policies, self.policies.enqueue)
-        self.survey = NamespaceFacts(ctx, self._conflicts)
-        self.standing = StallChecks(ctx, self._conflicts)
+        self.facts = NamespaceFacts(ctx, self._conflicts)
+        self.stalls = StallChecks(ctx, self._conflicts)
         self.health = Health(ctx, self.policies.enqueue)
         self.farewells = DeletionEvents(
             Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
@@ -107,7 +107,7 @@ class _Journey:
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if is_asked_anew(before, after):
             self.policies.enqueue(key)
-        if after is not None and _is_refused(after) and not _is_refused(before or {}):
+        if after is not None and _is_rejected(after) and not _is_rejected(before or {}):
             # A token is no longer good, which the connection learns by nothing else.
             self.connections.enqueue(connection_of(after))
 
@@ -124,7 +124,7 @@ class _Journey:
         body = self._ctx.policies.get(policy_of(key))
         if body is None:
             return
-        if status.is_settled(body) and self.survey.lacks_config_map(body):
+        if status.is_settled(body) and self.facts.lacks_config_map(body):
             self.policies.enqueue(Key.of(body))
         if after is None and status.reason(body) == ConfigMapNotOursError.reason:
             self.policies.enqueue(Key.of(body))
@@ -136,6 +136,6 @@ class _Journey:
                 self.policies.enqueue(rival)
 
 
-def _is_refused(policy: Body) -> bool:
+def _is_rejected(policy: Body) -> bool:
     """Whether the broker took the token for none that it knows, at the last look."""
     return status.reason(policy) == AuthenticationFailedError.reason
