@@ -110,15 +110,21 @@ def role_is_not_allowed(request: Request) -> RedriveError | None:
     return None
 
 
+def is_of_the_other_kind(want: Desired, have: Observed) -> bool:
+    """Whether the retry topic has partitions where it should have none, or the other way round."""
+    should = partitions_of_retry(want, have.source_partitions)
+    return have.retry is not None and bool(have.retry.partitions) != bool(should)
+
+
 def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
     """Find a retry topic without partitions where it should have some, or the other way round.
 
     Nothing can turn the one into the other, and it holds messages that wait.
     """
     retry, source = facts.observed.retry, facts.observed.source_partitions
-    want = partitions_of_retry(facts.desired, source)
-    if retry is None or bool(retry.partitions) == bool(want):
+    if retry is None or not is_of_the_other_kind(facts.desired, facts.observed):
         return None
+    want = partitions_of_retry(facts.desired, source)
     ways = ["delete it once it is drained, then it is created again"]
     if retry.partitions:
         ways.append(f"set retry.partitions to {retry.partitions}")
@@ -143,7 +149,7 @@ def topic_has_another_owner(facts: Buildable) -> RedriveError | None:
     if facts.desired.dead_letter is not None:
         pairs.append((facts.desired.dead_letter, facts.observed.dead_letter))
     for want, have in pairs:
-        mark = "" if have is None else OwnershipRecord.of(have.properties).owner
+        mark = "" if have is None else OwnershipRecord.of(have.properties or {}).owner
         ours = facts.desired.owner
         if not ownership.may_take_over(mark, ours, facts.older, facts.served):
             return OwnerConflictError(

@@ -9,7 +9,7 @@ a subscription is on record after it was made, so that none is ever that somebod
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from redrive.admin.model import Schema
@@ -45,20 +45,33 @@ class _Pair:
     @property
     def lacks_subscription(self) -> bool:
         """Whether a message may come that is not kept for it; on one partition is enough."""
-        return self.have is None or not self.have.subscriptions.has(self.want.subscription)
+        if self.have is None:
+            return True
+        found = self.have.subscriptions
+        return found is not None and not found.has(self.want.subscription)
 
     @property
     def is_first_to_subscribe(self) -> bool:
         """Whether the subscription is nowhere: one that is on some partitions has an owner."""
-        name = self.want.subscription
-        return self.have is None or not self.have.subscriptions.has_some_of(name)
+        found = None if self.have is None else self.have.subscriptions
+        return found is None or not found.has_some_of(self.want.subscription)
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Return the topic's properties; none of one that is not there, or was not read."""
+        return {} if self.have is None else self.have.properties or {}
+
+    @property
+    def has_record(self) -> bool:
+        """Whether it is known what is on record."""
+        return self.have is None or self.have.properties is not None
 
     @property
     def record(self) -> OwnershipRecord:
         """Return what the topic's properties tell now; of one that will be made, what they will."""
         if self.have is None:
             return OwnershipRecord(owner=self.owner, created=True)
-        return OwnershipRecord.of(self.have.properties)
+        return OwnershipRecord.of(self.properties)
 
     @property
     def record_before(self) -> OwnershipRecord:
@@ -112,7 +125,7 @@ def _inherited(have: TopicState, needed: Granted, owner: str) -> Granted:
     What a policy granted that is gone, and its successor does not need, stays: its consumers may
     still run. So may those of a policy whose mark was taken off, to give the topic to this one.
     """
-    record = OwnershipRecord.of(have.properties)
+    record = OwnershipRecord.of(have.properties or {})
     if record.owner == owner:
         return record.granted
     return {role: may & needed.get(role, NOTHING) for role, may in record.granted.items()}
@@ -127,25 +140,27 @@ def _topics(
             # The dead-letter topic, which no consumer has to keep up with, has no partitions.
             count = partitions if pair.want is desired.retry else 0
             yield CreateTopic(pair.want.name, count, pair.record_before.to_properties())
-        elif changes := pair.record_before.changes(pair.have.properties):
+        elif pair.has_record and (changes := pair.record_before.changes(pair.properties)):
             yield Mark(pair.want.name, changes)
     for pair in pairs:
-        if pair.have is not None and (missing := pair.have.subscriptions.missing):
-            yield RestorePartitions(pair.want.name, missing)
+        found = None if pair.have is None else pair.have.subscriptions
+        if found is not None and found.missing:
+            yield RestorePartitions(pair.want.name, found.missing)
     if observed.retry is not None and 0 < observed.retry.partitions < partitions:
         yield AddPartitions(desired.retry.name, partitions)
 
 
 def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]:
     found = observed.inherited if pair.have is None else pair.have.policies
+    if found is None:
+        return
     for policy in pair.want.policies:
         for write in policy.writes(found.get(policy.read)):
             yield SetTopicPolicy(pair.want.name, policy, write)
 
 
 def _schema(pair: _Pair, schema: Schema | None) -> Iterator[CopySchema]:
-    properties = {} if pair.have is None else pair.have.properties
-    if schema is not None and properties.get(ownership.SCHEMA) != schema.fingerprint:
+    if schema is not None and pair.properties.get(ownership.SCHEMA) != schema.fingerprint:
         yield CopySchema(pair.want.name, schema)
 
 
@@ -157,7 +172,9 @@ def _grants(pairs: Sequence[_Pair]) -> Iterator[SetGrants]:
 
 def _marks_after(pairs: Sequence[_Pair]) -> Iterator[Mark]:
     for pair in pairs:
-        if changes := pair.record_after.changes(pair.record_before.to_properties()):
+        if pair.has_record and (
+            changes := pair.record_after.changes(pair.record_before.to_properties())
+        ):
             yield Mark(pair.want.name, changes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from redrive.admin.model import Schema, Subscriptions
@@ -64,7 +64,7 @@ class Request:
 
 @dataclass(frozen=True)
 class TopicState:
-    """A topic as it is; 0 partitions means that it is not partitioned.
+    """A topic as it is; 0 partitions means that it is not partitioned, None what was not read.
 
     Attributes:
         policies: what the broker has of each topic policy, by how it is read.
@@ -73,9 +73,9 @@ class TopicState:
     """
 
     partitions: int
-    subscriptions: Subscriptions
-    policies: Mapping[str, Any]
-    properties: Mapping[str, str]
+    subscriptions: Subscriptions | None = None
+    policies: Mapping[str, Any] | None = None
+    properties: Mapping[str, str] | None = None
     replicated_to: frozenset[str] = frozenset()
 
 
@@ -92,11 +92,11 @@ class Observed:
         config_map: whatever has the name of the policy's ConfigMap.
     """
 
-    source_partitions: int
-    source_schema: Schema | None
-    retry: TopicState | None
-    dead_letter: TopicState | None
-    permissions: Mapping[str, Mapping[str, frozenset[str]]]
-    inherited: Mapping[str, Any]
-    config_map: Body | None
+    source_partitions: int = 0
+    source_schema: Schema | None = None
+    retry: TopicState | None = None
+    dead_letter: TopicState | None = None
+    permissions: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
+    inherited: Mapping[str, Any] = field(default_factory=dict)
+    config_map: Body | None = None
     replicated_to: frozenset[str] = frozenset()

@@ -62,9 +62,9 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
 
     journey.enqueue_unsettled()
     resync = Resync(
-        journey.survey, journey.standing, journey.policies.enqueue, journey.connections.enqueue
+        journey.facts, journey.stalls, journey.policies.enqueue, journey.connections.enqueue
     )
-    return resync, journey.health, journey.policies, journey.connections, journey.farewells
+    return resync, journey.health, journey.policies, journey.connections, journey.deletion_events
 
 
 class _Journey:
@@ -85,10 +85,10 @@ class _Journey:
             longest_back_off=PROBE_SECONDS,
         )
         self._conflicts = Conflicts(ctx.policies, self.policies.enqueue)
-        self.survey = NamespaceFacts(ctx, self._conflicts)
-        self.standing = StallChecks(ctx, self._conflicts)
+        self.facts = NamespaceFacts(ctx, self._conflicts)
+        self.stalls = StallChecks(ctx, self._conflicts)
         self.health = Health(ctx, self.policies.enqueue)
-        self.farewells = DeletionEvents(
+        self.deletion_events = DeletionEvents(
             Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
         )
 
@@ -118,7 +118,7 @@ class _Journey:
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after):
             self.policies.enqueue(key)
-        if after is not None and _is_refused(after) and not _is_refused(before or {}):
+        if after is not None and _is_rejected(after) and not _is_rejected(before or {}):
             # A token is no longer valid, which nothing else shows to the connection.
             self.connections.enqueue(connection_of(after))
 
@@ -135,7 +135,7 @@ class _Journey:
         body = self._ctx.policies.get(policy_of(key))
         if body is None:
             return
-        if status.is_settled(body) and self.survey.lacks_config_map(body):
+        if status.is_settled(body) and self.facts.lacks_config_map(body):
             self.policies.enqueue(Key.of(body))
         if after is None and status.reason(body) == ConfigMapNotOursError.reason:
             self.policies.enqueue(Key.of(body))
@@ -147,6 +147,6 @@ class _Journey:
                 self.policies.enqueue(rival)
 
 
-def _is_refused(policy: Body) -> bool:
-    """Whether the broker rejected the token (401) at the last reconcile."""
+def _is_rejected(policy: Body) -> bool:
+    """Whether the broker took the token for none that it knows, at the last look."""
     return status.reason(policy) == AuthenticationFailedError.reason

@@ -1,7 +1,7 @@
-"""Which policies are not as they were left: what is told of many at once, never a call for each.
+"""Which settled policies have drifted, as far as one read of a Pulsar namespace shows for all.
 
-Called by `rounds`, and when a ConfigMap changes. What it finds has to be looked at; the look reads
-again what it repairs.
+Called by `resync`, and when a ConfigMap changes. A policy that is found here is reconciled, which
+reads again what it repairs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, BrokerUnreachableError, NotFoundError
+from redrive.admin.model import NamespaceState
 from redrive.errors import RedriveError
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
-from redrive.provision import drift
+from redrive.provision import conditions, observe
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.desired import Desired, desired
+from redrive.provision.diff import config_map_actions, diff
 from redrive.provision.facts import Request
 from redrive.provision.resolve import admit, resolve
 
@@ -28,20 +30,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NamespaceFacts:
-    """Compares policies with what the watches and the brokers show.
+    """Compares policies with what the watches and lists of the brokers show.
 
     Attributes:
-        conflicts: who has a claim on whose topics.
+        conflicts: which policies claim the same names.
     """
 
     ctx: Context
     conflicts: Conflicts
 
-    async def amiss(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
-        """Return those of *bodies*, settled policies of *connection*, that need a look.
+    async def drifted(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
+        """Return those of *bodies*, settled policies of *connection*, that have drifted.
 
-        Not those that only observe: they may differ for ever, and for them the rotation is soon
-        enough.
+        Policies that only observe are left to the rotation: they may differ for ever.
 
         Three calls to the broker for each Pulsar namespace, however many policies are in it.
 
@@ -64,7 +65,7 @@ class NamespaceFacts:
         if namespaces:
             admin = (await self.ctx.brokers.open(connection)).admin
             for namespace, each in namespaces.items():
-                found.extend(await _amiss_in(namespace, each, admin))
+                found.extend(await self._drifted_in(namespace, each, admin))
         return found
 
     def lacks_config_map(self, body: Body) -> bool:
@@ -88,18 +89,30 @@ class NamespaceFacts:
 
     def _lacks_config_map(self, wanted: Desired) -> bool:
         there = self.ctx.config_maps.get(Key.of(wanted.config_map))
-        return drift.is_in_config_map(wanted, there)
+        return any(config_map_actions(wanted.config_map, there))
+
+    async def _drifted_in(self, namespace: str, each: Iterable[Desired], admin: Admin) -> list[Key]:
+        try:
+            there = await admin.namespace(namespace)
+        except BrokerUnreachableError:
+            raise
+        except AdminError as error:
+            logger.info("resync of Pulsar namespace %s: %s", namespace, error)
+            # What stays so is for each policy's status; the rest may be over by the next time.
+            stays = error.stalls or isinstance(error, NotFoundError)
+            return [wanted.owner.key for wanted in each] if stays else []
+        found = self.ctx.config_maps
+        return [
+            wanted.owner.key
+            for wanted in each
+            if has_drifted(wanted, there, found.get(Key.of(wanted.config_map)))
+        ]
 
 
-async def _amiss_in(namespace: str, each: Iterable[Desired], admin: Admin) -> list[Key]:
-    """Return the policies of which topics or grants in a Pulsar namespace are amiss."""
+def has_drifted(wanted: Desired, namespace: NamespaceState, config_map: Body | None) -> bool:
+    """Whether what is listed of a policy that was ready is not as it needs it."""
     try:
-        there = await admin.namespace(namespace)
-    except BrokerUnreachableError:
-        raise
-    except AdminError as error:
-        logger.info("survey: %s", error)
-        # What stays so is for each policy's status to say; all else may be over by the next time.
-        stays = error.stalls or isinstance(error, NotFoundError)
-        return [wanted.owner.key for wanted in each] if stays else []
-    return [wanted.owner.key for wanted in each if drift.is_at_broker(wanted, there)]
+        have = observe.in_namespace(wanted, namespace, config_map)
+    except RedriveError:
+        return True
+    return conditions.is_of_the_other_kind(wanted, have) or bool(diff(wanted, have))

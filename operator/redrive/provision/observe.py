@@ -38,21 +38,19 @@ async def observe(
     """Read what is there of *desired*.
 
     Args:
-        recent: whether what a survey or a watch has shown lately will do for the Pulsar namespace
+        recent: whether what a resync or a watch has shown lately will do for the Pulsar namespace
             and the ConfigMap: good enough to see that nothing is to be done, never to do it.
 
     Raises:
         TenantNotFoundError, NamespaceNotFoundError, TopicNotFoundError: the source topic, or what
             it lies in, does not exist.
-        SubscriptionExpiryError: the Pulsar namespace deletes idle subscriptions; told before any
-            topic is read, for all policies of the namespace stand so at once.
+        SubscriptionExpiryError: the Pulsar namespace deletes idle subscriptions; found before any
+            topic is read, because it concerns all policies of the namespace at once.
         AdminError, KubernetesError: a read failed.
     """
     age = RECENT_SECONDS if recent else 0.0
     namespace = await around(desired.policy.topic, admin, max_age=age)
-    expires = conditions.namespace_expires_subscriptions(desired.policy.topic, namespace)
-    if expires is not None:
-        raise expires
+    _check_expiry(desired.policy.topic, namespace)
     return Observed(
         source_partitions=await _partitions(desired.policy.topic, namespace, admin),
         source_schema=await admin.schema(desired.policy.topic),
@@ -83,13 +81,54 @@ async def around(source: TopicName, admin: Admin, *, max_age: float) -> Namespac
         AdminError: a read failed.
     """
     namespace = await _namespace(source, admin, max_age=max_age)
+    _check_exists(source, namespace)
+    return namespace
+
+
+def in_namespace(want: Desired, namespace: NamespaceState, found: Body | None) -> Observed:
+    """Return what is there of *want* as far as a read of its Pulsar namespace shows.
+
+    Args:
+        want: what a policy needs.
+        namespace: that of its topics. A topic of which no partition is listed counts as missing.
+        found: whatever has the name of the policy's ConfigMap.
+
+    Raises:
+        TopicNotFoundError, SubscriptionExpiryError: as for `observe`.
+    """
+    source = want.policy.topic
+    _check_exists(source, namespace)
+    _check_expiry(source, namespace)
+    return Observed(
+        source_partitions=max(namespace.partitions(source), str(source) in namespace.partitioned),
+        retry=_listed(want.retry, namespace),
+        dead_letter=None if want.dead_letter is None else _listed(want.dead_letter, namespace),
+        permissions=namespace.permissions,
+        inherited=topic_policies.inherited(namespace),
+        replicated_to=namespace.replicated_to,
+        config_map=found,
+    )
+
+
+def _listed(want: DesiredTopic, namespace: NamespaceState) -> TopicState | None:
+    partitions = namespace.partitions(want.name)
+    listed = partitions > 0 or str(want.name) in namespace.unpartitioned
+    return TopicState(partitions) if listed else None
+
+
+def _check_expiry(source: TopicName, namespace: NamespaceState) -> None:
+    expires = conditions.namespace_expires_subscriptions(source, namespace)
+    if expires is not None:
+        raise expires
+
+
+def _check_exists(source: TopicName, namespace: NamespaceState) -> None:
     if not namespace.exists(source):
         raise TopicNotFoundError(
             "the source topic does not exist",
             got=str(source),
             remedy="create it; the policy goes on by itself then",
         )
-    return namespace
 
 
 async def _namespace(source: TopicName, admin: Admin, *, max_age: float) -> NamespaceState:

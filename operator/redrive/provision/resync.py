@@ -30,7 +30,7 @@ from redrive.kube.connections import broker_of, connection_of, users
 from redrive.kube.resources import Body, Key
 from redrive.provision.namespace_facts import NamespaceFacts
 from redrive.provision.rate_limit import RateLimits
-from redrive.provision.stall_checks import StallChecks, is_standing
+from redrive.provision.stall_checks import StallChecks, is_checked
 
 SURVEY_SECONDS = 60.0
 ROTATION_SECONDS = 15.0
@@ -93,15 +93,15 @@ class Resync:
 
     def __init__(
         self,
-        survey: NamespaceFacts,
-        standing: StallChecks,
+        facts: NamespaceFacts,
+        stalls: StallChecks,
         enqueue: Callable[[Key], None],
         enqueue_connection: Callable[[Key], None],
     ) -> None:
-        self._survey = survey
-        self._standing = standing
-        self._policies = survey.ctx.policies
-        self._connections = survey.ctx.connections
+        self._facts = facts
+        self._stalls = stalls
+        self._policies = facts.ctx.policies
+        self._connections = facts.ctx.connections
         self._enqueue = enqueue
         self._enqueue_connection = enqueue_connection
         self._questions = RateLimits(CALLS_PER_QUESTION / CALLS_PER_SECOND)
@@ -139,7 +139,7 @@ class Resync:
         while True:
             try:
                 settled = filter(status.is_settled, users(connection, self._policies))
-                for key in await self._survey.amiss(connection, settled):
+                for key in await self._facts.drifted(connection, settled):
                     self._enqueue(key)
             except RedriveError as error:
                 logger.info("survey of PulsarConnection %s: %s", connection, error)
@@ -175,7 +175,7 @@ class Resync:
             await asyncio.sleep(pause(stalled, CALLS_PER_QUESTION))
             shared = self._questions.of(broker_of(connection, self._connections))
             # After the pause: who is stalled since then need not wait for another one.
-            keys = [Key.of(body) for body in filter(is_standing, users(connection, self._policies))]
+            keys = [Key.of(body) for body in filter(is_checked, users(connection, self._policies))]
             key, stalled = turns.next(keys), len(keys)
             if key is None:
                 continue
@@ -186,7 +186,7 @@ class Resync:
     async def _is_over(self, key: Key) -> bool:
         body = self._policies.get(key)
         try:
-            return body is not None and await self._standing.is_over(body)
+            return body is not None and await self._stalls.is_over(body)
         except Exception:
             logger.exception("RetryPolicy %s: whether it goes on could not be found out", key)
             return False

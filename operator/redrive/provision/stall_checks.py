@@ -1,9 +1,9 @@
-"""Whether what stalls a policy is over, where it ends at a broker or in an object nobody watches.
+"""Whether what stalls a policy is over, where it ends at a broker or in an object without a watch.
 
-A broker tells nobody of a change, and a look at a policy takes many calls to find all as it was.
-Here only the one thing is read that the policy is stalled by, in two calls to the broker at most
-beside those for its Pulsar namespace, which policies share. Request by `rounds`, about one policy
-after the other; what is found here is a reason for a look and no more.
+A broker shows no changes, and a reconcile takes many calls to find all as it was. Here only the one
+thing is read that the policy is stalled by, in two calls to the broker at most beside those for its
+Pulsar namespace, which policies share. Called by `resync`, for one policy after the other; a policy
+for which it is over is reconciled.
 """
 
 from __future__ import annotations
@@ -13,97 +13,96 @@ from dataclasses import dataclass
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import NotFoundError
-from redrive.admin.model import NamespaceState
 from redrive.errors import RedriveError
 from redrive.kube import status
 from redrive.kube.connections import connection_of
 from redrive.kube.context import Context
-from redrive.kube.resources import Body, Key, is_owned_by
-from redrive.provision import drift, errors, observe, ownership
+from redrive.kube.resources import Body, Key
+from redrive.policy.naming import TopicName
+from redrive.provision import conditions, errors, observe
+from redrive.provision.conditions import Buildable
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.desired import Desired, desired
-from redrive.provision.facts import Request
-from redrive.provision.ownership import OwnershipRecord
+from redrive.provision.facts import Observed, TopicState
 from redrive.provision.resolve import resolve, rivals
 
 LISTED_SECONDS = 15.0
 """How old what is known of a Pulsar namespace may be: it is read for all of its policies."""
 
-_REASONS = frozenset(
-    error.reason
-    for error in (
-        errors.OwnerConflictError,
-        errors.SubscriptionExpiryError,
-        errors.PartitionsDifferError,
-        errors.ConfigMapNotOursError,
+Read = Callable[[Desired, Body, Context], Awaitable[Observed]]
+Check = Callable[[Buildable], RedriveError | None]
+
+
+async def _owners(want: Desired, body: Body, ctx: Context) -> Observed:
+    admin, dead_letter = await _admin(body, ctx), want.dead_letter
+    return Observed(
+        retry=await _marked(want.retry.name, admin),
+        dead_letter=None if dead_letter is None else await _marked(dead_letter.name, admin),
     )
-)
 
 
-def is_standing(body: Body) -> bool:
+async def _marked(topic: TopicName, admin: Admin) -> TopicState | None:
+    try:
+        return TopicState(0, properties=await admin.properties(topic))
+    except NotFoundError:
+        return None
+
+
+async def _listed(want: Desired, body: Body, ctx: Context) -> Observed:
+    admin, name = await _admin(body, ctx), want.policy.topic.namespace_name
+    namespace = await admin.namespace(name, max_age=LISTED_SECONDS)
+    return observe.in_namespace(want, namespace, None)
+
+
+async def _config_map(want: Desired, _: Body, ctx: Context) -> Observed:
+    key = Key.of(want.config_map)
+    return Observed(config_map=await observe.config_map(key, ctx, recent=True))
+
+
+async def _admin(body: Body, ctx: Context) -> Admin:
+    return (await ctx.brokers.open(connection_of(body))).admin
+
+
+CHECKS: Mapping[str, tuple[Read, tuple[Check, ...]]] = {
+    errors.OwnerConflictError.reason: (_owners, (conditions.topic_has_another_owner,)),
+    errors.PartitionsDifferError.reason: (_listed, (conditions.retry_topic_is_of_the_other_kind,)),
+    errors.SubscriptionExpiryError.reason: (_listed, ()),
+    errors.ConfigMapNotOursError.reason: (_config_map, (conditions.config_map_is_not_ours,)),
+}
+"""Reason of a stalled policy → how what it is about is read, and checked by what it needs."""
+
+
+def is_checked(body: Body) -> bool:
     """Whether a policy is stalled by something that only this module finds the end of."""
-    return status.reason(body) in _REASONS and "deletionTimestamp" not in body["metadata"]
+    return status.reason(body) in CHECKS and "deletionTimestamp" not in body["metadata"]
 
 
 @dataclass(frozen=True)
 class StallChecks:
-    """Asks about policies that are stalled, each by the one thing that its status names.
+    """Checks stalled policies, each for the one thing that its status names.
 
     Attributes:
-        conflicts: who has a claim on whose topics.
+        conflicts: which policies claim the same names.
     """
 
     ctx: Context
     conflicts: Conflicts
 
     async def is_over(self, body: Body) -> bool:
-        """Whether a policy for which `is_standing` holds needs a look.
+        """Whether a policy for which `is_checked` holds has to be reconciled.
 
-        What else keeps it from being ready, a broker that fails too, is for the look to tell.
+        So it is too where something else now keeps it from being ready.
         """
-        ask = self._by_reason[status.reason(body)]
+        reason = status.reason(body)
+        read, checks = CHECKS[reason]
         try:
             request = resolve(body, self.ctx)
-            wanted = desired(request, body, self.ctx.settings.cluster_id)
-            return not await ask(request, wanted, body)
-        except RedriveError:
-            return True
-
-    @property
-    def _by_reason(self) -> Mapping[str, Callable[[Request, Desired, Body], Awaitable[bool]]]:
-        return {
-            errors.OwnerConflictError.reason: self._has_another_owner,
-            errors.PartitionsDifferError.reason: self._is_of_the_other_kind,
-            errors.SubscriptionExpiryError.reason: self._expires_subscriptions,
-            errors.ConfigMapNotOursError.reason: self._has_no_room_for_config_map,
-        }
-
-    async def _has_another_owner(self, request: Request, wanted: Desired, body: Body) -> bool:
-        others = rivals(request.key, self.ctx, self.conflicts)
-        older = frozenset(rival.key for rival in others if rival.age < request.age)
-        served, admin = self.ctx.settings.namespaces, await self._admin(body)
-        for topic in request.spec.own_topics:
-            try:
-                mark = OwnershipRecord.of(await admin.properties(topic)).owner
-            except NotFoundError:
-                continue
-            if not ownership.may_take_over(mark, wanted.owner, older, served):
-                return True
-        return False
-
-    async def _is_of_the_other_kind(self, _: Request, wanted: Desired, body: Body) -> bool:
-        return drift.is_of_the_other_kind(wanted, await self._namespace(wanted, body))
-
-    async def _expires_subscriptions(self, _: Request, wanted: Desired, body: Body) -> bool:
-        return (await self._namespace(wanted, body)).subscription_expiry_minutes > 0
-
-    async def _has_no_room_for_config_map(self, _: Request, wanted: Desired, body: Body) -> bool:
-        found = await observe.config_map(Key.of(wanted.config_map), self.ctx, recent=True)
-        return found is not None and not is_owned_by(found, body)
-
-    async def _namespace(self, wanted: Desired, body: Body) -> NamespaceState:
-        admin = await self._admin(body)
-        return await admin.namespace(wanted.policy.topic.namespace_name, max_age=LISTED_SECONDS)
-
-    async def _admin(self, body: Body) -> Admin:
-        return (await self.ctx.brokers.open(connection_of(body))).admin
+            want = desired(request, body, self.ctx.settings.cluster_id)
+            have = await read(want, body, self.ctx)
+            found = rivals(request.key, self.ctx, self.conflicts)
+            older = frozenset(rival.key for rival in found if rival.age < request.age)
+            served = self.ctx.settings.namespaces
+            conditions.check(checks, Buildable(body, want, have, older, served))
+        except RedriveError as error:
+            return error.reason != reason
+        return True

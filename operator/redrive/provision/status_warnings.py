@@ -82,7 +82,7 @@ def retry_topic_has_too_many_partitions(seen: Seen) -> StatusWarning | None:
 def delay_is_limited(seen: Seen) -> StatusWarning | None:
     """Find a limit of the broker that is below the longest delay of the ladder."""
     retry = seen.observed.retry
-    limit = delay_limit(seen.observed.inherited if retry is None else retry.policies)
+    limit = delay_limit(seen.observed.inherited if retry is None else retry.policies or {})
     longest = max(seen.request.policy.ladder.rungs)
     if limit is None or limit >= longest:
         return None

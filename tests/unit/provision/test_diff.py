@@ -109,6 +109,16 @@ observed = st.builds(
 )
 
 
+def properties_of(state: TopicState) -> Mapping[str, str]:
+    assert state.properties is not None
+    return state.properties
+
+
+def subscriptions_of(state: TopicState) -> Subscriptions:
+    assert state.subscriptions is not None
+    return state.subscriptions
+
+
 def done(  # noqa: C901 - a case for each action
     planned: Iterable[actions.Action], before: Observed
 ) -> Observed:
@@ -129,7 +139,7 @@ def done(  # noqa: C901 - a case for each action
             case actions.Mark(topic, marks):
                 state = topics[topic]
                 assert state is not None
-                topics[topic] = change(state, properties={**state.properties, **marks})
+                topics[topic] = change(state, properties={**properties_of(state), **marks})
             case (
                 actions.AddPartitions(topic)
                 | actions.RestorePartitions(topic)
@@ -142,12 +152,12 @@ def done(  # noqa: C901 - a case for each action
                 state = topics[topic]
                 noted = {"redrive.io/schema": schema.fingerprint}
                 assert state is not None
-                assert state.properties.get("redrive.io/schema") != schema.fingerprint
-                topics[topic] = change(state, properties={**state.properties, **noted})
+                assert properties_of(state).get("redrive.io/schema") != schema.fingerprint
+                topics[topic] = change(state, properties={**properties_of(state), **noted})
             case actions.SetTopicPolicy(topic, policy, write):
                 state = topics[topic]
                 assert state is not None
-                found = written(state.policies, write, policy.read)
+                found = written(state.policies or {}, write, policy.read)
                 topics[topic] = change(state, policies=found)
             case actions.SetGrants(grants):
                 for grant in grants:
@@ -179,10 +189,10 @@ def repartitioned(
     action: actions.AddPartitions | actions.RestorePartitions | actions.CreateSubscription,
 ) -> TopicState:
     """What a broker makes of a topic, by partition."""
-    parts, after = state.subscriptions.parts, state.subscriptions.parts
+    parts, after = subscriptions_of(state).parts, subscriptions_of(state).parts
     match action:
         case actions.RestorePartitions(_, missing):
-            assert missing == state.subscriptions.missing
+            assert missing == subscriptions_of(state).missing
             after = tuple(names or NO_NAMES for names in parts)
         case actions.AddPartitions(_, partitions):
             assert 0 < state.partitions < partitions
@@ -190,7 +200,7 @@ def repartitioned(
             after = (*parts, *[everywhere] * (partitions - len(parts)))
             state = change(state, partitions=partitions)
         case actions.CreateSubscription(_, name):
-            assert not state.subscriptions.has(name)
+            assert not subscriptions_of(state).has(name)
             after = tuple((names or NO_NAMES) | {name} for names in parts)
     if not isinstance(action, actions.RestorePartitions):
         assert None not in parts
@@ -209,6 +219,29 @@ def written(before: Mapping[str, Any], write: Write, read: str) -> dict[str, Any
 def change(state: TopicState | None, **fields: Any) -> TopicState:  # noqa: ANN401 - any of its fields
     assert state is not None
     return dataclasses.replace(state, **fields)
+
+
+@given(wanted, observed)
+def test_what_was_not_read_of_a_topic_needs_no_action(desired: Desired, before: Observed) -> None:
+    states = [
+        None if s is None else TopicState(s.partitions) for s in (before.retry, before.dead_letter)
+    ]
+    partial = dataclasses.replace(
+        before, retry=states[0], dead_letter=states[1], source_schema=None
+    )
+    there = {topic for topic, state in zip((RETRY, DEAD_LETTER), states, strict=True) if state}
+    for action in diff(desired, partial):
+        if isinstance(
+            action,
+            (
+                actions.CreateTopic,
+                actions.Mark,
+                actions.RestorePartitions,
+                actions.SetTopicPolicy,
+                actions.CreateSubscription,
+            ),
+        ):
+            assert action.topic not in there
 
 
 @given(wanted, observed)
@@ -232,8 +265,8 @@ def test_no_role_loses_a_right_but_one_that_is_on_record_as_ours(
     ours = {
         (str(topic), role, action)
         for topic, state in ((RETRY, before.retry), (DEAD_LETTER, before.dead_letter))
-        if state is not None and OwnershipRecord.of(state.properties).owner == str(OWNER)
-        for role, may in OwnershipRecord.of(state.properties).granted.items()
+        if state is not None and OwnershipRecord.of(properties_of(state)).owner == str(OWNER)
+        for role, may in OwnershipRecord.of(properties_of(state)).granted.items()
         for action in may
     }
     assert lost <= ours
@@ -274,9 +307,9 @@ def test_a_topic_is_created_with_its_mark_and_one_that_was_there_is_never_called
     after = done(diff(desired, before), before)
     for was, now in ((before.retry, after.retry), (before.dead_letter, after.dead_letter)):
         assert now is not None
-        record = OwnershipRecord.of(now.properties)
+        record = OwnershipRecord.of(properties_of(now))
         assert record.owner == str(OWNER)
-        assert record.created == (was is None or OwnershipRecord.of(was.properties).created)
+        assert record.created == (was is None or OwnershipRecord.of(properties_of(was)).created)
 
 
 @given(wanted, observed)
@@ -289,9 +322,11 @@ def test_a_subscription_is_on_record_only_where_redrive_added_it_to_the_topic_of
         (before.dead_letter, after.dead_letter, "redrive"),
     ):
         assert now is not None
-        known = OwnershipRecord() if was is None else OwnershipRecord.of(was.properties)
-        added = was is not None and not was.subscriptions.has_some_of(name) and not known.created
-        assert OwnershipRecord.of(now.properties).subscription == (
+        known = OwnershipRecord() if was is None else OwnershipRecord.of(properties_of(was))
+        added = (
+            was is not None and not subscriptions_of(was).has_some_of(name) and not known.created
+        )
+        assert OwnershipRecord.of(properties_of(now)).subscription == (
             name if added else known.subscription
         )
 
@@ -308,7 +343,7 @@ def test_topics_have_the_schema_of_their_source_and_none_where_that_has_none(
     after = done(diff(desired, before), before)
     for state in (after.retry, after.dead_letter):
         assert state is not None
-        assert state.properties["redrive.io/schema"] == before.source_schema.fingerprint
+        assert properties_of(state)["redrive.io/schema"] == before.source_schema.fingerprint
 
 
 @given(wanted, observed)
@@ -316,7 +351,7 @@ def test_properties_of_others_stay(desired: Desired, before: Observed) -> None:
     after = done(diff(desired, before), before)
     for was, now in ((before.retry, after.retry), (before.dead_letter, after.dead_letter)):
         assert now is not None
-        assert was is None or now.properties.get("x") == was.properties.get("x")
+        assert was is None or properties_of(now).get("x") == properties_of(was).get("x")
 
 
 @given(wanted, observed)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,15 +11,20 @@ import pytest
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
+from redrive.admin.model import NamespaceState
 from redrive.kube.cache import Cache
-from redrive.kube.resources import Key
+from redrive.kube.resources import Body, Key
+from redrive.policy.naming import TopicName
 from redrive.provision.conflicts import Conflicts
-from redrive.provision.desired import desired
-from redrive.provision.namespace_facts import NamespaceFacts
+from redrive.provision.desired import Desired, desired
+from redrive.provision.diff import config_map_actions
+from redrive.provision.facts import Request
+from redrive.provision.namespace_facts import NamespaceFacts, has_drifted
 from redrive.provision.resolve import resolve
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
 
 MakeBody = Callable[..., dict[str, Any]]
+MakeRequest = Callable[..., Request]
 MAIN = Key("shop", "main")
 NEW = {"uid": "c", "resourceVersion": "1"}
 NAMES = [f"orders-{number}" for number in range(30)]
@@ -28,7 +34,7 @@ NAMES = [f"orders-{number}" for number in range(30)]
 async def survey(
     connection: dict[str, Any], policy: MakeBody
 ) -> AsyncIterator[tuple[NamespaceFacts, FakeBroker]]:
-    """Thirty policies, ten to a Pulsar namespace, with nothing amiss."""
+    """Thirty policies, ten to a Pulsar namespace, with no drift."""
     through = {"metadata": {"namespace": "shop", "name": "main", **NEW}, "spec": connection}
     bodies = [
         policy(name, topic=f"persistent://shop/n{number % 3}/{name}")
@@ -65,15 +71,15 @@ async def survey(
         yield NamespaceFacts(ctx, Conflicts(ctx.policies, lambda _: None)), broker
 
 
-async def amiss(survey: NamespaceFacts) -> set[str]:
-    return {key.name for key in await survey.amiss(MAIN, survey.ctx.policies)}
+async def drifted_of(survey: NamespaceFacts) -> set[str]:
+    return {key.name for key in await survey.drifted(MAIN, survey.ctx.policies)}
 
 
 async def test_a_survey_costs_three_calls_for_each_pulsar_namespace(
     survey: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
     surveyor, broker = survey
-    assert await amiss(surveyor) == set()
+    assert await drifted_of(surveyor) == set()
     assert len(broker.calls) == 9
 
 
@@ -85,7 +91,7 @@ async def test_what_is_missing_at_the_broker_or_beside_it_is_found(
     del broker.namespaces["shop/n1"].grants["persistent://shop/n1/orders-1-fulfilment-DLQ"]
     (lost,) = (b for b in surveyor.ctx.config_maps if b["metadata"]["name"] == "orders-2-redrive")
     surveyor.ctx.config_maps.drop(lost)
-    assert await amiss(surveyor) == {"orders-0", "orders-1", "orders-2"}
+    assert await drifted_of(surveyor) == {"orders-0", "orders-1", "orders-2"}
     found = {body["metadata"]["name"]: body for body in surveyor.ctx.policies}
     assert surveyor.lacks_config_map(found["orders-2"])
     assert not surveyor.lacks_config_map(found["orders-3"])
@@ -102,7 +108,7 @@ async def test_what_may_not_be_obeyed_any_more_is_found_without_asking_the_broke
         (surveyor.ctx.policies, policy("broken", maxRetries=-1)),
     ):
         table.put(body)
-    found = await amiss(surveyor)
+    found = await drifted_of(surveyor)
     assert found == {"broken"} | {name for i, name in enumerate(NAMES) if i % 3 != 2}
     assert len(broker.calls) == 3
 
@@ -113,7 +119,7 @@ async def test_policies_that_only_observe_may_differ(
     surveyor, broker = survey
     observes = {"topic": "persistent://shop/n0/other", "managementPolicy": "Observe"}
     surveyor.ctx.policies.put(policy("observes", **observes))
-    assert await amiss(surveyor) == set()
+    assert await drifted_of(surveyor) == set()
     assert len(broker.calls) == 9
 
 
@@ -122,7 +128,7 @@ async def test_a_namespace_that_is_gone_is_for_its_policies_to_tell(
 ) -> None:
     surveyor, broker = survey
     del broker.namespaces["shop/n1"]
-    assert await amiss(surveyor) == {name for i, name in enumerate(NAMES) if i % 3 == 1}
+    assert await drifted_of(surveyor) == {name for i, name in enumerate(NAMES) if i % 3 == 1}
 
 
 async def test_a_broker_that_fails_for_once_sets_nobody_astir(
@@ -130,4 +136,106 @@ async def test_a_broker_that_fails_for_once_sets_nobody_astir(
 ) -> None:
     surveyor, broker = survey
     broker.fault = at_call(1, answering(500))
-    assert await amiss(surveyor) == set()
+    assert await drifted_of(surveyor) == set()
+
+
+ORDERS = "persistent://shop/prod/orders"
+RETRY, DEAD_LETTER = f"{ORDERS}-fulfilment-RETRY", f"{ORDERS}-fulfilment-DLQ"
+BOTH, PRODUCE, CONSUME = frozenset({"produce", "consume"}), frozenset({"produce"}), frozenset[str]()
+PERMISSIONS = {
+    RETRY: {"fulfilment": BOTH, "replayer": PRODUCE},
+    DEAD_LETTER: {"fulfilment": PRODUCE, "replayer": frozenset({"consume"})},
+}
+
+
+@pytest.fixture
+def wanted(policy: MakeBody, requested: MakeRequest) -> Desired:
+    body = policy()
+    return desired(requested(body), body, "here")
+
+
+def listed(source: int = 0, retry: int = 0) -> NamespaceState:
+    """A namespace with all that the policy needs; the topics have so many partitions."""
+    counts = {ORDERS: source, RETRY: retry, DEAD_LETTER: 0}
+    partitions = {f"{t}-partition-{i}" for t, count in counts.items() for i in range(count)}
+    return NamespaceState(
+        unpartitioned=frozenset({t for t, count in counts.items() if not count} | partitions),
+        partitioned=frozenset(t for t, count in counts.items() if count),
+        permissions=PERMISSIONS,
+        subscription_expiry_minutes=0,
+        backlog_quotas={},
+        delayed_delivery=None,
+    )
+
+
+def drifted(wanted: Desired, state: NamespaceState) -> bool:
+    return has_drifted(wanted, state, wanted.config_map)
+
+
+def lacks(wanted: Desired, config_map: Body | None) -> bool:
+    return any(config_map_actions(wanted.config_map, config_map))
+
+
+def test_a_topic_has_the_partitions_that_are_there() -> None:
+    state = listed(source=12)
+    assert state.partitions(TopicName("shop", "prod", "orders")) == 12
+    assert state.partitions(TopicName("shop", "prod", "orders-fulfilment-RETRY")) == 0
+    assert state.partitions(TopicName("shop", "prod", "missing")) == 0
+
+
+@pytest.mark.parametrize(("source", "retry"), [(0, 0), (3, 3), (3, 5)])
+def test_there_is_no_drift_where_all_is_there(wanted: Desired, source: int, retry: int) -> None:
+    assert not drifted(wanted, listed(source, retry))
+
+
+@pytest.mark.parametrize("missing", [ORDERS, RETRY, DEAD_LETTER])
+def test_a_missing_topic_is_drift(wanted: Desired, missing: str) -> None:
+    state = listed()
+    rest = dataclasses.replace(state, unpartitioned=state.unpartitioned - {missing})
+    assert drifted(wanted, rest)
+
+
+def test_without_dead_letters_nobody_misses_their_topic(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    body = policy(deadLetter={"enabled": False})
+    discards = desired(requested(body), body, "here")
+    state = listed()
+    rest = dataclasses.replace(state, unpartitioned=state.unpartitioned - {DEAD_LETTER})
+    assert not drifted(discards, rest)
+
+
+@pytest.mark.parametrize(("source", "retry"), [(4, 3), (3, 0)])
+def test_a_source_topic_that_has_grown_is_drift(wanted: Desired, source: int, retry: int) -> None:
+    assert drifted(wanted, listed(source, retry))
+
+
+@pytest.mark.parametrize(
+    "permissions",
+    [
+        {},
+        PERMISSIONS | {RETRY: {"fulfilment": BOTH}},
+        PERMISSIONS | {RETRY: {"fulfilment": PRODUCE, "replayer": PRODUCE}},
+    ],
+)
+def test_a_missing_right_is_drift(wanted: Desired, permissions: dict[str, Any]) -> None:
+    assert drifted(wanted, dataclasses.replace(listed(), permissions=permissions))
+
+
+def test_more_rights_than_needed_are_no_drift(wanted: Desired) -> None:
+    more = PERMISSIONS | {DEAD_LETTER: {"fulfilment": BOTH, "replayer": BOTH, "auditor": BOTH}}
+    assert not drifted(wanted, dataclasses.replace(listed(), permissions=more))
+
+
+def test_a_namespace_that_begins_to_expire_subscriptions_is_drift(wanted: Desired) -> None:
+    expiring = dataclasses.replace(listed(), subscription_expiry_minutes=5)
+    assert drifted(wanted, expiring)
+
+
+def test_a_config_map_is_drift_when_missing_changed_or_without_the_label(wanted: Desired) -> None:
+    ours = wanted.config_map
+    assert not lacks(wanted, ours)
+    assert not lacks(wanted, {**ours, "data": {**ours["data"], "note": "mine"}})
+    assert lacks(wanted, None)
+    assert lacks(wanted, {**ours, "data": {"policy.json": "{}"}})
+    assert lacks(wanted, {**ours, "metadata": {"name": "orders-redrive"}})

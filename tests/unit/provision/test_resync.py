@@ -23,23 +23,23 @@ OVERHEAD_SECONDS = 0.03
 
 
 class Surveys(NamespaceFacts):
-    """Finds amiss what it is told to, and remembers what it was asked about."""
+    """Finds drifted what it is given, and remembers what it was asked about."""
 
     asked: asyncio.Queue[tuple[Key, list[str]]]
-    amiss_now: list[Key]
+    drifted_now: list[Key]
     fails: list[Exception]
 
-    async def amiss(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
+    async def drifted(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
         self.asked.put_nowait((connection, [Key.of(body).name for body in bodies]))
         if self.fails:
             raise self.fails.pop()
-        return self.amiss_now
+        return self.drifted_now
 
 
 @pytest.fixture
 def survey(ctx: Context) -> Surveys:
     made = Surveys(ctx, Conflicts(ctx.policies, lambda _: None))
-    for name, value in (("asked", asyncio.Queue()), ("amiss_now", []), ("fails", [])):
+    for name, value in (("asked", asyncio.Queue()), ("drifted_now", []), ("fails", [])):
         object.__setattr__(made, name, value)
     return made
 
@@ -223,12 +223,12 @@ async def test_a_rotation_goes_on_after_a_failure(
     await walk.stop()
 
 
-async def test_what_a_survey_finds_amiss_is_looked_at(
+async def test_what_a_survey_finds_drifted_is_looked_at(
     policy: MakeBody, survey: Surveys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resync, "ROTATION_SECONDS", 60)
     survey.ctx.policies.put(settled(policy("a")))
-    survey.amiss_now.append(Key("shop", "a"))
+    survey.drifted_now.append(Key("shop", "a"))
     woken: asyncio.Queue[Key] = asyncio.Queue()
     walk = Resync(survey, NOTHING, woken.put_nowait, ignore)
     survey.ctx.connections.put(connection("main"))

@@ -21,7 +21,7 @@ from redrive.provision.conflicts import Conflicts
 from redrive.provision.converge import converge
 from redrive.provision.resolve import resolve
 from redrive.provision.resync import CALLS_PER_QUESTION
-from redrive.provision.stall_checks import StallChecks, is_standing
+from redrive.provision.stall_checks import StallChecks, is_checked
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
 from tests.unit.provision.test_calls import make_world
 from tests.unit.provision.test_faults import ConfigMaps
@@ -55,7 +55,7 @@ class Scene:
         assert refused.value.reason == reason
         ready = {"type": "Ready", "status": "False", "reason": reason, "message": ""}
         self.body["status"] = {"observedGeneration": 7, "conditions": [ready]}
-        assert is_standing(self.body)
+        assert is_checked(self.body)
 
     async def is_over(self) -> bool:
         """Ask; then a look agrees."""
