@@ -215,7 +215,7 @@ class Admin:
         return await self._get(f"read the statistics of {topic}", path, read_stats)
 
     async def usage(self, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
-        """Return who uses a topic, and what it holds for *subscription* and others, to the message.
+        """Return the users of a topic, and the exact backlogs of *subscription* and others.
 
         Raises:
             NotFoundError: as for `stats`.

@@ -59,15 +59,16 @@ class Granting:
 
             yield grant
 
-    async def _set(self, asks: Sequence[Grants]) -> Refusals:
-        grants = [grant for ask in asks for grant in ask]
+    async def _set(self, requests: Sequence[Grants]) -> Refusals:
+        grants = [grant for request in requests for grant in request]
         given = [grant for grant in grants if grant.actions]
         taken = [grant for grant in grants if not grant.actions]
         refused = {
             **await self._together("grant", given),
             **await self._together("revoke", taken),
         }
-        logger.info("%d rights in %s: set for %d policies", len(grants), self._namespace, len(asks))
+        policies = len(requests)
+        logger.info("%d rights in %s: set for %d policies", len(grants), self._namespace, policies)
         return refused
 
     async def _together(self, verb: str, grants: Grants) -> Refusals:

@@ -60,9 +60,9 @@ async def _each(
     """Read the statistics of each partition, in order; None stands for one that is not there."""
 
     def read_all(answer: Mapping[str, Any]) -> list[T | None]:
-        told, count = answer["partitions"], int(answer["metadata"]["partitions"])
+        given, count = answer["partitions"], int(answer["metadata"]["partitions"])
         names = (str(topic.partition(number)) for number in range(count))
-        return [read(told[name]) if name in told else None for name in names]
+        return [read(given[name]) if name in given else None for name in names]
 
     path = f"{topic_path(topic)}/partitioned-stats?perPartition=true&{query}"
     found = await get(does, path, read_all)

@@ -81,11 +81,11 @@ def _app(health: Liveness) -> _App:
     metrics: _App = make_wsgi_app()
 
     def livez() -> tuple[str, str]:
-        said = [
+        text = [
             f"{part}: last active {silence:.0f} s ago"
             for part, silence in health.silent_for().items()
         ]
-        return ("503 Stalled" if health.has_stalled() else "200 OK", "\n".join(sorted(said)))
+        return ("503 Stalled" if health.has_stalled() else "200 OK", "\n".join(sorted(text)))
 
     def readyz() -> tuple[str, str]:
         return ("200 OK", "ready") if health.ready else ("503 Starting", "starting")
@@ -96,8 +96,8 @@ def _app(health: Liveness) -> _App:
         path = environ["PATH_INFO"]
         if path == "/metrics":
             return metrics(environ, start_response)
-        status, said = probes[path]() if path in probes else ("404 Not Found", "no such page")
+        status, text = probes[path]() if path in probes else ("404 Not Found", "no such page")
         start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-        return [f"{said}\n".encode()]
+        return [f"{text}\n".encode()]
 
     return app

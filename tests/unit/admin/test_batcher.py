@@ -9,19 +9,19 @@ from redrive.admin.batcher import Batcher
 
 
 class Calls:
-    """Answers asks with the number of the call, once the test lets it."""
+    """Answers requests with the number of the call, once the test lets it."""
 
     def __init__(self) -> None:
-        self.asks: list[list[int]] = []
+        self.requests: list[list[int]] = []
         self.open = asyncio.Event()
         self.begun = asyncio.Event()
 
-    async def __call__(self, asks: Sequence[int]) -> int:
-        """Note the asks, then wait."""
-        self.asks.append(list(asks))
+    async def __call__(self, requests: Sequence[int]) -> int:
+        """Note the requests, then wait."""
+        self.requests.append(list(requests))
         self.begun.set()
         await self.open.wait()
-        return len(self.asks)
+        return len(self.requests)
 
 
 async def test_what_is_asked_during_a_call_goes_out_together_after_it() -> None:
@@ -31,12 +31,12 @@ async def test_what_is_asked_during_a_call_goes_out_together_after_it() -> None:
     await calls.begun.wait()
     others = [asyncio.create_task(batcher.submit(number)) for number in (1, 2, 3)]
     await asyncio.sleep(0)
-    assert calls.asks == [[0]]
+    assert calls.requests == [[0]]
 
     calls.open.set()
     assert await first == 1
     assert await asyncio.gather(*others) == [2, 2, 2]
-    assert calls.asks == [[0], [1, 2, 3]]
+    assert calls.requests == [[0], [1, 2, 3]]
 
 
 async def test_a_failed_call_fails_those_who_wait_for_it_and_no_later_one() -> None:
@@ -65,7 +65,7 @@ async def test_a_call_waits_for_all_who_announced_themselves() -> None:
             return None if number == 4 else await ask(number)  # number 4 has nothing to ask
 
     assert await asyncio.gather(*map(work, range(6))) == [1, 1, 1, 1, None, 1]
-    assert calls.asks == [[0, 1, 2, 3, 5]]
+    assert calls.requests == [[0, 1, 2, 3, 5]]
 
 
 async def test_who_asks_alone_does_not_wait() -> None:
@@ -130,4 +130,4 @@ async def test_an_asker_that_is_cancelled_does_not_disturb_the_others() -> None:
         await hasty
     calls.open.set()
     assert await patient == 1
-    assert calls.asks == [[1, 2]]
+    assert calls.requests == [[1, 2]]
