@@ -148,5 +148,5 @@ class _Journey:
 
 
 def _is_rejected(policy: Body) -> bool:
-    """Whether the broker took the token for none that it knows, at the last look."""
+    """Whether the broker rejected the token (401) at the last reconcile."""
     return status.reason(policy) == AuthenticationFailedError.reason

@@ -24,6 +24,7 @@ from redrive.replay import errors as replay_errors
 from redrive.replay import reconcile as replays
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "reasons.md"
+WARNINGS = REFERENCE.with_name("warnings.md")
 LOGGED = (
     cluster_errors.NoClusterError,
     cluster_errors.ClusterUnknownError,
@@ -86,3 +87,11 @@ def test_a_reason_that_is_no_error_is_never_said_to_keep_an_object_from_being_re
     shown = {reason: documented[reason] for reason in constants()}
     assert shown.pop(status.PROGRESSING) == RECONCILING
     assert set(shown.values()) == {READY, "Warning", "Event"}
+
+
+def test_every_condition_that_warns_is_documented(documented: dict[str, str]) -> None:
+    rows = re.findall(r"^\| (`.*?`) \|", WARNINGS.read_text("utf-8"), re.MULTILINE)
+    listed = {reason for row in rows for reason in re.findall(r"`(\w+)`", row)}
+    warned = {reason for reason, shown in documented.items() if shown == "Warning"}
+    # Conflicts stall the younger policy, and are a warning of the older one.
+    assert listed == warned | {"ResourceConflict", "NameCollision"}

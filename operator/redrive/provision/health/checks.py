@@ -1,7 +1,7 @@
 """What the statistics of a policy's topics show that needs a fix: an ordered tuple of checks; pure.
 
-Called by `watch`. A published message stays as it is while its check still finds something: figures
-that differ at each look would be an Event each time.
+Called by `findings`. A published message stays as it is while its check still finds something:
+figures that differ at each reading would be an Event each time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CheckInput:
         source: the policy's subscription on the source topic; None where there is none.
         retry: all subscriptions of the retry topic, by name.
         dead_letter: those of the dead-letter topic; empty where the policy discards.
-        unconsumed_before: whether the previous look found `unconsumed`, too.
+        unconsumed_before: whether the previous reading found `unconsumed`, too.
         published: the warnings of the policy so far, by reason.
     """
 

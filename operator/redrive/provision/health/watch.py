@@ -11,8 +11,6 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 
 from redrive.admin.errors import AdminError, NotFoundError
 from redrive.api.conditions import READY, ConditionStatus
@@ -25,13 +23,11 @@ from redrive.kube.connections import broker_of, connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import StatusWarning
-from redrive.policy.model import Policy
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.provision.health import backlog
-from redrive.provision.health.checks import REASONS, THRESHOLDS, CheckInput, Thresholds, check
-from redrive.provision.health.deliveries import Deliveries
+from redrive.provision.health.checks import REASONS, THRESHOLDS, Thresholds
+from redrive.provision.health.findings import Findings, Reading
 from redrive.provision.health.gauges import Gauges
-from redrive.provision.health.reader import Reader, TopicStats
+from redrive.provision.health.reader import Reader
 from redrive.provision.rate_limit import RateLimits
 from redrive.provision.resolve import resolve
 
@@ -44,33 +40,6 @@ REST_SECONDS = 15.0
 """A broker that fails is left alone for so long."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Topics:
-    """The statistics of a policy's three topics; of one that discards the last are empty.
-
-    Attributes:
-        at: the moment before the first of them was read.
-    """
-
-    at: datetime
-    source: TopicStats
-    retry: TopicStats
-    dead_letter: TopicStats
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What the looks at one policy have found so far.
-
-    Attributes:
-        unconsumed: see `CheckInput`; at the last look.
-    """
-
-    deliveries: Deliveries
-    unconsumed: bool
-    warnings: tuple[StatusWarning, ...]
 
 
 class Health:
@@ -213,15 +182,18 @@ class Health:
         return True
 
     async def _look(self, body: Body, reader: Reader) -> None:
-        """Read the topics of one policy, and pass on what is new about them."""
+        """Read the topics of one policy."""
         requested = _uid(body) in self._requested
         self._requested.discard(_uid(body))
         asked = resolve(body, self._ctx)
         policy = asked.policy
         connection = await self._ctx.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
         admin = connection.admin
-        topics = Topics(
-            at=self._ctx.clock(),
+        reading = Reading(
+            policy=policy,
+            begun=self._ctx.clock(),
+            seconds=_now(),
+            requested=requested,
             source=await reader.read(admin, policy.topic),
             retry=await reader.read(admin, policy.retry_topic, fresh=True),
             dead_letter=(
@@ -231,49 +203,21 @@ class Health:
             ),
         )
         latest = self._ctx.policies.get(asked.key)
-        if latest is None or _uid(latest) != _uid(body):
-            return  # it was deleted meanwhile
-        findings = self._examine(latest, policy, topics, requested=requested)
-        self._findings[_uid(body)] = findings
-        if set(findings.warnings) != set(_published(latest)):
-            self._enqueue(asked.key)
-        found = backlog.backlog_of(
-            topics.retry.get(policy.subscription),
-            topics.dead_letter.get(DEAD_LETTER_SUBSCRIPTION),
-            discards=not policy.dead_letters,
-            now=topics.at,
-        )
-        self._gauges.show(asked.key, policy, found, findings.deliveries)
-        written = backlog.written_in(latest.get("status") or {})
-        if requested or backlog.is_worth_writing(written, found):
-            await self._write(asked.key, found)
+        if latest is not None and _uid(latest) == _uid(body):
+            await self._publish(latest, reading)
 
-    def _examine(self, body: Body, policy: Policy, topics: Topics, *, requested: bool) -> Findings:
-        """Return what is known of a policy by now."""
-        before = self._findings.get(_uid(body))
-        source = topics.source.get(policy.subscription)
-        retry = topics.retry.get(policy.subscription)
-        counters = [None if found is None else found.delivered for found in (source, retry)]
-        window = (
-            Deliveries.begin(_now(), *counters)
-            if before is None
-            else before.deliveries.seen(_now(), *counters)
-        )
-        given = CheckInput(
-            policy=policy,
-            source=source,
-            retry=topics.retry,
-            dead_letter=topics.dead_letter,
-            deliveries=window,
-            # A requested look may come right after another: too early for a second finding.
-            unconsumed_before=before is not None and before.unconsumed and not requested,
-            published={warning.reason: warning for warning in self.warnings(body)},
-        )
-        return Findings(
-            deliveries=window,
-            unconsumed=given.unconsumed,
-            warnings=check(given, self._limits),
-        )
+    async def _publish(self, body: Body, reading: Reading) -> None:
+        """Pass on what is new: warnings to a reconcile, figures to metrics and the status."""
+        key, uid = Key.of(body), _uid(body)
+        findings = Findings.of(reading, self._findings.get(uid), self.warnings(body), self._limits)
+        self._findings[uid] = findings
+        if set(findings.warnings) != set(_published(body)):
+            self._enqueue(key)
+        found = reading.backlog
+        self._gauges.show(key, reading.policy, found, findings.deliveries)
+        written = backlog.written_in(body.get("status") or {})
+        if reading.requested or backlog.is_worth_writing(written, found):
+            await self._write(key, found)
 
     async def _write(self, policy: Key, found: Backlog) -> None:
         after = await self._ctx.kubernetes.patch_status(
