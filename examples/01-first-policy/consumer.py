@@ -74,7 +74,7 @@ def main() -> None:
             try:
                 shop.handle(order_id, message.data())
                 consumer.acknowledge(message)
-            except json.JSONDecodeError as error:  # no retry will mend it
+            except json.JSONDecodeError as error:  # no retry will fix it
                 consumer.reconsume_later(message, level=-1, cause=error)
                 outcome = type(error).__name__
             except (WarehouseDown, PaymentTimeout) as error:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from redrive import Done, Event, FailureRules, PolicyFile
-from redrive.delivery.inbox import ConsumerStoppedError
-from redrive.delivery.settle import id_text
+from redrive.delivery.receiving.fetcher import ConsumerStoppedError
+from redrive.delivery.receiving.reading import id_text
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
 from redrive.policy.model import SubscriptionType

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from redrive.delivery.settle import id_text
+from redrive.delivery.receiving.reading import id_text
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from sandbox.pulsar import SUPERUSER
 from tests.support.java import JavaClient, JavaRefusedError, Message

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from redrive import RetryConsumer
-from redrive.delivery.inbox import SubscriptionLostError
-from redrive.delivery.settle import id_text
-from redrive.delivery.subscribe import SubscribeError
+from redrive.delivery.receiving.fetcher import SubscriptionLostError
+from redrive.delivery.receiving.reading import id_text
+from redrive.delivery.receiving.subscribe import SubscribeError
 from tests.support.programs import Start, start
 
 __all__ = ["start"]
@@ -340,7 +340,7 @@ def test_a_message_that_keeps_killing_its_process_is_buried_before_a_handler_see
     notes = tmp_path / "notes"
     program = f"""
 import time
-from redrive import CrashNotes
+from redrive import CrashLog
 def handle(message):
     os.write(1, message.data() + b"\\n")  # in one piece, from any thread
     time.sleep(0.3)  # so that others are in hand when it happens
@@ -348,7 +348,7 @@ def handle(message):
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.7)
 with RetryConsumer(
-    client, load_policy(), crash_notes=CrashNotes({str(notes)!r}, max_redeliveries=1)
+    client, load_policy(), crash_log=CrashLog({str(notes)!r}, max_redeliveries=1)
 ) as consumer:
     consumer.run(handle, workers=3)
 client.close()

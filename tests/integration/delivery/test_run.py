@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from redrive import Done, Event, FailureRules
-from redrive.delivery.inbox import ConsumerStoppedError
+from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.policy.naming import TopicName
 from tests.support.stage import path
 
