@@ -136,7 +136,7 @@ REGISTRY.register(_generations)
 
 
 def follow(consumer: FollowedConsumer) -> None:
-    """Have the metrics tell the generation of *consumer*'s policy, for as long as it exists.
+    """Have the metrics show the generation of *consumer*'s policy, for as long as it exists.
 
     One that is asynchronous may be followed before it is entered, and shows from then on.
     """

@@ -223,3 +223,13 @@ def test_an_interrupted_handler_ends_its_span(spans: Spans) -> None:
     (attempt,) = spans.all()
     assert attempt.attributes is not None
     assert attempt.attributes["error.type"] == "KeyboardInterrupt"
+
+
+def test_the_trace_of_a_cause_leads_from_the_handler_on_and_not_through_tracing(
+    spans: Spans, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = InMemoryConsumer(POLICY, tracing=spans.tracing)
+    consumer.send(b"x")
+    consumer.run(fail)
+    assert "test_opentelemetry.fail" in caplog.text
+    assert "redrive.opentelemetry" not in caplog.text

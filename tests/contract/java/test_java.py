@@ -51,7 +51,7 @@ def of_hops(properties: dict[str, str], *, names: str) -> list[str | None]:
 
 
 def left_over(stage: Stage, partitions: int = 0) -> int:
-    """How many messages nobody has acknowledged."""
+    """How many messages are not acknowledged."""
     topics = (stage.policy.topic, stage.policy.retry_topic)
     if not partitions:
         return sum(stage.backlog(topic) for topic in topics)

@@ -179,7 +179,7 @@ def test_a_client_closed_too_early_is_said_so_to_whoever_receives(set_stage: Set
     consumer.close()
 
 
-def test_a_client_may_be_closed_at_any_moment_and_nobody_waits_for_ever(
+def test_a_client_may_be_closed_at_any_moment_and_no_thread_waits_for_ever(
     set_stage: SetStage,
 ) -> None:
     stage = set_stage()
@@ -332,7 +332,7 @@ finally:
     assert stage.consumer().receive(SOON).data() == b"in hand"
 
 
-def test_a_message_that_keeps_killing_its_process_is_buried_before_a_handler_sees_it_again(
+def test_a_message_that_keeps_killing_its_process_is_dead_lettered_before_a_handler_sees_it_again(
     set_stage: SetStage, start: Start, tmp_path: Path
 ) -> None:
     stage = set_stage(delays=["1h"])
@@ -375,4 +375,4 @@ client.close()
     assert process.returncode == 0, output
     assert "poison" not in output
     assert stage.backlog(stage.policy.topic) == 0
-    assert not list(notes.glob("*.notes"))  # nothing is left to be told
+    assert not list(notes.glob("*.notes"))  # nothing is left to be recorded

@@ -1,4 +1,4 @@
-"""What is told of messages and of consumers is enough to follow them."""
+"""What is reported of messages and of consumers is enough to follow them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class BroadcastConsumer(Closing):
         name: names this consumer in the broker's statistics; by default the host's name and
             something random.
         redaction: what must not appear in the log of why a message failed.
-        on_event: told of every message that was dropped, or handled too late; see `Event`.
+        on_event: called with every message that was dropped, or handled too late; see `Event`.
 
     Raises:
         SubscribeError: the broker refused to let this role read.
@@ -123,14 +123,14 @@ class BroadcastConsumer(Closing):
         cause = Cause.from_error(
             failure, failed_at=self._clock.now(), consumer=self.name, attempt=1, redact=self._redact
         )
-        self._events.tell(
+        self._events.report(
             self._event(Name.DROPPED, message, cause.type),
             "dropped %s, for messages that are broadcast are never retried: %s: %s\n%s",
             id_text(message.message_id()), cause.type, cause.message, cause.trace,
         )  # fmt: skip
 
     def _late(self, message: pulsar.Message) -> None:
-        self._events.tell(
+        self._events.report(
             self._event(Name.LATE_SUCCESS, message),
             "a handler ended well, but after its time: %s", id_text(message.message_id()),
         )  # fmt: skip

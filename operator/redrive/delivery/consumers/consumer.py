@@ -54,7 +54,7 @@ class RetryConsumer(Receiver):
             by default the host's name and something random.
         redaction: what must not appear in the cause that travels with a failed message.
         nack_delay: when `negative_acknowledge` has a message delivered again.
-        on_event: told of everything that becomes of a failed message, for metrics; see `Event`
+        on_event: called with everything that becomes of a failed message, for metrics; see `Event`
             and `redrive.prometheus`.
         ack_timeout: a message that is not settled so long after it was received has failed: it is
             retried later or dead-lettered as if it had raised `AckTimeoutError`, and whatever is
@@ -131,7 +131,7 @@ class RetryConsumer(Receiver):
                 first of them is the calling thread.
             timeout: a handler that takes longer has failed, with `HandlerTimeoutError` as the
                 cause. It can't be interrupted and keeps its worker busy until it ends; if it ends
-                well after all, that is ignored, and told as the event `redrive.late_success`.
+                well after all, that is ignored, and reported as the event `redrive.late_success`.
             max_rate: at most so many messages begin to be handled per second.
 
         Raises:

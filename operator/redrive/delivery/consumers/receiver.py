@@ -62,10 +62,10 @@ class Receiver(Closing):
     def _guard(
         self, crash_log: CrashLog | None, ack_timeout: timedelta | None, make_timer: MakeTimer
     ) -> None:
-        """Look after what is handed out, as far as that is wanted; close if it can't be done."""
+        """Add ack time-out and crash log, where they are wanted; close if that fails."""
         try:
             if crash_log is not None:
-                self._holding.beware(crash_log)
+                self._holding.guard_against_poison(crash_log)
             if ack_timeout is not None:
                 self._holding.limit(ack_timeout, make_timer)
         except BaseException:

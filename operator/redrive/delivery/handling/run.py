@@ -46,7 +46,7 @@ class _Hand:
         self._claim = threading.Lock()
 
     def claim(self) -> bool:
-        """Tell whether the caller is the first, who settles the messages."""
+        """Return whether the caller is the first, which settles the messages."""
         return self._claim.acquire(blocking=False)
 
 
@@ -57,7 +57,7 @@ class Run:
     Attributes:
         take: returns the next messages, or raises ConsumerStoppedError.
         settle: acknowledges a message, or moves it on with the exception it failed with.
-        late: told of each success that came after its time.
+        late: called with each success that came after its time.
         stop: stops the consumer, so that `take` ends every worker.
     """
 

@@ -49,7 +49,7 @@ class Holding:
         self._closed = False
         self._closing = contextlib.ExitStack()
 
-    def beware(self, crash_log: CrashLog) -> None:
+    def guard_against_poison(self, crash_log: CrashLog) -> None:
         """Record what is in hand, and dead-letter poison messages, which have killed processes.
 
         Raises:
@@ -59,7 +59,7 @@ class Holding:
         from redrive.delivery.in_flight import poison_guard  # noqa: PLC0415
 
         self._poison_guard = poison_guard.PoisonGuard(
-            self.take, self._parts, crash_log, self._retry_handler.policy(), self._bury
+            self.take, self._parts, crash_log, self._retry_handler.policy(), self._dead_letter
         )
         self._closing.callback(self._poison_guard.close)
         self.take = self._poison_guard.take
@@ -105,7 +105,7 @@ class Holding:
         self._closed = True
         self._closing.close()
 
-    def _bury(self, message: pulsar.Message, error: Exception) -> bool:
+    def _dead_letter(self, message: pulsar.Message, error: Exception) -> bool:
         return self._retry_handler.crashed(
             message, self._subscriptions[message.topic_name()], error
         )

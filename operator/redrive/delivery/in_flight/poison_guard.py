@@ -38,7 +38,7 @@ class PoisonGuard:
     May be used by several threads.
 
     Args:
-        bury: dead-letters a message for a reason; False if it can't, and the message comes again.
+        dead_letter: takes a message and the reason; False if it fails: the message comes again.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class PoisonGuard:
         parts: Parts,
         notes: CrashLog,
         policy: Policy,
-        bury: Callable[[pulsar.Message, ConsumerCrashError], bool],
+        dead_letter: Callable[[pulsar.Message, ConsumerCrashError], bool],
     ) -> None:
         self._take = take
         self._incoming = parts.incoming
         self._clock = parts.clock
         self._log_file = CrashLogFile(Path(notes.directory), policy)
         self._max_redeliveries = notes.max_redeliveries
-        self._bury = bury
+        self._dead_letter = dead_letter
         self._in_hand: dict[str, bool] = {}  # by key, whether it is a suspect
         # Over the calls of all takers: one that asks again every moment waits as long as another.
         self._waiting_since: float | None = None
@@ -82,7 +82,7 @@ class PoisonGuard:
             key = id_text(message.message_id())
             crashes = self._log_file.crashes(key)
             if crashes > self._max_redeliveries:
-                if self._bury(message, _too_many(crashes)):
+                if self._dead_letter(message, _too_many(crashes)):
                     self._log_file.end(key)
                 continue
             if crashes and not self._wait_while(lambda: bool(self._in_hand), end):

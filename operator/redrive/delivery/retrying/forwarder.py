@@ -77,7 +77,7 @@ class Forwarder:
         )
         if isinstance(verdict, Discard):
             subscription.acknowledge(message)
-            self.events.tell(
+            self.events.report(
                 happened(Name.DISCARDED, reason=verdict.reason),
                 "discarded (%s), as the policy asks: origin %s, id %s, failed attempts %d",
                 verdict.reason, attempt.origin, previous, verdict.reconsume_times,
@@ -94,7 +94,7 @@ class Forwarder:
             # Not by the broker: it delivers no chunked message again before its consumer is gone.
             again = HANDLE_AGAIN_AFTER.total_seconds()
             self.incoming.again(message, again)
-            self.events.tell(
+            self.events.report(
                 happened(Name.UNSENT, topic=str(topic), reason=error.reason),
                 "%s; origin %s, id %s, to be handled again in %d s",
                 error, attempt.origin, previous, again,
@@ -104,7 +104,7 @@ class Forwarder:
         new_id = id_text(sent)
         name = Name.RETRIED if isinstance(verdict, Retry) else Name.DEAD_LETTERED
         reason = verdict.reason if isinstance(verdict, Dead) else ""
-        self.events.tell(
+        self.events.report(
             happened(name, topic=str(topic), new_id=new_id, reason=reason),
             "moved to %s: origin %s, previous id %s, new id %s, failed attempts %d",
             topic, attempt.origin, previous, new_id, verdict.reconsume_times,

@@ -187,16 +187,16 @@ class RetryHandler:
     def late(self, message: pulsar.Message) -> None:
         """Report that *message* was handled well, but after its time."""
         attempt = self.attempt_of(message)
-        self.forwarder.events.tell(
+        self.forwarder.events.report(
             self._event(Name.LATE_SUCCESS, message, attempt),
             "handled well, but after its time; what was done may be done again: origin %s",
             attempt.origin,
         )
 
     def _failed(self, message: pulsar.Message, attempt: Attempt, error: Exception) -> Cause:
-        """Tell that an attempt has failed, and why."""
+        """Report that an attempt has failed, and why."""
         cause = self._cause(error, attempt)
-        self.forwarder.events.tell(
+        self.forwarder.events.report(
             self._event(Name.ATTEMPT_FAILED, message, attempt, reason=cause.type),
             "attempt %d failed of %s: %s: %s\n%s",
             attempt.number, attempt.origin, cause.type, cause.message, cause.trace,
@@ -246,7 +246,7 @@ class RetryHandler:
         seconds = verdict.delay.total_seconds()
         self._remember(message, attempt, cause)
         self.forwarder.incoming.again(message, seconds)
-        self.forwarder.events.tell(
+        self.forwarder.events.report(
             self._event(Name.RETRIED_IN_PLACE, message, attempt),
             "retried in its consumer in %g s, its key waits: origin %s, failed attempts %d",
             seconds, attempt.origin, verdict.reconsume_times,

@@ -77,7 +77,7 @@ Hook = Callable[[Event], object]
 
 @dataclass(frozen=True)
 class Events:
-    """Tells the log and, if there is one, a hook.
+    """Reports to the log and, if there is one, to a hook.
 
     Attributes:
         hook: called in the thread where it happened; an exception of it is logged and changes
@@ -86,11 +86,11 @@ class Events:
 
     hook: Hook | None = None
 
-    def tell(self, event: Event, text: str, *values: object) -> None:
-        """Tell *event*, in the log with *text*, which is formatted with *values*."""
+    def report(self, event: Event, text: str, *values: object) -> None:
+        """Report *event*, in the log with *text*, which is formatted with *values*."""
         try:
             _log.log(_LEVELS[event.event], text, *values, extra=vars(event))
-        except Exception:  # noqa: BLE001 - a filter of the program's, and the log can't tell it
+        except Exception:  # noqa: BLE001 - a filter of the program's, and the log can't show it
             traceback.print_exc()
         if self.hook is None:
             return

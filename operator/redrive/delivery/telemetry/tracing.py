@@ -37,7 +37,7 @@ class MessageTracing(Protocol):
         """Return *handle* with each call of it traced."""
 
     def settling(self, settle: Settle) -> Settle:
-        """Return *settle* with what it does told as part of the attempt that it ends."""
+        """Return *settle* traced as part of the attempt that it ends."""
 
     def sending(
         self, topic: TopicName, properties: Mapping[str, str]

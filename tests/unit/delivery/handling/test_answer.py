@@ -81,7 +81,7 @@ def test_a_handler_of_which_a_call_does_nothing_is_refused(form: Any, lazy: Any)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("lazy", LAZY)
 @pytest.mark.parametrize("form", [answer.one, answer.many])
-def test_what_nobody_runs_is_no_success_however_it_is_returned(form: Any, lazy: Any) -> None:  # noqa: ANN401
+def test_what_is_never_run_is_no_success_however_it_is_returned(form: Any, lazy: Any) -> None:  # noqa: ANN401
     handle = form(lambda given: lazy(given), explicit=False)  # noqa: PLW0108 - hides what it is
     with pytest.raises(NotRunError, match="returned what is never run"):
         handle(["m"])

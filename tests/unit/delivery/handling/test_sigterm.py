@@ -25,7 +25,7 @@ def terminate() -> None:
 
 @pytest.fixture(autouse=True)
 def heedless() -> Iterator[None]:
-    """Let nobody heed SIGTERM, as in a program that does nothing of its own."""
+    """Restore the default at SIGTERM, as in a program that does nothing of its own."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -128,13 +128,13 @@ from redrive import Policy
 from redrive.delivery.in_flight import crash_log_file
 from redrive.policy.naming import TopicName
 
-write, anew = os.write, int(sys.argv[2])
+write, rewrites = os.write, int(sys.argv[2])
 
 def write_or_die(file, notes):
-    global anew
+    global rewrites
     if not notes or notes.count(b"\\n") > 1:
-        anew -= 1
-        if not anew:
+        rewrites -= 1
+        if not rewrites:
             os.kill(os.getpid(), signal.SIGKILL)
     return write(file, notes)
 
@@ -148,13 +148,13 @@ for number in range(10):
 """
 
 
-@pytest.mark.parametrize("anew", [1, 2], ids=["taking over", "compacting"])
-def test_a_kill_while_notes_are_written_anew_loses_none(tmp_path: Path, anew: int) -> None:
+@pytest.mark.parametrize("rewrites", [1, 2], ids=["taking over", "compacting"])
+def test_a_kill_while_notes_are_written_again_loses_none(tmp_path: Path, rewrites: int) -> None:
     die(tmp_path)
-    die(tmp_path, DIES_WRITING, str(anew))
+    die(tmp_path, DIES_WRITING, str(rewrites))
     log_file = CrashLogFile(tmp_path, POLICY)
     assert [log_file.crashes(key) for key in ("1:0:-1", "1:2:-1")] == [1, 1]
-    assert log_file.crashes("2:0:-1") == (1 if anew == 2 else 0)
+    assert log_file.crashes("2:0:-1") == (1 if rewrites == 2 else 0)
     assert len(list(tmp_path.iterdir())) == 2  # its own file and the lock: nothing is left over
 
 

@@ -1,4 +1,4 @@
-"""Who waits for whom when a message is suspected of having killed a process."""
+"""What waits for what when a message is suspected of having killed a process."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def test_a_suspect_is_in_hand_alone(scene: Scene) -> None:
     assert [take(poison_guard).data() for _ in range(2)] == [b"2", b"3"]
 
 
-def test_nobody_who_asks_in_slices_waits_for_ever_while_a_suspect_is_in_hand(scene: Scene) -> None:
+def test_no_taker_that_asks_in_slices_waits_for_ever_while_a_suspect_is_in_hand(
+    scene: Scene,
+) -> None:
     poison_guard = scene.poison_guard(0)
     take(poison_guard)
     assert 60 <= scene.seconds_until(poison_guard, b"1") < 61
@@ -97,7 +99,7 @@ def test_a_suspect_waits_for_others_in_hand_no_longer_than_a_minute_whatever_the
     assert 60 <= scene.seconds_until(poison_guard, b"1") < 61
 
 
-def test_what_is_settled_meanwhile_renews_the_patience(scene: Scene) -> None:
+def test_what_is_settled_meanwhile_restarts_the_wait(scene: Scene) -> None:
     poison_guard = scene.poison_guard(2)
     first = take(poison_guard)
     take(poison_guard)
@@ -107,7 +109,7 @@ def test_what_is_settled_meanwhile_renews_the_patience(scene: Scene) -> None:
 
 
 class Held:
-    """An incoming whose `sleep` lasts until somebody lets it go on."""
+    """An incoming whose `sleep` lasts until a test lets it go on."""
 
     def __init__(self, incoming: Incoming) -> None:
         self._incoming = incoming

@@ -11,7 +11,7 @@ import pytest
 from redrive import AsyncRetryProducer, RetryProducer
 from redrive.errors import InvalidSpecError
 
-CLIENT = cast("pulsar.Client", None)  # nobody gets as far as to use it
+CLIENT = cast("pulsar.Client", None)  # no test gets as far as to use it
 
 
 @pytest.mark.parametrize(
