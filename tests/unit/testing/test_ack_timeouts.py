@@ -86,7 +86,7 @@ def test_no_message_times_out_that_a_rate_holds_back() -> None:
 
 
 class Guarded(InMemoryConsumer):
-    """Keeps crash notes too."""
+    """Keeps a crash log too."""
 
     def __init__(self, notes: Path) -> None:
         super().__init__(POLICY)
