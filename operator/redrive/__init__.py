@@ -18,7 +18,7 @@ __all__ = [
     "BroadcastConsumer",
     "Cause",
     "ConsumerStoppedError",
-    "CrashNotes",
+    "CrashLog",
     "Done",
     "Event",
     "FailureRules",
@@ -43,18 +43,18 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from redrive.delivery.async_consumer import AsyncRetryConsumer
-    from redrive.delivery.async_retry_producer import AsyncRetryProducer
-    from redrive.delivery.broadcast import BroadcastConsumer
-    from redrive.delivery.consumer import RetryConsumer
-    from redrive.delivery.crash_notes import CrashNotes
-    from redrive.delivery.events import Event
-    from redrive.delivery.inbox import ConsumerStoppedError, SubscriptionLostError
+    from redrive.delivery.consumers.async_consumer import AsyncRetryConsumer
+    from redrive.delivery.consumers.broadcast import BroadcastConsumer
+    from redrive.delivery.consumers.consumer import RetryConsumer
+    from redrive.delivery.consumers.simple import SimpleConsumer
+    from redrive.delivery.in_flight.crash_log import CrashLog
     from redrive.delivery.policy_file import PolicyFile, PolicyFileError, load_policy
-    from redrive.delivery.producers import NotSentError, TooBigError
-    from redrive.delivery.retry_producer import ProducerClosedError, RetryProducer
-    from redrive.delivery.simple import SimpleConsumer
-    from redrive.delivery.subscribe import SubscribeError
+    from redrive.delivery.producing.async_retry_producer import AsyncRetryProducer
+    from redrive.delivery.producing.retry_producer import ProducerClosedError, RetryProducer
+    from redrive.delivery.receiving.fetcher import ConsumerStoppedError, SubscriptionLostError
+    from redrive.delivery.receiving.subscribe import SubscribeError
+    from redrive.delivery.retrying.producers import NotSentError, TooBigError
+    from redrive.delivery.telemetry.events import Event
     from redrive.errors import InvalidSpecError, RedriveError
     from redrive.policy.cause import Cause, Redaction
     from redrive.policy.envelope import Attempt
@@ -66,32 +66,32 @@ if TYPE_CHECKING:
     from redrive.policy.verdict import Done
 else:
     _HOMES = {
-        "AsyncRetryConsumer": "redrive.delivery.async_consumer",
-        "AsyncRetryProducer": "redrive.delivery.async_retry_producer",
+        "AsyncRetryConsumer": "redrive.delivery.consumers.async_consumer",
+        "AsyncRetryProducer": "redrive.delivery.producing.async_retry_producer",
         "Attempt": "redrive.policy.envelope",
-        "BroadcastConsumer": "redrive.delivery.broadcast",
+        "BroadcastConsumer": "redrive.delivery.consumers.broadcast",
         "Cause": "redrive.policy.cause",
-        "ConsumerStoppedError": "redrive.delivery.inbox",
-        "CrashNotes": "redrive.delivery.crash_notes",
+        "ConsumerStoppedError": "redrive.delivery.receiving.fetcher",
+        "CrashLog": "redrive.delivery.in_flight.crash_log",
         "Done": "redrive.policy.verdict",
-        "Event": "redrive.delivery.events",
+        "Event": "redrive.delivery.telemetry.events",
         "FailureRules": "redrive.policy.failure",
         "InvalidSpecError": "redrive.errors",
         "Ladder": "redrive.policy.ladder",
         "NotInFlightError": "redrive.policy.invisible",
-        "NotSentError": "redrive.delivery.producers",
+        "NotSentError": "redrive.delivery.retrying.producers",
         "Policy": "redrive.policy.model",
         "PolicyFile": "redrive.delivery.policy_file",
         "PolicyFileError": "redrive.delivery.policy_file",
-        "ProducerClosedError": "redrive.delivery.retry_producer",
+        "ProducerClosedError": "redrive.delivery.producing.retry_producer",
         "Redaction": "redrive.policy.cause",
         "RedriveError": "redrive.errors",
-        "RetryConsumer": "redrive.delivery.consumer",
-        "RetryProducer": "redrive.delivery.retry_producer",
-        "SimpleConsumer": "redrive.delivery.simple",
-        "SubscribeError": "redrive.delivery.subscribe",
-        "SubscriptionLostError": "redrive.delivery.inbox",
-        "TooBigError": "redrive.delivery.producers",
+        "RetryConsumer": "redrive.delivery.consumers.consumer",
+        "RetryProducer": "redrive.delivery.producing.retry_producer",
+        "SimpleConsumer": "redrive.delivery.consumers.simple",
+        "SubscribeError": "redrive.delivery.receiving.subscribe",
+        "SubscriptionLostError": "redrive.delivery.receiving.fetcher",
+        "TooBigError": "redrive.delivery.retrying.producers",
         "TopicName": "redrive.policy.naming",
         "load_policy": "redrive.delivery.policy_file",
     }

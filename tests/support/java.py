@@ -68,7 +68,7 @@ class JavaClient:
     _opened: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        """Connect; the Java client does so in earnest when it is first used."""
+        """Connect; the Java client connects when it is first used."""
         self.api = self.gateway.jvm.org.apache.pulsar.client.api
         authentication = self.api.AuthenticationFactory.token(self.token)
         builder = self.api.PulsarClient.builder().serviceUrl(self.service_url)

@@ -13,7 +13,7 @@ AS_BASE64 = base64.b64encode(NO_TEXT).decode()
 
 def message_with(**given: Any) -> pulsar.Message:  # noqa: ANN401 - as the client's builder has it
     """Make a message as it would come from a broker."""
-    builder = pulsar._pulsar.MessageBuilder()  # noqa: SLF001 - nobody else makes one
+    builder = pulsar._pulsar.MessageBuilder()  # noqa: SLF001 - there is no public way
     builder.content(b"x")
     for name, value in given.items():
         getattr(builder, name)(*value if isinstance(value, tuple) else [value])

@@ -20,7 +20,7 @@ class Mirror:
 
     Attributes:
         swallow: how many of the next frames of each command never reach the client.
-        deaf: whether it hangs up on everybody who comes.
+        deaf: whether it closes each connection at once.
     """
 
     def __init__(self, port: int, closing: ExitStack) -> None:
@@ -30,14 +30,14 @@ class Mirror:
         self._broker = port
         self._listener = _listen_on_as_many_digits_as(port)
         closing.callback(self._listener.close)
-        # Closing a socket wakes nobody who waits in accept(); shutting it down does.
+        # Closing a socket wakes no thread in accept(); shutting it down does.
         closing.callback(self._listener.shutdown, socket.SHUT_RDWR)
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._welcome, daemon=True).start()
         closing.callback(self.cut)
 
     def cut(self) -> None:
-        """Hang up on everybody."""
+        """Close all connections."""
         while self._ends:
             _hang_up(self._ends.pop())
 

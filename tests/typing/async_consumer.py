@@ -8,8 +8,7 @@ from typing import assert_type
 
 import pulsar
 
-from redrive import AsyncRetryConsumer, Done, FailureRules, PolicyFile
-from redrive.delivery import prometheus
+from redrive import AsyncRetryConsumer, Done, FailureRules, PolicyFile, prometheus
 from redrive.testing import AsyncInMemoryConsumer
 
 client = pulsar.Client("pulsar://localhost:6650")

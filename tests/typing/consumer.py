@@ -12,7 +12,7 @@ import pulsar
 import redrive
 from redrive import (
     Cause,
-    CrashNotes,
+    CrashLog,
     Done,
     FailureRules,
     Policy,
@@ -21,9 +21,9 @@ from redrive import (
     RedriveError,
     RetryConsumer,
     load_policy,
+    prometheus,
 )
-from redrive.delivery import prometheus
-from redrive.delivery.opentelemetry import Tracing
+from redrive.opentelemetry import Tracing
 
 client = pulsar.Client("pulsar://localhost:6650")
 
@@ -91,7 +91,7 @@ prometheus.follow(load_policy())  # type: ignore[arg-type]
 with Tracing().attempt(consumer, consumer.receive()):
     RetryConsumer(client, PolicyFile(), tracing=Tracing())
 RetryConsumer(client, PolicyFile(), tracing=Tracing)  # type: ignore[arg-type]
-RetryConsumer(client, PolicyFile(), ack_timeout=SECOND, crash_notes=CrashNotes("/notes"))
+RetryConsumer(client, PolicyFile(), ack_timeout=SECOND, crash_log=CrashLog("/notes"))
 RetryConsumer(client, PolicyFile(), ack_timeout=30)  # type: ignore[arg-type]
 RetryConsumer(client, PolicyFile(), nack_delay=30)  # type: ignore[arg-type]
 RetryConsumer(client, "policy.json")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is opened in a thread while an asyncio loop waits: nothing stays open that nobody wants.
+"""What is opened in a thread while an asyncio loop waits: nothing stays open unused.
 
 Called by `async_consumer` and `async_retry_producer` when a program enters them.
 """
@@ -19,7 +19,7 @@ async def opened(make: Callable[[], Opened], threads: Executor) -> Opened:
     """Return what *make* opens in one of *threads*.
 
     When this is cancelled the opening goes on; what it opened is closed then. Left open,
-    subscriptions would hoard messages that nobody takes, and a producer keep its name at the
+    subscriptions would hold messages that no thread takes, and a producer keep its name at the
     broker.
 
     Raises:

@@ -1,6 +1,6 @@
 """What a consumer is put together from: at a broker by `consumer`, in memory by `testing`.
 
-`inbox`, `producers` and the client's own consumers are the real ones.
+`fetcher`, `producers` and the client's own consumers are the real ones.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Subscription(Protocol):
 
 
 class Incoming(Protocol):
-    """All subscriptions as one stream; see `inbox.Inbox`."""
+    """All subscriptions as one stream; see `fetcher.Fetcher`."""
 
     def take(
         self, timeout: float | None = None, *, only_again: bool = False

@@ -116,7 +116,7 @@ class PolicyFile:
 
 
 def in_force(policy: Policy | PolicyFile, clock: Clock) -> Callable[[], Policy]:
-    """Return what tells the policy at any moment."""
+    """Return a function of the policy in force."""
     if isinstance(policy, Policy):
         return lambda: policy
     return lambda: policy.current(clock.monotonic())

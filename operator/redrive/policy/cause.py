@@ -202,7 +202,7 @@ def _calls(traceback: TracebackType | None) -> list[tuple[str, int]]:
     calls = []
     while traceback is not None:
         module = str(traceback.tb_frame.f_globals.get("__name__", "?"))
-        if not module.startswith("redrive.delivery."):
+        if not module.startswith(("redrive.delivery.", "redrive.opentelemetry")):
             function = traceback.tb_frame.f_code.co_qualname
             calls.append((f"{module}.{function}", traceback.tb_lineno))
         traceback = traceback.tb_next

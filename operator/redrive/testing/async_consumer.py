@@ -7,11 +7,11 @@ from typing import overload
 
 import pulsar
 
-from redrive.delivery.async_consumer import AsyncRetryConsumer
-from redrive.delivery.consumer import NACK_DELAY
-from redrive.delivery.events import Hook
+from redrive.delivery.consumers.async_consumer import AsyncRetryConsumer
+from redrive.delivery.consumers.consumer import NACK_DELAY
 from redrive.delivery.policy_file import PolicyFile
-from redrive.delivery.tracing import UNTRACED, Tracing
+from redrive.delivery.telemetry.events import Hook
+from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
 from redrive.policy.cause import Redaction
 from redrive.policy.model import Policy
 from redrive.testing.broker import InMemoryBroker
@@ -36,7 +36,7 @@ class AsyncInMemoryConsumer(InMemoryTopics, AsyncRetryConsumer):
         nack_delay: timedelta = NACK_DELAY,
         ack_timeout: timedelta | None = None,
         on_event: Hook | None = None,
-        tracing: Tracing = UNTRACED,
+        tracing: MessageTracing = UNTRACED,
     ) -> None:
         consumer = InMemoryConsumer(
             policy, broker=broker, name=name, redaction=redaction, nack_delay=nack_delay,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import pulsar
 
-from redrive.delivery.producers import NotSentError
+from redrive.delivery.retrying.producers import NotSentError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 
@@ -21,35 +21,35 @@ _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class VirtualAlarm:
-    """Calls *ring* when *clock* has come to the moment that *next_due* tells; as `Alarm` does."""
+class VirtualTimer:
+    """Calls *fire* when *clock* has come to the moment that *next_due* tells; as `Timer` does."""
 
     def __init__(
-        self, clock: VirtualClock, next_due: Callable[[], float | None], ring: Callable[[], None]
+        self, clock: VirtualClock, next_due: Callable[[], float | None], fire: Callable[[], None]
     ) -> None:
         self.next_due = next_due
-        self.ring = ring
+        self.fire = fire
         self._clock = clock
-        clock.alarms.append(self)
+        clock.timers.append(self)
 
     def look(self) -> None:
         """Do nothing: the clock asks whenever it moves."""
 
     def close(self) -> None:
         """Ring no more."""
-        if self in self._clock.alarms:
-            self._clock.alarms.remove(self)
+        if self in self._clock.timers:
+            self._clock.timers.remove(self)
 
 
 class VirtualClock:
     """Stands still unless it is put forward.
 
     Attributes:
-        alarms: what it rings on its way.
+        timers: what it fires on its way.
     """
 
     def __init__(self, start: datetime) -> None:
-        self.alarms: list[VirtualAlarm] = []
+        self.timers: list[VirtualTimer] = []
         self._start = start
         self._passed = timedelta()
 
@@ -64,22 +64,22 @@ class VirtualClock:
     def advance(self, by: timedelta) -> None:
         """Put the clock forward; it never goes back."""
         end = self.now() + max(by, timedelta())
-        while self.ring_next(end):
+        while self.fire_next(end):
             pass
         self._passed = end - self._start
 
-    def ring_next(self, end: datetime | None) -> bool:
-        """Go on to the next alarm and ring it, if one comes until *end*, at any time if None."""
-        dues = [(due, alarm) for alarm in self.alarms if (due := alarm.next_due()) is not None]
+    def fire_next(self, end: datetime | None) -> bool:
+        """Go on to the next timer and fire it, if one comes until *end*, at any time if None."""
+        dues = [(due, timer) for timer in self.timers if (due := timer.next_due()) is not None]
         if not dues:
             return False
-        due, alarm = min(dues, key=lambda entry: entry[0])
-        # Rounded up: an alarm that rings too early would ring for ever.
+        due, timer = min(dues, key=lambda entry: entry[0])
+        # Rounded up: a timer that fires too early would fire for ever.
         at = self._start + timedelta(microseconds=math.ceil(due * 1_000_000))
         if end is not None and at > end:
             return False
         self._passed = max(self._passed, at - self._start)
-        alarm.ring()
+        timer.fire()
         return True
 
 

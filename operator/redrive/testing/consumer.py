@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from datetime import timedelta
 
-from redrive.delivery.consumer import NACK_DELAY, RetryConsumer
-from redrive.delivery.events import Hook
-from redrive.delivery.inbox import ConsumerStoppedError
+from redrive.delivery.consumers.consumer import NACK_DELAY, RetryConsumer
+from redrive.delivery.handling.run import Run
 from redrive.delivery.policy_file import PolicyFile, load_policy
-from redrive.delivery.run import Run
-from redrive.delivery.tracing import UNTRACED, Tracing
+from redrive.delivery.receiving.fetcher import ConsumerStoppedError
+from redrive.delivery.telemetry.events import Hook
+from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
 from redrive.policy.cause import Redaction
 from redrive.policy.model import Policy
-from redrive.testing.broker import InMemoryBroker, VirtualAlarm
+from redrive.testing.broker import InMemoryBroker, VirtualTimer
 from redrive.testing.parts import InMemoryTopics, parts_of
 
 
@@ -39,14 +39,14 @@ class InMemoryConsumer(InMemoryTopics, RetryConsumer):
         nack_delay: timedelta = NACK_DELAY,
         ack_timeout: timedelta | None = None,
         on_event: Hook | None = None,
-        tracing: Tracing = UNTRACED,
+        tracing: MessageTracing = UNTRACED,
     ) -> None:
         first = policy if isinstance(policy, Policy) else load_policy(policy.path)
         self.broker = broker or InMemoryBroker(first)
         self._topic = first.topic
         parts = parts_of(self.broker, first, nack_delay)
         self._assemble(parts, policy, name, redaction, on_event, tracing)
-        self._guard(None, ack_timeout, functools.partial(VirtualAlarm, self.broker.clock))
+        self._guard(None, ack_timeout, functools.partial(VirtualTimer, self.broker.clock))
 
     def _execute(self, run: Run) -> None:
         clock = self.broker.clock

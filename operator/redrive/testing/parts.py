@@ -10,8 +10,8 @@ from typing import cast
 
 import pulsar
 
-from redrive.delivery.inbox import ConsumerStoppedError
 from redrive.delivery.parts import Parts
+from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
@@ -57,7 +57,7 @@ class InMemoryTopics:
         return list(self.broker.dead_letters)
 
     def advance(self, by: timedelta) -> None:
-        """Put the clock forward: let time pass while nobody waits for a message."""
+        """Put the clock forward: let time pass while no call waits for a message."""
         self.broker.clock.advance(by)
 
 
@@ -137,10 +137,10 @@ class _Incoming:
 
     def _next(self, end: datetime | None, *, only_again: bool) -> pulsar.Message | None:
         clock = self._broker.clock
-        while clock.ring_next(min([due for due in (end, self._next_due()) if due], default=None)):
+        while clock.fire_next(min([due for due in (end, self._next_due()) if due], default=None)):
             pass  # what rings may send a message that comes earlier
         theirs = None if only_again else self._broker.next_due()
-        # What is due again goes before all that waits at the broker, as in an `Inbox`.
+        # What is due again goes before all that waits at the broker, as in a `Fetcher`.
         if self._again and (theirs is None or self._again[0][0] <= max(theirs, clock.now())):
             return self._hand_out_again(end)
         if theirs is None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from redrive.delivery.events import Hook
+from redrive.delivery.consumers.simple import SimpleConsumer
 from redrive.delivery.policy_file import PolicyFile, load_policy
-from redrive.delivery.simple import SimpleConsumer
-from redrive.delivery.tracing import UNTRACED, Tracing
+from redrive.delivery.telemetry.events import Hook
+from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
 from redrive.policy.cause import Redaction
 from redrive.policy.invisible import check_unordered
 from redrive.policy.model import Policy
-from redrive.testing.broker import InMemoryBroker, VirtualAlarm
+from redrive.testing.broker import InMemoryBroker, VirtualTimer
 from redrive.testing.parts import InMemoryTopics, parts_of
 
 
@@ -34,11 +34,11 @@ class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
         name: str = "in-memory",
         redaction: Redaction = Redaction(),
         on_event: Hook | None = None,
-        tracing: Tracing = UNTRACED,
+        tracing: MessageTracing = UNTRACED,
     ) -> None:
         first = check_unordered(policy if isinstance(policy, Policy) else load_policy(policy.path))
         self.broker = broker or InMemoryBroker(first)
         self._topic = first.topic
         parts = parts_of(self.broker, first, timedelta())
         self._assemble(parts, policy, name, redaction, on_event, tracing, linger=timedelta())
-        self._alarm = VirtualAlarm(self.broker.clock, self._next_end, self._expire)
+        self._timer = VirtualTimer(self.broker.clock, self._next_end, self._expire)

@@ -16,7 +16,7 @@ import pulsar
 
 from redrive import RetryConsumer
 from redrive.delivery.parts import SystemClock
-from redrive.delivery.settle import id_text
+from redrive.delivery.receiving.reading import id_text
 from redrive.policy.cause import Cause
 from tests.benchmarks.figures import Figure
 from tests.support.stage import Stage

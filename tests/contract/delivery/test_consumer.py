@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from redrive import Done, Event, FailureRules, PolicyFile
-from redrive.delivery.inbox import ConsumerStoppedError
-from redrive.delivery.settle import id_text
+from redrive.delivery.receiving.fetcher import ConsumerStoppedError
+from redrive.delivery.receiving.reading import id_text
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
 from redrive.policy.model import SubscriptionType
@@ -294,7 +294,7 @@ def test_a_message_that_nobody_settles_in_time_has_failed_and_what_is_said_late_
         consumer.acknowledge(late[2])  # in time
         consumer.acknowledge(late[2])  # once more changes nothing
         assert consumer.receive(timedelta(seconds=4)) is None
-    # In no order: what was retried may come again before that is told.
+    # In no order: what was retried may come again before the broker knows.
     assert Counter(event.event.value for event in events) == {
         "redrive.attempt_failed": 2,
         "redrive.retried": 2,

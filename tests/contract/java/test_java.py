@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from redrive.delivery.settle import id_text
+from redrive.delivery.receiving.reading import id_text
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from sandbox.pulsar import SUPERUSER
 from tests.support.java import JavaClient, JavaRefusedError, Message
@@ -51,7 +51,7 @@ def of_hops(properties: dict[str, str], *, names: str) -> list[str | None]:
 
 
 def left_over(stage: Stage, partitions: int = 0) -> int:
-    """How many messages nobody has acknowledged."""
+    """How many messages are not acknowledged."""
     topics = (stage.policy.topic, stage.policy.retry_topic)
     if not partitions:
         return sum(stage.backlog(topic) for topic in topics)

@@ -10,10 +10,9 @@ import pulsar
 import pytest
 from prometheus_client import REGISTRY
 
-from redrive import BroadcastConsumer, Event
-from redrive.delivery import prometheus
-from redrive.delivery.inbox import ConsumerStoppedError, SubscriptionLostError
-from redrive.delivery.subscribe import SubscribeError
+from redrive import BroadcastConsumer, Event, prometheus
+from redrive.delivery.receiving.fetcher import ConsumerStoppedError, SubscriptionLostError
+from redrive.delivery.receiving.subscribe import SubscribeError
 from redrive.policy.naming import TopicName
 from tests.support.stage import path
 
@@ -90,7 +89,13 @@ def test_a_failed_message_is_dropped_and_told(
     assert event.source == str(stage.policy.topic)
     stage.dead_letters(0)
     prometheus.count(event)
-    labels = {"topic": event.source, "subscription": "", "reason": "ValueError"}
+    labels = {
+        "policy": "",
+        "policy_namespace": "",
+        "source_topic": event.source,
+        "subscription": "",
+        "reason": "ValueError",
+    }
     assert REGISTRY.get_sample_value("redrive_consumer_dropped_messages_total", labels) == 1
 
 

@@ -23,7 +23,7 @@ SetStage = Callable[..., Any]
 
 
 class AtWork:
-    """A consumer that fails each message once, and never mends those that begin with ``bad``."""
+    """A consumer that fails each message once, and each time those that begin with ``bad``."""
 
     def __init__(self, stage: Any) -> None:  # noqa: ANN401 - see conftest
         self.events: Counter[str] = Counter()

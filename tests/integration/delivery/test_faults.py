@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from redrive import RetryConsumer
-from redrive.delivery.inbox import SubscriptionLostError
-from redrive.delivery.settle import id_text
-from redrive.delivery.subscribe import SubscribeError
+from redrive.delivery.receiving.fetcher import SubscriptionLostError
+from redrive.delivery.receiving.reading import id_text
+from redrive.delivery.receiving.subscribe import SubscribeError
 from tests.support.programs import Start, start
 
 __all__ = ["start"]
@@ -179,7 +179,7 @@ def test_a_client_closed_too_early_is_said_so_to_whoever_receives(set_stage: Set
     consumer.close()
 
 
-def test_a_client_may_be_closed_at_any_moment_and_nobody_waits_for_ever(
+def test_a_client_may_be_closed_at_any_moment_and_no_thread_waits_for_ever(
     set_stage: SetStage,
 ) -> None:
     stage = set_stage()
@@ -332,7 +332,7 @@ finally:
     assert stage.consumer().receive(SOON).data() == b"in hand"
 
 
-def test_a_message_that_keeps_killing_its_process_is_buried_before_a_handler_sees_it_again(
+def test_a_message_that_keeps_killing_its_process_is_dead_lettered_before_a_handler_sees_it_again(
     set_stage: SetStage, start: Start, tmp_path: Path
 ) -> None:
     stage = set_stage(delays=["1h"])
@@ -340,7 +340,7 @@ def test_a_message_that_keeps_killing_its_process_is_buried_before_a_handler_see
     notes = tmp_path / "notes"
     program = f"""
 import time
-from redrive import CrashNotes
+from redrive import CrashLog
 def handle(message):
     os.write(1, message.data() + b"\\n")  # in one piece, from any thread
     time.sleep(0.3)  # so that others are in hand when it happens
@@ -348,7 +348,7 @@ def handle(message):
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.7)
 with RetryConsumer(
-    client, load_policy(), crash_notes=CrashNotes({str(notes)!r}, max_redeliveries=1)
+    client, load_policy(), crash_log=CrashLog({str(notes)!r}, max_redeliveries=1)
 ) as consumer:
     consumer.run(handle, workers=3)
 client.close()
@@ -375,4 +375,4 @@ client.close()
     assert process.returncode == 0, output
     assert "poison" not in output
     assert stage.backlog(stage.policy.topic) == 0
-    assert not list(notes.glob("*.notes"))  # nothing is left to be told
+    assert not list(notes.glob("*.notes"))  # nothing is left to be recorded

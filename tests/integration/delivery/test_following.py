@@ -1,4 +1,4 @@
-"""What is told of messages and of consumers is enough to follow them."""
+"""What is reported of messages and of consumers is enough to follow them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from redrive import Event, RetryConsumer
-from redrive.delivery.opentelemetry import Tracing
-from redrive.delivery.settle import id_text
+from redrive.delivery.receiving.reading import id_text
+from redrive.opentelemetry import Tracing
 from tests.support.stage import path
 
 SetStage = Callable[..., Any]

@@ -14,8 +14,8 @@ import pulsar.schema
 import pytest
 
 from redrive import AsyncRetryProducer, RetryProducer
-from redrive.delivery.producers import NotSentError, TooBigError
-from redrive.delivery.retry_producer import ProducerClosedError
+from redrive.delivery.producing.retry_producer import ProducerClosedError
+from redrive.delivery.retrying.producers import NotSentError, TooBigError
 from sandbox.pulsar import SUPERUSER
 from tests.support.mirror import SEND_RECEIPT, Mirror, mirror_of
 from tests.support.stage import path

@@ -15,8 +15,8 @@ import pulsar.schema
 import pytest
 
 from redrive import Redaction, RetryConsumer
-from redrive.delivery.settle import id_text
-from redrive.delivery.subscribe import SubscribeError
+from redrive.delivery.receiving.reading import id_text
+from redrive.delivery.receiving.subscribe import SubscribeError
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import Scheme

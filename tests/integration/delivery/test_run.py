@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from redrive import Done, Event, FailureRules
-from redrive.delivery.inbox import ConsumerStoppedError
+from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.policy.naming import TopicName
 from tests.support.stage import path
 
@@ -115,7 +115,7 @@ def test_source_and_retry_topic_take_turns_while_both_have_messages(set_stage: S
 
 
 def delivered(stage: Any, topic: TopicName) -> int:  # noqa: ANN401 - see conftest
-    """How many messages the broker has handed out that nobody has acknowledged."""
+    """How many messages the broker has handed out that are not acknowledged."""
     answer = stage.broker.request("GET", f"{path(topic)}/stats")
     answer.check(f"tell what was delivered of {topic}")
     count: int = json.loads(answer.body)["subscriptions"][stage.policy.subscription][

@@ -1,4 +1,4 @@
-"""What becomes of messages that nobody settles in time, where a broker would take too long."""
+"""What becomes of messages that are not settled in time, where a broker would take too long."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from redrive import CrashNotes, Event, Policy
-from redrive.delivery.notebook import Notebook
+from redrive import CrashLog, Event, Policy
+from redrive.delivery.in_flight.crash_log_file import CrashLogFile
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryConsumer, InMemorySimpleConsumer
-from redrive.testing.broker import VirtualAlarm
+from redrive.testing.broker import VirtualTimer
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("5s"))
 ORDERED = replace(POLICY, ordered=True, subscription_type=SubscriptionType.KEY_SHARED)
@@ -86,26 +86,26 @@ def test_no_message_times_out_that_a_rate_holds_back() -> None:
 
 
 class Guarded(InMemoryConsumer):
-    """Keeps crash notes too."""
+    """Keeps a crash log too."""
 
     def __init__(self, notes: Path) -> None:
         super().__init__(POLICY)
-        self._guard(CrashNotes(notes), TEN, functools.partial(VirtualAlarm, self.broker.clock))
+        self._guard(CrashLog(notes), TEN, functools.partial(VirtualTimer, self.broker.clock))
 
 
 def test_a_note_that_can_not_be_written_loses_no_message_and_ends_no_alarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    end = Notebook.end
+    end = CrashLogFile.end
     failed: list[str] = []
 
-    def end_but_once(notebook: Notebook, key: str) -> None:
+    def end_but_once(log_file: CrashLogFile, key: str) -> None:
         if not failed:
             failed.append(key)
             raise OSError(errno.ENOSPC, "the disk is full")
-        end(notebook, key)
+        end(log_file, key)
 
-    monkeypatch.setattr(Notebook, "end", end_but_once)
+    monkeypatch.setattr(CrashLogFile, "end", end_but_once)
     consumer = Guarded(tmp_path)
     for content in (b"1", b"2"):
         consumer.send(content)

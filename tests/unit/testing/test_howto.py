@@ -67,7 +67,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 def test_every_section_with_an_example_is_known() -> None:
     assert list(SECTIONS) == [
-        "Say what a retry mends",
+        "Say what a retry fixes",
         "Keep personal data out of dead letters and logs",
         "Handle in batches",
         "Receive, and lose no message to a bug",
@@ -86,7 +86,7 @@ def test_rules_decide_by_the_exception(stage: Stage) -> None:
         raise ConnectionError if order == "away" and len(attempts[order]) == 1 else RuntimeError
 
     stage.send(b"{", b'"away"', b'"late"')
-    stage.play("Say what a retry mends", handle=handle)
+    stage.play("Say what a retry fixes", handle=handle)
     broken, late, away = stage.broker.dead_letters
     reasons = [letter.properties()["REDRIVE_DEAD_REASON"] for letter in (broken, late, away)]
     assert reasons == ["NotRetryable", "DeadlineExceeded", "DeadlineExceeded"]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from redrive import Event, Policy, PolicyFile
-from redrive.delivery.settle import id_text
+from redrive.delivery.receiving.reading import id_text
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
@@ -77,12 +77,12 @@ class Delivery(RuleBasedStateMachine):
         self.file = Path(self.folder.name, "policy.json")
         self.mount(POLICY)
         self.consumer = self.start()
-        self.sent: list[str] = []  # what each message says, which nobody can forge
+        self.sent: list[str] = []  # what each message says, which cannot be forged
         self.settled: set[str] = set()  # handled, or discarded
         self.in_hand: list[pulsar.Message] = []
         self.names: dict[str, str] = {}  # by id, of each message received
         self.since: dict[str, float] = {}  # when that was
-        self.late: list[pulsar.Message] = []  # out of time, in the hands of somebody slow
+        self.late: list[pulsar.Message] = []  # out of time, in the hands of a slow handler
         self.unsent: list[str] = []  # waiting in the consumer to be handled again
         self.deliveries: Counter[tuple[str, int]] = Counter()
         self.crashes: Counter[str] = Counter()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from redrive import Event, Policy
-from redrive.delivery.settle import id_text
+from redrive.delivery.receiving.reading import id_text
 from redrive.policy.invisible import NotInFlightError
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryBroker, InMemoryMessage, InMemorySimpleConsumer
@@ -34,11 +34,11 @@ class Pulling(RuleBasedStateMachine):
         self.consumers = [self.start(who) for who in (0, 1)]
         self.sent: list[str] = []
         self.settled: set[str] = set()
-        self.held: dict[str, tuple[int, Any, float]] = {}  # by whom, what, until when
+        self.held: dict[str, tuple[int, Any, float]] = {}  # holder, message, end
         self.received: Counter[tuple[str, int]] = Counter()
         self.crashes: Counter[str] = Counter()
         self.names: dict[str, str] = {}  # by id, of each message received
-        self.unsent: dict[str, int] = {}  # by whom it is kept, to be received again
+        self.unsent: dict[str, int] = {}  # the consumer that keeps it, to be received again
 
     who = st.sampled_from([0, 1])
     durations = st.integers(10, 100)

@@ -1,0 +1,1 @@
+"""Consumers: `RetryConsumer`, `SimpleConsumer`, `BroadcastConsumer`, and those of asyncio."""

@@ -1,0 +1,306 @@
+"""`AsyncRetryConsumer`: `RetryConsumer` for asyncio, with the same surface.
+
+It decides nothing: the other consumer does its work in threads, and the loop never waits for it.
+Messages go to the loop one by one as they are awaited, and `bridge` runs handlers there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar, overload
+
+import pulsar
+
+from redrive.delivery import durations
+from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT, NACK_DELAY, RetryConsumer
+from redrive.delivery.handling.bridge import Bridge, RunCancelled
+from redrive.delivery.handling.sigterm import stopping_at_sigterm
+from redrive.delivery.in_flight.crash_log import CrashLog
+from redrive.delivery.opening import opened
+from redrive.delivery.policy_file import PolicyFile
+from redrive.delivery.telemetry.events import Hook
+from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
+from redrive.errors import InvalidSpecError
+from redrive.policy.cause import Redaction
+from redrive.policy.envelope import Attempt
+from redrive.policy.failure import FailureRules
+from redrive.policy.model import Policy
+from redrive.policy.verdict import Done
+
+AsyncHandler = Callable[[pulsar.Message], Awaitable[object]]
+AsyncBatchHandler = Callable[
+    [Sequence[pulsar.Message]], Awaitable[Sequence[Done | Exception | None] | None]
+]
+
+_SLICE = timedelta(seconds=0.25)
+"""How long a thread waits for a message before it checks that it is still awaited."""
+_THREADS = 16
+"""At most so many calls of one kind wait for the broker at a time; more wait for their turn."""
+
+_Given = ParamSpec("_Given")
+_T = TypeVar("_T")
+
+
+class AsyncRetryConsumer:
+    """Consumes a topic, retries later what failed, and lays aside what keeps failing.
+
+    Use it as an asynchronous context manager, within the life of *client*, an ordinary
+    `pulsar.Client`: entering it subscribes. Arguments, methods and guarantees are those of
+    `RetryConsumer`, which does the work in threads of its own. For one event loop.
+
+    A call that is cancelled loses no message: one that `receive` would have returned is handed out
+    again, and a settlement that has begun is ended.
+
+    Raises:
+        SubscribeError: on entering, the broker refused one of the two subscriptions.
+    """
+
+    def __init__(  # noqa: PLR0913 - as of RetryConsumer
+        self,
+        client: pulsar.Client,
+        policy: Policy | PolicyFile,
+        *,
+        name: str | None = None,
+        redaction: Redaction = Redaction(),
+        nack_delay: timedelta = NACK_DELAY,
+        ack_timeout: timedelta | None = None,
+        crash_log: CrashLog | None = None,
+        on_event: Hook | None = None,
+        tracing: MessageTracing = UNTRACED,
+    ) -> None:
+        self._open: Callable[[], RetryConsumer] = functools.partial(
+            RetryConsumer,
+            client, policy, name=name, redaction=redaction, nack_delay=nack_delay,
+            ack_timeout=ack_timeout, crash_log=crash_log, on_event=on_event, tracing=tracing,
+        )  # fmt: skip
+        self._assemble()
+
+    def _assemble(self) -> None:
+        self._consumer: RetryConsumer | None = None
+        self._closed = False
+        self._taking = ThreadPoolExecutor(_THREADS, "redrive-taking")
+        self._settling = ThreadPoolExecutor(_THREADS, "redrive-settling")
+
+    @overload
+    async def receive(self) -> pulsar.Message: ...
+    @overload
+    async def receive(self, timeout: timedelta | None) -> pulsar.Message | None: ...
+    async def receive(self, timeout: timedelta | None = None) -> pulsar.Message | None:
+        """Return the next message, or None after *timeout*; see `RetryConsumer.receive`."""
+        left = _SLICE if timeout is None else timeout
+        while True:
+            wait = min(left, _SLICE)
+            for message in await self._taken(self._receive_one, wait):
+                return message
+            if timeout is not None:
+                left -= wait
+                if not left:
+                    return None
+
+    async def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
+        """Return up to *size* messages; see `RetryConsumer.receive_batch`."""
+        end = time.monotonic() + durations.seconds(wait)
+        messages: list[pulsar.Message] = []
+        try:
+            while True:
+                left = timedelta(seconds=max(0.0, end - time.monotonic()))
+                messages += await self._taken(
+                    self._opened.receive_batch, size - len(messages), min(left, _SLICE)
+                )
+                if len(messages) >= size or left <= _SLICE:
+                    return messages
+        except BaseException:
+            for message in messages:  # which were not handed out
+                self.hand_back(message)
+            raise
+
+    def attempt_of(self, message: pulsar.Message) -> Attempt:
+        """Return which attempt at *message* this is; see `RetryConsumer.attempt_of`."""
+        return self._opened.attempt_of(message)
+
+    async def acknowledge(self, message: pulsar.Message) -> None:
+        """Settle *message* as handled; see `RetryConsumer.acknowledge`."""
+        self._opened.acknowledge(message)  # the client notes it, and tells the broker later
+
+    async def negative_acknowledge(
+        self, message: pulsar.Message, *, cause: BaseException | None = None
+    ) -> None:
+        """Have the broker deliver *message* again; see `RetryConsumer.negative_acknowledge`."""
+        await self._settled(self._opened.negative_acknowledge, message, cause=cause)
+
+    async def reconsume_later(
+        self,
+        message: pulsar.Message,
+        *,
+        delay: timedelta | None = None,
+        level: int | None = None,
+        cause: BaseException | None = None,
+    ) -> None:
+        """Settle *message* as failed; see `RetryConsumer.reconsume_later`."""
+        await self._settled(
+            self._opened.reconsume_later, message, delay=delay, level=level, cause=cause
+        )
+
+    async def run(  # noqa: PLR0913 - as of RetryConsumer
+        self,
+        handler: AsyncHandler,
+        *,
+        explicit: bool = False,
+        rules: FailureRules = FailureRules(),
+        workers: int = 1,
+        timeout: timedelta = HANDLER_TIMEOUT,
+        max_rate: float | None = None,
+    ) -> None:
+        """Handle messages until `stop` or `close` is called, or SIGTERM comes.
+
+        As `RetryConsumer.run`, but for this: a handler is awaited on the loop, and one that is out
+        of time is cancelled. When this call is cancelled it stops the consumer and cancels its
+        handlers, whose messages stay unacknowledged.
+
+        SIGTERM calls `stop` meanwhile, if the loop runs in the main thread and the program does
+        nothing of its own at SIGTERM.
+
+        Args:
+            workers: at most so many handlers run at a time; each costs a thread that waits for it.
+        """
+        bridge = Bridge(asyncio.get_running_loop())
+        await self._run(
+            bridge,
+            functools.partial(
+                self._opened.run, bridge.handler(handler, timeout),
+                explicit=explicit, rules=rules, workers=workers, timeout=timeout, max_rate=max_rate,
+            ),
+        )  # fmt: skip
+
+    async def run_batches(  # noqa: PLR0913 - as of RetryConsumer
+        self,
+        handler: AsyncBatchHandler,
+        *,
+        size: int = 100,
+        wait: timedelta = timedelta(seconds=1),
+        explicit: bool = False,
+        rules: FailureRules = FailureRules(),
+        workers: int = 1,
+        timeout: timedelta = HANDLER_TIMEOUT,
+        max_rate: float | None = None,
+    ) -> None:
+        """Handle messages in batches; see `run`, and `RetryConsumer.run_batches`."""
+        bridge = Bridge(asyncio.get_running_loop())
+        await self._run(
+            bridge,
+            functools.partial(
+                self._opened.run_batches, bridge.handler(handler, timeout), size=size, wait=wait,
+                explicit=explicit, rules=rules, workers=workers, timeout=timeout, max_rate=max_rate,
+            ),
+        )  # fmt: skip
+
+    def hand_back(self, message: pulsar.Message) -> None:
+        """Have `receive` hand *message* out again; see `RetryConsumer.hand_back`."""
+        self._opened.hand_back(message)
+
+    @property
+    def name(self) -> str:
+        """Return the name of this consumer."""
+        return self._opened.name
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy in force; its `generation` tells which."""
+        return self._opened.policy
+
+    def pause(self) -> None:
+        """Hand out no message until `resume`; see `RetryConsumer.pause`."""
+        self._opened.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._opened.resume()
+
+    def stop(self) -> None:
+        """Make every `run` return once its messages in hand are settled."""
+        self._opened.stop()
+
+    async def close(self) -> None:
+        """Stop, wait until every `run` has ended, and leave the subscriptions.
+
+        Messages received and not yet settled stay unacknowledged: the broker delivers them again.
+        Not for the handler of `run`, which calls `stop`.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        await self._settled(self._opened.close)
+        self._taking.shutdown(wait=False)
+        self._settling.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        self._consumer = await opened(self._open, self._settling)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def _opened(self) -> RetryConsumer:
+        if self._consumer is None:
+            raise InvalidSpecError(
+                "a consumer consumes once it was entered",
+                remedy="consume within `async with AsyncRetryConsumer(…) as consumer:`",
+            )
+        return self._consumer
+
+    def _receive_one(self, timeout: timedelta) -> list[pulsar.Message]:
+        message = self._opened.receive(timeout)
+        return [] if message is None else [message]
+
+    async def _taken(
+        self,
+        take: Callable[_Given, list[pulsar.Message]],
+        *given: _Given.args,
+        **named: _Given.kwargs,
+    ) -> list[pulsar.Message]:
+        """Take in a thread; what comes after a cancellation is handed out again."""
+        taking = self._taking.submit(take, *given, **named)
+        try:
+            return await asyncio.wrap_future(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._hand_back)
+            raise
+
+    def _hand_back(self, taking: Future[list[pulsar.Message]]) -> None:
+        if not taking.cancelled() and taking.exception() is None:
+            for message in taking.result():
+                self._opened.hand_back(message)
+
+    async def _settled(
+        self, settle: Callable[_Given, _T], *given: _Given.args, **named: _Given.kwargs
+    ) -> _T:
+        settling = self._settling.submit(settle, *given, **named)
+        return await asyncio.shield(asyncio.wrap_future(settling))
+
+    async def _run(self, bridge: Bridge, run: Callable[[], None]) -> None:
+        consumer = self._opened
+        thread = ThreadPoolExecutor(1, "redrive-run")
+        ended = asyncio.wrap_future(thread.submit(run))
+        thread.shutdown(wait=False)
+        with stopping_at_sigterm(self.stop):
+            try:
+                await asyncio.shield(ended)
+            except asyncio.CancelledError:
+                consumer.stop()
+                bridge.cancel()
+                with contextlib.suppress(RunCancelled):
+                    await ended
+                raise

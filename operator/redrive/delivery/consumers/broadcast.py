@@ -1,0 +1,165 @@
+"""`BroadcastConsumer`: every consumer gets every message, and none is retried.
+
+Each reads with a non-durable subscription of its own, which the broker forgets with it: so it needs
+no policy, no retry topic, and no right but to consume the topic.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import overload
+
+import pulsar
+
+from redrive.delivery import durations
+from redrive.delivery.closing import Closing
+from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
+from redrive.delivery.handling import answer
+from redrive.delivery.handling.answer import Handler, Outcome
+from redrive.delivery.handling.rate_limiter import RateLimiter
+from redrive.delivery.handling.run import Run
+from redrive.delivery.identity import identity
+from redrive.delivery.parts import SystemClock
+from redrive.delivery.receiving.fetcher import Fetcher
+from redrive.delivery.receiving.reading import id_text
+from redrive.delivery.receiving.subscribe import SubscribeError
+from redrive.delivery.telemetry.events import Event, Events, Hook, Name
+from redrive.policy.cause import Cause, Redaction
+
+
+class BroadcastConsumer(Closing):
+    """Gets every message that is sent to a topic from now on, as every other consumer does.
+
+    A message whose handler fails is dropped, with a warning and the event `redrive.dropped`: there
+    is no second attempt. While the consumer lives, lost connections lose nothing, but for what the
+    topic no longer keeps; what is sent while it doesn't, it never sees. For what each process has
+    to know, such as that a cache is out of date; work to be done belongs to a `RetryConsumer`.
+
+    Use it as a context manager, within the life of *client*. May be used by several threads.
+
+    Args:
+        client: connects as a role that may consume *topic*.
+        topic: partitioned or not.
+        name: names this consumer in the broker's statistics; by default the host's name and
+            something random.
+        redaction: what must not appear in the log of why a message failed.
+        on_event: called with every message that was dropped, or handled too late; see `Event`.
+
+    Raises:
+        SubscribeError: the broker refused to let this role read.
+    """
+
+    def __init__(
+        self,
+        client: pulsar.Client,
+        topic: str,
+        *,
+        name: str | None = None,
+        redaction: Redaction = Redaction(),
+        on_event: Hook | None = None,
+    ) -> None:
+        name = name or identity()
+        self.name = name
+        self._topic = topic
+        self._clock = SystemClock()
+        self._incoming = Fetcher([_Reading(_reader(client, topic, name))])
+        self._redact = redaction
+        self._events = Events(on_event)
+
+    @overload
+    def receive(self) -> pulsar.Message: ...
+    @overload
+    def receive(self, timeout: timedelta | None) -> pulsar.Message | None: ...
+    def receive(self, timeout: timedelta | None = None) -> pulsar.Message | None:
+        """Return the next message, or None after *timeout*. There is nothing to settle.
+
+        Raises:
+            ConsumerStoppedError: `stop` or `close` was called.
+            SubscriptionLostError: the client was closed.
+        """
+        return self._incoming.take(None if timeout is None else durations.seconds(timeout))
+
+    def run(
+        self,
+        handler: Handler,
+        *,
+        explicit: bool = False,
+        workers: int = 1,
+        timeout: timedelta = HANDLER_TIMEOUT,
+        max_rate: float | None = None,
+    ) -> None:
+        """Handle messages until `stop` or `close` is called, or SIGTERM comes.
+
+        As `RetryConsumer.run`, but that a message which fails is dropped.
+        """
+        limiter = RateLimiter(max_rate, self._clock, self._incoming.sleep)
+
+        def take() -> list[pulsar.Message]:
+            return limiter.take(lambda: [self.receive()])
+
+        handle = answer.one(handler, explicit=explicit)
+        run = Run(take, handle, self._settle, self._late, self.stop, workers, timeout)
+        run.until_stopped()
+
+    def pause(self) -> None:
+        """Hand out no message until `resume`: they wait in the topic, while it keeps them."""
+        self._incoming.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._incoming.resume()
+
+    def stop(self) -> None:
+        """Make every `run` return once its messages in hand are done; callable from a signal."""
+        self._incoming.stop()
+
+    def close(self) -> None:
+        """Stop, and leave the topic."""
+        self._incoming.close()
+
+    def _settle(self, message: pulsar.Message, failure: Outcome) -> None:
+        if failure is None:
+            return
+        cause = Cause.from_error(
+            failure, failed_at=self._clock.now(), consumer=self.name, attempt=1, redact=self._redact
+        )
+        self._events.report(
+            self._event(Name.DROPPED, message, cause.type),
+            "dropped %s, for messages that are broadcast are never retried: %s: %s\n%s",
+            id_text(message.message_id()), cause.type, cause.message, cause.trace,
+        )  # fmt: skip
+
+    def _late(self, message: pulsar.Message) -> None:
+        self._events.report(
+            self._event(Name.LATE_SUCCESS, message),
+            "a handler ended well, but after its time: %s", id_text(message.message_id()),
+        )  # fmt: skip
+
+    def _event(self, name: Name, message: pulsar.Message, reason: str = "") -> Event:
+        message_id = id_text(message.message_id())
+        return Event(
+            name, origin=message_id, message_id=message_id, attempt=1, generation=0,
+            source=self._topic, subscription="", reason=reason,
+        )  # fmt: skip
+
+
+class _Reading:
+    """A reader with the methods of a consumer, for `Fetcher`."""
+
+    def __init__(self, reader: pulsar.Reader) -> None:
+        self.receive = reader.read_next
+        self.close = reader.close
+
+
+def _reader(client: pulsar.Client, topic: str, name: str) -> pulsar.Reader:
+    try:
+        return client.create_reader(topic, pulsar.MessageId.latest, reader_name=name)
+    except pulsar.Interrupted:
+        raise  # the client's word for KeyboardInterrupt
+    except pulsar.exceptions.PulsarException as error:
+        raise SubscribeError(
+            f"{topic} can't be read",
+            got=str(error),
+            remedy="check that the topic exists, that this role may consume it, and that the "
+            "broker answers",
+        ) from error

@@ -1,0 +1,246 @@
+"""`RetryConsumer`: what an application consumes with.
+
+By hand with the methods of its base, `receiver`; or by handlers: take → handle → settle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pulsar
+
+from redrive.delivery.consumers.receiver import Receiver
+from redrive.delivery.handling import answer
+from redrive.delivery.handling.answer import BatchHandler, Handler
+from redrive.delivery.handling.rate_limiter import RateLimiter
+from redrive.delivery.handling.run import Run
+from redrive.delivery.identity import identity
+from redrive.delivery.in_flight.crash_log import CrashLog
+from redrive.delivery.in_flight.timer import Timer
+from redrive.delivery.parts import Parts, SystemClock
+from redrive.delivery.policy_file import PolicyFile, in_force
+from redrive.delivery.receiving.fetcher import Fetcher
+from redrive.delivery.receiving.subscribe import subscribe
+from redrive.delivery.retrying.producers import Producers
+from redrive.delivery.telemetry.events import Hook
+from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
+from redrive.errors import InvalidSpecError
+from redrive.policy.cause import Redaction
+from redrive.policy.failure import FailureRules
+from redrive.policy.model import Policy
+
+HANDLER_TIMEOUT = timedelta(seconds=60)
+NACK_DELAY = timedelta(minutes=1)
+
+
+class RetryConsumer(Receiver):
+    """Consumes a topic, retries later what failed, and lays aside what keeps failing.
+
+    Every message is handled at least once, and is acknowledged only after it was handled or after
+    the broker has stored it in the retry or dead-letter topic. So a crash, a lost connection or a
+    send without receipt makes a message come again; none of them loses it.
+
+    Use it as a context manager, within the life of *client*. All methods may be called from
+    several threads; those that share a consumer share its messages.
+
+    Args:
+        client: connects as a role that the policy lists among its consumer roles.
+        policy: a `PolicyFile`, which is followed when it changes, or one that stays; see
+            `load_policy`.
+        name: names this consumer in the broker's statistics and in the cause of dead letters;
+            by default the host's name and something random.
+        redaction: what must not appear in the cause that travels with a failed message.
+        nack_delay: when `negative_acknowledge` has a message delivered again.
+        on_event: called with everything that becomes of a failed message, for metrics; see `Event`
+            and `redrive.prometheus`.
+        ack_timeout: a message that is not settled so long after it was received has failed: it is
+            retried later or dead-lettered as if it had raised `AckTimeoutError`, and whatever is
+            asked for it afterwards is ignored. None waits for ever.
+        crash_log: records which messages are in hand, so that a poison message, one which keeps
+            killing its process, is dead-lettered in the end; by default there is none. See
+            `CrashLog`.
+        tracing: follows messages through their attempts; see `redrive.opentelemetry`.
+
+    Raises:
+        SubscribeError: the broker refused one of the two subscriptions.
+        InvalidSpecError: the ack time-out is no positive time, or the crash log can't be written.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
+        self,
+        client: pulsar.Client,
+        policy: Policy | PolicyFile,
+        *,
+        name: str | None = None,
+        redaction: Redaction = Redaction(),
+        nack_delay: timedelta = NACK_DELAY,
+        ack_timeout: timedelta | None = None,
+        crash_log: CrashLog | None = None,
+        on_event: Hook | None = None,
+        tracing: MessageTracing = UNTRACED,
+    ) -> None:
+        name = name or identity()
+        clock = SystemClock()
+        subscriptions = subscribe(
+            client, in_force(policy, clock)(), name=name, nack_delay=nack_delay
+        )
+        fetcher = Fetcher(list(subscriptions.values()))
+        parts = Parts(clock, subscriptions, fetcher, Producers(client, name=name))
+        self._assemble(parts, policy, name, redaction, on_event, tracing)
+        self._guard(crash_log, ack_timeout, Timer)
+
+    def _assemble(  # noqa: PLR0913, PLR0917 - all that a consumer is made of
+        self,
+        parts: Parts,
+        policy: Policy | PolicyFile,
+        name: str,
+        redaction: Redaction,
+        on_event: Hook | None,
+        tracing: MessageTracing,
+    ) -> None:
+        super()._assemble(parts, policy, name, redaction, on_event, tracing)
+        self._runs: dict[threading.Thread, threading.Event] = {}
+
+    def run(  # noqa: PLR0913 - each is a choice of its own, with a default
+        self,
+        handler: Handler,
+        *,
+        explicit: bool = False,
+        rules: FailureRules = FailureRules(),
+        workers: int = 1,
+        timeout: timedelta = HANDLER_TIMEOUT,
+        max_rate: float | None = None,
+    ) -> None:
+        """Handle messages until `stop` or `close` is called, or SIGTERM comes.
+
+        A *handler* that returns, whatever it returns, has handled the message; one that raises an
+        Exception has failed, and the message is retried later with the exception as its cause, or
+        dead-lettered, as *rules* and the policy say. Anything else that ends it (KeyboardInterrupt,
+        SystemExit) stops the consumer and ends this method too, with the message unacknowledged.
+        A handler neither acknowledges nor retries by itself.
+
+        SIGTERM calls `stop` for the duration of this method, if it runs in the main thread and the
+        program does nothing of its own at SIGTERM.
+
+        Args:
+            explicit: only a handler that returns `Done()` has handled the message.
+            workers: at most so many handlers run at a time, each in a thread of its own; the
+                first of them is the calling thread.
+            timeout: a handler that takes longer has failed, with `HandlerTimeoutError` as the
+                cause. It can't be interrupted and keeps its worker busy until it ends; if it ends
+                well after all, that is ignored, and reported as the event `redrive.late_success`.
+            max_rate: at most so many messages begin to be handled per second.
+
+        Raises:
+            InvalidSpecError: an argument is out of bounds, or *handler* is a coroutine function or
+                a generator, of which a call does nothing. What returns a coroutine all the same has
+                failed.
+            SubscriptionLostError: the client was closed.
+        """
+        limiter = self._limiter(max_rate)
+        self._work(
+            lambda: limiter.take(lambda: [self.receive()]),
+            answer.one(handler, explicit=explicit), rules, workers, timeout,
+        )  # fmt: skip
+
+    def run_batches(  # noqa: PLR0913 - as for run
+        self,
+        handler: BatchHandler,
+        *,
+        size: int = 100,
+        wait: timedelta = timedelta(seconds=1),
+        explicit: bool = False,
+        rules: FailureRules = FailureRules(),
+        workers: int = 1,
+        timeout: timedelta = HANDLER_TIMEOUT,
+        max_rate: float | None = None,
+    ) -> None:
+        """Handle messages in batches of up to *size*; in all else like `run`.
+
+        A *handler* gets a list of messages, and answers with a sequence of one result for each:
+        None or `Done()` if it was handled, the exception if it failed; only the failed ones are
+        retried. None instead of the sequence means that all were handled; an exception raised
+        means that all have failed, and so does exceeding *timeout*.
+
+        Args:
+            wait: a batch that is not full is handled so long after its first message came.
+            explicit: only `Done()` means handled, for each message.
+
+        Raises:
+            InvalidSpecError: an argument is out of bounds.
+            SubscriptionLostError: the client was closed.
+        """
+        if size < 1:
+            raise InvalidSpecError(
+                "a batch is of at least one message", got=size, remedy="give size= 1 or more"
+            )
+        limiter = self._limiter(max_rate)
+
+        def take() -> list[pulsar.Message]:
+            return [self.receive(), *self.receive_batch(size - 1, wait)]
+
+        self._work(
+            lambda: limiter.take(take),
+            answer.many(handler, explicit=explicit),
+            rules,
+            workers,
+            timeout,
+        )
+
+    def close(self) -> None:
+        """Stop, wait until every `run` in another thread has ended, and leave the subscriptions.
+
+        Messages received and not yet settled stay unacknowledged: the broker delivers them again. A
+        hop that has begun is waited for, up to 12 s.
+        Not for signal handlers, nor for the handler of `run`: both call `stop`.
+        """
+        self.stop()
+        for thread, ended in list(self._runs.items()):
+            if thread is not threading.current_thread():
+                ended.wait()
+        super().close()
+
+    @contextlib.contextmanager
+    def _registered(self) -> Iterator[None]:
+        ended = self._runs[threading.current_thread()] = threading.Event()
+        try:
+            yield
+        finally:
+            del self._runs[threading.current_thread()]
+            ended.set()
+
+    def _work(
+        self,
+        take: Callable[[], list[pulsar.Message]],
+        handle: answer.Handle,
+        rules: FailureRules,
+        workers: int,
+        timeout: timedelta,
+    ) -> None:
+        def settle(message: pulsar.Message, failure: answer.Outcome) -> None:
+            if failure is None:
+                self.acknowledge(message)
+            elif self._holding.settles(message):
+                subscription = self._subscriptions[message.topic_name()]
+                self._retry_handler.raised(message, subscription, failure, rules)
+
+        run = Run(
+            take,
+            self._tracing.handling(handle, self),
+            self._tracing.settling(settle),
+            self._retry_handler.late,
+            self.stop,
+            workers,
+            timeout,
+        )
+        with self._registered():
+            self._execute(run)
+
+    def _execute(self, run: Run) -> None:
+        run.until_stopped()
+
+    def _limiter(self, max_rate: float | None) -> RateLimiter:
+        return RateLimiter(max_rate, self._parts.clock, self._parts.incoming.sleep)

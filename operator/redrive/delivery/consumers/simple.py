@@ -1,0 +1,236 @@
+"""`SimpleConsumer`: the application asks for messages when it wants some, and for how long.
+
+receive ─ acknowledged in time ──────────▶ settled
+        └ its invisible duration ends ─ retries left ▶ to the retry topic, with no delay
+                                      └ none ▶ dead-letter topic, or discarded
+
+`policy.invisible` decides whose a message is, `retry_handler` what becomes of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from datetime import timedelta
+
+import pulsar
+
+from redrive.delivery import durations
+from redrive.delivery.closing import Closing
+from redrive.delivery.identity import identity
+from redrive.delivery.in_flight.expiry import fail_each
+from redrive.delivery.in_flight.timer import AnyTimer, Timer
+from redrive.delivery.parts import Parts, SystemClock
+from redrive.delivery.policy_file import PolicyFile, in_force
+from redrive.delivery.receiving.fetcher import Fetcher
+from redrive.delivery.receiving.origin import SubscriptionsByTopic
+from redrive.delivery.receiving.reading import id_text
+from redrive.delivery.receiving.subscribe import subscribe
+from redrive.delivery.retrying.forwarder import Forwarder
+from redrive.delivery.retrying.producers import Producers
+from redrive.delivery.retrying.retry_handler import RetryHandler
+from redrive.delivery.telemetry.events import Events, Hook
+from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy.cause import Redaction
+from redrive.policy.envelope import Attempt
+from redrive.policy.invisible import InFlight, check_invisible, check_unordered
+from redrive.policy.model import Policy
+
+_PREFETCH = 1
+_LINGER = timedelta(milliseconds=100)
+"""How long `receive` waits for more once it has a message: others are still on their way."""
+
+
+class InvisibleDurationEndedError(RedriveError, TimeoutError):
+    """A message was not settled within its invisible duration."""
+
+    reason = "InvisibleDurationEnded"
+
+
+class SimpleConsumer(Closing):
+    """Consumes a topic on request: each message is the caller's for as long as was asked for.
+
+    A message that is not acknowledged in time has failed, and turns visible at once: it is moved to
+    the retry topic, without delay, with its number of retries one higher; or to the dead-letter
+    topic, when these are used up. So the count outlives every process. A process that ends while
+    messages are in flight leaves them visible at once, as the same attempt; one that ends between
+    sending a message on and acknowledging it leaves two copies. Nothing is ever lost.
+
+    Up to two messages of each partition wait in this consumer between calls of `receive`, and no
+    other consumer gets them.
+
+    Use it as a context manager, within the life of *client*. May be used by several threads.
+
+    Args:
+        client: connects as a role that the policy lists among its consumer roles.
+        policy: see `RetryConsumer`; its ladder means nothing here.
+        name: see `RetryConsumer`, as for *redaction*, *on_event* and *tracing*.
+
+    Raises:
+        SubscribeError: the broker refused one of the two subscriptions.
+        InvalidSpecError: the policy is ordered.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
+        self,
+        client: pulsar.Client,
+        policy: Policy | PolicyFile,
+        *,
+        name: str | None = None,
+        redaction: Redaction = Redaction(),
+        on_event: Hook | None = None,
+        tracing: MessageTracing = UNTRACED,
+    ) -> None:
+        name = name or identity()
+        clock = SystemClock()
+        subscriptions = subscribe(
+            client,
+            check_unordered(in_force(policy, clock)()),
+            name=name,
+            nack_delay=timedelta(),
+            prefetch=_PREFETCH,
+        )
+        fetcher = Fetcher(list(subscriptions.values()))
+        parts = Parts(clock, subscriptions, fetcher, Producers(client, name=name))
+        self._assemble(parts, policy, name, redaction, on_event, tracing, _LINGER)
+        self._timer: AnyTimer = Timer(self._next_end, self._expire)
+
+    def _assemble(  # noqa: PLR0913, PLR0917 - what it is put together from
+        self,
+        parts: Parts,
+        policy: Policy | PolicyFile,
+        name: str,
+        redaction: Redaction,
+        on_event: Hook | None,
+        tracing: MessageTracing,
+        linger: timedelta,
+    ) -> None:
+        self.name = name
+        self._parts = parts
+        self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
+        self._linger = linger.total_seconds()
+        self._retry_handler = RetryHandler(
+            in_force(policy, parts.clock),
+            Forwarder(parts.outgoing, parts.incoming, Events(on_event), tracing),
+            parts.clock,
+            name,
+            redaction,
+        )
+        self._in_flight = InFlight[pulsar.Message]()
+        self._changing = threading.Lock()
+        self._closed = False
+
+    def receive(
+        self, max_messages: int, invisible: timedelta, timeout: timedelta | None = None
+    ) -> list[pulsar.Message]:
+        """Return up to *max_messages*, which no other consumer gets while they are invisible.
+
+        Waits for the first message, but no longer than *timeout*; then takes what else is there.
+
+        Args:
+            invisible: 10 s … 12 h, from now.
+            timeout: None waits for ever.
+
+        Raises:
+            InvalidSpecError: an argument is out of bounds.
+            ConsumerStoppedError: `stop` or `close` was called.
+            SubscriptionLostError: the client was closed.
+        """
+        check_invisible(invisible)
+        if max_messages < 1:
+            raise InvalidSpecError(
+                "at least one message is received", got=max_messages, remedy="ask for 1 or more"
+            )
+        messages: list[pulsar.Message] = []
+        wait = None if timeout is None else durations.seconds(timeout)
+        while len(messages) < max_messages:
+            message = self._parts.incoming.take(wait)
+            if message is None:
+                break
+            messages.append(message)
+            wait = self._linger
+        with self._changing:
+            now = self._parts.clock.monotonic()
+            for message in messages:
+                self._in_flight.begin(_key(message), message, now, invisible)
+        self._timer.look()
+        return messages
+
+    def acknowledge(self, message: pulsar.Message) -> None:
+        """Settle *message* as handled. It may come again if the broker doesn't hear of this.
+
+        Raises:
+            NotInFlightError: its invisible duration has ended, or it was settled before. What was
+                done with it will be done again.
+            InvalidSpecError: it is not a message of this consumer.
+        """
+        subscription = self._subscriptions[message.topic_name()]
+        with self._changing:
+            self._in_flight.settle(_key(message), self._parts.clock.monotonic())
+        subscription.acknowledge(message)
+        self._retry_handler.forget(message)
+
+    def change_invisible_duration(self, message: pulsar.Message, invisible: timedelta) -> None:
+        """Have *message* stay invisible for *invisible* from now, longer or shorter than before.
+
+        To fail a message is to do nothing: it comes again after what is left of its duration. To
+        have it come earlier, or to get more time for it, is this.
+
+        Args:
+            invisible: 10 s … 12 h.
+
+        Raises:
+            NotInFlightError: its invisible duration has ended, or it was settled. Nothing changes.
+            InvalidSpecError: the duration is out of bounds.
+        """
+        check_invisible(invisible)
+        with self._changing:
+            self._in_flight.change(_key(message), self._parts.clock.monotonic(), invisible)
+        self._timer.look()
+
+    def attempt_of(self, message: pulsar.Message) -> Attempt:
+        """Return which attempt at *message* this is; see `RetryConsumer.attempt_of`."""
+        return self._retry_handler.attempt_of(message)
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy in force; its `generation` tells which."""
+        return self._retry_handler.policy()
+
+    def stop(self) -> None:
+        """Make every `receive` raise ConsumerStoppedError; callable from a signal handler."""
+        self._parts.incoming.stop()
+
+    def close(self) -> None:
+        """Stop, and leave the subscriptions: what is in flight is visible, at the same attempt.
+
+        A hop that has begun is waited for, up to 12 s.
+        """
+        self.stop()
+        self._closed = True
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._parts.outgoing.close)
+            closing.callback(self._parts.incoming.close)
+            closing.callback(self._timer.close)
+
+    def _next_end(self) -> float | None:
+        with self._changing:
+            return self._in_flight.next_end()
+
+    def _expire(self) -> None:
+        with self._changing:
+            over = self._in_flight.expired(self._parts.clock.monotonic())
+        error = InvisibleDurationEndedError(
+            "the message was not settled within its invisible duration",
+            remedy="ask for more time, or change it while handling",
+        )
+
+        def fail(message: pulsar.Message) -> None:
+            self._retry_handler.expired(message, self._subscriptions[message.topic_name()], error)
+
+        fail_each(over, fail, self._parts.incoming, lambda: self._closed)
+
+
+def _key(message: pulsar.Message) -> str:
+    return id_text(message.message_id())

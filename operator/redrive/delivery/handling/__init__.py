@@ -1,0 +1,1 @@
+"""How handlers run: workers, time-outs, rate limit, and what a handler returned."""

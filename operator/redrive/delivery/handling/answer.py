@@ -1,0 +1,121 @@
+"""What a handler answered → what became of each message; called by `run`.
+
+A handler for one message and one for a batch are brought into one form here: messages in, one
+outcome per message out.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from typing import TypeVar
+
+import pulsar
+
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy.verdict import Done
+
+Handler = Callable[[pulsar.Message], object]
+BatchHandler = Callable[[Sequence[pulsar.Message]], Sequence[Done | Exception | None] | None]
+Outcome = Exception | None
+"""Why a message was not handled; None if it was."""
+Handle = Callable[[Sequence[pulsar.Message]], Sequence[Outcome]]
+_Answer = TypeVar("_Answer")
+
+
+class NotDoneError(RedriveError):
+    """A handler whose only success is `Done` returned something else."""
+
+    reason = "NotDone"
+
+
+class BatchAnswerError(RedriveError):
+    """A batch handler's answer can't be matched with its messages, so none counts as handled."""
+
+    reason = "BatchAnswer"
+
+
+class NotRunError(RedriveError):
+    """A handler returned a coroutine or a generator, which does nothing unless it is run."""
+
+    reason = "NotRun"
+
+
+_UNRUN = (Awaitable, Generator, AsyncGenerator)
+_REMEDY = "handle coroutines by AsyncRetryConsumer; a handler is no generator: use no yield"
+
+
+def one(handler: Handler, *, explicit: bool) -> Handle:
+    """Give a batch of one to a *handler* of single messages.
+
+    Raises:
+        InvalidSpecError: a call of *handler* would do nothing.
+    """
+    _check_runs(handler)
+
+    def handle(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+        (message,) = messages
+        answer = _run(handler(message))
+        return [_not_done(answer) if explicit and not isinstance(answer, Done) else None]
+
+    return handle
+
+
+def many(handler: BatchHandler, *, explicit: bool) -> Handle:
+    """Give a whole batch to *handler*, and read its answer message by message.
+
+    Raises:
+        InvalidSpecError: a call of *handler* would do nothing.
+    """
+    _check_runs(handler)
+
+    def handle(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+        answers = _run(handler(messages))
+        if answers is None:
+            answers = [None] * len(messages)
+        if len(answers) != len(messages):
+            raise BatchAnswerError(
+                f"a handler of {len(messages)} messages answers for each of them, or with None",
+                got=f"{len(answers)} answers",
+                remedy="return a list with one of Done(), None and an exception per message",
+            )
+        return [_outcome(answer, explicit=explicit) for answer in answers]
+
+    return handle
+
+
+def _check_runs(handler: Callable[..., object]) -> None:
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_of(handler) for is_of in kinds):
+        raise InvalidSpecError(
+            "a handler does its work when it is called",
+            got=getattr(handler, "__qualname__", repr(handler)),
+            remedy=_REMEDY,
+        )
+
+
+def _run(answer: _Answer) -> _Answer:
+    """Return *answer*, unless it only promises the work: to acknowledge that would lose it."""
+    if not isinstance(answer, _UNRUN):
+        return answer
+    if inspect.iscoroutine(answer):
+        answer.close()  # else Python warns of what is raised here
+    raise NotRunError(
+        "the handler has returned what is never run", got=type(answer).__name__, remedy=_REMEDY
+    )
+
+
+def _outcome(answer: object, *, explicit: bool) -> Outcome:
+    if isinstance(answer, Done):
+        return None
+    if isinstance(answer, Exception):
+        return answer
+    return _not_done(answer) if explicit or answer is not None else None
+
+
+def _not_done(answer: object) -> NotDoneError:
+    return NotDoneError(
+        "the handler did not say that the message is done",
+        got=type(answer).__name__,
+        remedy="return Done() once a message is handled",
+    )

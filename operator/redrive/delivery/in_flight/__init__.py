@@ -1,0 +1,1 @@
+"""Messages between reception and acknowledgement: ack time-outs, poison messages, timers."""

@@ -1,0 +1,1 @@
+"""What applications produce with: `RetryProducer`, and asyncio."""

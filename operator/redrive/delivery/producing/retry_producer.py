@@ -1,0 +1,169 @@
+"""`RetryProducer`: sends again what got no receipt, without storing it twice.
+
+For programs that produce to a source topic; stands alone beside the consumers. `sends` has the
+sends of one message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Mapping
+from datetime import timedelta
+from queue import LifoQueue
+
+import pulsar
+import pulsar.schema
+
+from redrive.delivery.closing import Closing
+from redrive.delivery.identity import identity
+from redrive.delivery.producing.sends import GRACE_SECONDS, REMEDY, Opening, SendSlot
+from redrive.delivery.retrying.producers import NotSentError
+from redrive.delivery.retrying.send_watchdog import SendWatchdog
+from redrive.errors import InvalidSpecError, RedriveError
+
+SEND_RETRIES = 3
+SEND_TIMEOUT = timedelta(seconds=3)
+
+
+class ProducerClosedError(RedriveError):
+    """The producer was closed: it sends nothing more."""
+
+    reason = "ProducerClosed"
+
+
+class RetryProducer(Closing):
+    """Produces to a topic, and sends a message again when no receipt came for it in time.
+
+    Where the topic has deduplication switched on, a message is stored at most once however often it
+    was sent; elsewhere a send whose receipt was lost leaves a second copy. Nothing is kept when the
+    process ends: a message whose `send` has not returned may or may not be stored.
+
+    Use it as a context manager, within the life of *client*. May be used by several threads.
+
+    Args:
+        client: connects as a role that may produce to *topic*.
+        topic: partitioned or not. Partitions added later get messages without a key from the next
+            producer on.
+        name: begins the name under which the broker lists this producer; something random follows.
+        schema: of the messages; by default they are bytes.
+        send_retries: a message is sent at most once more than this.
+        timeout: how long each send waits for its receipt. Where the client has lost its producer
+            for good, making another takes up to the client's own operation time-out on top.
+        in_flight: at most so many messages are on their way at a time. With 1 they are stored in
+            the order of the calls; with more there is no order among calls at the same time.
+
+    Raises:
+        InvalidSpecError: an argument is out of bounds.
+        NotSentError: the broker refused the producer.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
+        self,
+        client: pulsar.Client,
+        topic: str,
+        *,
+        name: str | None = None,
+        schema: pulsar.schema.Schema | None = None,
+        send_retries: int = SEND_RETRIES,
+        timeout: timedelta = SEND_TIMEOUT,
+        in_flight: int = 1,
+    ) -> None:
+        _check(send_retries, timeout, in_flight)
+        self.name = identity(name)
+        self._topic = topic
+        self._turns = itertools.count()
+        self._closed = False
+        options = {"schema": schema or pulsar.schema.BytesSchema()}
+        self._watchdog = SendWatchdog(timeout.total_seconds() + GRACE_SECONDS)
+        opening = Opening(client, options, send_retries + 1, timeout, self._watchdog)
+        self._slots = [SendSlot(opening, f"{self.name}-{number}") for number in range(in_flight)]
+        self._free: LifoQueue[SendSlot] = LifoQueue()
+        for slot in reversed(self._slots):
+            self._free.put(slot)
+        try:
+            self._partitions = list(client.get_topic_partitions(topic))
+            self._slots[0].sender(
+                self._partitions[0]
+            ).open()  # refused here rather than at a message
+        except pulsar.Interrupted:
+            raise  # the client's word for KeyboardInterrupt
+        except pulsar.exceptions.PulsarException as error:
+            raise NotSentError(
+                f"no producer could be made for {topic}", got=str(error), remedy=REMEDY
+            ) from error
+
+    def send(  # noqa: PLR0913 - what a message can have
+        self,
+        content: object,
+        *,
+        properties: Mapping[str, str] | None = None,
+        partition_key: str = "",
+        ordering_key: str = "",
+        event_timestamp: int = 0,
+        deliver_after: timedelta | None = None,
+    ) -> pulsar.MessageId | None:
+        """Send a message; on return the broker has stored it.
+
+        Args:
+            content: what the schema encodes; None for a null value.
+            partition_key: messages of one key go to one partition, the one that the client's own
+                producers choose; those without take the partitions in turn.
+            event_timestamp: in milliseconds since 1970; 0 for none.
+            deliver_after: Shared and Key_Shared subscriptions get the message so much later.
+
+        Returns:
+            The message's id; None if an earlier send had stored it, whose receipt was lost: the
+            broker doesn't tell the id again.
+
+        Raises:
+            TooBigError: the broker takes no message that big. It is not stored.
+            NotSentError: none of the sends got a receipt. Whether it is stored is not known.
+            ProducerClosedError: `close` was called before this began. It is not stored.
+        """
+        turn = self._partitions[next(self._turns) % len(self._partitions)]
+        fields = {
+            "properties": dict(properties or {}),
+            "partition_key": partition_key,
+            "ordering_key": ordering_key,
+            "event_timestamp": event_timestamp,
+            "deliver_after": deliver_after,
+        }
+        slot = self._free.get()
+        try:
+            if self._closed:
+                raise ProducerClosedError(
+                    "this producer was closed", remedy="make a new one to go on producing"
+                )
+            return slot.sender(self._topic if partition_key else turn).send(content, fields)
+        finally:
+            self._free.put(slot)
+
+    def close(self) -> None:
+        """Leave the broker, once every send in another thread has ended."""
+        self._closed = True
+        slots = [self._free.get() for _ in self._slots]
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._watchdog.close)
+            for slot in slots:
+                closing.callback(self._free.put, slot)
+                closing.callback(slot.close)
+
+
+def _check(send_retries: int, timeout: timedelta, in_flight: int) -> None:
+    if send_retries < 0:
+        raise InvalidSpecError(
+            "send_retries is a number of times", got=send_retries, remedy="0 sends once"
+        )
+    if timeout < timedelta(milliseconds=1):
+        raise InvalidSpecError(
+            "the time-out of a send is a positive time",
+            got=str(timeout),
+            remedy="give how long a receipt may take, 1 ms or more",
+        )
+    if in_flight < 1:
+        raise InvalidSpecError(
+            "at least one message is on its way at a time",
+            got=in_flight,
+            remedy="give 1 to keep the order of calls",
+        )

@@ -1,0 +1,1 @@
+"""How messages come: subscriptions, one stream of several topics, the order of keys."""

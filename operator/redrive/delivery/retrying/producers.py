@@ -1,0 +1,175 @@
+"""Sends messages to the retry and the dead-letter topic; called by `forwarder`.
+
+Unbatched, so that the broker's deduplication sees each message, and consumers can acknowledge it,
+by itself; never in chunks, which deduplication can't follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict
+from datetime import timedelta
+
+import pulsar
+
+from redrive.delivery.identity import identity
+from redrive.delivery.receiving import reading
+from redrive.delivery.retrying.send_watchdog import SendWatchdog
+from redrive.errors import RedriveError
+from redrive.policy.naming import TopicName
+
+_SEND_TIMEOUT_SECONDS = 10
+# The client's own time-out never fires while it reconnects for ever, as it does when the broker
+# refuses a delay for being too long.
+_GIVE_UP_SECONDS = _SEND_TIMEOUT_SECONDS + 2
+
+
+class NotSentError(RedriveError):
+    """There is no receipt for a message: whether it was stored is not known."""
+
+    reason = "NotSent"
+
+
+class TooBigError(NotSentError):
+    """A message with its properties is bigger than the broker takes; it was not stored."""
+
+    reason = "TooBig"
+
+
+class UnreadableError(NotSentError):
+    """A message carries what the client can't read, so there is no copy of it; none was stored."""
+
+    reason = "Unreadable"
+
+
+class Producers:
+    """A producer for each topic, made when it is first needed, and again after a failure.
+
+    May be used by several threads.
+    """
+
+    def __init__(self, client: pulsar.Client, *, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._producers: dict[TopicName, pulsar.Producer] = {}
+        self._changing = threading.Lock()
+        self._opening: defaultdict[TopicName, threading.Lock] = defaultdict(threading.Lock)
+        self._closed = False
+        self._watchdog = SendWatchdog(_GIVE_UP_SECONDS)
+
+    def send(
+        self,
+        topic: TopicName,
+        message: pulsar.Message,
+        properties: dict[str, str],
+        deliver_after: timedelta | None,
+    ) -> pulsar.MessageId:
+        """Send a copy of *message*, but for its properties, and return the copy's id.
+
+        Key, ordering key, event time and a null payload survive; a key that is no text becomes its
+        base64. The broker has stored the copy when this returns.
+
+        Raises:
+            TooBigError: the message with *properties* is too big.
+            NotSentError: no producer could be made, or no receipt came within 12 s.
+        """
+        producer = self._producer(topic)
+        given_up = threading.Event()
+
+        def give_up() -> None:
+            given_up.set()
+            self._drop(topic, producer)
+
+        try:
+            with self._watchdog.during(give_up):
+                return producer.send(  # each send_async() of the client leaks some hundred bytes
+                    None if message.has_null_value() else message.data(),
+                    properties=properties,
+                    partition_key=reading.partition_key(message),
+                    ordering_key=reading.ordering_key(message),
+                    event_timestamp=message.event_timestamp(),
+                    deliver_after=deliver_after,
+                )
+        except pulsar.Interrupted:
+            raise  # the client's word for KeyboardInterrupt; it may have been sent
+        except pulsar.MessageTooBig as error:  # the client's own judgement: nothing was sent
+            raise TooBigError(
+                f"a message is too big for {topic}",
+                got=f"{len(message.data())} bytes and its properties",
+                remedy="raise maxMessageSize of the broker, or keep payloads well below it",
+            ) from error
+        except pulsar.exceptions.PulsarException as error:
+            self._drop(topic, producer)
+            raise _not_sent(topic, "no answer" if given_up.is_set() else str(error)) from error
+
+    def close(self) -> None:
+        """Close all producers, for good: what is sent later has no receipt."""
+        with self._changing:
+            self._closed = True
+            producers = list(self._producers.items())
+        for topic, producer in producers:
+            self._drop(topic, producer)
+        self._watchdog.close()
+
+    def _producer(self, topic: TopicName) -> pulsar.Producer:
+        with self._changing:
+            known = self._known(topic)
+            opening = self._opening[topic]
+        if known is not None:
+            return known
+        with opening:  # which takes up to the client's own time-out: others don't wait for it
+            with self._changing:
+                known = self._known(topic)
+            if known is not None:
+                return known
+            made = self._open(topic)
+            with self._changing:
+                self._producers[topic] = made
+                closed = self._closed
+        if closed:  # meanwhile, without this one
+            self._drop(topic, made)
+            raise _closed(topic)
+        return made
+
+    def _known(self, topic: TopicName) -> pulsar.Producer | None:
+        if self._closed:
+            raise _closed(topic)
+        return self._producers.get(topic)
+
+    def _open(self, topic: TopicName) -> pulsar.Producer:
+        try:
+            return self._client.create_producer(
+                str(topic),
+                # Unique: the broker may still know the one before it by its name.
+                producer_name=identity(self._name),
+                send_timeout_millis=_SEND_TIMEOUT_SECONDS * 1_000,
+                batching_enabled=False,
+                chunking_enabled=False,
+            )
+        except pulsar.Interrupted:
+            raise  # the client's word for KeyboardInterrupt
+        except pulsar.exceptions.PulsarException as error:
+            raise _not_sent(topic, str(error)) from error
+
+    def _drop(self, topic: TopicName, producer: pulsar.Producer) -> None:
+        with self._changing:
+            if topic not in self._producers or self._producers[topic] is not producer:
+                return  # another thread has dropped it already; its successor is in use
+            del self._producers[topic]
+        # Without a connection there is nothing left to close.
+        with contextlib.suppress(pulsar.exceptions.PulsarException):
+            producer.close()
+
+
+def _closed(topic: TopicName) -> NotSentError:
+    return _not_sent(topic, "a consumer that is closed")
+
+
+def _not_sent(topic: TopicName, got: str) -> NotSentError:
+    return NotSentError(
+        f"no receipt came for a message sent to {topic}",
+        got=got,
+        remedy="check that the RetryPolicy is Ready and lists this consumer's role, "
+        "and that the broker answers",
+    )

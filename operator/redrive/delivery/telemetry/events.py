@@ -1,0 +1,100 @@
+"""Report what happens to messages under stable names: to the log, and to a hook of the program.
+
+Called by `retry_handler` and `forwarder`. Each record of the logger `redrive.delivery.events` has
+the fields of its `Event` as attributes (`record.event`, `record.origin` …), for formatters of JSON.
+The text is for people and may change; names and fields don't.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_log = logging.getLogger("redrive.delivery.events")  # a public name
+
+
+class Name(enum.StrEnum):
+    """The names of all events."""
+
+    ATTEMPT_FAILED = "redrive.attempt_failed"
+    RETRIED = "redrive.retried"
+    RETRIED_IN_PLACE = "redrive.retried_in_place"
+    DEAD_LETTERED = "redrive.dead_lettered"
+    DISCARDED = "redrive.discarded"
+    UNSENT = "redrive.unsent"
+    LATE_SUCCESS = "redrive.late_success"
+    DROPPED = "redrive.dropped"
+
+
+_LEVELS = {
+    Name.ATTEMPT_FAILED: logging.WARNING,
+    Name.RETRIED: logging.INFO,
+    Name.RETRIED_IN_PLACE: logging.INFO,
+    Name.DEAD_LETTERED: logging.INFO,
+    Name.DISCARDED: logging.WARNING,
+    Name.UNSENT: logging.ERROR,
+    Name.LATE_SUCCESS: logging.WARNING,
+    Name.DROPPED: logging.WARNING,
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to a message.
+
+    Attributes:
+        origin: the id it was first produced with; the same in all of its events.
+        message_id: the id it had in this attempt.
+        attempt: which attempt that was, from 1.
+        source: the source topic of the policy, which tells consumers apart.
+        subscription: the subscription of the policy; empty for a consumer that broadcasts.
+        topic: where it has been sent; empty if nowhere.
+        new_id: its id there.
+        reason: why it was dead-lettered, discarded or not sent, or the class of the exception.
+        generation: of the policy in force.
+        policy: its name, `namespace/name`; empty if it has none, and for a consumer that
+            broadcasts.
+    """
+
+    event: Name
+    origin: str
+    message_id: str
+    attempt: int
+    generation: int
+    source: str
+    subscription: str
+    topic: str = ""
+    new_id: str = ""
+    reason: str = ""
+    policy: str = ""
+
+
+Hook = Callable[[Event], object]
+
+
+@dataclass(frozen=True)
+class Events:
+    """Reports to the log and, if there is one, to a hook.
+
+    Attributes:
+        hook: called in the thread where it happened; an exception of it is logged and changes
+            nothing about the message.
+    """
+
+    hook: Hook | None = None
+
+    def report(self, event: Event, text: str, *values: object) -> None:
+        """Report *event*, in the log with *text*, which is formatted with *values*."""
+        try:
+            _log.log(_LEVELS[event.event], text, *values, extra=vars(event))
+        except Exception:  # noqa: BLE001 - a filter of the program's, and the log can't show it
+            traceback.print_exc()
+        if self.hook is None:
+            return
+        try:
+            self.hook(event)
+        except Exception:  # noqa: BLE001 - a message must not be stuck for it
+            _log.exception("the hook for events failed at %s", event.event)

@@ -1,0 +1,190 @@
+"""One trace for all attempts at a message; for programs that ask for it, nothing imports it else.
+
+    from redrive.opentelemetry import Tracing
+
+    with RetryConsumer(client, PolicyFile(), tracing=Tracing()) as consumer:
+        consumer.run(handle)
+
+Needs the extra `opentelemetry`; where spans go is for the program's OpenTelemetry SDK to say. What
+is reported, and how one trace goes on through retries, is in docs/reference/consumer-metrics.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import pulsar
+from opentelemetry import context as contexts
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
+
+from redrive.delivery.handling.answer import Handle, Outcome
+from redrive.delivery.receiving import reading
+from redrive.delivery.receiving.reading import id_text
+from redrive.delivery.telemetry.tracing import Settle, TracedConsumer
+from redrive.policy.naming import TopicName
+
+
+class Tracing:
+    """Makes a span of each attempt, and one of each send to the retry or dead-letter topic.
+
+    May be shared by consumers. Of an exception the class is shown, and never the text: that may
+    hold what `Redaction` keeps out of causes.
+
+    Args:
+        tracer: makes the spans; by default one of the program's tracer provider.
+    """
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer or trace.get_tracer("redrive")
+        # Of attempts that are not settled yet, by the identity of the message object.
+        self._attempts: dict[int, Context] = {}
+
+    @contextlib.contextmanager
+    def attempt(self, consumer: TracedConsumer, *messages: pulsar.Message) -> Iterator[Span]:
+        """Make a span of what is done inside; for programs that call `receive` themselves.
+
+        One message continues the trace that it carries; with several there is a new trace, linked
+        to those of all. Settle the messages inside, so that their retries belong to this attempt.
+        """
+        carried = [propagate.extract(reading.properties(message) or {}) for message in messages]
+        alone = len(messages) == 1
+        with self._span(
+            f"process {messages[0].topic_name()}",
+            SpanKind.CONSUMER,
+            _attributes(consumer, messages),
+            carried[0] if alone else None,
+            [] if alone else _links(carried),
+        ) as span:
+            yield span
+
+    def handling(self, handle: Handle, consumer: TracedConsumer) -> Handle:
+        """Return *handle* with a span around each call."""
+
+        def traced(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+            with self.attempt(consumer, *messages) as span:
+                here = contexts.get_current()
+                self._attempts |= {id(message): here for message in messages}
+                try:
+                    outcomes = handle(messages)
+                except pulsar.Interrupted:
+                    self._forget(messages)
+                    raise  # the client's word for KeyboardInterrupt
+                except Exception:
+                    raise  # a failure, which will be settled
+                except BaseException:
+                    self._forget(messages)
+                    raise
+                for failure in filter(None, outcomes):
+                    _fail(span, failure)
+            return outcomes
+
+        return traced
+
+    def settling(self, settle: Settle) -> Settle:
+        """Return *settle* as a part of the attempt, also in another thread when time is out."""
+
+        def traced(message: pulsar.Message, outcome: Outcome) -> None:
+            attempt = self._attempts.pop(id(message), None)
+            if attempt is None:
+                settle(message, outcome)
+                return
+            before = contexts.attach(attempt)
+            try:
+                settle(message, outcome)
+            finally:
+                contexts.detach(before)
+
+        return traced
+
+    @contextlib.contextmanager
+    def sending(
+        self, topic: TopicName, properties: Mapping[str, str]
+    ) -> Iterator[Mapping[str, str]]:
+        """Make a span of what is done inside; gives the properties that carry it on.
+
+        Outside of any span, as where an invisible duration has ended, it goes on from what came
+        with the message.
+        """
+        attributes = {**_COMMON, **_operation("send"), "messaging.destination.name": str(topic)}
+        inside = trace.get_current_span().get_span_context().is_valid
+        parent = None if inside else propagate.extract(properties)
+        with self._span(f"send {topic}", SpanKind.PRODUCER, attributes, parent):
+            yield _carrying(properties)
+
+    @contextlib.contextmanager
+    def _span(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: Mapping[str, str | int],
+        parent: Context | None = None,
+        links: Sequence[Link] = (),
+    ) -> Iterator[Span]:
+        with self._tracer.start_as_current_span(
+            name,
+            parent,
+            kind,
+            attributes,
+            links,
+            record_exception=False,  # with its text
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield span
+            except BaseException as error:
+                _fail(span, error)
+                raise
+
+    def _forget(self, messages: Sequence[pulsar.Message]) -> None:
+        for message in messages:
+            self._attempts.pop(id(message), None)
+
+
+_COMMON = {"messaging.system": "pulsar"}
+
+
+def _operation(name: str) -> dict[str, str | int]:
+    return {"messaging.operation.name": name, "messaging.operation.type": name}
+
+
+def _attributes(
+    consumer: TracedConsumer, messages: Sequence[pulsar.Message]
+) -> dict[str, str | int]:
+    common = {
+        **_COMMON,
+        **_operation("process"),
+        "messaging.destination.name": messages[0].topic_name(),
+        "messaging.destination.subscription.name": consumer.policy.subscription,
+    }
+    if len(messages) > 1:
+        return {**common, "messaging.batch.message_count": len(messages)}
+    attempt = consumer.attempt_of(messages[0])
+    return {
+        **common,
+        "messaging.message.id": id_text(messages[0].message_id()),
+        "redrive.origin": attempt.origin,
+        "redrive.attempt": attempt.number,
+    }
+
+
+def _links(carried: Sequence[Context]) -> list[Link]:
+    found = [trace.get_current_span(context).get_span_context() for context in carried]
+    return [Link(context) for context in found if context.is_valid]
+
+
+def _carrying(properties: Mapping[str, str]) -> Mapping[str, str]:
+    """Return *properties* with the current span in place of what came with the message."""
+    carried: dict[str, str] = {}
+    propagate.inject(carried)
+    if not carried:  # nothing is traced here: the next attempt goes on where this one did
+        return properties
+    stale = propagate.get_global_textmap().fields
+    return {name: value for name, value in properties.items() if name not in stale} | carried
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    span.set_status(Status(StatusCode.ERROR))
+    span.set_attribute("error.type", type(error).__name__)

@@ -1,0 +1,143 @@
+"""What becomes of failed messages, in numbers; for programs that ask for it, none imports it else.
+
+    from redrive import prometheus
+
+    with RetryConsumer(client, PolicyFile(), on_event=prometheus.count) as consumer:
+        prometheus.follow(consumer)
+        consumer.run(handle)
+
+Needs the extra `prometheus`. The metrics are those of the process: they sum up its consumers, told
+apart by policy, topic and subscription, and lie in the default registry. All of them are in
+docs/reference/consumer-metrics.md.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client import REGISTRY, Counter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from redrive.delivery.telemetry.events import Event, Name
+from redrive.errors import InvalidSpecError
+from redrive.policy.model import Policy
+
+_WHERE = ("policy", "policy_namespace", "source_topic", "subscription")
+"""As on the series of the operator, so that the two join."""
+
+_COUNTERS = {
+    Name.RETRIED: Counter(
+        "redrive_consumer_retried_messages",
+        "Messages that the broker has stored in the retry topic.",
+        _WHERE,
+    ),
+    Name.RETRIED_IN_PLACE: Counter(
+        "redrive_consumer_retried_in_place_messages",
+        "Failed messages of ordered policies that wait in their consumer for the next attempt.",
+        _WHERE,
+    ),
+    Name.LATE_SUCCESS: Counter(
+        "redrive_consumer_late_successes",
+        "Messages handled well, but after their time-out; they may be handled again.",
+        _WHERE,
+    ),
+}
+_COUNTERS_BY_REASON = {
+    Name.ATTEMPT_FAILED: Counter(
+        "redrive_consumer_failed_attempts",
+        "Attempts by a handler that failed; the reason is the class of the exception.",
+        (*_WHERE, "reason"),
+    ),
+    Name.DEAD_LETTERED: Counter(
+        "redrive_consumer_dead_lettered_messages",
+        "Messages that the broker has stored in the dead-letter topic.",
+        (*_WHERE, "reason"),
+    ),
+    Name.DISCARDED: Counter(
+        "redrive_consumer_discarded_messages",
+        "Messages given up without a dead letter, as the policy asks.",
+        (*_WHERE, "reason"),
+    ),
+    Name.DROPPED: Counter(
+        "redrive_consumer_dropped_messages",
+        "Messages whose handler failed, of a consumer that broadcasts; never handled again.",
+        (*_WHERE, "reason"),
+    ),
+    Name.UNSENT: Counter(
+        "redrive_consumer_unsent_messages",
+        "Messages without a receipt from their next topic, which are handled again.",
+        (*_WHERE, "reason"),
+    ),
+}
+
+
+def count(event: Event) -> None:
+    """Count *event*: the hook to be given as `on_event`."""
+    where = _where(event.policy, event.source, event.subscription)
+    if event.event in _COUNTERS:
+        _COUNTERS[event.event].labels(*where).inc()
+    else:
+        _COUNTERS_BY_REASON[event.event].labels(*where, event.reason).inc()
+
+
+def _where(policy: str, source: str, subscription: str) -> tuple[str, str, str, str]:
+    """Return the values of `_WHERE`; a *policy* made by hand may name no resource."""
+    namespace, _, name = policy.partition("/")
+    if not (namespace and name) or "/" in name:
+        namespace = name = ""
+    return name, namespace, source, subscription
+
+
+class FollowedConsumer(Protocol):
+    """What is asked of a consumer that is followed; each kind of ours has it."""
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy in force."""
+
+
+class _Generations(Collector):
+    """The generations of the policies that consumers run with, looked up when they are asked for.
+
+    A changed policy file is read then, as it would be when the next message fails.
+    """
+
+    def __init__(self) -> None:
+        self.consumers: weakref.WeakSet[FollowedConsumer] = weakref.WeakSet()
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        yield GaugeMetricFamily(
+            "redrive_consumer_policy_generation",
+            "Generation of the RetryPolicy in force; 0 if the policy was made by hand.",
+            labels=(*_WHERE, "consumer"),
+        )
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        for family in self.describe():
+            for consumer in list(self.consumers):
+                try:
+                    name, policy = consumer.name, consumer.policy
+                except InvalidSpecError:  # asynchronous, and not entered yet: there is none so far
+                    continue
+                where = _where(policy.name, str(policy.topic), policy.subscription)
+                family.add_metric((*where, name), policy.generation)
+            yield family
+
+
+_generations = _Generations()
+REGISTRY.register(_generations)
+
+
+def follow(consumer: FollowedConsumer) -> None:
+    """Have the metrics show the generation of *consumer*'s policy, for as long as it exists.
+
+    One that is asynchronous may be followed before it is entered, and shows from then on.
+    """
+    _generations.consumers.add(consumer)

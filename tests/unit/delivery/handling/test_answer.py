@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from redrive import Done
+from redrive.delivery.handling import answer
+from redrive.delivery.handling.answer import BatchAnswerError, NotDoneError, NotRunError
+from redrive.errors import InvalidSpecError
+
+
+def always(value: object) -> Callable[[object], Any]:
+    return lambda _: value
+
+
+@pytest.mark.parametrize("value", [None, 0, False, Done(), "failed", ValueError()])
+def test_a_handler_that_returns_has_handled_the_message(value: object) -> None:
+    assert answer.one(always(value), explicit=False)(["m"]) == [None]
+
+
+@pytest.mark.parametrize("value", [None, 0, True, Done, "done"])
+def test_if_asked_explicitly_only_done_is_success(value: object) -> None:
+    handle = answer.one(always(value), explicit=True)
+    (outcome,) = handle(["m"])
+    assert isinstance(outcome, NotDoneError)
+    assert f"got {type(value).__name__!r}; return Done()" in str(outcome)
+    assert answer.one(always(Done()), explicit=True)(["m"]) == [None]
+
+
+def test_a_batch_handler_answers_for_each_message() -> None:
+    failure = KeyError("b")
+    handle = answer.many(always([None, failure, Done()]), explicit=False)
+    assert handle(["a", "b", "c"]) == [None, failure, None]
+
+
+def test_a_batch_handler_that_returns_none_has_handled_all() -> None:
+    assert answer.many(always(None), explicit=False)(["a", "b"]) == [None, None]
+
+
+def test_if_asked_explicitly_none_fails_every_message_of_a_batch() -> None:
+    for value in (None, [None, None]):
+        outcomes = answer.many(always(value), explicit=True)(["a", "b"])
+        assert [type(outcome) for outcome in outcomes] == [NotDoneError] * 2
+
+
+def test_what_is_neither_done_nor_none_nor_an_exception_is_no_success_in_a_batch() -> None:
+    outcomes = answer.many(always([False, True, ValueError]), explicit=False)(["a", "b", "c"])
+    assert [type(outcome) for outcome in outcomes] == [NotDoneError] * 3
+
+
+@pytest.mark.parametrize("value", [[], [None], [None] * 3])
+def test_an_answer_that_matches_no_message_fails_the_batch(value: list[None]) -> None:
+    with pytest.raises(BatchAnswerError, match=f"a handler of 2 messages .* got '{len(value)} "):
+        answer.many(always(value), explicit=False)(["a", "b"])
+
+
+async def coroutine(_given: object) -> None:
+    """Do nothing when it is called."""
+
+
+def generator(_given: object) -> Iterator[None]:
+    yield
+
+
+async def asynchronous_generator(_given: object) -> AsyncIterator[None]:
+    yield
+
+
+LAZY = [coroutine, generator, asynchronous_generator]
+
+
+@pytest.mark.parametrize("lazy", LAZY)
+@pytest.mark.parametrize("form", [answer.one, answer.many])
+def test_a_handler_of_which_a_call_does_nothing_is_refused(form: Any, lazy: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match=f"got '{lazy.__name__}'; .*AsyncRetryConsumer"):
+        form(lazy, explicit=False)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("lazy", LAZY)
+@pytest.mark.parametrize("form", [answer.one, answer.many])
+def test_what_is_never_run_is_no_success_however_it_is_returned(form: Any, lazy: Any) -> None:  # noqa: ANN401
+    handle = form(lambda given: lazy(given), explicit=False)  # noqa: PLW0108 - hides what it is
+    with pytest.raises(NotRunError, match="returned what is never run"):
+        handle(["m"])

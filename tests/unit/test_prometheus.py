@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import gc
+import os
+import re
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import pulsar
+import pytest
+from prometheus_client import REGISTRY
+
+from redrive import AsyncRetryConsumer, Event, Policy, PolicyFile, prometheus
+from redrive.delivery.telemetry.events import Name
+from redrive.policy import codec
+from redrive.policy.ladder import Ladder
+from redrive.policy.naming import TopicName
+from redrive.testing import InMemoryConsumer
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "consumer-metrics.md"
+POLICY = Policy(
+    TopicName("shop", "prod", "orders"),
+    "fulfilment",
+    ladder=Ladder.from_fixed("1s"),
+    name="shop/orders-fulfilment",
+)
+WHERE = {
+    "policy": "orders-fulfilment",
+    "policy_namespace": "shop",
+    "source_topic": str(POLICY.topic),
+    "subscription": POLICY.subscription,
+}
+WHERE_OF_EVENT = {
+    "policy": POLICY.name,
+    "source": str(POLICY.topic),
+    "subscription": POLICY.subscription,
+}
+
+
+class Counts:
+    """What has been added to the metrics since this was made; they are those of the process."""
+
+    def __init__(self) -> None:
+        self._before = self._read()
+
+    def added(self) -> dict[str, float]:
+        now = self._read()
+        return {
+            name: value - self._before.get(name, 0)
+            for name, value in now.items()
+            if value != self._before.get(name, 0)
+        }
+
+    def _read(self) -> dict[str, float]:
+        return {
+            f"{sample.name.removeprefix('redrive_consumer_')} {sample.labels.get('reason', '')}"
+            .rstrip(): sample.value
+            for family in REGISTRY.collect()
+            for sample in family.samples
+            if sample.name.startswith("redrive_consumer_") and sample.name.endswith("_total")
+            and sample.labels.items() >= WHERE.items()
+        }  # fmt: skip
+
+
+def fail(_message: object) -> None:
+    raise LookupError
+
+
+def generation(consumer: InMemoryConsumer) -> float | None:
+    labels = {**WHERE, "consumer": consumer.name}
+    return REGISTRY.get_sample_value("redrive_consumer_policy_generation", labels)
+
+
+def test_failures_are_counted_by_what_became_of_them() -> None:
+    counts = Counts()
+    policy = replace(POLICY, max_retries=2)
+    consumer = InMemoryConsumer(policy, on_event=prometheus.count)
+    consumer.send(b"x")
+
+    consumer.run(fail)
+
+    assert counts.added() == {
+        "failed_attempts_total LookupError": 3,
+        "retried_messages_total": 2,
+        "dead_lettered_messages_total RetriesExhausted": 1,
+    }
+
+
+def test_discarded_unsent_and_late_messages_are_counted_too() -> None:
+    counts = Counts()
+    policy = replace(POLICY, max_retries=0, dead_letters=False)
+    discarding = InMemoryConsumer(policy, on_event=prometheus.count)
+    discarding.send(b"x")
+    discarding.run(fail)
+    consumer = InMemoryConsumer(POLICY, on_event=prometheus.count)
+    consumer.broker.refused.add(POLICY.retry_topic)
+    consumer.send(b"x")
+    message = consumer.receive()
+    consumer.reconsume_later(message)
+    consumer.broker.refused.clear()
+    first = iter([timedelta(minutes=2)])
+    consumer.run(lambda _: consumer.advance(next(first, timedelta())))
+
+    assert counts.added() == {
+        "failed_attempts_total LookupError": 1,
+        "failed_attempts_total HandlerTimeoutError": 1,
+        "discarded_messages_total RetriesExhausted": 1,
+        "unsent_messages_total NotSent": 1,
+        "retried_messages_total": 1,
+        "late_successes_total": 1,
+    }
+
+
+def test_the_generation_is_that_of_the_file_whenever_metrics_are_collected(tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text(codec.encode(replace(POLICY, generation=3)), encoding="utf-8")
+    consumer = InMemoryConsumer(PolicyFile(file), name="followed")
+    assert generation(consumer) is None
+    prometheus.follow(consumer)
+    assert generation(consumer) == 3
+
+    newer = tmp_path / "newer.json"
+    newer.write_text(codec.encode(replace(POLICY, generation=4)), encoding="utf-8")
+    os.replace(newer, file)  # noqa: PTH105 - one step
+    consumer.advance(timedelta(seconds=2))
+
+    assert generation(consumer) == 4
+
+
+def test_a_consumer_that_is_gone_is_followed_no_more() -> None:
+    consumer = InMemoryConsumer(POLICY, name="gone")
+    prometheus.follow(consumer)
+    assert generation(consumer) == 0
+    labels = {**WHERE, "consumer": "gone"}
+    del consumer
+    gc.collect()
+    assert REGISTRY.get_sample_value("redrive_consumer_policy_generation", labels) is None
+
+
+async def test_an_asynchronous_consumer_may_be_followed_before_it_is_entered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    consumer = AsyncRetryConsumer(cast("pulsar.Client", None), POLICY)
+    opened = InMemoryConsumer(POLICY, name="entered")
+    monkeypatch.setattr(consumer, "_open", lambda: opened)
+    prometheus.follow(consumer)
+    assert generation(opened) is None
+    async with consumer:
+        assert generation(opened) == 0
+
+
+@pytest.mark.parametrize("name", ["", "orders", "/orders", "shop/", "a/b/c"])
+def test_a_policy_that_is_no_resource_has_no_labels_of_one(name: str) -> None:
+    consumer = InMemoryConsumer(replace(POLICY, name=name), name="by-hand")
+    prometheus.follow(consumer)
+    labels = {**WHERE, "policy": "", "policy_namespace": "", "consumer": "by-hand"}
+    assert REGISTRY.get_sample_value("redrive_consumer_policy_generation", labels) == 0
+
+
+@pytest.fixture(scope="module")
+def documented() -> dict[str, str]:
+    rows = re.findall(
+        r"^\| `(redrive[_.]\w+)` \| (.*?) \|$", REFERENCE.read_text("utf-8"), re.MULTILINE
+    )
+    return dict(rows)
+
+
+def test_the_reference_lists_the_metrics_that_there_are_with_their_labels(
+    documented: dict[str, str],
+) -> None:
+    for name in Name:  # each is counted
+        prometheus.count(Event(name, "1:0:-1", "1:0:-1", 1, 0, **WHERE_OF_EVENT, reason="some"))
+    consumer = InMemoryConsumer(POLICY, name="documented")
+    prometheus.follow(consumer)
+    there_are = {
+        sample.name: [family.type, ", ".join(f"`{label}`" for label in sample.labels)]
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name.startswith("redrive_consumer_") and not sample.name.endswith("_created")
+    }
+    listed = {name: row.split(" | ")[:2] for name, row in documented.items() if "." not in name}
+    assert listed == there_are
+    assert len(there_are) == len(Name) + 1
+
+
+def test_the_reference_lists_the_events_that_there_are(documented: dict[str, str]) -> None:
+    assert {name for name in documented if "." in name} == set(Name)
