@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from redrive.admin.batcher import Batcher
-from redrive.admin.errors import NotFoundError
+from redrive.admin.errors import AdminNotFoundError
 
 Answer = TypeVar("Answer")
 
@@ -24,14 +24,14 @@ class CachedRead(Generic[Answer]):
 
     def __init__(self, read: Callable[[], Awaitable[Answer]]) -> None:
         self._read = read
-        self._reads = Batcher[None, Answer | NotFoundError](lambda _: self._outcome())
-        self._known: tuple[float, Answer | NotFoundError] | None = None
+        self._reads = Batcher[None, Answer | AdminNotFoundError](lambda _: self._outcome())
+        self._known: tuple[float, Answer | AdminNotFoundError] | None = None
 
     async def get(self, *, max_age: float) -> Answer:
         """Return what was read less than *max_age* seconds ago, or read it now.
 
         Raises:
-            NotFoundError: it does not exist, or did not then.
+            AdminNotFoundError: it does not exist, or did not then.
             AdminError: the read failed.
         """
         asked = asyncio.get_running_loop().time()
@@ -40,13 +40,13 @@ class CachedRead(Generic[Answer]):
         else:
             found = await self._reads.submit(None)
             self._known = asked, found
-        if isinstance(found, NotFoundError):
+        if isinstance(found, AdminNotFoundError):
             # Its traceback would grow with every caller that it is raised to.
             raise found.with_traceback(None)
         return found
 
-    async def _outcome(self) -> Answer | NotFoundError:
+    async def _outcome(self) -> Answer | AdminNotFoundError:
         try:
             return await self._read()
-        except NotFoundError as error:
+        except AdminNotFoundError as error:
             return error

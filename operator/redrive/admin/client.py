@@ -15,15 +15,15 @@ from redrive.admin import answers, partitions
 from redrive.admin.access import Credentials
 from redrive.admin.breaker import Breaker
 from redrive.admin.cached_reads import CachedRead
-from redrive.admin.errors import AuthenticationFailedError, NotFoundError, unexpected
+from redrive.admin.errors import AdminNotFoundError, AuthenticationFailedError, unexpected
 from redrive.admin.granting import Granter, Granting
 from redrive.admin.http import Call, Http
 from redrive.admin.model import (
     NamespaceState,
     Schema,
-    Subscriptions,
     SubscriptionStats,
     TopicMetadata,
+    TopicSubscriptions,
     TopicUsage,
 )
 from redrive.admin.paths import quoted, schema_path, subscription_path, topic_path
@@ -85,7 +85,7 @@ class Admin:
             self._tenants[tenant] = CachedRead(lambda: self._namespaces_of(tenant))
         try:
             await self._tenants[tenant].get(max_age=max_age)
-        except NotFoundError:
+        except AdminNotFoundError:
             return False
         return True
 
@@ -96,7 +96,7 @@ class Admin:
             max_age: what was read so many seconds ago, or later, is not read again.
 
         Raises:
-            NotFoundError: the tenant or the namespace does not exist, or did not then.
+            AdminNotFoundError: the tenant or the namespace does not exist, or did not then.
         """
         if namespace not in self._namespaces:
             self._namespaces[namespace] = CachedRead(lambda: self._read(namespace))
@@ -106,7 +106,7 @@ class Admin:
         """Return how many partitions a topic has; 0 if it is not partitioned.
 
         Raises:
-            NotFoundError: there is no such topic.
+            AdminNotFoundError: there is no such topic.
         """
         path = f"{topic_path(topic)}/partitions"
         return await self._get(
@@ -117,7 +117,7 @@ class Admin:
         """Return partitions and properties of a topic, in one call.
 
         Raises:
-            NotFoundError: there is no such topic.
+            AdminNotFoundError: there is no such topic.
         """
         # The first call returns all of a topic with partitions, and nothing of one without.
         path = f"{topic_path(topic)}/{'partitions' if partitioned else 'properties'}"
@@ -128,7 +128,7 @@ class Admin:
         """Return the properties of a topic, with partitions or without.
 
         Raises:
-            NotFoundError: there is no such topic.
+            AdminNotFoundError: there is no such topic.
         """
         path = f"{topic_path(topic)}/properties"
         return (
@@ -146,7 +146,7 @@ class Admin:
             return await self._get(
                 f"read the schema of {topic}", schema_path(topic), answers.schema
             )
-        except NotFoundError:
+        except AdminNotFoundError:
             return None
 
     async def put_schema(self, topic: TopicName, schema: Schema) -> None:
@@ -169,11 +169,11 @@ class Admin:
             f"read the clusters of {topic}", path, lambda found: frozenset(found or ())
         )
 
-    async def subscriptions(self, topic: TopicName, *, partitioned: bool) -> Subscriptions:
+    async def subscriptions(self, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
         """Return the names of a topic's subscriptions, in one call where no partition is missing.
 
         Raises:
-            NotFoundError: as for `stats`.
+            AdminNotFoundError: as for `stats`.
         """
         return await partitions.subscriptions(self._get, topic, partitioned=partitioned)
 
@@ -207,7 +207,7 @@ class Admin:
             oldest: read the oldest message of each backlog too, which costs the broker a read.
 
         Raises:
-            NotFoundError: there is no such topic, or *partitioned* is wrong about it.
+            AdminNotFoundError: there is no such topic, or *partitioned* is wrong about it.
         """
         kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
         query = f"&getEarliestTimeInBacklog={str(oldest).lower()}&excludePublishers=true"
@@ -218,7 +218,7 @@ class Admin:
         """Return the users of a topic, and the exact backlogs of *subscription* and others.
 
         Raises:
-            NotFoundError: as for `stats`.
+            AdminNotFoundError: as for `stats`.
         """
         return await partitions.usage(
             self._get, topic, partitioned=partitioned, subscription=subscription
@@ -228,7 +228,7 @@ class Admin:
         """Delete a topic with its messages, subscriptions and grants; never against its clients.
 
         Raises:
-            NotFoundError: there is no such topic.
+            AdminNotFoundError: there is no such topic.
             BrokerRefusedError: clients are connected. Those partitions that none uses may be gone.
         """
         kind = "/partitions" if partitioned else ""
@@ -238,7 +238,7 @@ class Admin:
         """Delete a subscription with its backlog; never against its consumers.
 
         Raises:
-            NotFoundError: there is no such subscription.
+            AdminNotFoundError: there is no such subscription.
             BrokerRefusedError: consumers are connected.
         """
         path = subscription_path(topic, name)
@@ -275,7 +275,7 @@ class Admin:
         """Create the missing partitions of a topic, empty and without subscriptions.
 
         Raises:
-            NotFoundError: there is no such topic, or it is not partitioned.
+            AdminNotFoundError: there is no such topic, or it is not partitioned.
         """
         path = f"{topic_path(topic)}/createMissedPartitions"
         await self._send(Call(f"create missing partitions of {topic}", "POST", path))

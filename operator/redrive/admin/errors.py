@@ -64,20 +64,20 @@ class IssuerFailedError(AdminError):
     reason = "IssuerFailed"
 
 
-class ForbiddenError(AdminError):
+class AdminForbiddenError(AdminError):
     """The token is good, but its role lacks a right (403)."""
 
     reason = "Forbidden"
     stalls = True
 
 
-class NotFoundError(AdminError):
+class AdminNotFoundError(AdminError):
     """What the call is about does not exist (404)."""
 
     reason = "NotFound"
 
 
-class ConflictError(AdminError):
+class AdminConflictError(AdminError):
     """It exists already, or is being changed by another client (409)."""
 
     reason = "BrokerConflict"
@@ -97,16 +97,16 @@ class UnsupportedError(AdminError):
 
 _KINDS: dict[int, type[AdminError]] = {
     401: AuthenticationFailedError,
-    403: ForbiddenError,
-    404: NotFoundError,
+    403: AdminForbiddenError,
+    404: AdminNotFoundError,
     405: UnsupportedError,
-    409: ConflictError,
+    409: AdminConflictError,
     429: BrokerFailedError,
 }
 _REMEDIES = {
     AuthenticationFailedError: "give the connection credentials that are valid and not expired",
-    ForbiddenError: "use the token of a role that administers the tenant",
-    NotFoundError: "create it, or correct the name",
+    AdminForbiddenError: "use the token of a role that administers the tenant",
+    AdminNotFoundError: "create it, or correct the name",
     BrokerFailedError: "it is tried again; look into the broker's log if it stays",
 }
 
@@ -127,7 +127,7 @@ def error_for(call: str, status: int, answer: str) -> AdminError:
     kind = _KINDS.get(status, BrokerFailedError if status >= 500 else BrokerRefusedError)  # noqa: PLR2004
     if said.startswith(_LACKS_RIGHT):
         # Some calls answer 401 where others answer 403: the token is good, a right is missing.
-        kind = ForbiddenError
+        kind = AdminForbiddenError
     return kind(
         f"the broker refused to {call}",
         got=f"{status} {said}".rstrip(),

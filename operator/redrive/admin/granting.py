@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from redrive.admin.batcher import Batcher
-from redrive.admin.errors import AdminError, NotFoundError, UnsupportedError
+from redrive.admin.errors import AdminError, AdminNotFoundError, UnsupportedError
 from redrive.admin.http import Call
 from redrive.admin.model import Grant, NamespaceState
 from redrive.admin.paths import permission_path
@@ -80,7 +80,7 @@ class Granting:
             except UnsupportedError as error:
                 logger.info("rights in %s: one by one, because: %s", self._namespace, error)
                 return {**refused, **await self._one_by_one(grants)}
-            except NotFoundError:
+            except AdminNotFoundError:
                 # One missing topic refuses the whole batch, and only one of them is named.
                 there = await self._read()
                 missing = [grant for grant in grants if not there.exists(grant.topic)]
@@ -117,8 +117,8 @@ class Granting:
         return refusals
 
 
-def _is_missing(verb: str, grant: Grant) -> NotFoundError:
-    return NotFoundError(
+def _is_missing(verb: str, grant: Grant) -> AdminNotFoundError:
+    return AdminNotFoundError(
         f"the topic is gone on which to {verb} rights of {grant.role}",
         got=str(grant.topic),
         remedy="create it",

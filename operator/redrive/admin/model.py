@@ -95,7 +95,7 @@ class NamespaceState:
 
 
 @dataclass(frozen=True)
-class Subscriptions:
+class TopicSubscriptions:
     """The names of a topic's subscriptions: a partition keeps messages only for those on itself.
 
     Attributes:

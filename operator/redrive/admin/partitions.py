@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from redrive.admin import stats
-from redrive.admin.errors import NotFoundError
-from redrive.admin.model import Subscriptions, TopicUsage
+from redrive.admin.errors import AdminNotFoundError
+from redrive.admin.model import TopicSubscriptions, TopicUsage
 from redrive.admin.paths import topic_path
 from redrive.policy.naming import TopicName
 
@@ -30,13 +30,15 @@ class Get(Protocol):
         """
 
 
-async def subscriptions(get: Get, topic: TopicName, *, partitioned: bool) -> Subscriptions:
+async def subscriptions(get: Get, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
     """See `Admin.subscriptions`."""
     does = f"read the subscriptions of {topic}"
     if not partitioned:
-        return Subscriptions((await get(does, f"{topic_path(topic)}/subscriptions", frozenset),))
+        return TopicSubscriptions(
+            (await get(does, f"{topic_path(topic)}/subscriptions", frozenset),)
+        )
     query = "excludePublishers=true&excludeConsumers=true&subscriptionBacklogSize=false"
-    return Subscriptions(await _each(get, does, topic, query, stats.read_names))
+    return TopicSubscriptions(await _each(get, does, topic, query, stats.read_names))
 
 
 async def usage(get: Get, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
@@ -78,5 +80,5 @@ async def _one(
     """Read a partition that was left out: it is missing, or could not be read just then."""
     try:
         return await get(does, f"{topic_path(part)}/stats?{query}", read)
-    except NotFoundError:
+    except AdminNotFoundError:
         return None

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from redrive.admin.client import Admin
-from redrive.admin.errors import AdminError, BrokerRefusedError, ConflictError
+from redrive.admin.errors import AdminConflictError, AdminError, BrokerRefusedError
 from redrive.admin.granting import Granter
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
@@ -42,7 +42,7 @@ async def apply(
             case actions.CopySchema(topic, schema):
                 try:
                     await admin.put_schema(topic, schema)
-                except (ConflictError, BrokerRefusedError) as error:
+                except (AdminConflictError, BrokerRefusedError) as error:
                     refused.append(Refused(action, error))
                 else:
                     await admin.set_properties(topic, {ownership.SCHEMA: schema.fingerprint})

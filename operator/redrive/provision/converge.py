@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from redrive.admin.client import Admin
-from redrive.admin.errors import NotFoundError
+from redrive.admin.errors import AdminNotFoundError
 from redrive.kube import status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body
@@ -80,7 +80,7 @@ async def _observe(
     """
     if status.is_settled(body):
         # The policy was ready: what a cached read finds missing may be there again.
-        with suppress(NotFoundError, errors.SubscriptionExpiryError, *errors.AWAITED):
+        with suppress(AdminNotFoundError, errors.SubscriptionExpiryError, *errors.AWAITED):
             have = await observe(want, admin, ctx, recent=True)
             actions = diff(want, have)
             if request.only_observes or all(isinstance(each, CopySchema) for each in actions):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from redrive.admin.model import Schema, Subscriptions
+from redrive.admin.model import Schema, TopicSubscriptions
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
@@ -73,7 +73,7 @@ class TopicState:
     """
 
     partitions: int
-    subscriptions: Subscriptions | None = None
+    subscriptions: TopicSubscriptions | None = None
     policies: Mapping[str, Any] | None = None
     properties: Mapping[str, str] | None = None
     replicated_to: frozenset[str] = frozenset()

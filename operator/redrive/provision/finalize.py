@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from redrive.admin.client import Admin
-from redrive.admin.errors import NotFoundError as TopicGoneError
+from redrive.admin.errors import AdminNotFoundError as TopicGoneError
 from redrive.api.choices import DeletionPolicy
 from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from redrive.admin.client import Admin
-from redrive.admin.errors import AdminError, BrokerUnreachableError, NotFoundError
+from redrive.admin.errors import AdminError, AdminNotFoundError, BrokerUnreachableError
 from redrive.admin.model import NamespaceState
 from redrive.errors import RedriveError
 from redrive.kube.context import Context
@@ -99,7 +99,7 @@ class NamespaceFacts:
         except AdminError as error:
             logger.info("resync of Pulsar namespace %s: %s", namespace, error)
             # What stays so is for each policy's status; the rest may be over by the next time.
-            stays = error.stalls or isinstance(error, NotFoundError)
+            stays = error.stalls or isinstance(error, AdminNotFoundError)
             return [wanted.owner.key for wanted in each] if stays else []
         found = self.ctx.config_maps
         return [

@@ -7,7 +7,7 @@ are reconciled at the time; subscriptions and the rest have no such call.
 from __future__ import annotations
 
 from redrive.admin.client import Admin
-from redrive.admin.errors import NotFoundError
+from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import NamespaceState
 from redrive.kube import resources
 from redrive.kube.context import Context
@@ -134,7 +134,7 @@ def _check_exists(source: TopicName, namespace: NamespaceState) -> None:
 async def _namespace(source: TopicName, admin: Admin, *, max_age: float) -> NamespaceState:
     try:
         return await admin.namespace(source.namespace_name, max_age=max_age)
-    except NotFoundError as error:
+    except AdminNotFoundError as error:
         if not await admin.tenant_exists(source.tenant, max_age=max_age):
             raise TenantNotFoundError(
                 "the source topic's tenant does not exist",

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from redrive.admin.client import Admin
-from redrive.admin.errors import NotFoundError
+from redrive.admin.errors import AdminNotFoundError
 from redrive.errors import RedriveError
 from redrive.kube import status
 from redrive.kube.connections import connection_of
@@ -44,7 +44,7 @@ async def _owners(want: Desired, body: Body, ctx: Context) -> Observed:
 async def _marked(topic: TopicName, admin: Admin) -> TopicState | None:
     try:
         return TopicState(0, properties=await admin.properties(topic))
-    except NotFoundError:
+    except AdminNotFoundError:
         return None
 
 

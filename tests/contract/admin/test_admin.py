@@ -10,14 +10,14 @@ import pytest
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import (
+    AdminConflictError,
     AdminError,
+    AdminForbiddenError,
+    AdminNotFoundError,
     AuthenticationFailedError,
     BrokerRefusedError,
-    ConflictError,
-    ForbiddenError,
-    NotFoundError,
 )
-from redrive.admin.model import Grant, Schema, Subscriptions, SubscriptionStats
+from redrive.admin.model import Grant, Schema, SubscriptionStats, TopicSubscriptions
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, TopicPolicy, Ttl
 from redrive.policy.naming import TopicName
 
@@ -56,7 +56,7 @@ async def test_tenants_and_namespaces_are_there_or_not(world: World) -> None:
     empty = await world.admin.namespace(world.namespace)
     assert (empty.unpartitioned, empty.partitioned, empty.permissions) == (set(), set(), {})
     for namespace in (f"{world.tenant}/absent", "absent/prod"):
-        with pytest.raises(NotFoundError):
+        with pytest.raises(AdminNotFoundError):
             await world.admin.namespace(namespace)
 
 
@@ -78,7 +78,7 @@ async def test_who_administers_no_tenant_is_told_that_a_right_is_missing(world: 
         lambda: set_grants(outsider, Grant(there, "r", NOTHING)),
     ]
     for ask in asks:
-        with pytest.raises(ForbiddenError):
+        with pytest.raises(AdminForbiddenError):
             await ask()
     state = await world.admin.namespace(world.namespace)
     topics = {str(there), str(parts.partition(0))}
@@ -91,7 +91,7 @@ async def test_a_topic_is_made_once_with_properties_that_can_be_added_to(
 ) -> None:
     made = await make(world, "größe 100%+#".replace(" ", ""), partitions)
     for other in (0, 2):
-        with pytest.raises(ConflictError):
+        with pytest.raises(AdminConflictError):
             await world.admin.create_topic(made, other, {})
     await world.admin.set_properties(made, {"more": "of it"})
     metadata = await world.admin.metadata(made, partitioned=bool(partitions))
@@ -114,7 +114,7 @@ async def test_partitions_are_added_and_never_taken_away(world: World) -> None:
     with pytest.raises(BrokerRefusedError):
         await world.admin.add_partitions(parts, 2)
     for no_such in (plain, topic(world, "absent")):
-        with pytest.raises(ConflictError):
+        with pytest.raises(AdminConflictError):
             await world.admin.add_partitions(no_such, 3)
 
 
@@ -124,7 +124,7 @@ async def test_a_subscription_is_made_once(world: World, partitions: int) -> Non
     assert not any(await subscriptions(world, made, partitions))
     for name in ("s", "a+b%41"):
         await world.admin.create_subscription(made, name)
-        with pytest.raises(ConflictError):
+        with pytest.raises(AdminConflictError):
             await world.admin.create_subscription(made, name)
     found = await subscriptions(world, made, partitions)
     assert found == ({"s", "a+b%41"},) * max(partitions, 1)
@@ -134,7 +134,7 @@ async def subscriptions(
     world: World, made: TopicName, partitions: int
 ) -> tuple[AbstractSet[str] | None, ...]:
     """The names of a topic's subscriptions, by partition."""
-    found: Subscriptions = await world.admin.subscriptions(made, partitioned=bool(partitions))
+    found: TopicSubscriptions = await world.admin.subscriptions(made, partitioned=bool(partitions))
     assert len(found.parts) == max(partitions, 1)
     return found.parts
 
@@ -146,7 +146,7 @@ async def test_a_subscription_that_one_partition_lacks_is_made_there(world: Worl
     assert await subscriptions(world, made, 3) == ({"s"}, set(), {"s"})
     await world.admin.create_subscription(made, "s")
     assert await subscriptions(world, made, 3) == ({"s"}, {"s"}, {"s"})
-    with pytest.raises(ConflictError):
+    with pytest.raises(AdminConflictError):
         await world.admin.create_subscription(made, "s")
 
 
@@ -156,7 +156,7 @@ async def test_a_subscription_that_one_partition_lacks_is_deleted_on_the_others(
     made = await make(world, "a", 2)
     await world.admin.create_subscription(made, "s")
     await world.admin.delete_subscription(made.partition(0), "s")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(AdminNotFoundError):
         await world.admin.delete_subscription(made, "s")
     assert await subscriptions(world, made, 2) == (set(), set())
 
@@ -188,7 +188,7 @@ async def test_partitions_that_were_deleted_are_told_of_and_made_anew(world: Wor
 
 async def test_only_a_partitioned_topic_has_partitions_to_be_made_anew(world: World) -> None:
     for no_such in (await make(world, "plain"), topic(world, "absent")):
-        with pytest.raises(NotFoundError):
+        with pytest.raises(AdminNotFoundError):
             await world.admin.restore_partitions(no_such)
 
 
@@ -212,7 +212,7 @@ READS: dict[str, Callable[[Admin, TopicName], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("read", READS)
 async def test_what_is_not_there_is_not_found(world: World, read: str) -> None:
-    with pytest.raises(NotFoundError, match="absent"):
+    with pytest.raises(AdminNotFoundError, match="absent"):
         await READS[read](world.admin, topic(world, "absent"))
 
 
@@ -220,9 +220,9 @@ async def test_nothing_is_made_for_a_topic_that_is_not_there(world: World) -> No
     absent = topic(world, "absent")
     with pytest.raises(AdminError, match="412"):
         await world.admin.create_subscription(absent, "s")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(AdminNotFoundError):
         await set_grants(world.admin, Grant(absent, "r", CONSUME))
-    with pytest.raises(NotFoundError):
+    with pytest.raises(AdminNotFoundError):
         await world.admin.create_topic(TopicName(world.tenant, "absent", "a"), 0, {})
     assert (await world.admin.namespace(world.namespace)).unpartitioned == set()
 
@@ -237,7 +237,7 @@ async def test_statistics_are_told_of_the_kind_of_topic_that_it_is(
         stats = await world.admin.stats(made, partitioned=bool(partitions), oldest=oldest)
         none = SubscriptionStats(0, 0, 0, durable=True, ack_holes=0, oldest=None)
         assert stats == {"s": none}
-    with pytest.raises(NotFoundError):
+    with pytest.raises(AdminNotFoundError):
         await world.admin.stats(made, partitioned=not partitions)
 
 
@@ -254,7 +254,7 @@ async def test_the_use_of_a_topic_is_told_and_a_subscription_can_be_deleted(
     await world.admin.delete_subscription(made, "a+b%41")
     found = await subscriptions(world, made, partitions)
     assert found == ({"s"},) * max(partitions, 1)
-    with pytest.raises(NotFoundError):
+    with pytest.raises(AdminNotFoundError):
         await world.admin.delete_subscription(made, "a+b%41")
 
 
@@ -268,7 +268,7 @@ async def test_a_schema_is_read_as_it_was_given(world: World, partitions: int) -
     for _ in range(2):
         await world.admin.put_schema(made, schema)
         assert await world.admin.schema(made) == schema
-    with pytest.raises(ConflictError):
+    with pytest.raises(AdminConflictError):
         await world.admin.put_schema(made, Schema("STRING", "", {}))
     assert await world.admin.schema(made) == schema
 
@@ -296,12 +296,12 @@ async def test_a_grant_replaces_and_an_empty_one_takes_away(world: World) -> Non
 async def test_one_missing_topic_does_not_keep_the_others_from_their_grants(world: World) -> None:
     there = await make(world, "a")
     grants = Grant(topic(world, "absent"), "r", CONSUME), Grant(there, "team a/../b", CONSUME)
-    with pytest.raises(NotFoundError):
+    with pytest.raises(AdminNotFoundError):
         await set_grants(world.admin, *grants)
     found = (await world.admin.namespace(world.namespace)).permissions
     assert found == {str(there): {"team a/../b": CONSUME}}
     grants = Grant(topic(world, "absent"), "r", NOTHING), Grant(there, "team a/../b", NOTHING)
-    with pytest.raises(NotFoundError, match="absent"):
+    with pytest.raises(AdminNotFoundError, match="absent"):
         await set_grants(world.admin, *grants)
     assert not any((await world.admin.namespace(world.namespace)).permissions.values())
 
@@ -310,10 +310,10 @@ async def test_one_missing_topic_does_not_keep_the_others_from_their_grants(worl
 async def test_a_deleted_topic_takes_its_grants_with_it(world: World, partitions: int) -> None:
     made = await make(world, "a", partitions)
     await set_grants(world.admin, Grant(made, "r", CONSUME))
-    with pytest.raises(ConflictError):
+    with pytest.raises(AdminConflictError):
         await world.admin.delete_topic(made, partitioned=not partitions)
     await world.admin.delete_topic(made, partitioned=bool(partitions))
-    with pytest.raises(NotFoundError):
+    with pytest.raises(AdminNotFoundError):
         await world.admin.delete_topic(made, partitioned=bool(partitions))
     state = await world.admin.namespace(world.namespace)
     assert (state.unpartitioned, state.partitioned) == (set(), set())

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from redrive.admin.cached_reads import CachedRead
-from redrive.admin.errors import AdminError, BrokerUnreachableError, NotFoundError
+from redrive.admin.errors import AdminError, AdminNotFoundError, BrokerUnreachableError
 
 
 class Reads:
@@ -38,12 +38,12 @@ async def test_what_was_read_is_read_again_only_where_it_is_too_old() -> None:
 async def test_that_there_is_nothing_is_remembered_for_as_long() -> None:
     reads = Reads()
     cached = CachedRead(reads)
-    reads.fails = NotFoundError("no such thing", remedy="make it")
+    reads.fails = AdminNotFoundError("no such thing", remedy="make it")
     for _ in range(3):
-        with pytest.raises(NotFoundError):
+        with pytest.raises(AdminNotFoundError):
             await cached.get(max_age=60)
     reads.fails = None
-    with pytest.raises(NotFoundError):
+    with pytest.raises(AdminNotFoundError):
         await cached.get(max_age=60)
     assert await cached.get(max_age=0) == 2
 

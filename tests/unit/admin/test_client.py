@@ -15,9 +15,9 @@ from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import (
     AdminError,
+    AdminNotFoundError,
     AdminUrlInvalidError,
     BrokerRefusedError,
-    NotFoundError,
     UnexpectedAnswerError,
 )
 from redrive.admin.http import Http, may_follow
@@ -204,7 +204,7 @@ async def test_rights_are_set_one_by_one_where_no_batch_is_known() -> None:
         ]
         with (
             admin.granting("t/n") as grant,
-            pytest.raises(NotFoundError, match="Topic missing not found"),
+            pytest.raises(AdminNotFoundError, match="Topic missing not found"),
         ):
             await grant(grants)
     rights = "/admin/v2/persistent/t/n/a/permissions"
@@ -256,7 +256,9 @@ async def test_missing_topics_cost_one_listing_and_a_second_batch() -> None:
         grants = [Grant(TOPIC.sibling(name), "r", PRODUCE) for name in [*there, *missing]]
         with (
             admin.granting("t/n") as grant,
-            pytest.raises(NotFoundError, match="grant rights of r; got 'persistent://t/n/missing"),
+            pytest.raises(
+                AdminNotFoundError, match="grant rights of r; got 'persistent://t/n/missing"
+            ),
         ):
             await grant(grants)
         assert set(calls[1:-1]) == READING
@@ -269,7 +271,10 @@ async def test_missing_topics_cost_one_listing_and_a_second_batch() -> None:
 
 async def test_a_broker_that_finds_no_topic_but_has_them_all_is_asked_no_more() -> None:
     async with namespace("a", "b", batches=lambda _: 404) as (admin, calls):
-        with admin.granting("t/n") as grant, pytest.raises(NotFoundError, match="refused to grant"):
+        with (
+            admin.granting("t/n") as grant,
+            pytest.raises(AdminNotFoundError, match="refused to grant"),
+        ):
             await grant([Grant(TOPIC, "r", PRODUCE), Grant(TOPIC.sibling("b"), "r", PRODUCE)])
         assert calls[0] == "a b"
         assert set(calls[1:]) == READING
@@ -278,6 +283,9 @@ async def test_a_broker_that_finds_no_topic_but_has_them_all_is_asked_no_more() 
 
 async def test_where_all_topics_are_missing_there_is_no_second_batch() -> None:
     async with namespace(batches=lambda _: 404) as (admin, calls):
-        with admin.granting("t/n") as grant, pytest.raises(NotFoundError, match="revoke rights"):
+        with (
+            admin.granting("t/n") as grant,
+            pytest.raises(AdminNotFoundError, match="revoke rights"),
+        ):
             await grant([Grant(TOPIC, "r", frozenset())])
         assert len(calls) == 4

@@ -12,7 +12,7 @@ from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import BrokerFailedError, UnexpectedAnswerError
 from redrive.admin.http import Http
-from redrive.admin.model import Subscriptions
+from redrive.admin.model import TopicSubscriptions
 from redrive.policy.naming import TopicName
 from tests.unit.admin.test_client import broker
 
@@ -49,7 +49,7 @@ class Partitions:
             return web.json_response({"reason": "no"}, status=said)
         return web.json_response(said)
 
-    async def subscriptions(self) -> Subscriptions:
+    async def subscriptions(self) -> TopicSubscriptions:
         async with broker(self.answer) as url, Http.open() as http:
             admin = Admin(http, url, Access.bearer("x"))
             return await admin.subscriptions(TOPIC, partitioned=True)
@@ -113,10 +113,10 @@ async def test_what_no_broker_tells_of_a_partition_is_an_error(said: object) -> 
 
 
 def test_a_subscription_that_one_partition_lacks_is_not_had() -> None:
-    found = Subscriptions((frozenset({"s", "t"}), None, frozenset({"s"})))
+    found = TopicSubscriptions((frozenset({"s", "t"}), None, frozenset({"s"})))
     assert not found.has("s")
     assert found.has_some_of("t")
     assert not found.has_some_of("u")
     assert found.missing == (1,)
-    assert Subscriptions((frozenset({"s"}), frozenset({"s", "t"}))).has("s")
-    assert not Subscriptions((frozenset({"s"}), frozenset({"s", "t"}))).has("t")
+    assert TopicSubscriptions((frozenset({"s"}), frozenset({"s", "t"}))).has("s")
+    assert not TopicSubscriptions((frozenset({"s"}), frozenset({"s", "t"}))).has("t")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redrive.admin.model import NamespaceState, Subscriptions
+from redrive.admin.model import NamespaceState, TopicSubscriptions
 from redrive.kube.resources import Body, Key
 from redrive.policy.naming import TopicName
 from redrive.provision import conditions
@@ -75,7 +75,7 @@ def test_a_refusal_names_a_few_of_many_that_are_allowed(
 
 
 SOURCE = "persistent://shop/prod/orders"
-NO_SUBSCRIPTIONS = Subscriptions((frozenset(),))
+NO_SUBSCRIPTIONS = TopicSubscriptions((frozenset(),))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.admin.model import Grant, Schema, Subscriptions
+from redrive.admin.model import Grant, Schema, TopicSubscriptions
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, Ttl, Write
 from redrive.kube import resources
 from redrive.kube.resources import Body, Key
@@ -62,7 +62,9 @@ properties = st.builds(
 
 def with_partitions(count: int) -> st.SearchStrategy[TopicState]:
     parts = st.tuples(*[st.none() | names] * count) if count else st.tuples(names)
-    return st.builds(TopicState, st.just(count), parts.map(Subscriptions), policies, properties)
+    return st.builds(
+        TopicState, st.just(count), parts.map(TopicSubscriptions), policies, properties
+    )
 
 
 states = st.none() | st.integers(0, 4).flatmap(with_partitions)
@@ -114,7 +116,7 @@ def properties_of(state: TopicState) -> Mapping[str, str]:
     return state.properties
 
 
-def subscriptions_of(state: TopicState) -> Subscriptions:
+def subscriptions_of(state: TopicState) -> TopicSubscriptions:
     assert state.subscriptions is not None
     return state.subscriptions
 
@@ -134,7 +136,7 @@ def done(  # noqa: C901 - a case for each action
                 assert topics[topic] is None
                 parts = (NO_NAMES,) * max(partitions, 1)
                 topics[topic] = TopicState(
-                    partitions, Subscriptions(parts), before.inherited, marks
+                    partitions, TopicSubscriptions(parts), before.inherited, marks
                 )
             case actions.Mark(topic, marks):
                 state = topics[topic]
@@ -204,7 +206,7 @@ def repartitioned(
             after = tuple((names or NO_NAMES) | {name} for names in parts)
     if not isinstance(action, actions.RestorePartitions):
         assert None not in parts
-    return change(state, subscriptions=Subscriptions(after))
+    return change(state, subscriptions=TopicSubscriptions(after))
 
 
 def written(before: Mapping[str, Any], write: Write, read: str) -> dict[str, Any]:

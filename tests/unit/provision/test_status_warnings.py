@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from redrive.admin.errors import ConflictError
-from redrive.admin.model import Schema, Subscriptions
+from redrive.admin.errors import AdminConflictError
+from redrive.admin.model import Schema, TopicSubscriptions
 from redrive.kube.status import StatusWarning
 from redrive.provision.actions import CopySchema
 from redrive.provision.apply import Refused
@@ -16,7 +16,7 @@ from redrive.provision.status_warnings import Seen, warnings
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
-NO_SUBSCRIPTIONS = Subscriptions((frozenset(),))
+NO_SUBSCRIPTIONS = TopicSubscriptions((frozenset(),))
 SHORT = {"scheme": "tdmq-2.7.2"}
 
 
@@ -81,7 +81,7 @@ def test_a_schema_that_the_broker_refuses_needs_caution(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     topic = requested(policy()).policy.retry_topic
-    error = ConflictError("no", got="409 Incompatible", remedy="none")
+    error = AdminConflictError("no", got="409 Incompatible", remedy="none")
     refused = [Refused(CopySchema(topic, Schema("JSON", "{}", {})), error)]
     [caution] = found(policy(), requested(policy()), refused=refused)
     assert caution.reason == "SchemaRefused"

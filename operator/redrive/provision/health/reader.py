@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from redrive.admin.client import Admin
-from redrive.admin.errors import NotFoundError
+from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import SubscriptionStats
 from redrive.policy.naming import TopicName
 from redrive.provision.rate_limit import RateLimit
@@ -52,7 +52,7 @@ class Reader:
                 single policy are.
 
         Raises:
-            NotFoundError: there is no such topic.
+            AdminNotFoundError: there is no such topic.
             AdminError: it can't be read.
         """
         known = self._answers.get((topic, oldest))
@@ -62,7 +62,7 @@ class Reader:
         guess = known is not None and known.partitioned
         try:
             return await self._ask(admin, topic, partitioned=guess, oldest=oldest)
-        except NotFoundError:
+        except AdminNotFoundError:
             return await self._ask(admin, topic, partitioned=not guess, oldest=oldest)
 
     def tidy(self) -> None:

@@ -12,7 +12,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from redrive.admin.errors import AdminError, NotFoundError
+from redrive.admin.errors import AdminError, AdminNotFoundError
 from redrive.api.conditions import READY, ConditionStatus
 from redrive.api.replay import FINAL
 from redrive.api.retrypolicy import Backlog
@@ -171,7 +171,7 @@ class Health:
         """Look at one policy; return whether it makes sense to go on to the next."""
         try:
             await self._look(body, reader)
-        except NotFoundError as error:
+        except AdminNotFoundError as error:
             # The rounds find that as drift, and say what they do about it.
             logger.info("RetryPolicy %s: no statistics: %s", Key.of(body), error)
         except RedriveError as error:

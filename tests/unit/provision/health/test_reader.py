@@ -9,7 +9,7 @@ from aiohttp import web
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.errors import NotFoundError
+from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.http import Http
 from redrive.policy.naming import TopicName
 from redrive.provision.health.reader import Reader
@@ -71,7 +71,7 @@ async def test_of_what_kind_a_topic_is_has_to_be_found_out_once() -> None:
 
 async def test_a_topic_that_is_not_there_is_an_error() -> None:
     async with broker() as (admin, _):
-        with pytest.raises(NotFoundError):
+        with pytest.raises(AdminNotFoundError):
             await Reader(60.0, RateLimit(0.001)).read(admin, TopicName("t", "n", "absent"))
 
 
