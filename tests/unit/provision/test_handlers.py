@@ -1,4 +1,4 @@
-"""Who keeps whom waiting; what wakes whom is tried at a real API server."""
+"""What waits for what; which change enqueues which object is tried at a real API server."""
 
 from __future__ import annotations
 
