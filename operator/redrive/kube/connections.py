@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Protocol
 
 from redrive.admin.breaker import Breaker
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
+from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import InvalidSpecError
 from redrive.kube import metrics
 from redrive.kube.cache import Cache
@@ -34,18 +34,6 @@ REMEMBERED = timedelta(minutes=15)
 """How long a connection that is gone serves what is deleted with it, which waits for less."""
 
 logger = logging.getLogger(__name__)
-
-
-class ConnectionRef(Protocol):
-    """How a spec refers to a PulsarConnection."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def namespace(self) -> str | None:
-        """Its namespace; None means that of the object which refers to it."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Conditions → the status of an object, written when they changed; what changed is an Event too.
 
 Called at the end of every reconcile, so it has to be silent where nothing is new: a status patch
-or an Event for each look at an object would drown those that matter.
+or an Event for each reconcile of an object would drown those that matter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from redrive.kube.client import Kubernetes
 from redrive.kube.resources import Body, Key, Resource
 
 PROGRESSING = "Progressing"
-"""The reason of conditions while the first look at a new spec is under way."""
+"""The reason of conditions while the first reconcile of a new spec is under way."""
 
 _STATES = {READY, RECONCILING, STALLED}
 _CUT = " …"
@@ -100,7 +100,7 @@ def waiting(error: RedriveError, message: str = "") -> tuple[Condition, ...]:
 
     Args:
         error: its reason is that of the conditions.
-        message: what they say where *error* alone does not tell all.
+        message: what they say where *error* alone does not say all.
     """
     return _not_ready(RECONCILING, error, message)
 
@@ -117,7 +117,7 @@ def is_new(body: Body) -> bool:
 
 
 def is_progressing(body: Body) -> bool:
-    """Whether the first look at a new spec is under way, or waits for its turn."""
+    """Whether the first reconcile of a new spec is under way, or waits for its turn."""
     ready = find(body, READY)
     return ready is not None and ready.reason == PROGRESSING
 
@@ -139,7 +139,7 @@ def find(body: Body, kind: str) -> Condition | None:
 
 
 def reason(body: Body) -> str:
-    """Return the reason of the Ready condition; empty before the first look.
+    """Return the reason of the Ready condition; empty before the first reconcile.
 
     Cheap enough to ask it of every object again and again.
     """
@@ -188,8 +188,8 @@ class Publisher:
         self.table.renew(after)
         await self._announce(find(body, READY), find(after, READY), after)
         for each in conditions:
-            told = (_says(find(body, each.type)), _says(find(after, READY)))
-            if each.type not in _STATES and _says(each) not in told:
+            known = (_says(find(body, each.type)), _says(find(after, READY)))
+            if each.type not in _STATES and _says(each) not in known:
                 await self.emit(after, ObjectEvent(each.reason, each.message, is_warning=True))
         return after
 

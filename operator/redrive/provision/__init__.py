@@ -1,16 +1,21 @@
 """Journey 1: a RetryPolicy is applied → topics, subscriptions, grants, a ConfigMap → its status.
 
 ```
-handlers ─wake─▶ reconcile:  resolve ─▶ desired ─▶ observe ─▶ plan ─▶ apply ─▶ status
-                               │                     │
-                               └── conditions: is it admissible? ── can it be built there?
+handlers ─enqueue─▶ reconcile:  resolve ─▶ desired ─▶ observe ─▶ diff ─▶ apply ─▶ outcome
+                                   │                     │
+                                   └── ADMISSIBLE        └── BUILDABLE: can it be built there?
 ```
 
 All checks come before the first write: a policy that is refused leaves the broker untouched.
 
-Reading order: `facts` and `errors` (the words), `reconcile` (the spine), then in the order it
-calls them `resolve`, `conditions`, `conflicts`, `desired`, `observe`, `ownership`, `plan` with its
-`actions`, `apply`, `cautions`; `finalize`, `removal` and `farewell` for deletions; `connection` for
-PulsarConnections; `rounds` for drift; `health` for how the topics fare; `handlers` for what wakes
-it all.
+Reading order:
+
+- the words: `facts`, `actions`, `outcome` and `errors`;
+- the spine: `reconcile`, then `converge`, which calls `resolve` (with `conflicts`), `conditions`,
+  `desired` (with `topic_policies`), `observe`, `diff` (with `ownership`), `apply` and
+  `status_warnings`; `pause` for policies that are paused or only observe;
+- deletions: `finalize`, `removal`, `finalizer` and `deletion_events`;
+- PulsarConnections: `connection`;
+- drift: `resync`, which asks `namespace_facts` and `stall_checks`, within a `rate_limit`;
+- how the topics fare: `health`; what starts it all: `handlers`.
 """

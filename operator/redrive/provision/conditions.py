@@ -36,7 +36,7 @@ F = TypeVar("F")
 
 @dataclass(frozen=True)
 class Buildable:
-    """What the checks at the broker look at.
+    """The facts for the checks at the broker.
 
     Attributes:
         older: policies that claim one of its names, and are older.

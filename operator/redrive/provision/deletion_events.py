@@ -1,7 +1,7 @@
-"""A last word about policies that went at once: what stays of them at the broker.
+"""Events about policies that were deleted at once: what stays of them at the broker.
 
-Made by `handlers`. Nothing holds up the deletion of a policy with `deletionPolicy: Retain`, so what
-stays is told after the fact, if the operator runs then.
+Made by `handlers`. The deletion of a policy with `deletionPolicy: Retain` waits for nothing, so the
+Event comes after it, if the operator runs then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from redrive.provision.finalize import RETAINED, made
 
 
 class DeletionEvents:
-    """Tells what stays of policies that went at once; must be made in a running event loop."""
+    """Makes an Event about each policy that is deleted at once; needs a running event loop."""
 
     def __init__(self, out: Publisher) -> None:
         self._out = out
@@ -22,22 +22,22 @@ class DeletionEvents:
         out.table.listen(self._note)
 
     async def stop(self) -> None:
-        """Leave untold what is not told yet."""
+        """Drop the Events that are not made yet."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def told(self) -> None:
-        """Wait until all that is to be told by now is told."""
+    async def idle(self) -> None:
+        """Wait until the Events of all policies that are gone by now are made."""
         await asyncio.gather(*self._tasks)
 
     def _note(self, _: Key, before: Body | None, after: Body | None) -> None:
         if after is not None or before is None or "deletionTimestamp" in before["metadata"]:
-            return  # what has a deletionTimestamp went through `finalize`, which told of it
+            return  # what has a deletionTimestamp went through `finalize`, which makes the Event
         if topics := made(before):
-            self._tell(before, topics)
+            self._emit(before, topics)
 
-    def _tell(self, policy: Body, topics: str) -> None:
+    def _emit(self, policy: Body, topics: str) -> None:
         message = (
             f"{topics} stay at the broker, with their messages, subscriptions and grants; delete "
             "them by hand once they are not needed"

@@ -3,7 +3,10 @@
 The order is the broker's: a grant on a missing topic is refused, and it costs least when topics
 are made first, then all rights are granted at once, then subscriptions are made. What redrive adds
 to the rights of roles is on record before it is granted, and off the record after it is taken back;
-a subscription is on record after it was made, so that none is ever that somebody else made.
+a subscription is on record after it was made, so that none on record was made by others.
+
+What was not read (None in `TopicState`) needs no action. So the same function serves a reconcile,
+with all facts, and a resync, with those that lists of a Pulsar namespace show.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class _Pair:
 
     @property
     def record(self) -> OwnershipRecord:
-        """Return what the topic's properties tell now; of one that will be made, what they will."""
+        """Return what the topic's properties say; of one that will be created, what they will."""
         if self.have is None:
             return OwnershipRecord(owner=self.owner, created=True)
         return OwnershipRecord.of(self.properties)

@@ -16,10 +16,10 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError as TopicGoneError
 from redrive.api.choices import DeletionPolicy
 from redrive.api.parsing import parse_spec
-from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import status
-from redrive.kube.connections import Connection, ConnectionRef
+from redrive.kube.connections import Connection
 from redrive.kube.context import Context
 from redrive.kube.errors import (
     ConnectionNotFoundError,

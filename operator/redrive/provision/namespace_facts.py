@@ -69,7 +69,7 @@ class NamespaceFacts:
         return found
 
     def lacks_config_map(self, body: Body) -> bool:
-        """Whether a settled policy has to be looked at for its ConfigMap."""
+        """Whether a settled policy has to be reconciled for its ConfigMap."""
         request = self._unrefused(body)
         if request is None:
             return True

@@ -1,4 +1,4 @@
-"""Whose a topic is, and what redrive added to it, as the topic's own properties tell; pure.
+"""Whose a topic is, and what redrive added to it, as the topic's own properties record; pure.
 
 Used by `diff` and `removal`. A record beside the thing that it is about can't be lost while that
 thing lasts, nor outlive it: a topic that is deleted and created again is not ours.
@@ -70,7 +70,7 @@ def may_take_over(mark: str, ours: Owner, older: frozenset[Key], served: Collect
 
 @dataclass(frozen=True)
 class OwnershipRecord:
-    """What the properties of a topic tell.
+    """What the properties of a topic record.
 
     Attributes:
         owner: as it is written; empty where the topic is not marked.
@@ -86,7 +86,7 @@ class OwnershipRecord:
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> OwnershipRecord:
-        """Read *properties*; what is not as redrive writes it tells nothing."""
+        """Read *properties*; what is not as redrive writes it counts as empty."""
         return cls(
             owner=properties.get(OWNER, ""),
             created=properties.get(CREATED) == "true",
@@ -106,7 +106,7 @@ class OwnershipRecord:
         return {key: value for key, value in written.items() if value}
 
     def changes(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """Return what has to be set so that *properties* tell this; an empty value for nothing."""
+        """Return what to set so that *properties* record this; an empty value for nothing."""
         after = self.to_properties()
         return {
             key: after.get(key, "")

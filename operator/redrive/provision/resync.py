@@ -1,18 +1,17 @@
-"""Drift: what somebody changes at a broker is found by looking, again and again.
+"""Drift: changes at a broker, which has no watch, are found by comparing again and again.
 
-A broker tells nobody of a change. Topics and grants of a whole Pulsar namespace come in three
-calls, so a *survey* compares them for all policies every minute. For subscriptions, partitions and
-topic policies it has no call for many topics at once below the super-user, so a *rotation* has one
-policy after the other looked at: the more policies, the longer it takes. A connection has a survey
-of its own, and a broker one rotation for all connections that lead to it, so that neither many of
-them ask too much of it, nor one with few policies slows down one with many. A slow broker keeps
-nobody else waiting. While many policies are being made, the rotation of their broker rests: for
-each call about a topic policy it reads the list of all topics of a namespace, so what nobody waits
-for would be dear just then.
+Topics and grants of a whole Pulsar namespace come in three calls, so a *survey* compares them for
+all policies every minute. For subscriptions, partitions and topic policies a broker has no call for
+many topics at once below the super-user, so a *rotation* has one policy after the other reconciled:
+the more policies, the longer it takes. A connection has a survey of its own, and a broker one
+rotation for all connections that lead to it, so that neither many of them call it too often, nor
+one with few policies slows down one with many. A slow broker delays only its own policies. While
+many policies are being provisioned, the rotation of their broker rests: for each call about a topic
+policy a broker reads the list of all topics of a namespace, which is expensive just then.
 
-Policies that are not ready are no part of that: they are looked at when something changes, or again
-and again anyway. Those that are stalled by what is at a broker, or by somebody else's ConfigMap,
-have a rotation for each connection, in which `standing` asks whether that is over.
+Policies that are not ready are no part of that: they are reconciled when something changes, or
+after a back-off. Those that are stalled by what is at a broker, or by a ConfigMap with another
+owner, have a rotation for each connection, in which `stall_checks` asks whether that is over.
 
 So an operator that starts needs one survey to know that all is well.
 """
@@ -37,7 +36,7 @@ ROTATION_SECONDS = 15.0
 """How long a rotation takes, unless that were too fast for the broker."""
 CALLS_PER_SECOND = 20.0
 CALLS_PER_LOOK = 17
-"""How many reads at the broker a look takes at most where nothing has to be done.
+"""How many reads at the broker a reconcile takes at most where nothing has to be done.
 
 A schema that the broker refuses is tried again, once for each of the two topics. With 17 a thousand
 policies have their turn every 850 s.
@@ -49,7 +48,7 @@ With 2 a thousand stalled policies have their turn every 100 s. Not counted is w
 Pulsar namespace, for all policies in it.
 """
 MANY_BEGUN = 20
-"""With so many policies of a broker that wait for their first look, its rotation rests.
+"""With so many policies of a broker that wait for their first reconcile, its rotation rests.
 
 As many as there are connections to a broker: from there on policies wait for each other.
 """
@@ -58,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 class Turns:
-    """Whose turn it is: the one whose last turn was longest ago, so nobody waits for two rounds."""
+    """Whose turn it is: the one whose last turn was longest ago, so none waits for two rounds."""
 
     def __init__(self) -> None:
         self._queue: dict[Key, None] = {}
@@ -66,7 +65,7 @@ class Turns:
     def next(self, keys: Iterable[Key]) -> Key | None:
         """Return whose turn it is among *keys*, all that there are now; None without any.
 
-        Newcomers come last: they were looked at just now. At the start all are, in random order:
+        New ones come last: they were reconciled just now. At the start all are, in random order:
         an operator that is restarted often must not begin with the same ones.
         """
         there = set(keys)
@@ -84,11 +83,11 @@ class Resync:
     """Surveys and rotations over the policies of all connections; needs a running event loop.
 
     Args:
-        survey: tells which settled policies need a look.
-        standing: tells which stalled policies do.
-        wake: has a policy looked at.
-        wake_connection: has a connection looked at: that its Secret went, or a right, is told by
-            nobody either.
+        facts: finds which settled policies have drifted.
+        stalls: finds which stalled policies may go on.
+        enqueue: has a policy reconciled.
+        enqueue_connection: has a connection reconciled: that its Secret is deleted, or a right, is
+            shown by no watch either.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class Resync:
             except Exception:
                 logger.exception("survey of PulsarConnection %s: failed", connection)
             await asyncio.sleep(SURVEY_SECONDS)
-            # Not before the pause: who has just come is looked at anyway.
+            # Not before the pause: a new connection is reconciled anyway.
             self._enqueue_connection(connection)
 
     async def _rotate_for_ever(self, broker: str) -> None:
@@ -174,7 +173,7 @@ class Resync:
         while True:
             await asyncio.sleep(pause(stalled, CALLS_PER_QUESTION))
             shared = self._questions.of(broker_of(connection, self._connections))
-            # After the pause: who is stalled since then need not wait for another one.
+            # After the pause: what is stalled since then need not wait for another one.
             keys = [Key.of(body) for body in filter(is_checked, users(connection, self._policies))]
             key, stalled = turns.next(keys), len(keys)
             if key is None:

@@ -30,7 +30,7 @@ _DELAYS = Holds(
 def inherited(namespace: NamespaceState) -> dict[str, Any]:
     """Return what a new topic of *namespace* has, by how it is read.
 
-    A broker delays messages unless it, or the namespace, was told not to.
+    A broker delays messages unless its configuration, or the namespace, disables that.
     """
     return {
         _DELAYS.read: namespace.delayed_delivery or {"active": True},

@@ -157,7 +157,7 @@ def test_what_one_partition_lacks_is_put_back_and_an_event_and_a_metric_say_so(
     )
     shop.request("DELETE", f"{path}-partition-2")
     wait_until(lambda: shop.topics() == before)
-    anew = f"made missing partitions of {shop.topic('orders-fulfilment-RETRY')} anew: 2; "
+    anew = f"created missing partitions of {shop.topic('orders-fulfilment-RETRY')} again: 2; "
     wait_until(lambda: any(event[2].startswith(anew) for event in shop.events("orders")))
     after = repairs(installed)
     assert after["CreateSubscription"] >= counted.get("CreateSubscription", 0) + 2

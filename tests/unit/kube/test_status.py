@@ -12,7 +12,7 @@ from redrive.kube.client import Kubernetes
 from redrive.kube.resources import Body, Key, Resource
 from redrive.kube.status import Publisher
 
-ERROR = InvalidSpecError("a field is wrong", got=3, remedy="mend it")
+ERROR = InvalidSpecError("a field is wrong", got=3, remedy="fix it")
 
 
 class Recorder(Kubernetes):
@@ -77,7 +77,7 @@ async def test_what_has_been_said_is_neither_written_nor_an_event_again(
         await out.publish(api.body, status.failed(ERROR))
     assert api.patches == 1
     assert api.events == [
-        ("Warning", "InvalidSpec", "a field is wrong; got 3; mend it"),
+        ("Warning", "InvalidSpec", "a field is wrong; got 3; fix it"),
     ]
 
 
@@ -115,7 +115,7 @@ async def test_the_time_of_a_condition_is_that_of_its_last_change(
     await out.publish(api.body, status.failed(ERROR))
     since = conditions(api.body)["Ready"]["lastTransitionTime"]
     await out.publish(
-        api.body, status.failed(InvalidSpecError("another field is wrong", remedy="mend it"))
+        api.body, status.failed(InvalidSpecError("another field is wrong", remedy="fix it"))
     )
     assert conditions(api.body)["Ready"]["lastTransitionTime"] == since
     await out.publish(api.body, status.ready("Provisioned", "all is there"))
@@ -154,7 +154,7 @@ async def test_a_look_before_the_watch_tells_of_the_last_one_starts_from_what_th
 async def test_a_message_without_room_in_a_condition_is_cut_and_what_is_cut_is_not_written_again(
     api: Recorder, out: Publisher
 ) -> None:
-    error = InvalidSpecError("a field is wrong", got="x" * 40_000, remedy="mend it")
+    error = InvalidSpecError("a field is wrong", got="x" * 40_000, remedy="fix it")
     caution = status.StatusWarning("NameCollision", "ü" * 32_769)
     for _ in range(2):
         await out.publish(api.body, status.waiting(error))

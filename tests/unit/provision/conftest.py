@@ -84,13 +84,13 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
 
 @pytest.fixture
 def ctx() -> Context:
-    """What the watches have shown, which is nothing yet; there is nobody to ask for more."""
-    nobody = cast("Any", None)
+    """What the watches have shown, which is nothing yet; no client can be asked for more."""
+    none = cast("Any", None)
     tables = ("connections", "policies", "replays", "applications", "config_maps")
     return Context(
-        settings=nobody,
-        kubernetes=nobody,
-        brokers=nobody,
+        settings=none,
+        kubernetes=none,
+        brokers=none,
         clock=wall_clock,
         **{name: Cache() for name in tables},
     )

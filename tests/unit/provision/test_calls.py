@@ -15,9 +15,10 @@ from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
 from redrive.kube.cache import Cache
-from redrive.kube.connections import Connection, ConnectionRef
+from redrive.kube.connections import Connection
 from redrive.kube.context import wall_clock
 from redrive.kube.resources import Body, Key, Resource
 from redrive.provision import converge as converging

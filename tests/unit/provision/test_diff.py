@@ -90,7 +90,7 @@ found_data = st.sampled_from(
     + [
         {"data": ours | theirs}
         for ours in ({}, {"policy.json": "old"}, {"policy.json": "{}"})
-        for theirs in ({}, {"note": "by somebody else"})
+        for theirs in ({}, {"note": "by another"})
     ]
 )
 found_labels = st.sampled_from([{}, {"labels": {"team": "a"}}, {"labels": LABELS}])

@@ -17,11 +17,12 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
-from redrive.kube.connections import Connection, ConnectionRef
+from redrive.kube.connections import Connection
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key, Resource
 from redrive.kube.status import Publisher
@@ -100,7 +101,7 @@ class Grave(Kubernetes):
 
 @dataclass(frozen=True)
 class Shop:
-    """A broker with a source topic and what is somebody else's, and a policy to provision."""
+    """A broker with a source topic and what others own, and a policy to provision."""
 
     broker: FakeBroker
     http: Http
@@ -169,8 +170,8 @@ async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
             disturbed.broker.fault = at_call(number, FAULTS[fault])
             try:
                 # Only where nothing else ends the call: a busy machine is slow with others too.
-                patience = HASTY if FAULTS[fault] is hanging else aiohttp.ClientTimeout()
-                async with aiohttp.ClientSession(timeout=patience) as session:
+                limit = HASTY if FAULTS[fault] is hanging else aiohttp.ClientTimeout()
+                async with aiohttp.ClientSession(timeout=limit) as session:
                     await disturbed.look(Http(session))
             except AdminError:
                 disturbed.broker.fault = None  # a busy machine may have been too slow before it
@@ -198,8 +199,8 @@ async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
         async with standing(connection, body) as disturbed:
             broker, grave = disturbed.broker, Grave(body)
             broker.fault = at_call(number, FAULTS[fault])
-            patience = HASTY if FAULTS[fault] is hanging else aiohttp.ClientTimeout()
-            async with aiohttp.ClientSession(timeout=patience) as session:
+            limit = HASTY if FAULTS[fault] is hanging else aiohttp.ClientTimeout()
+            async with aiohttp.ClientSession(timeout=limit) as session:
                 again = await disturbed.finalize(grave, Http(session))
             if again is Requeue.BACKOFF:
                 broker.fault = None

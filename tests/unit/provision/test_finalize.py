@@ -40,7 +40,7 @@ BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Disputed(Kubernetes):
-    """An API server where somebody else changes the object before each of the first patches."""
+    """An API server where another client changes the object before each of the first patches."""
 
     def __init__(self, body: dict[str, Any], conflicts: int = 0) -> None:
         self.body = body
@@ -256,10 +256,10 @@ async def test_what_stays_of_a_policy_that_went_at_once_is_told_too(policy: Make
     body = policy() | {"status": {"retryTopic": "r", "deadLetterTopic": "d"}}
     table = Cache([body, policy("unmade"), deleted(policy("told"))])
     api = Disputed(body)
-    farewells = DeletionEvents(out_of(api, table))
+    events = DeletionEvents(out_of(api, table))
     for each in table:
         table.drop(each)
-    await farewells.told()
+    await events.idle()
     ((reason, message),) = api.events
     assert reason == RETAINED
     assert message.startswith("r and d stay at the broker")

@@ -1,4 +1,4 @@
-"""What partitions lack, or lose, is put right: else what is sent there is kept by nobody."""
+"""What partitions lack, or lose, is put right: else what is sent there is lost."""
 
 from __future__ import annotations
 

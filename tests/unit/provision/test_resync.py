@@ -53,7 +53,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ignore(_: Key) -> None:
-    """Wake nobody."""
+    """Enqueue nothing."""
 
 
 def connection(name: str, broker: str = "http://pulsar:8080", version: int = 1) -> Body:
@@ -296,7 +296,7 @@ async def test_connections_to_one_broker_share_the_pace_of_questions(
     walk = Resync(survey, questions, ignore, ignore)
     begun = asyncio.get_running_loop().time()
     async with asyncio.timeout(5):
-        while len(questions.asked) < 30:  # noqa: ASYNC110 - what is asked tells nobody
+        while len(questions.asked) < 30:  # noqa: ASYNC110 - a queue has no event for its length
             await asyncio.sleep(0.001)
     took = asyncio.get_running_loop().time() - begun
     await walk.stop()
