@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +11,14 @@ from prometheus_client import REGISTRY
 from redrive.admin.breaker import FAILURES
 from redrive.admin.client import Admin
 from redrive.admin.errors import BrokerUnreachableError
+from redrive.api.retrypolicy import ConnectionRef
 from redrive.kube.cache import Cache
 from redrive.kube.connections import REMEMBERED, Connections
 from redrive.kube.credentials import Material
 from redrive.kube.errors import ConnectionNotFoundError
 from redrive.kube.resources import Key
 
-REF = SimpleNamespace(name="main", namespace=None)
+REF = ConnectionRef(name="main", namespace=None)
 KEY = Key("shop", "main")
 BODY: dict[str, Any] = {
     "metadata": {"namespace": "shop", "name": "main", "uid": "1", "resourceVersion": "1"},
