@@ -264,8 +264,8 @@ class Backlog(StatusModel):
     oldest_dead_letter: Timestamp | None = None
     """When the one that rests for longest came there; not there while there is none."""
 
-    observed_at: Timestamp
-    """When these figures were read from the broker."""
+    observed_at: Timestamp | None = None
+    """When these figures were read from the broker. Left out by operators before it was there."""
 
 
 class RetryPolicyStatus(StatusModel):

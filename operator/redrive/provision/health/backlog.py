@@ -52,7 +52,7 @@ def is_worth_writing(written: Backlog | None, found: Backlog) -> bool:
     and unchanged figures once an hour: a thousand policies would else be a thousand writes a
     minute.
     """
-    if written is None:
+    if written is None or written.observed_at is None or found.observed_at is None:
         return True
     age = found.observed_at - written.observed_at
     if written == found.model_copy(update={"observed_at": written.observed_at}):

@@ -95,3 +95,9 @@ def test_what_can_not_be_read_counts_as_not_written() -> None:
 
 def test_the_first_look_is_written() -> None:
     assert is_worth_writing(None, Backlog(retry=0, observed_at=MOMENT))
+
+
+def test_figures_of_an_operator_that_wrote_no_time_are_read_and_written_again() -> None:
+    before = written_in({"backlog": {"retry": 3, "deadLetter": 1}})
+    assert before is not None
+    assert is_worth_writing(before, Backlog(retry=3, dead_letter=1, observed_at=MOMENT))
