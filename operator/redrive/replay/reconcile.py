@@ -7,8 +7,10 @@ its application or another Replay of the same policy.
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import Any
 
+from redrive.api.conditions import Condition
 from redrive.api.replay import Phase, ReplayStatus
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
@@ -33,9 +35,12 @@ _PHASES = {
 }
 """What the states of a SparkApplication mean; every other one is on the way to RUNNING."""
 
+_Shown = tuple[tuple[Condition, ...], dict[str, Any]]
+"""Conditions, and the fields of the status beside them."""
+
 
 async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
-    """Look at one Replay, and publish how it stands. Its final phase is never left again.
+    """Bring one Replay forward; its status and Events are written last. A final phase stays.
 
     Args:
         launching: held while one is launched: whose turn it is must not change meanwhile.
@@ -46,18 +51,26 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     logs.identify(replay)
     if is_final(replay) or "deletionTimestamp" in replay["metadata"]:
         return Requeue.ON_CHANGE
-    out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
+    now, requeue = ctx.clock(), Requeue.ON_CHANGE
+    events: list[ObjectEvent] = []
     try:
         async with launching:
-            application = _application(replay, ctx) or await _launch(replay, ctx, out)
-        await _mirror(replay, application, out)
+            application = _application(replay, ctx)
+            if application is None:
+                application = await _launch(replay, ctx)
+                events.append(_launched(application))
+        conditions, fields = _mirror(replay, application, now)
     except RedriveError as error:
-        await _explain(replay, error, out)
-        return error.requeue
-    return Requeue.ON_CHANGE
+        conditions, fields = _explain(replay, error, now)
+        requeue = error.requeue
+    out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
+    await out.publish(replay, conditions, fields)
+    for event in events:
+        await out.emit(replay, event)
+    return requeue
 
 
-async def _launch(replay: Body, ctx: Context, out: Publisher) -> Body:
+async def _launch(replay: Body, ctx: Context) -> Body:
     """Create the SparkApplication of *replay*, also after one was deleted.
 
     A second run is no harm: it goes on where the first one was.
@@ -70,10 +83,12 @@ async def _launch(replay: Body, ctx: Context, out: Publisher) -> Body:
     wanted = launch.application(replay, admitted.job, admitted.token, ctx.settings)
     created = await ctx.kubernetes.create(resources.SPARK_APPLICATIONS, wanted)
     ctx.applications.put(created)
-    name = created["metadata"]["name"]
-    event = ObjectEvent(LAUNCHED, f"the SparkApplication {name} runs this Replay")
-    await out.emit(replay, event)
     return created
+
+
+def _launched(application: Body) -> ObjectEvent:
+    name = application["metadata"]["name"]
+    return ObjectEvent(LAUNCHED, f"the SparkApplication {name} runs this Replay")
 
 
 async def _check_service_account(namespace: str, ctx: Context) -> None:
@@ -109,8 +124,8 @@ def _application(replay: Body, ctx: Context) -> Body | None:
     return found
 
 
-async def _mirror(replay: Body, application: Body, out: Publisher) -> None:
-    """Publish what the state of the application says about the Replay.
+def _mirror(replay: Body, application: Body, now: datetime) -> _Shown:
+    """Return what the state of the application says about the Replay.
 
     Raises:
         ReplayFailedError: the application has failed for good.
@@ -128,27 +143,26 @@ async def _mirror(replay: Body, application: Body, out: Publisher) -> None:
         )
     fields: dict[str, Any] = {"phase": phase.value, "sparkApplication": name}
     if "startTime" not in (replay.get("status") or {}):
-        fields["startTime"] = _now(out)
+        fields["startTime"] = _written(now)
     if phase is Phase.COMPLETED:
         conditions = status.ready(COMPLETED, "the selected dead letters are in the retry topic")
-        await out.publish(replay, conditions, {**fields, "completionTime": _now(out)})
-    else:
-        message = f"the SparkApplication {name} is {state or 'NEW'}"
-        if "errorMessage" in said:
-            message = f"{message}: {said['errorMessage']}"
-        await out.publish(replay, status.progressing(message), fields)
+        return conditions, {**fields, "completionTime": _written(now)}
+    message = f"the SparkApplication {name} is {state or 'NEW'}"
+    if "errorMessage" in said:
+        message = f"{message}: {said['errorMessage']}"
+    return status.progressing(message), fields
 
 
-async def _explain(replay: Body, error: RedriveError, out: Publisher) -> None:
-    """Publish why the Replay does not run: for good, until it is changed, or for now."""
+def _explain(replay: Body, error: RedriveError, now: datetime) -> _Shown:
+    """Return why the Replay does not run: for good, until it is changed, or for now."""
     fields: dict[str, Any] = {}
     if isinstance(error, errors.FINAL):
-        fields = {"phase": Phase.FAILED.value, "completionTime": _now(out)}
+        fields = {"phase": Phase.FAILED.value, "completionTime": _written(now)}
     elif "sparkApplication" not in (replay.get("status") or {}):
         fields = {"phase": Phase.PENDING.value}
-    await out.publish(replay, status.failed(error), fields)
+    return status.failed(error), fields
 
 
-def _now(out: Publisher) -> str:
-    moment: str = ReplayStatus(completion_time=out.clock()).to_manifest()["completionTime"]
+def _written(now: datetime) -> str:
+    moment: str = ReplayStatus(completion_time=now).to_manifest()["completionTime"]
     return moment
