@@ -187,7 +187,7 @@ async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_
         (NameCollisionError, Requeue.ON_CHANGE),
     ],
 )
-async def test_only_what_nobody_tells_the_end_of_is_looked_at_again(
+async def test_only_what_no_watch_shows_the_end_of_is_looked_at_again(
     connection: dict[str, Any],
     policy: MakeBody,
     monkeypatch: pytest.MonkeyPatch,
