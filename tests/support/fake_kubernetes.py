@@ -1,4 +1,8 @@
-"""An API server in memory, for unit tests: objects, versions, merge patches, deletion, Events."""
+"""An API server in memory, for unit tests: objects, versions, merge patches, deletion, Events.
+
+It stands in for the client itself, so no HTTP is under test here. `tests/contract/kube` holds it
+and the real API server to the same answers. It knows no schemas, selectors or watches.
+"""
 
 from __future__ import annotations
 
