@@ -15,7 +15,8 @@ import pytest
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
 from redrive.kube.errors import UnavailableError
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import Key
+from tests.support.fake_kubernetes import FakeKubernetes
 
 
 def write_kubeconfig(path: Path, port: int) -> None:
@@ -76,25 +77,12 @@ async def test_config_maps_are_selected_by_their_label_at_the_server(
     assert unquote(query) == "labelSelector=app.kubernetes.io/managed-by=redrive"
 
 
-class Taker(Kubernetes):
-    """Takes what is created."""
-
-    def __init__(self) -> None:
-        self.created: list[Body] = []
-
-    async def create(self, resource: Resource, body: Body) -> Body:
-        """Keep *body*."""
-        assert resource == resources.EVENTS
-        self.created.append(body)
-        return body
-
-
 async def test_an_event_is_about_the_very_object_and_not_too_long() -> None:
     identity = {"namespace": "n", "name": "a" * 60, "uid": "1"}
     about = {"apiVersion": "redrive.io/v1alpha1", "kind": "Replay", "metadata": identity}
-    taker, now = Taker(), datetime(2026, 1, 1, 12, tzinfo=UTC)
-    await taker.emit(about, kind="Normal", reason="Launched", message="m" * 2000, now=now)
-    (event,) = taker.created
+    api, now = FakeKubernetes(), datetime(2026, 1, 1, 12, tzinfo=UTC)
+    await api.emit(about, kind="Normal", reason="Launched", message="m" * 2000, now=now)
+    (event,) = api.events
     assert event["metadata"] == {"generateName": "a" * 50 + "-", "namespace": "n"}
     assert event["involvedObject"] == {
         "apiVersion": "redrive.io/v1alpha1",

@@ -8,24 +8,36 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from redrive.kube import resources
 from redrive.kube.client import Kubernetes
 from redrive.kube.context import Context, Settings
 from redrive.kube.errors import ForbiddenError
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import Key, Resource
+from tests.support.fake_kubernetes import FakeKubernetes
+
+KINDS = (
+    resources.CONNECTIONS,
+    resources.POLICIES,
+    resources.REPLAYS,
+    resources.SPARK_APPLICATIONS,
+    resources.CONFIG_MAPS,
+)
 
 
-class Shared(Kubernetes):
-    """Namespaces with an object of each kind, of which some may not be read."""
+def shared(*forbidden: str) -> FakeKubernetes:
+    """Two namespaces with an object of each kind; those that are *forbidden* may not be listed."""
 
-    def __init__(self, *forbidden: str) -> None:
-        self.forbidden = forbidden
-
-    async def list(self, _resource: Resource, namespace: str | None = None) -> list[Body]:
-        """Give its one object, unless that is forbidden."""
-        if namespace in self.forbidden:
+    def refuse(verb: str, _resource: Resource, key: Key) -> None:
+        if verb == "list" and key.namespace in forbidden:
             raise ForbiddenError("may not list", remedy="grant it")
-        named = {"name": "a", "uid": "1", "resourceVersion": "1"}
-        return [{"metadata": {**named, "namespace": namespace}}]
+
+    api = FakeKubernetes()
+    for namespace in ("deleted", "shop"):
+        metadata = {"namespace": namespace, "name": "a", "uid": "1", "resourceVersion": "1"}
+        for resource in KINDS:
+            api.add(resource, {"metadata": metadata})
+    api.before = refuse
+    return api
 
 
 def connect_to(api: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +55,7 @@ def serving(*namespaces: str) -> Settings:
 async def test_a_namespace_that_may_not_be_read_keeps_no_other_from_being_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connect_to(Shared("deleted"), monkeypatch)
+    connect_to(shared("deleted"), monkeypatch)
     async with asyncio.timeout(5), Context.open(serving("deleted", "shop")) as ctx:
         for cache in ctx.caches.values():
             assert [Key.of(body) for body in cache] == [Key("shop", "a")]
@@ -51,7 +63,7 @@ async def test_a_namespace_that_may_not_be_read_keeps_no_other_from_being_served
 
 
 async def test_an_operator_that_may_read_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    connect_to(Shared("deleted", "shop"), monkeypatch)
+    connect_to(shared("deleted", "shop"), monkeypatch)
     with pytest.raises(ForbiddenError, match="may not list"):
         async with Context.open(serving("deleted", "shop")):
             pass

@@ -10,49 +10,58 @@ import pytest
 
 from redrive.kube import informer, resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import TIMEOUT_SECONDS, Kubernetes
+from redrive.kube.client import TIMEOUT_SECONDS
 from redrive.kube.errors import ForbiddenError, UnavailableError
 from redrive.kube.informer import INACTIVITY_SECONDS, WATCH_SECONDS, load, relist, relisting
 from redrive.kube.liveness import STALL_SECONDS, Liveness
 from redrive.kube.resources import Body, Key, Resource
+from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.kube.test_client import api_server
 
 KINDS = (resources.REPLAYS, resources.SPARK_APPLICATIONS, resources.CONFIG_MAPS)
 EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
-class Lists(Kubernetes):
-    """An API server's part in it: what there is of each kind, and what happens during a list."""
+class Interference:
+    """What comes between a list and the API server.
+
+    Attributes:
+        asked: kind and namespace of each list; of all namespaces it is empty.
+        meanwhile: what the caches learn while a list is made.
+        down: whether the API server is unavailable; `refused` is set when that was found.
+        forbidden: namespaces that may not be listed.
+    """
 
     def __init__(self) -> None:
-        self.there: dict[Resource, list[Body]] = {}
-        self.asked: list[tuple[Resource, str | None]] = []
+        self.asked: list[tuple[Resource, str]] = []
         self.meanwhile: list[tuple[Cache, Body]] = []
         self.down = False
-        self.forbidden: set[str | None] = set()
+        self.forbidden: set[str] = set()
         self.refused = asyncio.Event()
 
-    async def list(self, resource: Resource, namespace: str | None = None) -> list[Body]:
-        """Answer with what there was when the list began."""
-        self.asked.append((resource, namespace))
+    def __call__(self, verb: str, resource: Resource, key: Key) -> None:
+        """Refuse the list, or have something happen during it."""
+        assert verb == "list"
+        self.asked.append((resource, key.namespace))
         if self.down:
             self.refused.set()
             raise UnavailableError("the Kubernetes API does not answer", remedy="wait")
-        if namespace in self.forbidden:
-            raise ForbiddenError(f"may not list in {namespace}", remedy="grant it")
-        there = [
-            body
-            for body in self.there.get(resource, ())
-            if namespace in {None, body["metadata"]["namespace"]}
-        ]
+        if key.namespace in self.forbidden:
+            raise ForbiddenError(f"may not list in {key.namespace or 'all'}", remedy="grant it")
         for cache, body in self.meanwhile:
             cache.put(body)
-        return there
 
 
 @pytest.fixture
-def api() -> Lists:
-    return Lists()
+def lists() -> Interference:
+    return Interference()
+
+
+@pytest.fixture
+def api(lists: Interference) -> FakeKubernetes:
+    api = FakeKubernetes()
+    api.before = lists
+    return api
 
 
 @pytest.fixture
@@ -66,31 +75,33 @@ def named(name: str, uid: str = "1", version: int = 1, namespace: str = "n") -> 
     return {"metadata": metadata}
 
 
-async def test_the_first_list_is_of_all_namespaces_or_of_those_that_are_named(api: Lists) -> None:
+async def test_the_first_list_is_of_all_namespaces_or_of_those_that_are_named(
+    api: FakeKubernetes,
+) -> None:
     ours, theirs = named("a"), named("b", namespace="elsewhere")
-    api.there = {resources.POLICIES: [ours, theirs]}
+    api.add(resources.POLICIES, ours, theirs)
     assert list(await load(api, resources.POLICIES)) == [ours, theirs]
     assert list(await load(api, resources.POLICIES, ("n",))) == [ours]
 
 
 async def test_an_api_server_that_is_just_starting_is_waited_for(
-    api: Lists, monkeypatch: pytest.MonkeyPatch
+    api: FakeKubernetes, lists: Interference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(informer, "RETRY_SECONDS", 0.001)
-    api.there = {resources.CONFIG_MAPS: [named("a")]}
-    api.down = True
+    api.add(resources.CONFIG_MAPS, named("a"))
+    lists.down = True
     async with asyncio.timeout(5):
         loading = asyncio.create_task(load(api, resources.CONFIG_MAPS))
-        await api.refused.wait()
-        api.down = False
+        await lists.refused.wait()
+        lists.down = False
         assert list(await loading) == [named("a")]
 
 
 async def test_one_of_several_namespaces_that_is_forbidden_is_left_out_with_a_warning(
-    api: Lists, caplog: pytest.LogCaptureFixture
+    api: FakeKubernetes, lists: Interference, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api.there = {resources.CONFIG_MAPS: [named("a", namespace="shop")]}
-    api.forbidden = {"gone"}
+    api.add(resources.CONFIG_MAPS, named("a", namespace="shop"))
+    lists.forbidden = {"gone"}
     listed = await load(api, resources.CONFIG_MAPS, ("gone", "shop"))
     assert [body["metadata"]["namespace"] for body in listed] == ["shop"]
     assert "left out for now: may not list in gone" in caplog.text
@@ -98,34 +109,37 @@ async def test_one_of_several_namespaces_that_is_forbidden_is_left_out_with_a_wa
 
 @pytest.mark.parametrize("namespaces", [(), ("gone", "shop")])
 async def test_that_nothing_may_be_listed_is_an_error_at_the_start(
-    api: Lists, namespaces: tuple[str, ...]
+    api: FakeKubernetes, lists: Interference, namespaces: tuple[str, ...]
 ) -> None:
-    api.forbidden = {None, "gone", "shop"}
-    with pytest.raises(ForbiddenError, match=f"may not list in {(*namespaces, None)[0]}"):
+    lists.forbidden = {"", "gone", "shop"}
+    with pytest.raises(ForbiddenError, match=f"may not list in {(*namespaces, 'all')[0]}"):
         await load(api, resources.CONFIG_MAPS, namespaces)
 
 
 async def test_what_is_there_no_more_is_dropped_and_its_listeners_are_called(
-    api: Lists, caches: dict[Resource, Cache]
+    api: FakeKubernetes, lists: Interference, caches: dict[Resource, Cache]
 ) -> None:
     dropped: list[Key] = []
     replays = caches[resources.REPLAYS]
     replays.listen(lambda key, _before, after: dropped.extend([key] if after is None else []))
     stays = named("stays", uid="3")
     replays.put(stays)
-    api.there = {resources.REPLAYS: [stays]}
+    api.add(resources.REPLAYS, stays)
     await relist(api, caches, ("n",))
     assert list(replays) == [stays]
     assert list(caches[resources.SPARK_APPLICATIONS]) == []
     assert list(caches[resources.CONFIG_MAPS]) == []
     assert dropped == [Key("n", "gone")]
-    assert api.asked == [(kind, "n") for kind in KINDS]
+    assert lists.asked == [(kind, "n") for kind in KINDS]
 
 
 async def test_a_namespace_that_may_not_be_read_ends_no_relist_and_loses_nothing(
-    api: Lists, caches: dict[Resource, Cache], caplog: pytest.LogCaptureFixture
+    api: FakeKubernetes,
+    lists: Interference,
+    caches: dict[Resource, Cache],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    api.forbidden = {"deleted"}
+    lists.forbidden = {"deleted"}
     kept = named("kept", uid="4", namespace="deleted")
     caches[resources.REPLAYS].put(kept)
     await relist(api, caches, ("deleted", "n"))
@@ -135,17 +149,18 @@ async def test_a_namespace_that_may_not_be_read_ends_no_relist_and_loses_nothing
 
 
 async def test_what_is_made_while_a_list_is_made_stays(
-    api: Lists, caches: dict[Resource, Cache]
+    api: FakeKubernetes, lists: Interference, caches: dict[Resource, Cache]
 ) -> None:
     replays = caches[resources.REPLAYS]
     fresh, reborn = named("fresh", version=5), named("gone", uid="2", version=5)
-    api.meanwhile = [(replays, fresh), (replays, reborn)]
+    lists.meanwhile = [(replays, fresh), (replays, reborn)]
     await relist(api, caches, ("n",))
     assert list(replays) == [reborn, fresh]
 
 
 async def test_a_list_that_fails_drops_nothing_and_is_made_again(
-    api: Lists,
+    api: FakeKubernetes,
+    lists: Interference,
     caches: dict[Resource, Cache],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -154,16 +169,16 @@ async def test_a_list_that_fails_drops_nothing_and_is_made_again(
     monkeypatch.setattr(informer, "RELIST_SECONDS", 0.001)
     dropped = asyncio.Event()
     caches[resources.CONFIG_MAPS].listen(lambda *_: dropped.set())
-    api.down = True
+    lists.down = True
     async with asyncio.timeout(5), relisting(api, caches, ("n",)):
-        await api.refused.wait()
+        await lists.refused.wait()
         assert list(caches[resources.REPLAYS]) == [named("gone")]
-        api.down = False
+        lists.down = False
         await dropped.wait()
     assert "relist: the Kubernetes API does not answer" in caplog.text
-    asked = len(api.asked)
+    asked = len(lists.asked)
     await asyncio.sleep(0.01)
-    assert len(api.asked) == asked
+    assert len(lists.asked) == asked
 
 
 async def test_every_beginning_of_a_watch_is_a_sign_of_life_and_nothing_else_is() -> None:

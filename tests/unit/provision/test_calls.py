@@ -20,7 +20,7 @@ from redrive.errors import RedriveError, Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
 from redrive.kube.context import wall_clock
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import POLICIES, Body, Key
 from redrive.provision import converge as converging
 from redrive.provision import reconcile
 from redrive.provision.conflicts import Conflicts
@@ -36,7 +36,7 @@ from redrive.provision.errors import (
 from redrive.provision.resolve import resolve
 from redrive.provision.resync import CALLS_PER_LOOK
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
-from tests.unit.provision.test_faults import ConfigMaps
+from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING: Any = None
@@ -187,7 +187,7 @@ async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_
         (NameCollisionError, Requeue.ON_CHANGE),
     ],
 )
-async def test_only_what_nobody_tells_the_end_of_is_looked_at_again(
+async def test_only_what_no_watch_shows_the_end_of_is_looked_at_again(
     connection: dict[str, Any],
     policy: MakeBody,
     monkeypatch: pytest.MonkeyPatch,
@@ -197,17 +197,10 @@ async def test_only_what_nobody_tells_the_end_of_is_looked_at_again(
     async def refuse(*_: object) -> None:
         raise error("it is so", remedy="change it")
 
-    class Statuses(ConfigMaps):
-        async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
-            del resource
-            return {**body, "status": status} if key == Key.of(body) else {}
-
-        async def emit(self, *_: object, **__: object) -> None:
-            """Forget it."""
-
     body = policy()
     ctx = make_world(NOTHING, connection, body)
-    ctx.kubernetes, ctx.clock = Statuses(), wall_clock
+    ctx.kubernetes.add(POLICIES, body)
+    ctx.clock = wall_clock
     monkeypatch.setattr(reconcile, "converge", refuse)
     conflicts = Conflicts(ctx.policies, lambda _: None)
     assert await reconcile.reconcile(Key.of(body), ctx, conflicts, NOTHING) is again
@@ -241,7 +234,7 @@ def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # 
         return Connection(Key(namespace, ref.name), spec, admin)
 
     return SimpleNamespace(
-        kubernetes=ConfigMaps(),
+        kubernetes=FakeKubernetes(),
         policies=Cache([body]),
         connections=Cache([through]),
         config_maps=Cache(),

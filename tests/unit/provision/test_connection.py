@@ -12,42 +12,25 @@ from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import Requeue
 from redrive.kube import status
 from redrive.kube.cache import Cache
-from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connection
 from redrive.kube.context import wall_clock
 from redrive.kube.errors import SecretNotFoundError
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import CONNECTIONS, Key
 from redrive.provision.connection import reconcile
 from tests.support.fake_admin import SUPERUSER, FakeBroker
+from tests.support.fake_kubernetes import FakeKubernetes
 
 KEY = Key("shop", "main")
-
-
-class Statuses(Kubernetes):
-    """An API server's part in it: it keeps the status, and forgets Events."""
-
-    def __init__(self, body: Body) -> None:
-        self.body = body
-        self.patches = 0
-
-    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
-        """Keep the status."""
-        assert (resource.kind, key) == ("PulsarConnection", KEY)
-        self.patches += 1
-        metadata = {**self.body["metadata"], "resourceVersion": str(1 + self.patches)}
-        self.body = {**self.body, "metadata": metadata, "status": status}
-        return self.body
-
-    async def emit(self, *_: object, **__: object) -> None:
-        """Forget it."""
 
 
 async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
     connection: dict[str, Any],
 ) -> None:
     identity = {"namespace": "shop", "name": "main", "uid": "u", "resourceVersion": "1"}
-    body = {"metadata": {**identity, "generation": 1}, "spec": connection}
-    kubernetes, missing = Statuses(body), list[SecretNotFoundError]()
+    typed = {"apiVersion": CONNECTIONS.api_version, "kind": CONNECTIONS.kind}
+    body = {**typed, "metadata": {**identity, "generation": 1}, "spec": connection}
+    kubernetes, missing = FakeKubernetes(), list[SecretNotFoundError]()
+    kubernetes.add(CONNECTIONS, body)
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.tenants = {"shop": []}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
@@ -65,11 +48,11 @@ async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
             clock=wall_clock,
         )
         assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
-        assert status.reason(kubernetes.body) == "Connected"
-        patches, calls = kubernetes.patches, len(broker.calls)
+        assert status.reason(kubernetes.objects[CONNECTIONS][KEY]) == "Connected"
+        writes, calls = len(kubernetes.writes), len(broker.calls)
         assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
-        assert (kubernetes.patches, len(broker.calls)) == (patches, calls + 2)
+        assert (len(kubernetes.writes), len(broker.calls)) == (writes, calls + 2)
 
         missing.append(SecretNotFoundError("the Secret is not there", remedy="make it"))
         assert await reconcile(KEY, ctx) is Requeue.BACKOFF
-        assert status.reason(kubernetes.body) == "SecretNotFound"
+        assert status.reason(kubernetes.objects[CONNECTIONS][KEY]) == "SecretNotFound"

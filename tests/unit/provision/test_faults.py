@@ -21,10 +21,8 @@ from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connection
-from redrive.kube.errors import NotFoundError
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.converge import Converged, converge
@@ -43,6 +41,7 @@ from tests.support.fake_admin import (
     done_but_not_told,
     hanging,
 )
+from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
 
@@ -55,48 +54,10 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-class ConfigMaps(Kubernetes):
-    """An API server that holds ConfigMaps."""
-
-    def __init__(self) -> None:
-        self.bodies: dict[Key, Body] = {}
-
-    async def get(self, resource: Resource, key: Key) -> Body:
-        if key not in self.bodies:
-            raise NotFoundError(f"no {resource.kind} {key}", remedy="none")
-        return self.bodies[key]
-
-    async def create(self, resource: Resource, body: Body) -> Body:
-        del resource
-        self.bodies[Key.of(body)] = body
-        return body
-
-
-class Grave(Kubernetes):
-    """An API server with a policy that is being deleted."""
-
-    def __init__(self, body: Body) -> None:
-        self.body = {
-            **body,
-            "metadata": {
-                **body["metadata"],
-                "finalizers": [FINALIZER],
-                "deletionTimestamp": DELETED.isoformat(),
-            },
-        }
-
-    async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
-        assert (resource, key) == (resources.POLICIES, Key.of(self.body))
-        self.body = {**self.body, "metadata": {**self.body["metadata"], **patch["metadata"]}}
-        return self.body
-
-    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
-        assert (resource, key) == (resources.POLICIES, Key.of(self.body))
-        self.body = {**self.body, "status": status}
-        return self.body
-
-    async def emit(self, *_: object, **__: object) -> None:
-        """Keep none."""
+def deleted(policy: Body) -> Body:
+    """The policy while it is being deleted."""
+    going = {"finalizers": [FINALIZER], "deletionTimestamp": DELETED.isoformat()}
+    return {**policy, "metadata": {**policy["metadata"], **going}}
 
 
 @dataclass(frozen=True)
@@ -105,7 +66,7 @@ class Shop:
 
     broker: FakeBroker
     http: Http
-    config_maps: ConfigMaps
+    kubernetes: FakeKubernetes
     connection: Body
     policy: Body
 
@@ -116,14 +77,20 @@ class Shop:
         asked = resolve(self.policy, ctx)
         return await converge(asked, self.policy, ctx, conflicts)
 
-    async def finalize(self, grave: Grave, http: Http | None = None) -> Requeue:
+    async def finalize(self, http: Http | None = None) -> Requeue:
         """Do what the deletion of the policy asks for, as a restarted operator would."""
         ctx = self.ctx(http)
         conflicts = Conflicts(ctx.policies, lambda _: None)
-        out = Publisher(grave, resources.POLICIES, ctx.policies, ctx.clock)
-        outcome = await finalize(grave.body, ctx, conflicts)
-        await publish(grave.body, outcome, out)
+        out = Publisher(self.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
+        body = self.kubernetes.objects[resources.POLICIES][Key.of(self.policy)]
+        outcome = await finalize(body, ctx, conflicts)
+        await publish(body, outcome, out)
         return outcome.requeue
+
+    @property
+    def config_maps(self) -> dict[Key, dict[str, Any]]:
+        """What the policy has in Kubernetes."""
+        return self.kubernetes.objects[resources.CONFIG_MAPS]
 
     def ctx(self, http: Http | None) -> Any:  # noqa: ANN401
         """What a reconcile needs of the world."""
@@ -136,7 +103,7 @@ class Shop:
             return Connection(Key(namespace, ref.name), spec, admin)
 
         return SimpleNamespace(
-            kubernetes=self.config_maps,
+            kubernetes=self.kubernetes,
             policies=Cache([self.policy]),
             connections=Cache([self.connection]),
             brokers=SimpleNamespace(resolve=resolve),
@@ -153,7 +120,7 @@ async def shop(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
         grants = {"persistent://shop/prod/others": {"fulfilment": ["consume"]}}
         topics = {"orders": Topic(2, {}), "others": Topic(0, {"a": "b"}, {"": ["s"]})}
         broker.namespaces = {"shop/prod": Namespace(topics, grants)}
-        yield Shop(broker, Http(session), ConfigMaps(), body, policy)
+        yield Shop(broker, Http(session), FakeKubernetes(), body, policy)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -178,7 +145,7 @@ async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
                 await disturbed.look()
             broker = disturbed.broker
             assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[number - 1]
-            assert disturbed.config_maps.bodies == undisturbed.config_maps.bodies
+            assert disturbed.config_maps == undisturbed.config_maps
             assert (await disturbed.look()).actions == ()
 
 
@@ -189,7 +156,7 @@ async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
     body = policy(deletionPolicy="Delete")
     async with standing(connection, body) as undisturbed:
         before = len(undisturbed.broker.calls)
-        assert await undisturbed.finalize(Grave(body)) is Requeue.ON_CHANGE
+        assert await undisturbed.finalize() is Requeue.ON_CHANGE
         calls = len(undisturbed.broker.calls) - before
         left = undisturbed.broker.namespaces["shop/prod"].topics
         assert left.keys() == {"orders", "others", "orders-fulfilment-DLQ"}
@@ -197,24 +164,28 @@ async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
         assert calls > 10
     for number in range(1, calls + 1):
         async with standing(connection, body) as disturbed:
-            broker, grave = disturbed.broker, Grave(body)
+            broker, policies = disturbed.broker, disturbed.kubernetes.objects[resources.POLICIES]
             broker.fault = at_call(number, FAULTS[fault])
             limit = HASTY if FAULTS[fault] is hanging else aiohttp.ClientTimeout()
             async with aiohttp.ClientSession(timeout=limit) as session:
-                again = await disturbed.finalize(grave, Http(session))
+                again = await disturbed.finalize(Http(session))
             if again is Requeue.BACKOFF:
                 broker.fault = None
-                assert grave.body["metadata"]["finalizers"] == [FINALIZER]
-                again = await disturbed.finalize(grave)
+                assert policies[Key.of(body)]["metadata"]["finalizers"] == [FINALIZER]
+                again = await disturbed.finalize()
             assert again is Requeue.ON_CHANGE
-            assert grave.body["metadata"]["finalizers"] == []
+            assert policies == {}  # the only finalizer is gone
             assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[-number:]
 
 
 @asynccontextmanager
 async def standing(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
-    """A shop with a policy that is provisioned; its dead-letter topic was there before."""
+    """A shop with a policy that is provisioned and being deleted.
+
+    Its dead-letter topic was there before.
+    """
     async with shop(connection, policy) as made:
         made.broker.namespaces["shop/prod"].topics["orders-fulfilment-DLQ"] = Topic(0, {})
         await made.look()
+        made.kubernetes.add(resources.POLICIES, deleted(policy))
         yield made

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -18,7 +19,6 @@ from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connection
 from redrive.kube.errors import ConflictError, ConnectionNotFoundError
 from redrive.kube.resources import Body, Key, Resource
@@ -34,46 +34,28 @@ from redrive.provision.finalize import (
 from redrive.provision.finalizer import FINALIZER, ensure_finalizer
 from redrive.provision.outcome import publish
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace
+from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class Disputed(Kubernetes):
-    """An API server where another client changes the object before each of the first patches."""
+def storing(body: Body) -> FakeKubernetes:
+    """An API server that has the policy."""
+    api = FakeKubernetes()
+    api.add(resources.POLICIES, body)
+    return api
 
-    def __init__(self, body: dict[str, Any], conflicts: int = 0) -> None:
-        self.body = body
-        self.conflicts = conflicts
-        self.events: list[tuple[str, str]] = []
 
-    async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
-        """Refuse, or set the finalizers."""
-        assert (resource, key) == (resources.POLICIES, Key.of(self.body))
-        if self.conflicts:
-            self.conflicts -= 1
-            raise ConflictError("the object has been modified", remedy="try again")
-        version = {"resourceVersion": str(int(patch["metadata"]["resourceVersion"]) + 1)}
-        self.body = {**self.body, "metadata": self.body["metadata"] | patch["metadata"] | version}
-        return self.body
+def stored(api: FakeKubernetes) -> dict[str, Any]:
+    """Return the only policy as it is now."""
+    (body,) = api.objects[resources.POLICIES].values()
+    return body
 
-    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
-        """Set the status."""
-        assert (resource, key) == (resources.POLICIES, Key.of(self.body))
-        self.body = {**self.body, "status": {**self.body.get("status", {}), **status}}
-        return self.body
 
-    async def emit(
-        self, about: Body, *, kind: str, reason: str, message: str, now: datetime
-    ) -> None:
-        """Keep reason and message."""
-        del about, kind, now
-        self.events.append((reason, message))
-
-    @property
-    def ready(self) -> dict[str, Any]:
-        """The Ready condition."""
-        return next(dict(c) for c in self.body["status"]["conditions"] if c["type"] == "Ready")
+def ready_condition(api: FakeKubernetes) -> dict[str, Any]:
+    """Return the Ready condition of the only policy."""
+    return next(dict(c) for c in stored(api)["status"]["conditions"] if c["type"] == "Ready")
 
 
 class Gone:
@@ -105,7 +87,7 @@ def deleted(body: dict[str, Any], **annotations: str) -> dict[str, Any]:
     return body
 
 
-def out_of(api: Disputed, table: Cache) -> Publisher:
+def out_of(api: FakeKubernetes, table: Cache) -> Publisher:
     return Publisher(api, resources.POLICIES, table, lambda: BEGAN)
 
 
@@ -123,7 +105,7 @@ class Remembered(Gone):
 
 
 async def look(
-    api: Disputed,
+    api: FakeKubernetes,
     table: Cache,
     after: timedelta = timedelta(0),
     brokers: Gone = Gone(),  # noqa: B008  it never changes
@@ -148,22 +130,23 @@ async def test_a_deletion_waits_for_its_connection_and_says_since_when_and_how_l
     policy: MakeBody,
 ) -> None:
     body = deleted(policy(deletionPolicy="Delete"))
-    api, table = Disputed(body), Cache([body])
+    api, table = storing(body), Cache([body])
     assert await look(api, table, timedelta(minutes=9, seconds=59)) is Requeue.BACKOFF
-    assert api.ready["reason"] == "ConnectionNotFound"
-    said = api.ready["message"]
+    ready = ready_condition(api)
+    assert ready["reason"] == "ConnectionNotFound"
+    said = ready["message"]
     assert said.startswith("being deleted since 2026-01-01T00:00:00Z: no connection; got")
     assert "at 2026-01-01T00:10:00Z the policy goes all the same" in said
     assert "with the annotation redrive.io/skip-cleanup=true it goes now" in said
-    assert FINALIZER in api.body["metadata"]["finalizers"]
+    assert FINALIZER in stored(api)["metadata"]["finalizers"]
 
 
 async def test_a_deletion_gives_up_in_the_end_and_says_what_may_be_left(policy: MakeBody) -> None:
     body = deleted(policy(deletionPolicy="Delete"))
-    api, table = Disputed(body), Cache([body])
+    api, table = storing(body), Cache([body])
     assert await look(api, table, timedelta(minutes=10)) is Requeue.ON_CHANGE
-    assert api.body["metadata"]["finalizers"] == ["others"]
-    ((reason, message),) = api.events
+    assert stored(api)["metadata"]["finalizers"] == ["others"]
+    ((_, reason, message),) = api.announced()
     assert reason == CLEANUP_ABANDONED
     assert "waited since 2026-01-01T00:00:00Z: no connection" in message
     assert message.endswith("what there is of r and d stays at the broker")
@@ -173,14 +156,14 @@ async def test_a_fault_of_our_own_holds_up_no_deletion_for_ever(
     policy: MakeBody, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = deleted(policy(deletionPolicy="Delete"))
-    api, table = Disputed(body), Cache([body])
+    api, table = storing(body), Cache([body])
     faulty = Gone(KeyError("partitions"))
     with pytest.raises(KeyError):
         await look(api, table, timedelta(minutes=9, seconds=59), faulty)
-    assert FINALIZER in api.body["metadata"]["finalizers"]
+    assert FINALIZER in stored(api)["metadata"]["finalizers"]
     assert await look(api, table, timedelta(minutes=10), faulty) is Requeue.ON_CHANGE
-    assert api.body["metadata"]["finalizers"] == ["others"]
-    ((reason, message),) = api.events
+    assert stored(api)["metadata"]["finalizers"] == ["others"]
+    ((_, reason, message),) = api.announced()
     assert reason == CLEANUP_ABANDONED
     assert "2026-01-01T00:00:00Z: KeyError, see the operator's log; what there" in message
     assert "KeyError: 'partitions'" in caplog.text
@@ -188,23 +171,30 @@ async def test_a_fault_of_our_own_holds_up_no_deletion_for_ever(
 
 async def test_an_annotation_has_a_deletion_give_up_at_once(policy: MakeBody) -> None:
     body = deleted(policy(deletionPolicy="Delete"), **{"skip-cleanup": "true"})
-    api, table = Disputed(body), Cache([body])
+    api, table = storing(body), Cache([body])
     assert SKIP_CLEANUP in body["metadata"]["annotations"]
     assert await look(api, table) is Requeue.ON_CHANGE
-    assert api.body["metadata"]["finalizers"] == ["others"]
-    assert [reason for reason, _ in api.events] == [CLEANUP_ABANDONED]
+    assert stored(api)["metadata"]["finalizers"] == ["others"]
+    assert [reason for _, reason, _ in api.announced()] == [CLEANUP_ABANDONED]
 
 
 async def test_what_stays_is_told_once_however_often_letting_go_is_tried(policy: MakeBody) -> None:
     body = deleted(policy(), **{"skip-cleanup": "true"})
-    api, table = Disputed(body, conflicts=2), Cache([body])
+    api, table = storing(body), Cache([body])
+    attempts = itertools.count(1)
+
+    def modify(verb: str, _resource: Resource, _key: Key) -> None:
+        if verb == "patch" and next(attempts) <= 2:
+            raise ConflictError("the object has been modified", remedy="try again")
+
+    api.before = modify
     for _ in range(2):
         with pytest.raises(ConflictError):
             await look(api, table)
     for _ in range(2):
         await look(api, table)
-    assert [reason for reason, _ in api.events] == [CLEANUP_ABANDONED]
-    assert api.body["metadata"]["finalizers"] == ["others"]
+    assert [reason for _, reason, _ in api.announced()] == [CLEANUP_ABANDONED]
+    assert stored(api)["metadata"]["finalizers"] == ["others"]
 
 
 async def test_a_deletion_asks_the_broker_of_a_connection_that_is_gone_for_a_sign_of_life(
@@ -214,7 +204,7 @@ async def test_a_deletion_asks_the_broker_of_a_connection_that_is_gone_for_a_sig
         raise BrokerUnreachableError("no answer", remedy="start it")
 
     body = deleted(policy(deletionPolicy="Delete"))
-    api, table = Disputed(body), Cache([body])
+    api, table = storing(body), Cache([body])
     breaker = Breaker("http://pulsar:8080", lambda: BEGAN, lambda: None)
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         access = Access.bearer(FakeBroker.token(SUPERUSER))
@@ -228,8 +218,8 @@ async def test_a_deletion_asks_the_broker_of_a_connection_that_is_gone_for_a_sig
         assert breaker.is_open
         await look(api, table, brokers=Remembered(last))
     assert not breaker.is_open
-    assert api.body["metadata"]["finalizers"] == ["others"]
-    assert CLEANUP_ABANDONED not in [reason for reason, _ in api.events]
+    assert stored(api)["metadata"]["finalizers"] == ["others"]
+    assert CLEANUP_ABANDONED not in [reason for _, reason, _ in api.announced()]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +236,7 @@ async def test_only_a_deletion_with_work_to_do_holds_the_api_server_up(
 ) -> None:
     body = policy()
     body["metadata"]["finalizers"] = before
-    api = Disputed(body)
+    api = storing(body)
     after = await ensure_finalizer(body, choice, out_of(api, Cache([body])))
     assert (FINALIZER in after["metadata"]["finalizers"]) is held
     assert ("others" in after["metadata"]["finalizers"]) is ("others" in before)
@@ -255,11 +245,11 @@ async def test_only_a_deletion_with_work_to_do_holds_the_api_server_up(
 async def test_what_stays_of_a_policy_that_went_at_once_is_told_too(policy: MakeBody) -> None:
     body = policy() | {"status": {"retryTopic": "r", "deadLetterTopic": "d"}}
     table = Cache([body, policy("unmade"), deleted(policy("told"))])
-    api = Disputed(body)
+    api = storing(body)
     events = DeletionEvents(out_of(api, table))
     for each in table:
         table.drop(each)
     await events.idle()
-    ((reason, message),) = api.events
+    ((_, reason, message),) = api.announced()
     assert reason == RETAINED
     assert message.startswith("r and d stay at the broker")

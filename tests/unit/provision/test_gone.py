@@ -7,35 +7,18 @@ from typing import Any
 
 from redrive.errors import Requeue
 from redrive.kube.cache import Cache
-from redrive.kube.client import Kubernetes
-from redrive.kube.errors import NotFoundError
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import Key
 from redrive.provision import connection, reconcile
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.health.watch import Health
+from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
 
 
-class Empty(Kubernetes):
-    """An API server that has none of the objects any more."""
-
-    def __init__(self) -> None:
-        pass
-
-    async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
-        """Find nothing to patch."""
-        del patch
-        raise NotFoundError(f"no {resource.kind} {key}", remedy="none")
-
-    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
-        """Find nothing to patch."""
-        return await self.patch(resource, key, status)
-
-
 def ctx(policies: Cache, connections: Cache) -> Any:  # noqa: ANN401 - what of a Context is used
     return SimpleNamespace(
-        kubernetes=Empty(),
+        kubernetes=FakeKubernetes(),  # none of the objects is there any more
         policies=policies,
         connections=connections,
         replays=Cache(),

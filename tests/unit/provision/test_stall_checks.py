@@ -23,8 +23,8 @@ from redrive.provision.resolve import resolve
 from redrive.provision.resync import CALLS_PER_QUESTION
 from redrive.provision.stall_checks import StallChecks, is_checked
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
+from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.provision.test_calls import make_world
-from tests.unit.provision.test_faults import ConfigMaps
 
 MakeBody = Callable[..., dict[str, Any]]
 RETRY, DEAD = "orders-fulfilment-RETRY", "orders-fulfilment-DLQ"
@@ -155,21 +155,21 @@ async def test_a_namespace_that_deletes_idle_subscriptions_until_it_stops(scene:
 
 
 @pytest.mark.parametrize("labelled", [False, True])
-async def test_a_config_map_of_somebody_else_until_it_is_gone(
+async def test_a_config_map_that_is_not_ours_until_it_is_gone(
     scene: Scene, *, labelled: bool
 ) -> None:
     labels = dict([resources.MANAGED]) if labelled else {}
     name = {"namespace": "shop", "name": "orders-redrive"}
     theirs: Body = {"metadata": {**name, "uid": "theirs", "labels": labels}, "data": {}}
-    config_maps: ConfigMaps = scene.ctx.kubernetes
-    config_maps.bodies[Key.of(theirs)] = theirs
+    kubernetes: FakeKubernetes = scene.ctx.kubernetes
+    kubernetes.add(resources.CONFIG_MAPS, theirs)
     if labelled:
         scene.ctx.config_maps.put({**theirs, "metadata": {**theirs["metadata"]}})
     await scene.stalls("ConfigMapNotOurs")
     before = len(scene.broker.calls)
     assert not await StallChecks(scene.ctx, scene._claims()).is_over(scene.body)  # noqa: SLF001
     assert len(scene.broker.calls) == before
-    config_maps.bodies.clear()
+    kubernetes.objects.clear()
     scene.ctx.config_maps.drop(theirs)
     assert await scene.is_over()
 

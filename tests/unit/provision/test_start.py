@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -13,11 +13,11 @@ import pytest
 
 from redrive.kube import status
 from redrive.kube.cache import Cache
-from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connections
 from redrive.kube.context import Context, Settings
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import POLICIES, Body, Key
 from redrive.provision import handlers
+from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING = cast("Any", None)
@@ -25,32 +25,11 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECONDS = 5
 
 
-class Statuses(Kubernetes):
-    """An API server's part in it: it keeps statuses, and forgets Events."""
-
-    def __init__(self, policies: Iterable[Body]) -> None:
-        self.bodies = {Key.of(body): body for body in policies}
-        self.written: asyncio.Queue[Body] = asyncio.Queue()
-
-    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
-        """Keep the status."""
-        assert resource.kind == "RetryPolicy"
-        body = self.bodies[key]
-        version = str(int(body["metadata"]["resourceVersion"]) + 1)
-        metadata = {**body["metadata"], "resourceVersion": version}
-        written = {**body, "metadata": metadata, "status": {**body.get("status", {}), **status}}
-        self.bodies[key] = written
-        self.written.put_nowait(written)
-        return written
-
-    async def emit(self, *_: object, **__: object) -> None:
-        """Forget it."""
-
-
 @asynccontextmanager
-async def started(*policies: Body) -> AsyncIterator[Statuses]:
+async def started(*policies: Body) -> AsyncIterator[FakeKubernetes]:
     """An operator that finds *policies* at its start, and no connection."""
-    kubernetes, connections = Statuses(policies), Cache()
+    kubernetes, connections = FakeKubernetes(), Cache()
+    kubernetes.add(POLICIES, *policies)
     ctx = Context(
         settings=Settings("here", (), "", "", ""),
         kubernetes=kubernetes,
@@ -88,22 +67,22 @@ async def test_a_policy_whose_connection_went_while_no_operator_ran_is_ready_no_
     policy: MakeBody,
 ) -> None:
     async with started(ready(policy())) as kubernetes:
-        assert status.reason(await kubernetes.written.get()) == "ConnectionNotFound"
+        assert status.reason((await kubernetes.written()).body) == "ConnectionNotFound"
 
 
 @pytest.mark.parametrize("since", ["0000-01-01T00:00:00Z", "2026-01-01T00:00:00+99:00"])
-async def test_a_status_that_nobody_can_read_does_not_end_the_operator_and_is_written_anew(
+async def test_a_status_that_cannot_be_read_does_not_end_the_operator_and_is_written_again(
     policy: MakeBody, since: str
 ) -> None:
     spoilt = ready(policy("spoilt"), since)
     async with started(spoilt, policy("new")) as kubernetes:
         reasons = dict[str, str]()
         while reasons != {"spoilt": "ConnectionNotFound", "new": "ConnectionNotFound"}:
-            body = await kubernetes.written.get()
+            body = (await kubernetes.written()).body
             reasons[Key.of(body).name] = status.reason(body)
         times = {
             condition["lastTransitionTime"]
-            for body in kubernetes.bodies.values()
+            for body in kubernetes.objects[POLICIES].values()
             for condition in body["status"]["conditions"]
         }
     assert times == {"2026-01-01T00:00:00Z"}

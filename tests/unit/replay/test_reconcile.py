@@ -4,61 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from redrive.errors import Requeue
 from redrive.kube import resources
-from redrive.kube.errors import ForbiddenError, NotFoundError
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.errors import ForbiddenError
+from redrive.kube.resources import Key, Resource
 from redrive.replay.reconcile import reconcile
+from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.replay.test_admission import ctx, replay
 
-
-class Cluster:
-    """An API server whose answer about the ServiceAccount is *answer*."""
-
-    def __init__(self, answer: Exception | None) -> None:
-        self.answer = answer
-        self.read: list[tuple[Resource, Key]] = []
-        self.created: list[str] = []
-        self.statuses: list[dict[str, Any]] = []
-
-    async def get(self, resource: Resource, key: Key) -> Body:
-        """Answer."""
-        self.read.append((resource, key))
-        if self.answer is not None:
-            raise self.answer
-        return {}
-
-    async def create(self, resource: Resource, body: Body) -> Body:
-        """Note the kind."""
-        self.created.append(resource.kind)
-        return {**body, "metadata": {**body["metadata"], "resourceVersion": "1"}}
-
-    async def patch_status(self, _: Resource, __: Key, status: dict[str, Any]) -> Body:
-        """Note the status."""
-        self.statuses.append(status)
-        return {**replay(), "status": status}
-
-    async def emit(self, *_: object, **__: object) -> None:
-        """Drop every Event."""
+ACCOUNT = Key("shop", "redrive-replay")
 
 
-async def look(cluster: Cluster) -> Requeue:
-    """Reconcile one Replay once."""
+@pytest.fixture
+def api() -> FakeKubernetes:
+    """An API server with one Replay."""
+    api = FakeKubernetes()
+    api.add(resources.REPLAYS, replay())
+    return api
+
+
+async def look(api: FakeKubernetes) -> Requeue:
+    """Reconcile the Replay once."""
     body = replay()
-    context = dataclasses.replace(ctx(replays=[body]), kubernetes=cast("Any", cluster))
+    context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
     return await reconcile(Key.of(body), context, asyncio.Lock())
 
 
-async def test_a_replay_without_its_service_account_waits_and_looks_again() -> None:
-    cluster = Cluster(NotFoundError("it is not there", remedy="none"))
-    assert await look(cluster) is Requeue.BACKOFF
-    assert cluster.read == [(resources.SERVICE_ACCOUNTS, Key("shop", "redrive-replay"))]
-    assert cluster.created == []
-    (status,) = cluster.statuses
+def statuses(api: FakeKubernetes) -> list[dict[str, Any]]:
+    """Return each status that was written."""
+    return [write.body["status"] for write in api.writes if write.verb == "patch_status"]
+
+
+async def test_a_replay_without_its_service_account_waits_and_looks_again(
+    api: FakeKubernetes,
+) -> None:
+    read: list[tuple[Resource, Key]] = []
+
+    def note(verb: str, resource: Resource, key: Key) -> None:
+        if verb == "get":
+            read.append((resource, key))
+
+    api.before = note
+    assert await look(api) is Requeue.BACKOFF
+    assert read == [(resources.SERVICE_ACCOUNTS, ACCOUNT)]
+    assert [write.verb for write in api.writes] == ["patch_status"]
+    (status,) = statuses(api)
     assert status["phase"] == "Pending"
     ready = next(c for c in status["conditions"] if c["type"] == "Ready")
     assert ready["reason"] == "ServiceAccountNotFound"
@@ -67,11 +61,19 @@ async def test_a_replay_without_its_service_account_waits_and_looks_again() -> N
     assert all(c["type"] != "Stalled" for c in status["conditions"])
 
 
-@pytest.mark.parametrize("answer", [None, ForbiddenError("it is not allowed", remedy="none")])
+@pytest.mark.parametrize("forbidden", [False, True])
 async def test_a_replay_is_launched_when_the_account_exists_or_may_not_be_read(
-    answer: Exception | None,
+    api: FakeKubernetes, *, forbidden: bool
 ) -> None:
-    cluster = Cluster(answer)
-    assert await look(cluster) is Requeue.ON_CHANGE
-    assert cluster.created == ["SparkApplication"]
-    assert [status["phase"] for status in cluster.statuses] == ["Submitted"]
+    def refuse(_verb: str, resource: Resource, _key: Key) -> None:
+        if resource == resources.SERVICE_ACCOUNTS:
+            raise ForbiddenError("it is not allowed", remedy="none")
+
+    if forbidden:
+        api.before = refuse
+    else:
+        api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
+    assert await look(api) is Requeue.ON_CHANGE
+    created = [write.resource.kind for write in api.writes if write.verb == "create"]
+    assert created == ["SparkApplication"]
+    assert [status["phase"] for status in statuses(api)] == ["Submitted"]

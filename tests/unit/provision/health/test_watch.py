@@ -14,11 +14,12 @@ import pytest
 from redrive.admin.model import SubscriptionStats
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.kube.context import Context
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import POLICIES, Body, Key
 from redrive.provision.health import watch
 from redrive.provision.health.reader import Reader
 from redrive.provision.health.watch import Health
 from redrive.provision.rate_limit import RateLimit
+from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
 READY = {"type": "Ready", "status": "True", "reason": "Provisioned", "message": ""}
@@ -62,16 +63,18 @@ ORDERS = Key("shop", "orders")
 
 
 class Cluster:
-    """The API server, the broker and the clock of one policy that nothing happens to."""
+    """The API server, the broker and the clock around one policy that nothing happens to."""
 
     def __init__(self, ctx: Context, connection: Mapping[str, Any], body: Body) -> None:
-        self.writes: asyncio.Queue[str] = asyncio.Queue()
+        self.kubernetes = FakeKubernetes()
+        self.seen = 0
         self.now = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
-        me = cast("Any", self)
-        self.ctx = dataclasses.replace(ctx, kubernetes=me, brokers=me, clock=lambda: self.now)
+        self.ctx = dataclasses.replace(
+            ctx, kubernetes=self.kubernetes, brokers=cast("Any", self), clock=lambda: self.now
+        )
         metadata = {"namespace": "shop", "name": "main", "uid": "main", "resourceVersion": "1"}
         self.ctx.connections.put({"metadata": metadata, "spec": connection})
-        self.ctx.policies.put(body)
+        self.change(body)
         self.admin = self
         self.spec = PulsarConnectionSpec.model_validate(connection)
 
@@ -83,16 +86,18 @@ class Cluster:
         """Answer for every topic that nothing waits there."""
         return {"fulfilment": NOTHING_WAITS, "redrive": NOTHING_WAITS}
 
-    async def patch_status(self, _: object, key: Key, status: dict[str, Any]) -> Body:
-        """Merge the status, and note when its backlog was read."""
-        self.writes.put_nowait(status["backlog"]["observedAt"])
-        body = self.ctx.policies.get(key) or {}
-        return {**body, "status": {**body["status"], **status}}
+    def change(self, policy: Body) -> None:
+        """Change the policy, and have a watch show it."""
+        self.kubernetes.add(POLICIES, policy)
+        self.ctx.policies.put(policy)
 
     async def written(self) -> str:
         """The `observedAt` of the next write."""
         async with asyncio.timeout(5):
-            return await self.writes.get()
+            write = await self.kubernetes.written()
+        self.seen += 1
+        observed_at: str = write.body["status"]["backlog"]["observedAt"]
+        return observed_at
 
 
 @pytest.fixture
@@ -112,7 +117,7 @@ async def watching(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         yield
     finally:
         await health.stop()
-    assert cluster.writes.empty()
+    assert len(cluster.kubernetes.writes) == cluster.seen
 
 
 def replay(phase: str, policy: str = "orders") -> dict[str, Any]:
@@ -144,8 +149,8 @@ async def test_a_backlog_is_read_again_when_the_policy_becomes_ready(
 ) -> None:
     async with watching(cluster, monkeypatch):
         ready = cluster.ctx.policies.get(ORDERS) or {}
-        cluster.ctx.policies.put({**ready, **change})
-        cluster.ctx.policies.put(ready)
+        cluster.change({**ready, **change})
+        cluster.change(ready)
         assert await cluster.written() == "2026-11-21T09:00:01Z"
 
 
@@ -155,9 +160,7 @@ async def test_a_backlog_is_read_again_when_a_reconcile_is_requested(
     async with watching(cluster, monkeypatch):
         ready = cluster.ctx.policies.get(ORDERS) or {}
         annotations = {"redrive.io/reconcile-requested-at": "now"}
-        cluster.ctx.policies.put(
-            {**ready, "metadata": {**ready["metadata"], "annotations": annotations}}
-        )
+        cluster.change({**ready, "metadata": {**ready["metadata"], "annotations": annotations}})
         assert await cluster.written() == "2026-11-21T09:00:01Z"
 
 
@@ -167,5 +170,5 @@ async def test_a_backlog_is_not_read_again_for_what_does_not_concern_it(
     async with watching(cluster, monkeypatch):
         cluster.ctx.replays.put(replay("Running"))
         cluster.ctx.replays.put(replay("Completed", policy="others"))
-        cluster.ctx.policies.put(cluster.ctx.policies.get(ORDERS) or {})
+        cluster.change(cluster.ctx.policies.get(ORDERS) or {})
         await asyncio.sleep(0.05)

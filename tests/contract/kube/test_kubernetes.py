@@ -1,0 +1,129 @@
+"""What redrive relies on in an API server: the real one, and the fake of the unit tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from redrive.kube.client import Kubernetes
+from redrive.kube.errors import ConflictError, NotFoundError
+from redrive.kube.resources import LEASES, Body, Key
+from sandbox.kubernetes import Cluster
+from tests.support.fake_kubernetes import FakeKubernetes
+
+
+@dataclass(frozen=True)
+class Server:
+    """An API server with a namespace for one test.
+
+    Attributes:
+        delete: begins the deletion of a Lease that has a finalizer.
+    """
+
+    client: Kubernetes
+    namespace: str
+    delete: Callable[[Key], object]
+
+    async def create(self, name: str = "a", **metadata: object) -> Key:
+        """Create a Lease."""
+        key = Key(self.namespace, name)
+        body = {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": {**key._asdict(), **metadata},
+            "spec": {"holderIdentity": "one", "leaseDurationSeconds": 10},
+        }
+        await self.client.create(LEASES, body)
+        return key
+
+
+@pytest.fixture(params=["fake", "cluster"])
+async def server(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Server]:
+    if request.param == "fake":
+        fake = FakeKubernetes()
+        deletion = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+        yield Server(fake, "n", lambda key: fake.objects[LEASES][key]["metadata"].update(deletion))
+        return
+    cluster: Cluster = request.getfixturevalue("cluster")
+    namespace: str = request.getfixturevalue("kube_namespace")
+
+    def delete(key: Key) -> None:
+        cluster.kubectl("delete", "lease", key.name, f"--namespace={namespace}", "--wait=false")
+
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    async with Kubernetes.connect() as client:
+        yield Server(client, namespace, delete)
+
+
+def version(body: Body) -> int:
+    return int(body["metadata"]["resourceVersion"])
+
+
+async def test_a_patch_merges_objects_replaces_lists_and_removes_what_is_none(
+    server: Server,
+) -> None:
+    key = await server.create(labels={"a": "1", "b": "2"}, finalizers=["x.io/a", "x.io/b"])
+    patch: dict[str, Any] = {
+        "metadata": {
+            "labels": {"a": None, "absent": None, "c": "3"},
+            "annotations": {"new": "1", "none": None},
+            "finalizers": ["x.io/c"],
+        },
+        "spec": {"holderIdentity": None, "leaseTransitions": 1},
+    }
+    patched = await server.client.patch(LEASES, key, patch)
+    assert patched["metadata"]["labels"] == {"b": "2", "c": "3"}
+    assert patched["metadata"]["annotations"] == {"new": "1"}
+    assert patched["metadata"]["finalizers"] == ["x.io/c"]
+    assert patched["spec"] == {"leaseDurationSeconds": 10, "leaseTransitions": 1}
+    assert await server.client.get(LEASES, key) == patched
+    await server.client.patch(LEASES, key, {"metadata": {"finalizers": None}})
+
+
+async def test_a_patch_for_another_version_is_refused_and_changes_nothing(server: Server) -> None:
+    key = await server.create()
+    seen = await server.client.get(LEASES, key)
+    current = await server.client.patch(LEASES, key, {"spec": {"holderIdentity": "two"}})
+    assert version(current) > version(seen)
+    outdated = {
+        "metadata": {"resourceVersion": seen["metadata"]["resourceVersion"]},
+        "spec": {"holderIdentity": "one"},
+    }
+    with pytest.raises(ConflictError):
+        await server.client.patch(LEASES, key, outdated)
+    assert await server.client.get(LEASES, key) == current
+    known = {"metadata": {"resourceVersion": current["metadata"]["resourceVersion"]}}
+    await server.client.patch(LEASES, key, outdated | known)
+    assert (await server.client.get(LEASES, key))["spec"]["holderIdentity"] == "one"
+
+
+async def test_an_object_that_is_deleted_goes_with_its_last_finalizer(server: Server) -> None:
+    key = await server.create(finalizers=["x.io/a", "x.io/b"])
+    server.delete(key)
+    await server.client.patch(LEASES, key, {"metadata": {"finalizers": ["x.io/b"]}})
+    assert "deletionTimestamp" in (await server.client.get(LEASES, key))["metadata"]
+    await server.client.patch(LEASES, key, {"metadata": {"finalizers": []}})
+    with pytest.raises(NotFoundError):
+        await server.client.get(LEASES, key)
+
+
+async def test_what_is_there_is_not_created_and_what_is_absent_is_not_patched(
+    server: Server,
+) -> None:
+    await server.create()
+    with pytest.raises(ConflictError):
+        await server.create()
+    with pytest.raises(NotFoundError):
+        await server.client.patch(LEASES, Key(server.namespace, "absent"), {"spec": {}})
+
+
+async def test_a_list_is_of_one_namespace_or_of_all(server: Server) -> None:
+    key = await server.create()
+    assert [Key.of(body) for body in await server.client.list(LEASES, server.namespace)] == [key]
+    assert await server.client.list(LEASES, "elsewhere") == []
+    assert key in [Key.of(body) for body in await server.client.list(LEASES)]

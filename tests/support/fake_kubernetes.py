@@ -1,0 +1,132 @@
+"""An API server in memory, for unit tests: objects, versions, merge patches, deletion, Events.
+
+It stands in for the client itself, so no HTTP is under test here. `tests/contract/kube` holds it
+and the real API server to the same answers. It knows no schemas, selectors or watches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from redrive.kube import resources
+from redrive.kube.client import Kubernetes
+from redrive.kube.errors import ConflictError, NotFoundError
+from redrive.kube.resources import Body, Key, Resource
+
+Hook = Callable[[str, Resource, Key], None]
+"""Called with verb, kind and object; it may raise, or change objects as another client does.
+
+Of a list, the name is empty, and so is the namespace if it is a list of all.
+"""
+
+
+class Write(NamedTuple):
+    """A write that succeeded, and the object as it was then."""
+
+    verb: str
+    resource: Resource
+    body: Body
+
+
+class FakeKubernetes(Kubernetes):
+    """Answers as an API server does, as far as redrive uses it.
+
+    Attributes:
+        objects: what is stored, by kind and key; a test may change it as it likes.
+        writes: what has changed it by calls, oldest first.
+        events: the Events that were recorded, oldest first.
+        before: called before each call, except those that record Events.
+    """
+
+    def __init__(self) -> None:
+        self.objects = defaultdict[Resource, dict[Key, dict[str, Any]]](dict)
+        self.writes: list[Write] = []
+        self.events: list[Body] = []
+        self.before: Hook = lambda *_: None
+        self._unseen = asyncio.Queue[Write]()
+        self._versions = itertools.count(1000)
+
+    def add(self, resource: Resource, *bodies: Body) -> None:
+        """Store objects as they are, with the versions that they have."""
+        for body in bodies:
+            self.objects[resource][Key.of(body)] = copy.deepcopy(dict(body))
+
+    def announced(self) -> Sequence[tuple[str, str, str]]:
+        """Return type, reason and message of all Events."""
+        return [(event["type"], event["reason"], event["message"]) for event in self.events]
+
+    async def written(self) -> Write:
+        """Wait for the next write that this has not returned yet."""
+        return await self._unseen.get()
+
+    async def list(self, resource: Resource, namespace: str | None = None) -> list[Body]:
+        """Return what was there when the list began."""
+        stored = copy.deepcopy(self.objects[resource])
+        self.before("list", resource, Key(namespace or "", ""))
+        return [body for key, body in stored.items() if namespace in {None, key.namespace}]
+
+    async def get(self, resource: Resource, key: Key) -> Body:
+        """Return one object."""
+        self.before("get", resource, key)
+        return copy.deepcopy(self._stored(resource, key))
+
+    async def create(self, resource: Resource, body: Body) -> Body:
+        """Store an object that is not there yet; record an Event."""
+        if resource == resources.EVENTS:
+            self.events.append(body)
+            return body
+        key = Key.of(body)
+        self.before("create", resource, key)
+        if key in self.objects[resource]:
+            raise ConflictError(f"{resource.kind} {key} already exists", remedy="read it")
+        return self._write("create", resource, body)
+
+    async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
+        """Merge *patch*, unless it is for another version of the object."""
+        self.before("patch", resource, key)
+        stored = self._stored(resource, key)
+        version = patch.get("metadata", {}).get("resourceVersion")
+        if version not in {None, stored["metadata"]["resourceVersion"]}:
+            raise ConflictError(f"{resource.kind} {key} has been modified", remedy="read it")
+        return self._write("patch", resource, merge_patch(stored, patch))
+
+    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
+        """Merge *status* into the status."""
+        self.before("patch_status", resource, key)
+        patched = merge_patch(self._stored(resource, key), {"status": status})
+        return self._write("patch_status", resource, patched)
+
+    def _stored(self, resource: Resource, key: Key) -> dict[str, Any]:
+        if key not in self.objects[resource]:
+            raise NotFoundError(f"no {resource.kind} {key}", remedy="create it")
+        return self.objects[resource][key]
+
+    def _write(self, verb: str, resource: Resource, body: Body) -> Body:
+        """Store a new version; an object that is being deleted goes with its last finalizer."""
+        metadata = {**body["metadata"], "resourceVersion": str(next(self._versions))}
+        written = {**body, "metadata": metadata}
+        self.add(resource, written)
+        if "deletionTimestamp" in metadata and not metadata.get("finalizers"):
+            del self.objects[resource][Key.of(body)]
+        self.writes.append(Write(verb, resource, copy.deepcopy(written)))
+        self._unseen.put_nowait(self.writes[-1])
+        return copy.deepcopy(written)
+
+
+def merge_patch(body: Body, patch: Body) -> dict[str, Any]:
+    """Return what a JSON merge patch (RFC 7386) makes of *body*."""
+    merged = dict(body)
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        elif isinstance(value, dict):
+            inner = merged.get(name)
+            merged[name] = merge_patch(inner if isinstance(inner, dict) else {}, value)
+        else:
+            merged[name] = value
+    return merged
