@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -29,3 +30,14 @@ def test_the_readme_has_every_folder_of_the_package() -> None:
     missing = [p for p in packages if f"| `{p.relative_to(ROOT)}` |" not in readme]
     assert packages
     assert not missing
+
+
+def test_no_class_name_means_two_things() -> None:
+    """A search for a name must lead to one place; private names are read in one file only."""
+    found: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "operator" / "redrive").rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
+    assert len(found) > 200
