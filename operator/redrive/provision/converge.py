@@ -55,7 +55,7 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
         have = await _observe(request, body, want, connection.admin, ctx)
-        older = frozenset(rival.key for rival in rivals if rival.age < request.age)
+        older = request.older(rivals)
         conditions.check(
             conditions.BUILDABLE, Buildable(body, want, have, older, ctx.settings.namespaces)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,10 @@ class Request:
             return False
         taken = {*other.spec.own_topics, other.policy.topic}
         return self.subscribes_like(other) or not taken.isdisjoint(self.spec.own_topics)
+
+    def older(self, rivals: Iterable[Request]) -> frozenset[Key]:
+        """Return which of *rivals* are older than this policy."""
+        return frozenset(rival.key for rival in rivals if rival.age < self.age)
 
 
 @dataclass(frozen=True)

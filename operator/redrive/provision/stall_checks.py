@@ -99,8 +99,7 @@ class StallChecks:
             request = resolve(body, self.ctx)
             want = desired(request, body, self.ctx.settings.cluster_id)
             have = await read(want, body, self.ctx)
-            found = rivals(request.key, self.ctx, self.conflicts)
-            older = frozenset(rival.key for rival in found if rival.age < request.age)
+            older = request.older(rivals(request.key, self.ctx, self.conflicts))
             served = self.ctx.settings.namespaces
             conditions.check(checks, Buildable(body, want, have, older, served))
         except RedriveError as error:
