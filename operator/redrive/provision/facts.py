@@ -98,6 +98,7 @@ class Observed:
         source_schema: None where messages are plain bytes.
         enforces_schemas: see `NamespaceState`.
         dead_letter: None too where the policy discards.
+        unused: the dead-letter topic of a policy that discards.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         replicated_to: the clusters that a topic is replicated to that is made now.
         inherited: what a topic that is made now gets of its topic policies from the namespace.
@@ -108,6 +109,7 @@ class Observed:
     source_schema: Schema | None = None
     retry: TopicState | None = None
     dead_letter: TopicState | None = None
+    unused: TopicState | None = None
     permissions: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
     inherited: Mapping[str, Any] = field(default_factory=dict)
     config_map: Body | None = None

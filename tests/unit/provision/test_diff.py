@@ -163,13 +163,13 @@ def done(  # noqa: C901 - a case for each action
                 assert state is not None
                 found = written(state.policies or {}, write, policy.read)
                 topics[topic] = change(state, policies=found)
-            case actions.SetGrants(grants):
-                for grant in grants:
-                    assert topics[grant.topic] is not None
-                    by_role = granted.setdefault(str(grant.topic), {})
-                    by_role[grant.role] = grant.actions
-                    if not grant.actions:
-                        del by_role[grant.role]
+            case actions.ChangeRights(changes):
+                for each in changes:
+                    assert topics[each.topic] is not None
+                    by_role = granted.setdefault(str(each.topic), {})
+                    by_role[each.role] = each.on(by_role.get(each.role, frozenset()))
+                    if not by_role[each.role]:
+                        del by_role[each.role]
             case actions.CreateConfigMap(body):
                 assert config_map is None
                 config_map = body
@@ -384,7 +384,7 @@ def test_topics_come_before_all_rights_and_rights_before_subscriptions(
         actions.AddPartitions: 1.5,
         actions.SetTopicPolicy: 2,
         actions.CopySchema: 2.5,
-        actions.SetGrants: 3,
+        actions.ChangeRights: 3,
         actions.CreateSubscription: 4,
         actions.CreateConfigMap: 6,
         actions.PatchConfigMap: 6,
@@ -404,7 +404,7 @@ def test_topics_come_before_all_rights_and_rights_before_subscriptions(
 @given(wanted, observed)
 def test_rights_of_one_namespace_are_one_step(desired: Desired, before: Observed) -> None:
     planned = diff(desired, before)
-    assert sum(isinstance(action, actions.SetGrants) for action in planned) <= 1
+    assert sum(isinstance(action, actions.ChangeRights) for action in planned) <= 1
 
 
 @given(wanted, observed.filter(lambda before: before.retry is None))
@@ -440,7 +440,7 @@ def test_what_was_done_is_told_in_one_line() -> None:
             actions.AddPartitions(RETRY, 4),
             actions.SetTopicPolicy(RETRY, DEDUPLICATES, Write("deduplicationEnabled", body=True)),
             actions.CopySchema(RETRY, POLICY.topic, SCHEMA),
-            actions.SetGrants(
+            actions.ChangeRights(
                 (
                     Grant(RETRY, "a", frozenset({"produce", "consume"})),
                     Grant(RETRY, "b", frozenset()),

@@ -114,7 +114,8 @@ def test_rights_are_what_is_needed_beside_what_others_gave(
     needed: Granted, have: Granted, recorded: Granted
 ) -> None:
     change = rights(TOPIC, needed, have, recorded)
-    after = {**have, **{grant.role: grant.actions for grant in change.grants}}
+    given = {each.role: each.on(have.get(each.role, frozenset())) for each in change.changes}
+    after = {**have, **given}
     for role in {*needed, *have, *recorded}:
         may, had = after.get(role, frozenset()), have.get(role, frozenset())
         need, ours = needed.get(role, frozenset()), recorded.get(role, frozenset())
