@@ -9,6 +9,7 @@ from typing import Any
 from redrive.admin.model import Schema, TopicSubscriptions
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.permissions import Permissions
 from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
 from redrive.kube.resources import Body, Key
 from redrive.policy.model import Policy
@@ -20,6 +21,7 @@ class Request:
 
     Attributes:
         age: sorts policies, the oldest first: when it was made, then its uid.
+        permissions: what the connection permits to policies of this one's namespace.
     """
 
     key: Key
@@ -27,6 +29,7 @@ class Request:
     spec: RetryPolicySpec
     policy: Policy
     connection: PulsarConnectionSpec
+    permissions: Permissions
 
     @property
     def only_observes(self) -> bool:

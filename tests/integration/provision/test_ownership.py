@@ -15,7 +15,7 @@ from tests.integration.provision.conftest import MakeShop, Shop, rest_path
 def busy(make_shop: MakeShop) -> Shop:
     """A shop for all tests here, each with a source topic of its own."""
     shop = make_shop()
-    shop.connection(allowedRoles=["fulfilment", "shop-*"])
+    shop.connection(allow=[shop.rule("fulfilment", "shop-*")])
     return shop
 
 
