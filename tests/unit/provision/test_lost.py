@@ -93,6 +93,7 @@ async def scene(connection: Body, body: Body, kubernetes: FakeKubernetes) -> Asy
             kubernetes=kubernetes,
             policies=Cache([body]),
             connections=Cache([through]),
+            namespaces=None,
             config_maps=Cache(),
             brokers=SimpleNamespace(resolve=resolve),
             settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
