@@ -305,9 +305,9 @@ class Admin:
     def granting(self, namespace: str) -> Iterator[Granter]:
         """Announce that rights on topics of one namespace may be changed within the block.
 
-        What this yields changes rights, once. It waits for others that are announced, while they keep
-        coming, and goes out with them in one call. It raises an `AdminError` if one of its grants
-        was refused; the others may have been made.
+        What this yields changes rights, once. It waits for others that are announced, while they
+        keep coming, and goes out with them in one call. It raises an `AdminError` if one of its
+        changes was refused; the others may have been made.
         """
         if namespace not in self._grantings:
             self._grantings[namespace] = Granting(

@@ -101,20 +101,20 @@ class Observed:
         source_schema: None where messages are plain bytes.
         enforces_schemas: see `NamespaceState`.
         dead_letter: None too where the policy discards.
-        unused: the dead-letter topic of a policy that discards.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         replicated_to: the clusters that a topic is replicated to that is made now.
         inherited: what a topic that is made now gets of its topic policies from the namespace.
         config_map: whatever has the name of the policy's ConfigMap.
+        unused: the dead-letter topic from before of a policy that discards.
     """
 
     source_partitions: int = 0
     source_schema: Schema | None = None
     retry: TopicState | None = None
     dead_letter: TopicState | None = None
-    unused: TopicState | None = None
     permissions: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
     inherited: Mapping[str, Any] = field(default_factory=dict)
     config_map: Body | None = None
     replicated_to: frozenset[str] = frozenset()
     enforces_schemas: bool = False
+    unused: TopicState | None = None

@@ -14,7 +14,7 @@ from redrive.api.choices import DeletionPolicy
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
-from redrive.provision.actions import Action, DeleteSubscription, DeleteTopic, Mark, ChangeRights
+from redrive.provision.actions import Action, ChangeRights, DeleteSubscription, DeleteTopic, Mark
 from redrive.provision.errors import InUseError
 from redrive.provision.ownership import Granted, Owner, OwnershipRecord, Rights
 

@@ -314,8 +314,7 @@ async def test_one_missing_topic_does_not_keep_the_others_from_their_grants(worl
     found = (await world.admin.namespace(world.namespace)).permissions
     assert found == {str(there): {"team a/../b": CONSUME}}
     grants = Grant(topic(world, "absent"), "r", NOTHING), Grant(there, "team a/../b", NOTHING)
-    with pytest.raises(AdminNotFoundError, match="absent"):
-        await set_grants(world.admin, *grants)
+    await set_grants(world.admin, *grants)  # on one that is absent is nothing to take
     assert not any((await world.admin.namespace(world.namespace)).permissions.values())
 
 

@@ -23,6 +23,8 @@ from redrive.admin.errors import (
 from redrive.admin.http import Http, may_follow
 from redrive.admin.model import RightsChange
 from redrive.policy.naming import TopicName
+from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace
+from tests.support.fake_admin import Topic as FakeTopic
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOPIC = TopicName("t", "n", "a")
@@ -276,12 +278,12 @@ async def test_missing_topics_cost_one_listing_and_a_second_batch() -> None:
 
 async def test_a_broker_that_finds_no_topic_but_has_them_all_is_asked_no_more() -> None:
     async with namespace("a", "b", batches=lambda _: 404) as (admin, calls):
+        both = [RightsChange(topic, "r", PRODUCE) for topic in (TOPIC, TOPIC.sibling("b"))]
         with (
             admin.granting("t/n") as grant,
             pytest.raises(AdminNotFoundError, match="refused to grant"),
         ):
-            both = (TOPIC, TOPIC.sibling("b"))
-            await grant([RightsChange(topic, "r", PRODUCE) for topic in both])
+            await grant(both)
         assert calls[1] == "a b"
         assert set(calls[2:]) == READING
         assert len(calls) == 5

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.admin.model import Grant, Schema, TopicSubscriptions
+from redrive.admin.model import Grant, RightsChange, Schema, TopicSubscriptions
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, Ttl, Write
 from redrive.kube import resources
 from redrive.kube.resources import Body, Key
@@ -442,8 +442,8 @@ def test_what_was_done_is_told_in_one_line() -> None:
             actions.CopySchema(RETRY, POLICY.topic, SCHEMA),
             actions.ChangeRights(
                 (
-                    Grant(RETRY, "a", frozenset({"produce", "consume"})),
-                    Grant(RETRY, "b", frozenset()),
+                    RightsChange(RETRY, "a", give=frozenset({"produce", "consume"})),
+                    RightsChange(RETRY, "b", take=frozenset({"produce"})),
                 )
             ),
             actions.CreateSubscription(RETRY, "fulfilment"),
@@ -459,7 +459,7 @@ def test_what_was_done_is_told_in_one_line() -> None:
         "set deduplication on orders-fulfilment-RETRY; "
         "copied the source topic's JSON schema to orders-fulfilment-RETRY; "
         "granted consume+produce on orders-fulfilment-RETRY to a, "
-        "revoked all rights on orders-fulfilment-RETRY of b; "
+        "revoked produce on orders-fulfilment-RETRY of b; "
         "created subscription fulfilment on orders-fulfilment-RETRY; "
         "created ConfigMap orders-redrive; updated ConfigMap orders-redrive"
     )
