@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
-from redrive.kube.context import wall_clock
 from redrive.kube.errors import ConflictError, NotFoundError
 from redrive.kube.resources import Body, Key, Resource
 
@@ -85,8 +84,7 @@ class FakeKubernetes(Kubernetes):
         self.before("create", resource, key)
         if key in self.objects[resource]:
             raise ConflictError(f"{resource.kind} {key} already exists", remedy="read it")
-        metadata = {**body["metadata"], "creationTimestamp": wall_clock().isoformat()}
-        return self._write("create", resource, {**body, "metadata": metadata})
+        return self._write("create", resource, body)
 
     async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
         """Merge *patch*, unless it is for another version of the object."""

@@ -61,6 +61,8 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
             if application is None:
                 application = await _launch(replay, ctx)
                 events.append(_launched(application))
+            else:
+                _check_started(application, now)
         conditions, fields = _mirror(replay, application, now)
         if not _state(application):
             requeue = Requeue.BACKOFF  # the state of one that is not run never changes
@@ -141,13 +143,6 @@ def _mirror(replay: Body, application: Body, now: datetime) -> _Shown:
     """
     name = application["metadata"]["name"]
     state = _state(application)
-    if not state and now - _created(application) > _START_TIME:
-        raise errors.ApplicationNotStartedError(
-            f"no Spark operator has begun to run the SparkApplication {name} within "
-            f"{_START_TIME.total_seconds():.0f} s",
-            remedy=f"have the Spark operator serve the namespace {Key.of(replay).namespace} "
-            "(spark.jobNamespaces in its Helm chart), or start it",
-        )
     said = (application.get("status") or {}).get("applicationState") or {}
     phase = _PHASES.get(state, Phase.SUBMITTED)
     if phase is Phase.FAILED:
@@ -175,8 +170,22 @@ def _state(application: Body) -> str:
     return state
 
 
-def _created(application: Body) -> datetime:
-    return datetime.fromisoformat(application["metadata"]["creationTimestamp"])
+def _check_started(application: Body, now: datetime) -> None:
+    """Check that a Spark operator has begun to run an application, if it had the time to.
+
+    Raises:
+        ApplicationNotStartedError: it has not.
+    """
+    created = datetime.fromisoformat(application["metadata"]["creationTimestamp"])
+    if _state(application) or now - created <= _START_TIME:
+        return
+    key = Key.of(application)
+    raise errors.ApplicationNotStartedError(
+        f"no Spark operator has begun to run the SparkApplication {key.name} within "
+        f"{_START_TIME.total_seconds():.0f} s",
+        remedy=f"have the Spark operator serve the namespace {key.namespace} "
+        "(spark.jobNamespaces in its Helm chart), or start it",
+    )
 
 
 def _explain(replay: Body, error: RedriveError, now: datetime) -> _Shown:
