@@ -13,6 +13,12 @@
 {{- if not .Values.rbac.secretNamespaces }}
 {{ include "redrive.secretRules" . }}
 {{- end }}
+# Labels of the namespaces of policies, where a PulsarConnection selects by them. Each is read by
+# name, which a Role can permit for the namespace that it lies in; namespaces are never listed. The
+# uid of kube-system identifies the cluster.
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get]
 # The policy that consumers mount. Watched by a label that only redrive's have: one that is
 # deleted or changed is repaired at once. The admission policy lets it patch no others.
 - apiGroups: [""]
@@ -32,13 +38,6 @@
 - apiGroups: [sparkoperator.k8s.io]
   resources: [sparkapplications]
   verbs: [list, watch, create]
-{{- end }}
-{{- if not .Values.namespaces }}
-# Its uid identifies the cluster.
-- apiGroups: [""]
-  resources: [namespaces]
-  resourceNames: [kube-system]
-  verbs: [get]
 {{- end }}
 {{- end }}
 

@@ -39,7 +39,7 @@ NEEDED: dict[str, dict[str, str]] = {
     },
     "/events": {"create": "what happened, for `kubectl describe`"},
     "/pods": {},
-    "/namespaces": {},
+    "/namespaces": {"get": "labels that a connection selects by, each namespace read by its name"},
     "rbac.authorization.k8s.io/roles": {},
     "apiextensions.k8s.io/customresourcedefinitions": {},
     "sparkoperator.k8s.io/sparkapplications": {
@@ -54,8 +54,6 @@ NEEDED: dict[str, dict[str, str]] = {
 
 ACCOUNT = {"get": "a Replay waits until the ServiceAccount of its job is there"}
 """What the operator may do to the ServiceAccount of replay jobs, in each namespace it serves."""
-CLUSTER = {"get": "the uid of kube-system identifies the cluster in the marks on topics"}
-"""What the operator may do to the one namespace `kube-system`, where it serves all."""
 SERVING = ("ClusterRole", installation.RELEASE)
 LEASE = {
     "get": "who holds it",
@@ -127,12 +125,11 @@ def test_the_chart_asks_for_no_right_without_a_reason() -> None:
     rendered = chart.render(installation.VALUES)
     (serving,) = (o for o in rendered if (o["kind"], o["metadata"]["name"]) == SERVING)
     needed = {resource: set(verbs) for resource, verbs in NEEDED.items() if verbs}
-    by_name = {"/serviceaccounts": set(ACCOUNT), "/namespaces": set(CLUSTER)}
-    assert rules(serving) == needed | by_name
+    assert rules(serving) == needed | {"/serviceaccounts": set(ACCOUNT)}
     names = {
         r["resources"][0]: r["resourceNames"] for r in serving["rules"] if "resourceNames" in r
     }
-    assert names == {"serviceaccounts": ["redrive-replay"], "namespaces": ["kube-system"]}
+    assert names == {"serviceaccounts": ["redrive-replay"]}
     (holding,) = (o for o in rendered if o["kind"] == "Role")
     assert rules(holding) == {"coordination.k8s.io/leases": set(LEASE)}
     named = [r["verbs"] for r in holding["rules"] if r.get("resourceNames") == ["redrive"]]
