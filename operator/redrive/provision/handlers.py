@@ -84,7 +84,7 @@ class _Journey:
             partition_key=lambda key: key,
             longest_back_off=PROBE_SECONDS,
         )
-        self._conflicts = Conflicts(ctx.policies, self.policies.enqueue)
+        self._conflicts = Conflicts(ctx.policies, ctx.connections, self.policies.enqueue)
         self.facts = NamespaceFacts(ctx, self._conflicts)
         self.stalls = StallChecks(ctx, self._conflicts)
         self.health = Health(ctx, self.policies.enqueue)
@@ -143,8 +143,6 @@ class _Journey:
     def _enqueue_users(self, connection: Key) -> None:
         for body in users(connection, self._ctx.policies):
             self.policies.enqueue(Key.of(body))
-            for rival in self._conflicts.rivals(Key.of(body)):
-                self.policies.enqueue(rival)
 
 
 def _is_rejected(policy: Body) -> bool:

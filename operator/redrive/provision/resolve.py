@@ -1,6 +1,7 @@
 """A RetryPolicy → what it asks for, read and checked; no calls to a broker.
 
-Used by all that looks at policies: reconcile, resync, finalize and health.
+Used by all that looks at policies: reconcile, resync, finalize and health. Each generation of a
+policy is read once with each generation of its connection.
 """
 
 from __future__ import annotations
@@ -8,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from redrive.api.connection import PulsarConnectionSpec
-from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.errors import RedriveError
 from redrive.kube import connections
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.provision import conditions
-from redrive.provision.conflicts import Conflicts
+from redrive.provision.conflicts import Conflicts, spec_of
 from redrive.provision.facts import Request
 
 
@@ -26,24 +26,29 @@ def resolve(body: Body, ctx: Context) -> Request:
         InvalidSpecError: the policy's spec can't be obeyed.
         RedriveError: the connection can't be used; see `redrive.kube.connections.find`.
     """
-    ref = parse_spec(RetryPolicySpec, body).connection_ref
-    return resolve_through(body, connections.find(ref, Key.of(body).namespace, ctx.connections))
+    ref = spec_of(body, ctx.policies).connection_ref
+    return resolve_through(
+        body, connections.find(ref, Key.of(body).namespace, ctx.connections), ctx
+    )
 
 
-def resolve_through(body: Body, connection: PulsarConnectionSpec) -> Request:
+def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) -> Request:
     """Read a RetryPolicy that uses *connection*.
 
     Raises:
         InvalidSpecError: the policy's spec can't be obeyed.
     """
-    key = Key.of(body)
-    metadata = body["metadata"]
-    spec = parse_spec(RetryPolicySpec, body).completed(connection.policy_defaults)
+    return ctx.policies.derive(_request, body, spec_of(body, ctx.policies), connection)
+
+
+def _request(body: Body, spec: RetryPolicySpec, connection: PulsarConnectionSpec) -> Request:
+    key, metadata = Key.of(body), body["metadata"]
+    completed = spec.completed(connection.policy_defaults)
     return Request(
         key=key,
         age=(metadata["creationTimestamp"], metadata["uid"]),
-        spec=spec,
-        policy=spec.to_policy(str(key), metadata["generation"]),
+        spec=completed,
+        policy=completed.to_policy(str(key), metadata["generation"]),
         connection=connection,
     )
 

@@ -76,7 +76,7 @@ class Scene:
         await converge(asked, self.body, self.ctx, self._claims())
 
     def _claims(self) -> Conflicts:
-        return Conflicts(self.ctx.policies, lambda _: None)
+        return Conflicts(self.ctx.policies, self.ctx.connections, lambda _: None)
 
 
 @pytest.fixture
@@ -179,12 +179,14 @@ async def test_whatever_else_is_in_the_way_is_for_a_look_to_tell(
 ) -> None:
     scene.mark(RETRY, "elsewhere/shop/orders", 2)
     await scene.stalls("OwnerConflict")
-    asks = StallChecks(scene.ctx, Conflicts(scene.ctx.policies, lambda _: None))
+    asks = StallChecks(
+        scene.ctx, Conflicts(scene.ctx.policies, scene.ctx.connections, lambda _: None)
+    )
     scene.broker.fault = at_call(1, answering(500))
     assert await asks.is_over(scene.body)
     scene.broker.fault = None
     assert not await asks.is_over(scene.body)
-    broken = policy(maxRetries=-1)
+    broken = policy(maxRetries=-1, generation=8)
     assert await asks.is_over({**broken, "status": scene.body["status"]})
 
 
@@ -194,7 +196,9 @@ async def test_policies_of_one_namespace_share_what_is_read_of_it(
     monkeypatch.undo()
     scene.namespace.policies[EXPIRY] = 5
     await scene.stalls("SubscriptionExpiry")
-    asks = StallChecks(scene.ctx, Conflicts(scene.ctx.policies, lambda _: None))
+    asks = StallChecks(
+        scene.ctx, Conflicts(scene.ctx.policies, scene.ctx.connections, lambda _: None)
+    )
     before = len(scene.broker.calls)
     for number in range(50):
         body = policy(f"orders-{number}") | {"status": scene.body["status"]}
