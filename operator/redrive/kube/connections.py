@@ -16,6 +16,7 @@ from functools import partial
 from redrive.admin.breaker import Breaker
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
+from redrive.admin.paths import broker_at
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import ConnectionRef
@@ -88,14 +89,6 @@ def broker_of(connection: Key, connections: Cache) -> str | None:
     """Return the broker of a connection, as `broker_at` names it; None without the connection."""
     body = connections.get(connection)
     return None if body is None else broker_at(str(body["spec"]["adminUrl"]))
-
-
-def broker_at(admin_url: str) -> str:
-    """Name a broker by its admin URL, for lack of anything that a tenant admin may read.
-
-    Two connections to one broker name it alike, unless they call it by different addresses.
-    """
-    return admin_url.rstrip("/").lower()
 
 
 class Connections:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redrive.admin.model import Schema, TopicSubscriptions
+from redrive.admin.paths import broker_at
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
-from redrive.kube.connections import broker_at
 from redrive.kube.resources import Body, Key
 from redrive.policy.model import Policy
 
