@@ -12,12 +12,12 @@ from typing import TypeVar
 
 from redrive.admin.model import NamespaceState
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.kube.resources import Body, Key, is_owned_by
+from redrive.kube.resources import Body, is_owned_by
 from redrive.policy.naming import TopicName
-from redrive.provision import ownership
 from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired, partitions_of_retry
 from redrive.provision.errors import (
     ConfigMapNotOursError,
+    ContestedError,
     NameCollisionError,
     OwnerConflictError,
     PartitionsDifferError,
@@ -27,7 +27,7 @@ from redrive.provision.errors import (
     TopicNotAllowedError,
 )
 from redrive.provision.facts import Observed, Request
-from redrive.provision.ownership import OWNER, OwnershipRecord
+from redrive.provision.ownership import OWNER, TAKE_OVER_FROM, Owner, OwnershipRecord
 
 MAX_OBJECT_NAME = 253
 _SHOWN = 5
@@ -39,15 +39,13 @@ class Buildable:
     """The facts for the checks at the broker.
 
     Attributes:
-        older: policies that claim one of its names, and are older.
-        served: the Kubernetes namespaces whose policies are known here; none means all.
+        takes_over: names of policies of its namespace whose topics it may take over.
     """
 
     body: Body
     desired: Desired
     observed: Observed
-    older: frozenset[Key]
-    served: tuple[str, ...]
+    takes_over: frozenset[str] = frozenset()
 
 
 def name_is_too_long(request: Request) -> RedriveError | None:
@@ -140,26 +138,32 @@ def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
 
 
 def topic_has_another_owner(facts: Buildable) -> RedriveError | None:
-    """Find a topic that another policy keeps: in another cluster, or in none that is known here.
-
-    That one known here is older is for this to find only where the two reach one broker at
-    different addresses, which `older_conflict` can't tell.
-    """
+    """Find a topic of another policy, be that there or gone, which may not be taken over."""
     pairs = [(facts.desired.retry, facts.observed.retry)]
     if facts.desired.dead_letter is not None:
         pairs.append((facts.desired.dead_letter, facts.observed.dead_letter))
     for want, have in pairs:
-        mark = "" if have is None else OwnershipRecord.of(have.properties or {}).owner
-        ours = facts.desired.owner
-        if not ownership.may_take_over(mark, ours, facts.older, facts.served):
-            return OwnerConflictError(
-                f"the topic {want.name} is marked as kept by another RetryPolicy, of this or "
-                "another Kubernetes cluster, and nothing of it is changed",
-                got=f"{OWNER}={mark}",
-                remedy="delete that policy or this one; where it is gone for good, run: "
-                f"pulsar-admin topics remove-properties -k {OWNER} {want.name}",
-            )
+        record = OwnershipRecord.of({} if have is None else have.properties or {})
+        if not record.may_pass_to(facts.desired.owner, facts.takes_over):
+            return _owner_conflict(want.name, record, facts.desired.owner)
     return None
+
+
+def _owner_conflict(topic: TopicName, record: OwnershipRecord, ours: Owner) -> RedriveError:
+    """Refuse a topic of another owner, and say how it may become that of *ours* all the same."""
+    way = f"pulsar-admin topics remove-properties -k {OWNER} {topic}"
+    named = Owner.parse(record.owner)
+    if named is not None and record.may_pass_to(ours, {named.key.name}):
+        way = (
+            f"kubectl annotate retrypolicy --namespace={ours.key.namespace} {ours.key.name} "
+            f"{TAKE_OVER_FROM}={named.key.name}"
+        )
+    return OwnerConflictError(
+        f"the topic {topic} belongs to another RetryPolicy, which may be gone and have retained "
+        "it, and nothing of it is changed",
+        got=f"{OWNER}={record.owner}",
+        remedy=f"use other names for this policy's topics; where it is to take over, run: {way}",
+    )
 
 
 def namespace_expires_subscriptions(
@@ -222,36 +226,36 @@ def check(checks: Iterable[Callable[[F], RedriveError | None]], facts: F) -> Non
         raise error
 
 
-def older_conflict(request: Request, rivals: Iterable[Request]) -> RedriveError | None:
-    """Find an older policy that has a claim on this one's topics at the same broker.
+def prior_claim(request: Request, rivals: Iterable[Request]) -> ContestedError | None:
+    """Find a policy whose claim on this one's topics, at the same broker, comes first.
 
     Args:
         rivals: admissible policies that claim one of its names: one that may not be obeyed
             itself must not keep others from their topics.
     """
-    older = [other for other in rivals if request.yields_to(other)]
-    if not older:
+    prior = [other for other in rivals if request.yields_to(other)]
+    if not prior:
         return None
-    winner = min(older, key=lambda other: other.age)
+    winner = min(prior, key=lambda other: other.age)
     policy = request.policy
     if winner.subscribes_like(request):
         return ResourceConflictError(
             f"subscription {policy.subscription} of {policy.topic} has a RetryPolicy already, "
-            "and the oldest keeps it",
-            got=f"RetryPolicy {winner.key}",
+            "which keeps it until it is deleted or stalls",
+            rival=winner.key,
             remedy="delete one of the two",
         )
     if winner.policy.topic in request.spec.own_topics:
         return NameCollisionError(
             "the retry or dead-letter topic that spec.naming leads to is the source topic of an "
             f"older RetryPolicy, {winner.policy.topic}, and would be changed as if it held retries",
-            got=f"RetryPolicy {winner.key}",
+            rival=winner.key,
             remedy="delete this policy and create it again with other names for its topics",
         )
     return NameCollisionError(
-        f"an older RetryPolicy, for subscription {winner.policy.subscription} of "
+        f"another RetryPolicy, for subscription {winner.policy.subscription} of "
         f"{winner.policy.topic}, has a retry or dead-letter topic of the same name as this one",
-        got=f"RetryPolicy {winner.key}",
+        rival=winner.key,
         remedy="use another subscription for one of the two, or give its topics other names",
     )
 

@@ -1,6 +1,6 @@
 """Which policies want the same topic: an index over all of them, kept up to date by changes.
 
-One (topic, subscription) has one policy, the oldest; and two policies must not share a retry or
+One (topic, subscription) has one policy, see `standing`; and two policies must not share a retry or
 dead-letter topic, which derived names make possible: topic `orders-eu` with subscription `billing`
 and topic `orders` with `eu-billing` meet in one name. So do all topics of a namespace that share
 a subscription's name under a scheme that leaves the topic out. Nor may a name that is given be that
@@ -22,6 +22,7 @@ from redrive.errors import InvalidSpecError
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.connections import broker_of, connection_of, users
 from redrive.kube.resources import Body, Key
+from redrive.provision.standing import Standing
 
 _Name = tuple[str, str]
 """A broker, and a name there."""
@@ -51,8 +52,9 @@ class Conflicts:
     Args:
         policies: all that there are.
         connections: the same; a policy without one claims nothing, unless it has lost it.
-        enqueue: called with each policy that lost or gained a rival, or whose rival has a new spec,
-            or another connection: whether a rival may be obeyed decides about others too.
+        enqueue: called with each policy that lost or gained a rival, or whose rival has a new spec
+            or another connection, or stands otherwise: whether a rival may be obeyed decides about
+            others too.
     """
 
     def __init__(self, policies: Cache, connections: Cache, enqueue: Callable[[Key], None]) -> None:
@@ -76,7 +78,7 @@ class Conflicts:
         return frozenset(other for name in met for other in self._claimants.get(name, ())) - {key}
 
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
-        if needs_reconcile(before, after):
+        if needs_reconcile(before, after) or _stands_otherwise(before, after):
             self._changed(key, after)
 
     def _connection_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
@@ -122,6 +124,12 @@ class Conflicts:
             claimed=_at(broker, {*common, f"source of {spec.topic}"}),
             met=_at(broker, {*common, *sources, str(spec.topic)}),
         )
+
+
+def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return Standing.of(before) is not Standing.of(after)
 
 
 def spec_of(body: Body, policies: Cache) -> RetryPolicySpec:

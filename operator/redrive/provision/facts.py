@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
 from redrive.kube.resources import Body, Key
 from redrive.policy.model import Policy
+from redrive.provision.standing import Standing
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Request:
 
     Attributes:
         age: sorts policies, the oldest first: when it was made, then its uid.
+        standing: how its claim on its names stands.
+        takes_over: names of policies of its namespace whose topics it may take over.
     """
 
     key: Key
@@ -28,6 +31,8 @@ class Request:
     spec: RetryPolicySpec
     policy: Policy
     connection: PulsarConnectionSpec
+    standing: Standing = Standing.OPEN
+    takes_over: frozenset[str] = frozenset()
 
     @property
     def only_observes(self) -> bool:
@@ -52,19 +57,21 @@ class Request:
         return own == (other.policy.topic, other.policy.subscription)
 
     def yields_to(self, other: Request) -> bool:
-        """Whether it has to wait for *other*, a rival, to go: one of the same broker, and older.
+        """Whether it has to wait for *other*, a rival at the same broker, to go.
 
         A policy whose source topic is a retry or dead-letter topic of an older one has not: whoever
-        consumes dead letters may retry them, and nothing of the topic is changed for that.
+        consumes dead letters may retry them, and nothing of the topic is changed for that. One that
+        would turn the source topic of an older one into its own has to, however that one stands.
         """
-        if self.broker != other.broker or self.age < other.age:
+        if self.broker != other.broker:
             return False
-        taken = {*other.spec.own_topics, other.policy.topic}
-        return self.subscribes_like(other) or not taken.isdisjoint(self.spec.own_topics)
-
-    def older(self, rivals: Iterable[Request]) -> frozenset[Key]:
-        """Return which of *rivals* are older than this policy."""
-        return frozenset(rival.key for rival in rivals if rival.age < self.age)
+        is_older = other.age < self.age
+        if other.policy.topic in self.spec.own_topics and is_older:
+            return True
+        shared = not set(other.spec.own_topics).isdisjoint(self.spec.own_topics)
+        return (shared or self.subscribes_like(other)) and other.standing.precedes(
+            self.standing, is_older=is_older
+        )
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class _Journey:
         )
         self._conflicts = Conflicts(ctx.policies, ctx.connections, self.policies.enqueue)
         self.facts = NamespaceFacts(ctx, self._conflicts)
-        self.stalls = StallChecks(ctx, self._conflicts)
+        self.stalls = StallChecks(ctx)
         self.health = Health(ctx, self.policies.enqueue)
         self.deletion_events = DeletionEvents(
             Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)

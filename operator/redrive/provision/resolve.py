@@ -17,6 +17,8 @@ from redrive.kube.resources import Body, Key
 from redrive.provision import conditions
 from redrive.provision.conflicts import Conflicts, spec_of
 from redrive.provision.facts import Request
+from redrive.provision.ownership import named_in
+from redrive.provision.standing import Standing
 
 
 def resolve(body: Body, ctx: Context) -> Request:
@@ -38,10 +40,17 @@ def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) 
     Raises:
         InvalidSpecError: the policy's spec can't be obeyed.
     """
-    return ctx.policies.derive(_request, body, spec_of(body, ctx.policies), connection)
+    spec = spec_of(body, ctx.policies)
+    return ctx.policies.derive(_request, body, spec, connection, Standing.of(body), named_in(body))
 
 
-def _request(body: Body, spec: RetryPolicySpec, connection: PulsarConnectionSpec) -> Request:
+def _request(
+    body: Body,
+    spec: RetryPolicySpec,
+    connection: PulsarConnectionSpec,
+    standing: Standing,
+    takes_over: frozenset[str],
+) -> Request:
     key, metadata = Key.of(body), body["metadata"]
     completed = spec.completed(connection.policy_defaults)
     return Request(
@@ -50,6 +59,8 @@ def _request(body: Body, spec: RetryPolicySpec, connection: PulsarConnectionSpec
         spec=completed,
         policy=completed.to_policy(str(key), metadata["generation"]),
         connection=connection,
+        standing=standing,
+        takes_over=takes_over,
     )
 
 
@@ -57,13 +68,13 @@ def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request
     """Check whether *request* may be obeyed; return its rivals, as `rivals` does.
 
     Raises:
-        RedriveError: its connection does not allow it, or an older policy comes first.
+        RedriveError: its connection does not allow it, or a rival comes first.
     """
     conditions.check(conditions.ADMISSIBLE, request)
     found = rivals(request.key, ctx, conflicts)
-    older = conditions.older_conflict(request, found)
-    if older is not None:
-        raise older
+    contested = conditions.prior_claim(request, found)
+    if contested is not None:
+        raise contested
     return found
 
 

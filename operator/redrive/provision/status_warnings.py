@@ -54,7 +54,7 @@ class Seen:
     refused: Sequence[Refused]
 
     @property
-    def younger(self) -> list[Request]:
+    def waiting(self) -> list[Request]:
         """Return the rivals that it keeps from their topics, the oldest first."""
         found = [rival for rival in self.rivals if rival.yields_to(self.request)]
         return sorted(found, key=lambda rival: rival.age)
@@ -155,23 +155,23 @@ def schema_is_unsupported(seen: Seen) -> StatusWarning | None:
 
 
 def subscription_is_contested(seen: Seen) -> StatusWarning | None:
-    """Find younger policies for the same topic and subscription."""
-    same = [other for other in seen.younger if other.subscribes_like(seen.request)]
+    """Find other policies for the same topic and subscription."""
+    same = [other for other in seen.waiting if other.subscribes_like(seen.request)]
     return _contested(
         errors.ResourceConflictError.reason,
-        "younger RetryPolicies are for the same topic and subscription, and wait for this one to "
-        "go; got {}; delete them, or this one",
+        "other RetryPolicies are for the same topic and subscription, and wait for this one to go "
+        "or to stall; got {}; delete them, or this one",
         same,
     )
 
 
 def names_are_contested(seen: Seen) -> StatusWarning | None:
-    """Find younger policies, for other subscriptions, that need topics of the same names."""
-    others = [other for other in seen.younger if not other.subscribes_like(seen.request)]
+    """Find policies for other subscriptions that need topics of the same names."""
+    others = [other for other in seen.waiting if not other.subscribes_like(seen.request)]
     return _contested(
         errors.NameCollisionError.reason,
-        "younger RetryPolicies, for other subscriptions, need a topic of a name that this one, or "
-        "its source topic, has, and are refused; got {}; give their topics other names",
+        "RetryPolicies for other subscriptions need a topic of a name that this one, or its source "
+        "topic, has, and are refused; got {}; give their topics other names",
         others,
     )
 

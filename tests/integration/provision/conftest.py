@@ -107,6 +107,18 @@ class Shop:
         """Run kubectl in the namespace."""
         return self.cluster.kubectl(f"--namespace={self.namespace}", *arguments)
 
+    def take_over(self, name: str, former: str) -> None:
+        """Have a RetryPolicy that stalls on the topics of *former* take them over, as it says."""
+        (said,) = {
+            c["message"]
+            for c in self.reaches(name, "OwnerConflict")["status"]["conditions"]
+            if c["type"] == "Ready"
+        }
+        command = said.rpartition("run: kubectl ")[2].split()
+        assert command[-1] == f"redrive.io/take-over-from={former}"
+        self.cluster.kubectl(*command)
+        self.ready(name)
+
     def ready(self, name: str = "orders", kind: str = "retrypolicy") -> dict[str, Any]:
         """The object, once its Ready condition is True for the spec as it is."""
         return self.reaches(name, "Provisioned" if kind == "retrypolicy" else "Connected", kind)

@@ -13,6 +13,8 @@ from redrive.kube.cache import Cache
 from redrive.kube.context import Context, wall_clock
 from redrive.kube.resources import Body, Key
 from redrive.provision.facts import Request
+from redrive.provision.ownership import named_in
+from redrive.provision.standing import Standing
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
@@ -77,6 +79,8 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
             spec=spec,
             policy=spec.to_policy(str(key), body["metadata"]["generation"]),
             connection=through,
+            standing=Standing.of(body),
+            takes_over=named_in(body),
         )
 
     return read

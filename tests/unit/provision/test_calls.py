@@ -185,23 +185,26 @@ async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_
 @pytest.mark.parametrize(
     ("error", "again"),
     [
-        (SubscriptionExpiryError, Requeue.ON_CHANGE),
-        (OwnerConflictError, Requeue.ON_CHANGE),
-        (PartitionsDifferError, Requeue.ON_CHANGE),
-        (ConfigMapNotOursError, Requeue.ON_CHANGE),
-        (TopicNotFoundError, Requeue.BACKOFF),
-        (NameCollisionError, Requeue.ON_CHANGE),
+        (SubscriptionExpiryError("it is so", remedy="change it"), Requeue.ON_CHANGE),
+        (OwnerConflictError("it is so", remedy="change it"), Requeue.ON_CHANGE),
+        (PartitionsDifferError("it is so", remedy="change it"), Requeue.ON_CHANGE),
+        (ConfigMapNotOursError("it is so", remedy="change it"), Requeue.ON_CHANGE),
+        (TopicNotFoundError("it is so", remedy="change it"), Requeue.BACKOFF),
+        (
+            NameCollisionError("it is so", rival=Key("shop", "b"), remedy="change it"),
+            Requeue.ON_CHANGE,
+        ),
     ],
 )
 async def test_only_what_no_watch_shows_the_end_of_is_looked_at_again(
     connection: dict[str, Any],
     policy: MakeBody,
     monkeypatch: pytest.MonkeyPatch,
-    error: type[RedriveError],
+    error: RedriveError,
     again: Requeue,
 ) -> None:
     async def refuse(*_: object) -> None:
-        raise error("it is so", remedy="change it")
+        raise error
 
     body = policy()
     ctx = make_world(NOTHING, connection, body)

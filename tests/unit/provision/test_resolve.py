@@ -46,7 +46,7 @@ def test_each_generation_of_a_policy_is_parsed_once_for_its_names_and_all_that_r
     ctx = dataclasses.replace(ctx, policies=Cache([body]), connections=Cache([through(connection)]))
     Conflicts(ctx.policies, ctx.connections, lambda _: None)
     first = resolve(body, ctx)
-    shown = {**body, "status": {"retryTopic": "x"}}
+    shown = {**body, "status": {"maxRetries": 3}}
     assert resolve(shown, ctx) is first
     assert parses == [3]
     edit(body, maxRetries=4)
