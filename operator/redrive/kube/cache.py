@@ -31,8 +31,7 @@ class _Derived(NamedTuple):
     def is_of(self, generation: tuple[str, int | None], others: tuple[object, ...]) -> bool:
         """Whether it was computed from these."""
         # Different lengths are different functions.
-        pairs = zip(self.others, others, strict=True)
-        same = all(one is other or one == other for one, other in pairs)
+        same = all(one is other for one, other in zip(self.others, others, strict=True))
         return same and self.generation == generation
 
 
@@ -111,7 +110,7 @@ class Cache:
             make: a pure function at the top of a module; it reads of an object its spec, and what
                 never changes of its metadata.
             body: an object of this kind, in any state of it.
-            others: what else it reads, of the object too; values that are equal are the same.
+            others: what else it reads; each is another one as soon as it is not the same object.
 
         Raises:
             RedriveError: as *make* does; the same one each time.

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from redrive.api.choices import Choices
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.errors import RedriveError
 from redrive.kube import connections
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
+from redrive.policy.model import Policy
 from redrive.provision import conditions
 from redrive.provision.conflicts import Conflicts, spec_of
 from redrive.provision.facts import Request
@@ -29,9 +31,9 @@ def resolve(body: Body, ctx: Context) -> Request:
         RedriveError: the connection can't be used; see `redrive.kube.connections.find`.
     """
     ref = spec_of(body, ctx.policies).connection_ref
-    return resolve_through(
-        body, connections.find(ref, Key.of(body).namespace, ctx.connections), ctx
-    )
+    namespace = Key.of(body).namespace
+    connection = connections.find(ref, namespace, ctx.connections, ctx.namespaces)
+    return resolve_through(body, connection, ctx)
 
 
 def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) -> Request:
@@ -39,29 +41,32 @@ def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) 
 
     Raises:
         InvalidSpecError: the policy's spec can't be obeyed.
+        RedriveError: what the connection permits can't be found out.
     """
-    spec = spec_of(body, ctx.policies)
-    return ctx.policies.derive(_request, body, spec, connection, Standing.of(body), named_in(body))
-
-
-def _request(
-    body: Body,
-    spec: RetryPolicySpec,
-    connection: PulsarConnectionSpec,
-    standing: Standing,
-    takes_over: frozenset[str],
-) -> Request:
-    key, metadata = Key.of(body), body["metadata"]
-    completed = spec.completed(connection.policy_defaults)
+    key = Key.of(body)
+    spec, policy = ctx.policies.derive(
+        _completed, body, spec_of(body, ctx.policies), connection.policy_defaults
+    )
     return Request(
         key=key,
-        age=(metadata["creationTimestamp"], metadata["uid"]),
-        spec=completed,
-        policy=completed.to_policy(str(key), metadata["generation"]),
+        age=(body["metadata"]["creationTimestamp"], body["metadata"]["uid"]),
+        spec=spec,
+        policy=policy,
         connection=connection,
-        standing=standing,
-        takes_over=takes_over,
+        permissions=connections.permissions(
+            connection, connections.connection_of(body), key.namespace, ctx.namespaces
+        ),
+        standing=Standing.of(body),
+        takes_over=named_in(body),
     )
+
+
+def _completed(
+    body: Body, spec: RetryPolicySpec, defaults: Choices | None
+) -> tuple[RetryPolicySpec, Policy]:
+    """Return the whole spec, and what of it consumers need."""
+    completed = spec.completed(defaults)
+    return completed, completed.to_policy(str(Key.of(body)), body["metadata"]["generation"])
 
 
 def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:

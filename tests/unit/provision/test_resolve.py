@@ -45,13 +45,13 @@ def test_each_generation_of_a_policy_is_parsed_once_for_its_names_and_all_that_r
     body = policy(maxRetries=3)
     ctx = dataclasses.replace(ctx, policies=Cache([body]), connections=Cache([through(connection)]))
     Conflicts(ctx.policies, ctx.connections, lambda _: None)
-    first = resolve(body, ctx)
+    first = resolve(body, ctx).policy
     shown = {**body, "status": {"maxRetries": 3}}
-    assert resolve(shown, ctx) is first
+    assert resolve(shown, ctx).policy is first
     assert parses == [3]
     edit(body, maxRetries=4)
     assert resolve(body, ctx).policy.max_retries == 4
-    assert resolve(body, ctx) is resolve(body, ctx)
+    assert resolve(body, ctx).policy is resolve(body, ctx).policy
     assert parses == [3, 4]
 
 
@@ -85,9 +85,9 @@ def test_nothing_is_kept_of_a_policy_that_is_gone(
 ) -> None:
     body = policy()
     ctx = dataclasses.replace(ctx, policies=Cache([body]), connections=Cache([through(connection)]))
-    first = resolve(body, ctx)
+    first = resolve(body, ctx).policy
     ctx.policies.drop(body)
-    assert resolve(body, ctx) is not first  # as it is being deleted, the last to read it
+    assert resolve(body, ctx).policy is not first  # as it is being deleted, the last to read it
     ctx.policies.put(policy(maxRetries=9))  # another one of its name, uid and generation
     assert resolve(policy(maxRetries=9), ctx).policy.max_retries == 9
     assert parses == [None, None, None, 9]
