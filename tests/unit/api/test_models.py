@@ -110,6 +110,7 @@ connections = st.fixed_dictionaries(
         "serviceUrl": st.builds("pulsar://{}:{}".format, names, st.integers(1, 65_535)),
         "adminUrl": st.builds("https://{}:{}".format, names, st.integers(1, 65_535)),
         "authentication": st.fixed_dictionaries({"token": tokens}),
+        "redirectHosts": st.lists(words, max_size=3),
         "allow": st.lists(rules, max_size=3),
     },
     optional={
