@@ -13,9 +13,13 @@ class AdminError(RedriveError):
 
 
 class BrokerRefusedError(AdminError):
-    """The broker does not do what was asked, for a reason that only its answer tells."""
+    """The broker does not do what was asked, for a reason that only its answer tells.
+
+    Asked again it will say the same, in most cases.
+    """
 
     reason: ClassVar[str] = "BrokerRefused"
+    stalls = True
 
 
 class BrokerUnreachableError(AdminError):
