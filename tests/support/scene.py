@@ -43,7 +43,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.ctx.clock = lambda: self.now
-        self.conflicts = Conflicts(self.ctx.policies, lambda _: None)
+        self.conflicts = Conflicts(self.ctx.policies, self.ctx.connections, lambda _: None)
         self.lost = LostPolicies(self.ctx.policies, self.ctx.clock)
 
     async def reconcile(self) -> Requeue:

@@ -12,6 +12,7 @@ from typing import Any
 
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
+from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key
@@ -68,7 +69,7 @@ async def reconcile(
         await publish(body, outcome, _publisher(ctx))
     except NotFoundError:
         ctx.policies.drop(body)  # no watch has shown that it is gone
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     return outcome.requeue
 
 
@@ -78,7 +79,7 @@ async def _clean_up_after(
     """Do what the deletion of a policy asks for that went without its cleanup, if it did."""
     body = lost.get(key)
     if body is None:
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     logs.identify(body)
     outcome = await finalize(body, ctx, conflicts)
     for event in (*outcome.events, outcome.last_event):
@@ -87,7 +88,7 @@ async def _clean_up_after(
     if not outcome.finalized:
         return outcome.requeue
     lost.forget(key)
-    return Requeue.NEVER
+    return Requeue.ON_CHANGE
 
 
 async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Health) -> Outcome:
@@ -101,12 +102,12 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
     try:
         request = resolve(body, ctx)
     except RedriveError as error:
-        return Outcome.failed(error)
+        return Outcome.failed(shown_to(body, error))
     body = await ensure_finalizer(body, request.deletion, _publisher(ctx))
     try:
         made = await converge(request, body, ctx, conflicts)
     except RedriveError as error:
-        return Outcome.failed(error)
+        return Outcome.failed(shown_to(body, error))
     warnings = (*made.warnings, *health.warnings(body))
     return _observed(made, warnings) if request.only_observes else _ready(body, made, warnings)
 

@@ -119,7 +119,7 @@ async def ward(shop: Shop, limits: Thresholds = THRESHOLDS) -> AsyncIterator[War
             return await reconcile.reconcile(key, ctx, claims, health, lost)
 
         keeper = Controller("RetryPolicy", look)
-        claims = Conflicts(ctx.policies, keeper.enqueue)
+        claims = Conflicts(ctx.policies, ctx.connections, keeper.enqueue)
         lost = LostPolicies(ctx.policies, ctx.clock)
         health = Health(ctx, keeper.enqueue, interval=0.1, limits=limits)
         keeper.enqueue(Key(shop.namespace, "orders"))

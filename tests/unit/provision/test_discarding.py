@@ -38,7 +38,7 @@ async def test_roles_that_are_taken_out_of_a_policy_that_discards_lose_their_rig
         grants = here.broker.namespaces["shop/prod"].grants
         grants[DEAD_LETTER]["shop-b"].append("functions")  # by another
         grants[DEAD_LETTER]["auditor"] = ["consume"]
-        changed(here, policy(consumerRoles=["shop-a"], deadLetter={"enabled": False}))
+        changed(here, policy(consumerRoles=["shop-a"], deadLetter={"mode": "Discard"}))
         await here.reconcile()
         assert rights(here, DEAD_LETTER) == {
             "shop-a": {"produce"},  # its consumers may still run with the policy before
@@ -58,6 +58,6 @@ async def test_what_was_revoked_on_an_unused_topic_is_not_granted_again(
     async with scene(connection, policy(), FakeKubernetes()) as here:
         await here.reconcile()
         here.broker.namespaces["shop/prod"].grants[DEAD_LETTER] = {"auditor": ["consume"]}
-        changed(here, policy(deadLetter={"enabled": False}))
+        changed(here, policy(deadLetter={"mode": "Discard"}))
         await here.reconcile()
         assert rights(here, DEAD_LETTER) == {"auditor": {"consume"}}

@@ -55,7 +55,7 @@ async def test_a_policy_that_is_deleted_while_its_finalizer_is_added_is_cleaned_
         assert here.topics > {SOURCE}  # it was too late to stop
         assert await here.reconcile() is Requeue.BACKOFF  # what was sent may be done late
         here.now += LATE_WRITES
-        assert await here.reconcile() is Requeue.NEVER
+        assert await here.reconcile() is Requeue.ON_CHANGE
         assert here.topics == {SOURCE}
         assert [reason for _, reason, _ in here.kubernetes.announced()] == ["Deleted"]
         assert here.lost.get(KEY) is None
@@ -71,7 +71,7 @@ async def test_a_policy_whose_deletion_is_seen_before_the_finalizer_is_answered_
             return after
 
     async with scene(connection, policy(deletionPolicy="Delete"), Seen()) as here:
-        assert await here.reconcile() is Requeue.NEVER
+        assert await here.reconcile() is Requeue.ON_CHANGE
         assert here.topics == {SOURCE}
         assert here.broker.writes == []
 
@@ -85,7 +85,7 @@ async def test_a_policy_that_retains_and_one_that_went_long_after_leave_their_to
             made = here.topics
             here.now += age
             here.watch_shows_deletion()
-            assert await here.reconcile() is Requeue.NEVER
+            assert await here.reconcile() is Requeue.ON_CHANGE
             assert here.topics == made > {SOURCE}
 
 
@@ -147,5 +147,5 @@ async def test_a_broker_that_fails_in_such_a_cleanup_is_asked_again(
         here.now += LATE_WRITES
         assert await here.reconcile() is Requeue.BACKOFF
         here.broker.fault = None
-        assert await here.reconcile() is Requeue.NEVER
+        assert await here.reconcile() is Requeue.ON_CHANGE
         assert here.topics == {SOURCE}
