@@ -99,5 +99,5 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
         undo.pop_all()
     if in_force_now().ordered:
         chain.append(KeyOrdering(parts.incoming, parts.clock))
-    processor = Processor(parts, decisions, [*chain, reporting], reporting.late)
+    processor = Processor(parts, decisions, chain, reporting)
     return processor

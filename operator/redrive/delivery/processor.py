@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pulsar
 
@@ -31,8 +31,9 @@ from redrive.delivery.receiving.origin import SubscriptionsByTopic
 from redrive.delivery.retrying.decisions import Decisions
 from redrive.delivery.retrying.forwarder import forward, hop_of
 from redrive.delivery.retrying.producers import NotSentError
+from redrive.delivery.retrying.reporting import Reporting
 from redrive.policy.failure import FailureRules
-from redrive.policy.verdict import Dead, Discard, Done, Retry
+from redrive.policy.verdict import Dead, Done, Retry
 
 
 class Processor:
@@ -48,18 +49,20 @@ class Processor:
         parts: Parts,
         decisions: Decisions,
         middleware: Sequence[Middleware],
-        late: Callable[[pulsar.Message], None],
+        reporting: Reporting,
     ) -> None:
         self.parts = parts
         self.decisions = decisions
         self.middleware = middleware
-        self.late = late
-        self.subscriptions = SubscriptionsByTopic(parts.subscriptions)
+        self.late = reporting.late
+        self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
         receive: Receive = parts.incoming.take
         settle: Settle = self._carry_out
         send: Forward = functools.partial(forward, parts.outgoing)
         self.receive = compose([m.receive for m in middleware], receive)
         self._settle = compose([m.settle for m in middleware], settle)
+        self._wrapped = self._settle is not settle
+        self._end = reporting.settle(self._end_failed)
         self._forward = compose([m.forward for m in middleware], send)
 
     def check_own(self, message: pulsar.Message) -> None:
@@ -68,14 +71,25 @@ class Processor:
         Raises:
             InvalidSpecError: it did not.
         """
-        self.subscriptions[message.topic_name()]
+        self._subscriptions[message.topic_name()]
 
     def process(self, message: pulsar.Message, error: Outcome, rules: FailureRules) -> None:
         """Settle *message*, which was handled, or failed with *error*."""
         if error is None:
-            self.settle(Settlement(message, DONE))
+            self.acknowledge(message)
         else:
             self.settle(self.decisions.raised(message, error, rules))
+
+    def acknowledge(self, message: pulsar.Message) -> None:
+        """Settle *message* as handled; at no cost for what wraps nothing.
+
+        Raises:
+            InvalidSpecError: it is not a message of this consumer.
+        """
+        if self._wrapped:
+            self.settle(Settlement(message, DONE))
+        else:
+            self._acknowledge(message)
 
     def settle(self, settlement: Settlement) -> bool:
         """End an attempt as was decided; return False if the message has to wait for that.
@@ -98,28 +112,35 @@ class Processor:
 
     def _carry_out(self, settlement: Settlement) -> pulsar.MessageId | None:
         message, verdict, _ = settlement
-        subscription = self.subscriptions[message.topic_name()]
-        attempts, receipt = self.decisions.attempts, None
         match verdict:
-            case Done() | Discard():
-                subscription.acknowledge(message)
-            case Retry() | Dead():
-                receipt = self._forward(hop_of(message, verdict, settlement.failed()))
-                subscription.acknowledge(message)  # only after the receipt
-            case RetryInPlace(delay=delay):
-                attempts.remember(message, settlement.failed())
-                self.parts.incoming.again(message, delay.total_seconds())
-                return None
+            case Done():
+                self._acknowledge(message)
             case Redeliver(counted=counted):
                 if not counted:
-                    attempts.give_back(message)
-                subscription.negative_acknowledge(message)
-                return None
+                    self.decisions.attempts.give_back(message)
+                self._subscriptions[message.topic_name()].negative_acknowledge(message)
             case HandBack():
                 self.parts.incoming.again(message, 0)
+            case _:
+                return self._end(settlement)
+        return None
+
+    def _end_failed(self, settlement: Settlement) -> pulsar.MessageId | None:
+        message, verdict, failure = settlement.message, settlement.verdict, settlement.failed()
+        receipt = None
+        match verdict:
+            case RetryInPlace(delay=delay):
+                self.decisions.attempts.remember(message, failure)
+                self.parts.incoming.again(message, delay.total_seconds())
                 return None
-        attempts.forget(message)
+            case Retry() | Dead():
+                receipt = self._forward(hop_of(message, verdict, failure))
+        self._acknowledge(message)  # only after the receipt
         return receipt
+
+    def _acknowledge(self, message: pulsar.Message) -> None:
+        self._subscriptions[message.topic_name()].acknowledge(message)
+        self.decisions.attempts.forget(message)
 
     def close(self) -> None:
         """Stop, and leave the subscriptions: what was not settled stays unacknowledged."""

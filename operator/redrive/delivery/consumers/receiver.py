@@ -13,7 +13,7 @@ import pulsar
 from redrive.delivery import durations
 from redrive.delivery.assembly import RetryOptions, assemble
 from redrive.delivery.closing import Closing
-from redrive.delivery.middleware.settlement import DONE, HAND_BACK, Settlement
+from redrive.delivery.middleware.settlement import HAND_BACK, Settlement
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
 from redrive.policy.envelope import Attempt
@@ -85,7 +85,7 @@ class Receiver(Closing):
         Raises:
             InvalidSpecError: it is not a message of this consumer.
         """
-        self._processor.settle(Settlement(message, DONE))
+        self._processor.acknowledge(message)
 
     def negative_acknowledge(
         self, message: pulsar.Message, *, cause: BaseException | None = None

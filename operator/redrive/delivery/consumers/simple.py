@@ -20,7 +20,6 @@ from redrive.delivery import durations
 from redrive.delivery.assembly import Options, assemble
 from redrive.delivery.closing import Closing
 from redrive.delivery.middleware.expiry import fail_each
-from redrive.delivery.middleware.settlement import DONE, Settlement
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile, at_first
 from redrive.delivery.receiving.reading import id_text
@@ -125,7 +124,7 @@ class SimpleConsumer(Closing):
         self._processor.check_own(message)
         with self._changing:
             self._in_flight.settle(_key(message), self._clock.monotonic())
-        self._processor.settle(Settlement(message, DONE))
+        self._processor.acknowledge(message)
 
     def change_invisible_duration(self, message: pulsar.Message, invisible: timedelta) -> None:
         """Have *message* stay invisible for *invisible* from now, longer or shorter than before.

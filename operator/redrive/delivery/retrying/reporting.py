@@ -1,4 +1,4 @@
-"""Reports what becomes of failed messages: the innermost middleware of every consumer."""
+"""Reports what becomes of failed messages: the innermost middleware of all consumers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ class Reporting(Middleware):
         """Report before that an attempt failed, and after what became of its message."""
 
         def settle_reported(settlement: Settlement) -> pulsar.MessageId | None:
-            message, verdict, failure = settlement
-            if failure is None:
-                return settle(settlement)
+            message, verdict, failure = settlement.message, settlement.verdict, settlement.failed()
             if failure.raised and failure.cause is not None:
                 self._failed(message, failure, failure.cause)
             try:
