@@ -29,8 +29,8 @@ from redrive.delivery.middleware.settlement import (
 from redrive.delivery.parts import Parts
 from redrive.delivery.receiving.origin import SubscriptionsByTopic
 from redrive.delivery.retrying.decisions import Decisions
+from redrive.delivery.retrying.errors import NotSentError
 from redrive.delivery.retrying.forwarder import forward, hop_of
-from redrive.delivery.retrying.producers import NotSentError
 from redrive.delivery.retrying.reporting import Reporting
 from redrive.policy.failure import FailureRules
 from redrive.policy.verdict import Dead, Done, Retry

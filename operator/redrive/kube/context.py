@@ -6,19 +6,21 @@ import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from redrive.admin.fence import Fence
 from redrive.admin.http import Http
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
-from redrive.kube.connections import Connections
+from redrive.kube.connections import Connections, selected_namespaces
 from redrive.kube.credentials import CredentialReader
 from redrive.kube.errors import NotFoundError
 from redrive.kube.informer import load, when_available
+from redrive.kube.namespaces import NamespaceLabels, following
 from redrive.kube.resources import Resource
 
 logger = logging.getLogger(__name__)
@@ -37,9 +39,11 @@ class Settings:
         cluster_id: what tells this cluster from all others that use the same brokers; empty for
             what `Kubernetes.cluster_id` reads.
         namespaces: the Kubernetes namespaces it serves; none means all.
-        replay_image: the container image of replay jobs.
+        replay_image: the container image of replay jobs; empty if Replays are not run.
         replay_application: where the replay job lies in that image, as a `local://` URL.
         replay_service_account: which ServiceAccount of the Replay's namespace its driver uses.
+        replay_pod: fields of `driver` and `executor` of each SparkApplication, beside those that
+            redrive sets.
         credentials: the folder with a folder of files for each namespace; None if there is none.
     """
 
@@ -48,6 +52,7 @@ class Settings:
     replay_image: str
     replay_application: str
     replay_service_account: str
+    replay_pod: Mapping[str, Any] = field(default_factory=dict)
     credentials: Path | None = None
 
 
@@ -59,6 +64,7 @@ class Context:
 
     Attributes:
         config_maps: those that redrive made.
+        namespaces: the labels of Kubernetes namespaces, where a connection selects by them.
     """
 
     settings: Settings
@@ -69,6 +75,7 @@ class Context:
     applications: Cache
     config_maps: Cache
     brokers: Connections
+    namespaces: NamespaceLabels
     clock: Callable[[], datetime]
 
     @property
@@ -97,26 +104,36 @@ class Context:
             KubernetesError: redrive's own kinds are not installed, or may not be read.
             ClusterUnknownError: the settings have no id of the cluster, and it may not be read.
         """
-        async with Kubernetes.connect(fence) as kubernetes, Http.open(fence) as http:
+        async with (
+            Kubernetes.connect(fence) as kubernetes,
+            Http.open(fence) as http,
+            following(kubernetes) as namespaces,
+        ):
             if not settings.cluster_id:
                 found = await when_available(kubernetes.cluster_id)
                 settings = dataclasses.replace(settings, cluster_id=found)
             reader = CredentialReader(kubernetes, http, settings.credentials)
             connections = await load(kubernetes, resources.CONNECTIONS, settings.namespaces)
+            policies = await load(kubernetes, resources.POLICIES, settings.namespaces)
+            # Before anything asks for them: else all policies there would be reconciled at a start.
+            await namespaces.read(selected_namespaces(connections, policies))
             yield cls(
                 settings=settings,
                 kubernetes=kubernetes,
                 connections=connections,
-                policies=await load(kubernetes, resources.POLICIES, settings.namespaces),
+                policies=policies,
                 replays=await load(kubernetes, resources.REPLAYS, settings.namespaces),
                 applications=await _load_applications(kubernetes, settings),
                 config_maps=await load(kubernetes, resources.CONFIG_MAPS, settings.namespaces),
-                brokers=Connections(connections, http, reader, wall_clock),
+                brokers=Connections(connections, http, reader, wall_clock, namespaces),
+                namespaces=namespaces,
                 clock=wall_clock,
             )
 
 
 async def _load_applications(kubernetes: Kubernetes, settings: Settings) -> Cache:
+    if not settings.replay_image:
+        return Cache()
     try:
         return await load(kubernetes, resources.SPARK_APPLICATIONS, settings.namespaces)
     except NotFoundError:

@@ -7,7 +7,7 @@ import pulsar
 from redrive.delivery.middleware.settlement import Failure, Hop
 from redrive.delivery.parts import Outgoing
 from redrive.delivery.receiving import reading
-from redrive.delivery.retrying.producers import TooBigError, UnreadableError
+from redrive.delivery.retrying.errors import UnreadableError
 from redrive.policy import envelope
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -34,17 +34,12 @@ def destination(verdict: Retry | Dead, policy: Policy) -> TopicName:
 
 
 def forward(outgoing: Outgoing, hop: Hop) -> pulsar.MessageId:
-    """Send a copy; where that is too big, with less of its cause, but never of itself.
+    """Send a copy.
 
     Raises:
         NotSentError: no receipt came for it; it may have been stored all the same.
     """
-    for tried in envelope.shrinking(hop.properties):
-        try:
-            return outgoing.send(hop.topic, hop.message, tried, hop.deliver_after)
-        except TooBigError as error:
-            refused = error
-    raise refused
+    return outgoing.send(hop.topic, hop.message, dict(hop.properties), hop.deliver_after)
 
 
 def _properties(message: pulsar.Message) -> dict[str, str]:

@@ -16,8 +16,8 @@ from redrive.delivery.middleware.settlement import (
 )
 from redrive.delivery.receiving.reading import id_text
 from redrive.delivery.retrying.attempts import Attempts
+from redrive.delivery.retrying.errors import NotSentError
 from redrive.delivery.retrying.forwarder import destination
-from redrive.delivery.retrying.producers import NotSentError
 from redrive.delivery.telemetry.events import Event, Events, Name
 from redrive.policy.cause import Cause
 from redrive.policy.envelope import Attempt
