@@ -121,8 +121,8 @@ def _assembled_pulsar(version: str) -> Path:
             repo_cache=downloads, remote_repos=maven_mirror(Path.home()), timeout=60
         )
         with ThreadPoolExecutor(8) as threads:
-            wanted = versions.jars(lock).items()
-            list(threads.map(lambda jar: _fetch_jar(maven, *jar, home / "lib"), wanted))
+            pins = versions.jars(lock)
+            list(threads.map(lambda jar: _fetch_jar(maven, jar, pins[jar], home / "lib"), pins))
         shutil.rmtree(downloads)
 
     name = f"pulsar-{version}-{key}"
