@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from release import chart_readme, versions
+from release import chart_readme, dashboard, versions
 
 GENERATED = {
     chart_readme.README: chart_readme.render,
+    dashboard.DASHBOARD: dashboard.render,
     versions.CHART_FILE: versions.render_chart_file,
 }
 
