@@ -84,8 +84,17 @@ PANELS: Sequence[Panel] = (
         _LEGEND,
         "ops",
     ),
-    Panel("Reconciles", _rate("redrive_reconciles_total", "kind, result"), "{{kind}} {{result}}", "ops"),
-    Panel("Objects that wait to be reconciled", "sum by (kind) (redrive_reconcile_queue_depth)", "{{kind}}"),
+    Panel(
+        "Reconciles",
+        _rate("redrive_reconciles_total", "kind, result"),
+        "{{kind}} {{result}}",
+        "ops",
+    ),
+    Panel(
+        "Objects that wait to be reconciled",
+        "sum by (kind) (redrive_reconcile_queue_depth)",
+        "{{kind}}",
+    ),
     Panel(
         "Calls to brokers",
         _rate("redrive_admin_calls_total", "verb, status"),

@@ -134,7 +134,7 @@ def maven_mirror(user_home: Path) -> dict[str, str] | None:
     return None
 
 
-def _go_build(
+def _go_build(  # noqa: PLR0913  what `go build` takes
     name: str,
     version: str,
     module: Path,

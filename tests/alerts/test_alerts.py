@@ -20,9 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = CHART / "alerts.yaml"
 TESTS = Path(__file__).with_name("alerts.yaml")
 ALERTS: list[dict[str, Any]] = [
-    rule
-    for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"]
-    for rule in group["rules"]
+    rule for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"] for rule in group["rules"]
 ]
 HEADINGS = ["What it means", "What to look at", "What to do"]
 
@@ -108,9 +106,7 @@ def recorded() -> dict[str, float]:
 
 def test_every_panel_shows_something_of_recorded_metrics(tmp_path: Path) -> None:
     """Each query is evaluated by Prometheus over the recorded series, which grow every minute."""
-    series = [
-        {"series": name, "values": f"{value:g}+1x60"} for name, value in recorded().items()
-    ]
+    series = [{"series": name, "values": f"{value:g}+1x60"} for name, value in recorded().items()]
     checks = [
         {
             "expr": f"count({chosen_all(panel.query)}) > bool 0",
