@@ -15,7 +15,7 @@ COPY operator operator
 RUN /opt/redrive/bin/pip install --constraint constraints.txt '.[replay]' && \
     /opt/redrive/bin/pip uninstall --yes pip setuptools && \
     site=$(/opt/redrive/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
-    ln -s "$site/pyspark" /opt/spark && \
+    ln -s "$site/pyspark" /opt/redrive/spark && \
     ln -s "$site/redrive/replay/__main__.py" /opt/redrive/replay.py
 
 FROM ${BASE_IMAGE}
@@ -31,10 +31,9 @@ LABEL org.opencontainers.image.title="redrive-replay" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
 COPY --from=build /opt/redrive /opt/redrive
-COPY --from=build /opt/spark /opt/spark
 COPY --chmod=755 images/replay-entrypoint.sh /opt/entrypoint.sh
-ENV JAVA_HOME=/usr/lib/jvm/default-java SPARK_HOME=/opt/spark PYSPARK_PYTHON=/opt/redrive/bin/python3 \
-    PATH=/opt/redrive/bin:/opt/spark/bin:$PATH PYTHONDONTWRITEBYTECODE=1
+ENV JAVA_HOME=/usr/lib/jvm/default-java SPARK_HOME=/opt/redrive/spark PYSPARK_PYTHON=/opt/redrive/bin/python3 \
+    PATH=/opt/redrive/bin:/opt/redrive/spark/bin:$PATH PYTHONDONTWRITEBYTECODE=1
 WORKDIR /work
 # A number, so that Kubernetes can tell that it is not root.
 USER 185:185

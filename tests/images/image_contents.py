@@ -35,7 +35,7 @@ def test_it_holds_no_tools_to_build_with_and_no_installer(
 ) -> None:
     look = f"for tool in {' '.join(TOOLS)}; do command -v $tool; done; true"
     assert engine.run(images[kind], "sh", "-c", look) == ""
-    assert engine.run(images[kind], "sh", "-c", "ls /opt/redrive/bin | grep pip || true") == ""
+    assert engine.run(images[kind], "sh", "-c", "cd /opt/redrive/bin && ls | grep '^pip' || true") == ""
 
 
 def test_the_operator_starts_for_a_user_without_an_entry_in_passwd(
@@ -55,7 +55,7 @@ def test_the_image_of_replays_holds_one_spark_and_the_job(
     assert len(jars.splitlines()) == 1
     code = (
         "import pyspark, os, redrive.replay.job as j; "
-        "print(pyspark.__version__, os.path.samefile('/opt/spark', pyspark.__path__[0]), "
+        "print(pyspark.__version__, os.path.samefile('/opt/redrive/spark', pyspark.__path__[0]), "
         "os.path.samefile('/opt/redrive/replay.py', j.__file__.replace('job.py', '__main__.py')))"
     )
     version, *same = engine.run(image, "python3", "-c", code).split()
