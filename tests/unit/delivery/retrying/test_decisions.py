@@ -41,4 +41,4 @@ def test_what_no_broker_counts_is_counted_message_by_message_until_it_is_settled
     (dead,) = consumer.dead_letters
     assert (dead.data(), dead.properties()["RECONSUMETIMES"]) == (b"worse", "3")
     assert broker.unsettled() == []
-    assert not consumer._retry_handler._given_back  # noqa: SLF001 - what is settled takes no memory
+    assert not consumer._processor.decisions.attempts._given_back  # noqa: SLF001 - what is settled takes no memory
