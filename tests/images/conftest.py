@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from sandbox import cache as sandbox_cache
+
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "howto" / "install.md").read_text("utf-8").replace("\\\n", " ")
 BUILDS = re.findall(r"^docker (build .+)$", GUIDE, re.MULTILINE)
@@ -74,14 +76,18 @@ class Engine:
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    store = tmp_path_factory.mktemp("images")
+def engine() -> Iterator[Engine]:
+    # Not in a folder of pytest's, which could not delete it: buildah mounts a part of it.
+    store = sandbox_cache.root() / "images"
+    store.mkdir(parents=True, exist_ok=True)
     cache = Path.home() / ".cache" / "pip"
     cache.mkdir(parents=True, exist_ok=True)
     made = Engine(store, cache)
     _make_base(made, store)
     yield made
-    made("rmi", "--all", "--force")
+    mounted = store / "root" / "overlay"
+    if mounted.is_mount():
+        subprocess.run([_program("umount"), str(mounted)], check=True)
 
 
 @pytest.fixture(scope="session")
@@ -106,6 +112,8 @@ def _program(name: str) -> str:
 
 def _make_base(engine: Engine, folder: Path) -> None:
     """Make an image of Debian with Python, and with the certificates that this machine trusts."""
+    if BASE in engine("images", "--format={{.Name}}:{{.Tag}}").splitlines():
+        return
     archive = folder / "base.tar"
     packages = "python3,python3-venv,ca-certificates"
     subprocess.run(
