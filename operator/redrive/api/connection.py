@@ -201,3 +201,7 @@ class PulsarConnectionStatus(StatusModel):
     warnings: Annotated[str, Field(max_length=1024)] | None = None
     """The types of the conditions that need attention although the object is ready, separated by
     commas; not there while there is none."""
+
+    policies: int | None = None
+    """How many RetryPolicies use it, of all namespaces, counted every minute. Those that are being
+    deleted count: their deletion needs the connection."""
