@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redrive.admin.model import Schema, TopicSubscriptions
+from redrive.admin.paths import broker_at
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.permissions import Permissions
@@ -50,8 +51,8 @@ class Request:
 
     @property
     def broker(self) -> str:
-        """Tell brokers apart: by their admin URL, for lack of anything a tenant admin may read."""
-        return self.connection.admin_url.rstrip("/").lower()
+        """Return the broker, as `broker_at` names it."""
+        return broker_at(self.connection.admin_url)
 
     def subscribes_like(self, other: Request) -> bool:
         """Whether both are for one subscription of one topic."""
@@ -105,6 +106,7 @@ class Observed:
         replicated_to: the clusters that a topic is replicated to that is made now.
         inherited: what a topic that is made now gets of its topic policies from the namespace.
         config_map: whatever has the name of the policy's ConfigMap.
+        unused: the dead-letter topic from before of a policy that discards.
     """
 
     source_partitions: int = 0
@@ -116,3 +118,4 @@ class Observed:
     config_map: Body | None = None
     replicated_to: frozenset[str] = frozenset()
     enforces_schemas: bool = False
+    unused: TopicState | None = None

@@ -15,11 +15,11 @@ from datetime import datetime, timedelta
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError as TopicGoneError
 from redrive.api.choices import DeletionPolicy
-from redrive.api.parsing import parse_spec
-from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
+from redrive.api.conditions import READY, STALLED, ConditionStatus
+from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import status
-from redrive.kube.connections import Connection
+from redrive.kube.connections import Connection, shown_to
 from redrive.kube.context import Context
 from redrive.kube.errors import (
     ConnectionNotFoundError,
@@ -32,14 +32,17 @@ from redrive.policy import naming
 from redrive.provision import conditions, pause
 from redrive.provision.actions import in_words
 from redrive.provision.apply import apply
-from redrive.provision.conflicts import Conflicts
+from redrive.provision.conflicts import Conflicts, spec_of
 from redrive.provision.desired import owner_of
+from redrive.provision.errors import LateWritesError
 from redrive.provision.facts import Request
 from redrive.provision.finalizer import has_finalizer
 from redrive.provision.outcome import Outcome
 from redrive.provision.removal import Left, Removal, removal
 from redrive.provision.resolve import resolve_through, rivals
 
+LATE_WRITES = timedelta(seconds=30)
+"""How long a broker may still do what it was sent before a deletion: as long as a call waits."""
 CLEANUP_DEADLINE = timedelta(minutes=10)
 """A cleanup that has not succeeded after so long is abandoned: the policy goes, all else stays."""
 SKIP_CLEANUP = "redrive.io/skip-cleanup"
@@ -69,17 +72,43 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
         return _retained(f"it was paused, and nothing was touched; {_rest(body)}")
     try:
         done = await _clean_up(body, ctx, conflicts)
-    except Exception as error:
+    except Exception as failure:
+        error = shown_to(body, failure) if isinstance(failure, RedriveError) else failure
         since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
         if ctx.clock() - since >= CLEANUP_DEADLINE:
             return _given_up(body, error, since)
         if not isinstance(error, RedriveError):
             raise
         return Outcome(status.waiting(error, _waits(error, since)), requeue=Requeue.BACKOFF)
-    deleted = ObjectEvent(DELETED, in_words(done.actions))
+    return _cleaned_up(done, _late_writes(body, ctx.clock()))
+
+
+def _cleaned_up(done: Removal, late: LateWritesError | None) -> Outcome:
+    deleted = (ObjectEvent(DELETED, in_words(done.actions)),) if done.actions else ()
+    if late is not None:
+        return Outcome(status.waiting(late), events=deleted, requeue=Requeue.BACKOFF)
     stays = "; ".join(done.stays)
     outcome = _retained(f"at the broker stays: {stays}" if stays else "")
-    return replace(outcome, events=(deleted,) if done.actions else ())
+    return replace(outcome, events=deleted)
+
+
+def _late_writes(body: Body, now: datetime) -> LateWritesError | None:
+    """Say why a cleanup that has found nothing more to do is repeated, if it is.
+
+    An operator that was killed, or whose call had no answer, may have sent the creation of a topic
+    that the broker does only after the cleanup. What is Ready was answered, and what is Stalled was
+    refused before anything was sent.
+    """
+    ready = status.find(body, READY)
+    answered = ready is not None and ready.status is ConditionStatus.TRUE
+    until = datetime.fromisoformat(body["metadata"]["deletionTimestamp"]) + LATE_WRITES
+    if answered or status.find(body, STALLED) is not None or now >= until:
+        return None
+    return LateWritesError(
+        "the policy was deleted while it was provisioned, and the broker may still create a topic",
+        remedy=f"none is needed: its topics are looked at again, and the policy goes after "
+        f"{_at(until)}",
+    )
 
 
 async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
@@ -88,7 +117,7 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
     Raises:
         RedriveError: not now; what was done by then is done.
     """
-    ref = parse_spec(RetryPolicySpec, body).connection_ref
+    ref = spec_of(body, ctx.policies).connection_ref
     connection = await _connection(ref, Key.of(body).namespace, ctx)
     request = resolve_through(body, connection.spec, ctx)
     if request.deletion is DeletionPolicy.RETAIN:

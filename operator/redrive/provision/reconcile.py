@@ -12,6 +12,7 @@ from typing import Any
 
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
+from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key
@@ -24,6 +25,7 @@ from redrive.provision.desired import Desired
 from redrive.provision.finalize import finalize
 from redrive.provision.finalizer import ensure_finalizer
 from redrive.provision.health.watch import Health
+from redrive.provision.lost import LostPolicies
 from redrive.provision.outcome import Outcome, publish
 from redrive.provision.resolve import resolve
 
@@ -50,11 +52,14 @@ async def mark_progressing(key: Key, ctx: Context) -> None:
             await _publisher(ctx).publish(body, status.progressing("looking at the policy"))
 
 
-async def reconcile(key: Key, ctx: Context, conflicts: Conflicts, health: Health) -> Requeue:
+async def reconcile(
+    key: Key, ctx: Context, conflicts: Conflicts, health: Health, lost: LostPolicies
+) -> Requeue:
     """Bring the broker to what one RetryPolicy asks; its status and Events are written last."""
     body = ctx.policies.get(key)
     if body is None:
-        return Requeue.NEVER
+        return await _clean_up_after(key, ctx, conflicts, lost)
+    lost.forget(key)
     logs.identify(body)
     try:
         if "deletionTimestamp" in body["metadata"]:
@@ -64,8 +69,26 @@ async def reconcile(key: Key, ctx: Context, conflicts: Conflicts, health: Health
         await publish(body, outcome, _publisher(ctx))
     except NotFoundError:
         ctx.policies.drop(body)  # no watch has shown that it is gone
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     return outcome.requeue
+
+
+async def _clean_up_after(
+    key: Key, ctx: Context, conflicts: Conflicts, lost: LostPolicies
+) -> Requeue:
+    """Do what the deletion of a policy asks for that went without its cleanup, if it did."""
+    body = lost.get(key)
+    if body is None:
+        return Requeue.ON_CHANGE
+    logs.identify(body)
+    outcome = await finalize(body, ctx, conflicts)
+    for event in (*outcome.events, outcome.last_event):
+        if event is not None:
+            await _publisher(ctx).emit(body, event)
+    if not outcome.finalized:
+        return outcome.requeue
+    lost.forget(key)
+    return Requeue.ON_CHANGE
 
 
 async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Health) -> Outcome:
@@ -79,12 +102,12 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
     try:
         request = resolve(body, ctx)
     except RedriveError as error:
-        return Outcome.failed(error)
+        return Outcome.failed(shown_to(body, error))
     body = await ensure_finalizer(body, request.deletion, _publisher(ctx))
     try:
         made = await converge(request, body, ctx, conflicts)
     except RedriveError as error:
-        return Outcome.failed(error)
+        return Outcome.failed(shown_to(body, error))
     warnings = (*made.warnings, *health.warnings(body))
     return _observed(made, warnings) if request.only_observes else _ready(body, made, warnings)
 

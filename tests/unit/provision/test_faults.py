@@ -26,7 +26,7 @@ from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.converge import Converged, converge
-from redrive.provision.finalize import finalize
+from redrive.provision.finalize import LATE_WRITES, finalize
 from redrive.provision.finalizer import FINALIZER
 from redrive.provision.outcome import publish
 from redrive.provision.resolve import resolve
@@ -73,14 +73,14 @@ class Shop:
     async def look(self, http: Http | None = None) -> Converged:
         """Provision the policy as a restarted operator would: nothing is remembered."""
         ctx = self.ctx(http)
-        conflicts = Conflicts(ctx.policies, lambda _: None)
+        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         asked = resolve(self.policy, ctx)
         return await converge(asked, self.policy, ctx, conflicts)
 
     async def finalize(self, http: Http | None = None) -> Requeue:
         """Do what the deletion of the policy asks for, as a restarted operator would."""
         ctx = self.ctx(http)
-        conflicts = Conflicts(ctx.policies, lambda _: None)
+        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         out = Publisher(self.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
         body = self.kubernetes.objects[resources.POLICIES][Key.of(self.policy)]
         outcome = await finalize(body, ctx, conflicts)
@@ -109,7 +109,7 @@ class Shop:
             namespaces=None,
             brokers=SimpleNamespace(resolve=resolve),
             settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
-            clock=lambda: DELETED,
+            clock=lambda: DELETED + LATE_WRITES,
         )
 
 
