@@ -96,8 +96,10 @@ class Receiver(Closing):
         want no retry topic: order and redelivery are the broker's. A message that comes again for
         the `max_retries`-th time and is given here once more is dead-lettered. The count is the
         broker's, which keeps it in memory: it begins again when the last consumer of the
-        subscription has gone. On an Exclusive or Failover subscription no broker counts: there it
-        is this consumer's own, and the broker delivers again all else that is not acknowledged.
+        subscription has gone. On an Exclusive or Failover subscription no broker counts, and of a
+        batch it counts all messages as one: there the count is this consumer's own, so that each
+        consumer gives a message back as often as this. The broker delivers again all else that is
+        not acknowledged, of the subscription or of the batch.
 
         Args:
             cause: travels with the message if it is dead-lettered.
