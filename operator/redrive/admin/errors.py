@@ -17,6 +17,7 @@ class BrokerRefusedError(AdminError):
     """The broker does not do what was asked, for a reason that only its answer tells."""
 
     reason: ClassVar[str] = "BrokerRefused"
+    requeue: ClassVar[Requeue] = Requeue.SLOW_BACKOFF
 
 
 class BrokerUnreachableError(AdminError):
@@ -36,12 +37,14 @@ class AdminUrlInvalidError(AdminError):
 
     reason = "AdminUrlInvalid"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class UnexpectedAnswerError(AdminError):
     """Something answers, but not as Pulsar's admin API does."""
 
     reason = "UnexpectedAnswer"
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class AuthenticationFailedError(AdminError):
@@ -49,6 +52,7 @@ class AuthenticationFailedError(AdminError):
 
     reason = "AuthenticationFailed"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class CertificateRefusedError(AdminError):
@@ -56,6 +60,7 @@ class CertificateRefusedError(AdminError):
 
     reason = "CertificateRefused"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class IssuerFailedError(AdminError):
@@ -69,6 +74,7 @@ class AdminForbiddenError(AdminError):
 
     reason = "Forbidden"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class AdminNotFoundError(AdminError):
@@ -93,6 +99,7 @@ class UnsupportedError(AdminError):
     """This broker does not know the call (405)."""
 
     reason = "Unsupported"
+    requeue = Requeue.SLOW_BACKOFF
 
 
 _KINDS: dict[int, type[AdminError]] = {

@@ -31,6 +31,7 @@ class ForbiddenError(KubernetesError):
 
     reason = "KubernetesForbidden"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class NoClusterError(KubernetesError):
@@ -74,6 +75,7 @@ class TokenFileError(RedriveError):
 
     reason = "TokenFileInvalid"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class CertificateInvalidError(RedriveError):
@@ -81,6 +83,7 @@ class CertificateInvalidError(RedriveError):
 
     reason = "CertificateInvalid"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class CaInvalidError(RedriveError):
@@ -88,6 +91,7 @@ class CaInvalidError(RedriveError):
 
     reason = "CaInvalid"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class ConnectionNotFoundError(RedriveError):
