@@ -18,7 +18,7 @@ from redrive.api.choices import DeletionPolicy
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import status
-from redrive.kube.connections import Connection
+from redrive.kube.connections import Connection, shown_to
 from redrive.kube.context import Context
 from redrive.kube.errors import (
     ConnectionNotFoundError,
@@ -68,7 +68,8 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
         return _retained(f"it was paused, and nothing was touched; {_rest(body)}")
     try:
         done = await _clean_up(body, ctx, conflicts)
-    except Exception as error:
+    except Exception as failure:
+        error = shown_to(body, failure) if isinstance(failure, RedriveError) else failure
         since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
         if ctx.clock() - since >= CLEANUP_DEADLINE:
             return _given_up(body, error, since)

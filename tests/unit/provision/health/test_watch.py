@@ -193,15 +193,19 @@ async def test_a_policy_that_is_not_ready_any_more_keeps_its_series_until_it_is_
     def shown() -> float | None:
         return REGISTRY.get_sample_value("redrive_backlog_messages", labels)
 
-    async with watching(cluster, monkeypatch):
-        assert shown() == 0
-        failed = policy() | {"status": {"conditions": [NOT_READY], "retryTopic": "x"}}
-        metadata = failed["metadata"] | {"resourceVersion": "100000"}
-        cluster.change(failed | {"metadata": metadata})
-        cluster.waits = 7
+    async def reaches(count: float) -> None:
         async with asyncio.timeout(5):
-            while shown() != 7:  # noqa: ASYNC110 - a gauge has no event
+            while shown() != count:  # noqa: ASYNC110 - a gauge has no event
                 await asyncio.sleep(0.01)
-        await cluster.written()
-        cluster.ctx.policies.drop(policy())
-        assert shown() is None
+
+    monkeypatch.setattr(watch, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "CALLS_PER_SECOND", 1_000.0)
+    health = Health(cluster.ctx, lambda _: None, interval=0.05)
+    await reaches(0)
+    failed = policy() | {"status": {"conditions": [NOT_READY], "retryTopic": "x"}}
+    cluster.change(failed | {"metadata": failed["metadata"] | {"resourceVersion": "100000"}})
+    cluster.waits = 7
+    await reaches(7)
+    await health.stop()
+    cluster.ctx.policies.drop(policy())
+    assert shown() is None
