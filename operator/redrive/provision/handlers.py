@@ -24,6 +24,7 @@ from redrive.provision.deletion_events import DeletionEvents
 from redrive.provision.desired import policy_of
 from redrive.provision.errors import ConfigMapNotOursError
 from redrive.provision.health.watch import Health
+from redrive.provision.lost import LostPolicies
 from redrive.provision.namespace_facts import NamespaceFacts
 from redrive.provision.resync import Resync
 from redrive.provision.stall_checks import StallChecks
@@ -75,7 +76,12 @@ class _Journey:
         self.policies = Controller(
             "RetryPolicy",
             lambda key: reconcile.reconcile(
-                key, ctx, self._conflicts, self.health, failures=self.policies.failures(key)
+                key,
+                ctx,
+                self._conflicts,
+                self.health,
+                self._lost,
+                failures=self.policies.failures(key),
             ),
             mark_progressing=lambda key: reconcile.mark_progressing(key, ctx),
             partition_key=self._connection_of,
@@ -87,6 +93,7 @@ class _Journey:
             longest_back_off=PROBE_SECONDS,
         )
         self._conflicts = Conflicts(ctx.policies, ctx.connections, self.policies.enqueue)
+        self._lost = LostPolicies(ctx.policies, ctx.clock)
         self.facts = NamespaceFacts(ctx, self._conflicts)
         self.stalls = StallChecks(ctx)
         self.health = Health(ctx, self.policies.enqueue)

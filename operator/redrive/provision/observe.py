@@ -60,6 +60,7 @@ async def observe(
             if desired.dead_letter is None
             else await _topic(desired.dead_letter, namespace, admin)
         ),
+        unused=await _unused(desired.unused, namespace, admin),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         replicated_to=namespace.replicated_to,
@@ -171,6 +172,17 @@ async def _topic(
             else namespace.replicated_to
         ),
     )
+
+
+async def _unused(
+    name: TopicName | None, namespace: NamespaceState, admin: Admin
+) -> TopicState | None:
+    """Read whose the dead-letter topic of a policy that discards is, if roles may use it."""
+    if name is None or not namespace.exists(name) or str(name) not in namespace.permissions:
+        return None
+    partitioned = str(name) in namespace.partitioned
+    metadata = await admin.metadata(name, partitioned=partitioned)
+    return TopicState(metadata.partitions, properties=metadata.properties)
 
 
 async def _partitions(name: TopicName, namespace: NamespaceState, admin: Admin) -> int:

@@ -35,6 +35,7 @@ from redrive.provision.errors import (
     SubscriptionExpiryError,
     TopicNotFoundError,
 )
+from redrive.provision.lost import LostPolicies
 from redrive.provision.resolve import resolve
 from redrive.provision.resync import CALLS_PER_LOOK
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
@@ -214,7 +215,8 @@ async def test_only_what_no_watch_shows_the_end_of_is_looked_at_again(
     ctx.clock = wall_clock
     monkeypatch.setattr(reconcile, "converge", refuse)
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-    assert await reconcile.reconcile(Key.of(body), ctx, conflicts, NOTHING) is again
+    lost = LostPolicies(ctx.policies, wall_clock)
+    assert await reconcile.reconcile(Key.of(body), ctx, conflicts, NOTHING, lost) is again
 
 
 @asynccontextmanager
@@ -290,7 +292,10 @@ async def test_a_single_failure_of_a_server_leaves_what_is_settled_ready(  # noq
     ctx.clock = wall_clock
     monkeypatch.setattr(reconcile, "converge", fail)
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-    again = await reconcile.reconcile(Key.of(body), ctx, conflicts, NOTHING, failures=failures)
+    lost = LostPolicies(ctx.policies, ctx.clock)
+    again = await reconcile.reconcile(
+        Key.of(body), ctx, conflicts, NOTHING, lost, failures=failures
+    )
     assert again is error.requeue
     (written,) = ctx.kubernetes.objects[POLICIES].values()
     assert [c["status"] for c in written["status"]["conditions"] if c["type"] == "Ready"] == [ready]
