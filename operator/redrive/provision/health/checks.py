@@ -14,7 +14,6 @@ from redrive.admin.model import SubscriptionStats
 from redrive.kube.status import StatusWarning
 from redrive.policy import durations
 from redrive.policy.model import Policy
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.provision.health.deliveries import Deliveries
 
 ACK_HOLES = "AckHoles"
@@ -126,7 +125,7 @@ def foreign_subscriptions_take_messages(given: CheckInput, _: Thresholds) -> Sta
     policy = given.policy
     own = (
         (policy.retry_topic, given.retry, policy.subscription),
-        (policy.dead_letter_topic, given.dead_letter, DEAD_LETTER_SUBSCRIPTION),
+        (policy.dead_letter_topic, given.dead_letter, policy.dead_letter_subscription),
     )
     found = [
         f"{name} on {topic.local}"

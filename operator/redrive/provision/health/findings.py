@@ -10,7 +10,6 @@ from redrive.admin.model import SubscriptionStats
 from redrive.api.retrypolicy import Backlog
 from redrive.kube.status import StatusWarning
 from redrive.policy.model import Policy
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.provision.health import backlog
 from redrive.provision.health.checks import CheckInput, Thresholds, check
 from redrive.provision.health.deliveries import Deliveries
@@ -49,7 +48,7 @@ class Reading:
         """Return what waits in the policy's own subscriptions."""
         return backlog.backlog_of(
             self.retry.get(self.policy.subscription),
-            self.dead_letter.get(DEAD_LETTER_SUBSCRIPTION),
+            self.dead_letter.get(self.policy.dead_letter_subscription),
             discards=not self.policy.dead_letters,
             now=self.begun,
         )
