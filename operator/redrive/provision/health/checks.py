@@ -204,7 +204,7 @@ def retries_are_overdue(given: CheckInput, limits: Thresholds) -> StatusWarning 
 
 def quota_is_nearly_reached(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
     """Find a dead-letter topic that will soon refuse dead letters, which then wait in consumers."""
-    dead_letter = given.dead_letter.get(DEAD_LETTER_SUBSCRIPTION)
+    dead_letter = given.dead_letter.get(given.policy.dead_letter_subscription)
     published = given.published.get(QUOTA_NEARLY_REACHED)
     share = limits.quota_share if published is None else limits.quota_share_cleared
     if given.quota is None or dead_letter is None or dead_letter.bytes < share * given.quota:
