@@ -133,7 +133,7 @@ def is_ready(body: Body) -> bool:
     Cheap enough to ask it of every object again and again, as `reason` is.
     """
     ready = _written_ready(body).get("status") == ConditionStatus.TRUE
-    return ready and "deletionTimestamp" not in body["metadata"]
+    return ready and "deletionTimestamp" not in body.get("metadata", {})
 
 
 def find(body: Body, kind: str) -> Condition | None:

@@ -25,12 +25,14 @@ class Reading:
         seconds: the same of a clock that never goes back.
         requested: whether the reading was requested, maybe right after another.
         dead_letter: empty where the policy discards.
+        quota: see `CheckInput`.
     """
 
     policy: Policy
     begun: datetime
     seconds: float
     requested: bool
+    quota: int | None
     source: TopicStats
     retry: TopicStats
     dead_letter: TopicStats
@@ -96,5 +98,7 @@ class Findings:
             # A requested reading may come right after another: too early for a second finding.
             unconsumed_before=before is not None and before.unconsumed and not reading.requested,
             published={warning.reason: warning for warning in published},
+            now=reading.begun,
+            quota=reading.quota,
         )
         return cls(window, given.unconsumed, check(given, limits))
