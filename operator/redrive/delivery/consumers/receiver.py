@@ -96,8 +96,10 @@ class Receiver(Closing):
         want no retry topic: order and redelivery are the broker's. A message that comes again for
         the `max_retries`-th time and is given here once more is dead-lettered. The count is the
         broker's, which keeps it in memory: it begins again when the last consumer of the
-        subscription has gone. On an Exclusive or Failover subscription no broker counts: there it
-        is this consumer's own, and the broker delivers again all else that is not acknowledged.
+        subscription has gone. On an Exclusive or Failover subscription no broker counts, and of a
+        batch it counts all messages as one: there the count is this consumer's own, so that each
+        consumer gives a message back as often as this. The broker delivers again all else that is
+        not acknowledged, of the subscription or of the batch.
 
         Args:
             cause: travels with the message if it is dead-lettered.
@@ -121,9 +123,10 @@ class Receiver(Closing):
         A policy with dead-lettering switched off discards it instead of dead-lettering it.
 
         With neither *delay* nor *level* the policy's ladder says how long to wait. On return the
-        message is in the hands of the broker: either stored on its next hop and acknowledged, or,
-        if that could not be had within some seconds, logged as an error and handed out again by
-        `receive` after 5 s, as the next attempt. In both cases the caller is done with it.
+        message is either stored on its next hop and acknowledged, or, if that could not be had
+        within some seconds, kept by this consumer, unacknowledged, and sent later: after 5 s, then
+        with back-off up to a minute; each try that fails is the event `redrive.unsent`. With 1 000
+        of them nothing new is received. In both cases the caller is done with it.
 
         Args:
             delay: wait this long, 1 s … 864 000 s.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -18,6 +18,9 @@ from redrive.delivery.receiving.reading import id_text
 from redrive.policy.cause import Cause
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
+
+MAX_GIVEN_BACK = 10_000
+"""So many messages are counted at a time; beyond, the one given back longest ago begins again."""
 
 
 class _Here(NamedTuple):
@@ -41,7 +44,8 @@ class Attempts:
         # By id: of messages that could not be sent on, or are retried in place.
         self._here: dict[str, _Here] = {}
         # By id: how often messages were given back to a broker that doesn't count it.
-        self._given_back: Counter[str] = Counter()
+        self._given_back: dict[str, int] = {}
+        self._counting = threading.Lock()
 
     def of(self, message: pulsar.Message) -> Attempt:
         """Return which attempt at *message* this is; on the source topic the first.
@@ -67,7 +71,7 @@ class Attempts:
 
     def given_back(self, message: pulsar.Message) -> int:
         """Return how often *message* was given back to a broker that doesn't count it."""
-        return self._given_back[id_text(message.message_id())]
+        return self._given_back.get(id_text(message.message_id()), 0)
 
     def remember(self, message: pulsar.Message, failure: Failure) -> None:
         """Count a failed attempt at *message*, which stays in this consumer."""
@@ -82,11 +86,16 @@ class Attempts:
 
     def give_back(self, message: pulsar.Message) -> None:
         """Count that *message* was given back to a broker that doesn't count it."""
-        self._given_back[id_text(message.message_id())] += 1
+        message_id = id_text(message.message_id())
+        with self._counting:
+            self._given_back[message_id] = self._given_back.pop(message_id, 0) + 1
+            if len(self._given_back) > MAX_GIVEN_BACK:  # of messages that went to other consumers
+                del self._given_back[next(iter(self._given_back))]
 
     def forget(self, message: pulsar.Message) -> None:
         """Forget what is known of *message*, which is settled."""
         if self._here or self._given_back:
             message_id = id_text(message.message_id())
             self._here.pop(message_id, None)
-            self._given_back.pop(message_id, None)
+            with self._counting:
+                self._given_back.pop(message_id, None)

@@ -81,8 +81,10 @@ class Decisions:
     def refused(self, message: pulsar.Message, error: BaseException | None) -> Settlement:
         """Have the broker redeliver *message*, or dead-letter it after `max_retries` of that."""
         policy = self.policy()
-        # With one active consumer, which gets all of them again, brokers count no redeliveries.
-        counted = policy.subscription_type.honours_delays or topic_of(message) == policy.retry_topic
+        # With one active consumer, which gets all of them again, brokers count no redeliveries. And
+        # they count those of an entry: of a batch, a message may have been redelivered for another.
+        shared = policy.subscription_type.honours_delays or topic_of(message) == policy.retry_topic
+        counted = shared and message.message_id().batch_index() < 0
         redeliveries = message.redelivery_count() if counted else self.attempts.given_back(message)
         if redeliveries < policy.max_retries:
             return Settlement(message, Redeliver(counted))
