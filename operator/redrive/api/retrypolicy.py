@@ -295,6 +295,10 @@ class RetryPolicyStatus(StatusModel):
     """The RetryPolicy, as `namespace/name`, that this one waits for: it has what this one needs.
     Left out where there is none."""
 
+    creating: tuple[str, ...] | None = None
+    """Topics that redrive was about to create when it last wrote this. Left out once they are
+    there."""
+
     planned_changes: (
         Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
     ) = None

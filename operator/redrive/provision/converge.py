@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from redrive.admin.client import Admin
-from redrive.admin.errors import AdminNotFoundError
+from redrive.admin.errors import AdminError, AdminNotFoundError
 from redrive.kube import status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body
 from redrive.kube.status import StatusWarning
-from redrive.provision import conditions, errors
+from redrive.provision import conditions, errors, intent
 from redrive.provision.actions import Action, CopySchema, in_words
 from redrive.provision.apply import apply
 from redrive.provision.conditions import Buildable
@@ -58,7 +58,12 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
         conditions.check(conditions.BUILDABLE, Buildable(body, want, have, request.takes_over))
         planned = diff(want, have)
         actions, planned_changes = ((), planned) if request.only_observes else (planned, ())
-        refused = await apply(actions, connection.admin, grant, ctx.kubernetes)
+        body = await intent.record(actions, body, ctx)
+        try:
+            refused = await apply(actions, connection.admin, grant, ctx.kubernetes)
+        except AdminError as error:
+            await intent.clear(error, body, ctx)
+            raise
     done = tuple(each for each in actions if not any(each is other.action for other in refused))
     if done:
         logger.info("RetryPolicy %s: %s", request.key, in_words(done))

@@ -15,7 +15,7 @@ from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import topic_policies
 from redrive.provision.facts import Request
-from redrive.provision.ownership import Owner
+from redrive.provision.ownership import Owner, creating
 
 CONFIG_MAP_SUFFIX = "-redrive"
 CONFIG_MAP_KEY = "policy.json"
@@ -50,6 +50,7 @@ class Desired:
         dead_letter: None where the policy discards.
         grants: the rights that these roles need; others that they or others have are kept.
         config_map: the ConfigMap for consumers.
+        creating: topics that were about to be created before, and may be there without a mark.
     """
 
     policy: Policy
@@ -59,6 +60,7 @@ class Desired:
     dead_letter: DesiredTopic | None
     grants: tuple[Grant, ...]
     config_map: Body
+    creating: frozenset[str] = frozenset()
 
 
 def partitions_of_retry(wanted: Desired, source: int) -> int:
@@ -88,6 +90,7 @@ def desired(request: Request, body: Body, cluster: str) -> Desired:
         dead_letter=_dead_letter(request),
         grants=_united(_grants(request)),
         config_map=_config_map(policy, body),
+        creating=creating(body),
     )
 
 

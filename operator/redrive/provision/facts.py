@@ -67,10 +67,14 @@ class Request:
         is_older = other.age < self.age
         if other.policy.topic in self.spec.own_topics and is_older:
             return True
-        shared = not set(other.spec.own_topics).isdisjoint(self.spec.own_topics)
-        return (shared or self.subscribes_like(other)) and other.standing.precedes(
-            self.standing, is_older=is_older
-        )
+        same = self.subscribes_like(other)
+        if not same and set(other.spec.own_topics).isdisjoint(self.spec.own_topics):
+            return False
+        a_tenant = same and other.key.namespace != self.key.namespace
+        mine, theirs = (r.standing.towards(a_tenant=a_tenant) for r in (self, other))
+        if not same and mine is theirs is Standing.HELD:
+            return False  # one of them owns the topic
+        return theirs.precedes(mine, is_older=is_older)
 
 
 @dataclass(frozen=True)

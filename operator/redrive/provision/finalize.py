@@ -37,6 +37,7 @@ from redrive.provision.desired import owner_of
 from redrive.provision.facts import Request
 from redrive.provision.finalizer import has_finalizer
 from redrive.provision.outcome import Outcome
+from redrive.provision.ownership import creating
 from redrive.provision.removal import Left, Removal, removal
 from redrive.provision.resolve import resolve_through, rivals
 
@@ -98,7 +99,7 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
         raise refusal
     others = rivals(request.key, ctx, conflicts)
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
-        left = await _left(request, others, connection.admin)
+        left = await _left(request, creating(body), others, connection.admin)
         planned = removal(owner_of(request, ctx.settings.cluster_id), request.deletion, left)
         await apply(planned.actions, connection.admin, grant, ctx.kubernetes)
     if planned.actions:
@@ -118,7 +119,9 @@ async def _connection(ref: ConnectionRef, namespace: str, ctx: Context) -> Conne
         return remembered
 
 
-async def _left(request: Request, others: Sequence[Request], admin: Admin) -> list[Left]:
+async def _left(
+    request: Request, about_to_create: frozenset[str], others: Sequence[Request], admin: Admin
+) -> list[Left]:
     """Read what is there of a policy's topics, of one that it has switched off too."""
     try:
         namespace = await admin.namespace(request.policy.topic.namespace_name)
@@ -144,6 +147,7 @@ async def _left(request: Request, others: Sequence[Request], admin: Admin) -> li
                 usage=await admin.usage(name, partitioned=partitioned, subscription=subscription),
                 permissions=namespace.permissions.get(str(name), {}),
                 heir=next((each.key for each in heirs if name in each.spec.own_topics), None),
+                about_to_create=str(name) in about_to_create,
             )
         )
     return found

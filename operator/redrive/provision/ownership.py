@@ -28,6 +28,8 @@ SUBSCRIPTION = "redrive.io/subscription"
 """A subscription that redrive added to a topic that was there before."""
 SCHEMA = "redrive.io/schema"
 """The fingerprint of the source topic's schema that redrive copied last."""
+CREATING = "creating"
+"""A field of a policy's status: the topics that were about to be created for it."""
 _KEYS = (OWNER, OWNER_UID, SOURCE, CREATED, GRANTED, SUBSCRIPTION)
 
 TAKE_OVER_FROM = "redrive.io/take-over-from"
@@ -149,6 +151,24 @@ class OwnershipRecord:
             for key in _KEYS
             if properties.get(key, "") != after.get(key, "")
         }
+
+
+def creating(body: Body) -> frozenset[str]:
+    """Return the topics that were about to be created for a RetryPolicy."""
+    return frozenset((body.get("status") or {}).get(CREATING) or ())
+
+
+def created_unmarked(
+    properties: Mapping[str, str], subscriptions: Collection[str], *, about_to: bool
+) -> bool:
+    """Whether redrive created a topic, and the broker lost its properties.
+
+    Args:
+        properties: all of the topic.
+        subscriptions: the same; redrive creates none before the topic is marked.
+        about_to: whether redrive was about to create it.
+    """
+    return about_to and not subscriptions and not any(properties.values())
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,7 @@ def _fields(wanted: Desired) -> dict[str, Any]:
     return {
         "maxRetries": wanted.policy.max_retries,
         "blockedBy": None,
+        "creating": None,
         "plannedChanges": None,
         "retryTopic": str(wanted.retry.name),
         # In a merge patch None removes the field.

@@ -26,6 +26,7 @@ class Left:
     Attributes:
         subscription: the policy's own on it, which keeps what has not been consumed.
         permissions: who may do what on it.
+        about_to_create: whether redrive was about to create it, and may have lost its mark.
         heir: a policy of the same namespace that needs it now, if there is one.
     """
 
@@ -36,6 +37,14 @@ class Left:
     usage: TopicUsage
     permissions: Granted
     heir: Key | None
+    about_to_create: bool = False
+
+    def record(self, owner: Owner) -> OwnershipRecord:
+        """Return what is on record; of a topic that *owner* created unmarked, what should be."""
+        names = self.usage.subscriptions
+        if ownership.created_unmarked(self.properties, names, about_to=self.about_to_create):
+            return OwnershipRecord(created=True).owned_by(owner)
+        return OwnershipRecord.of(self.properties)
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
     for topic in left:
         if why := _stays(topic, owner, policy):
             stays.append(f"{topic.name} {why}")
-        elif OwnershipRecord.of(topic.properties).created:
+        elif topic.record(owner).created:
             whole.append(topic)
         else:
             parts.append(_Part.of(topic, policy))
@@ -91,7 +100,7 @@ def _refuse_against_clients(clients: Sequence[str]) -> None:
 
 def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
     """Say why a topic stays exactly as it is; nothing where it does not."""
-    record = OwnershipRecord.of(topic.properties)
+    record = topic.record(owner)
     if not record.is_of(owner):
         return f"is kept by {record.owner}" if record.owner else "has no mark of this policy"
     if topic.heir is not None:

@@ -236,8 +236,10 @@ def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # 
     async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
         return Connection(Key(namespace, ref.name), spec, admin)
 
+    kubernetes = FakeKubernetes()
+    kubernetes.add(POLICIES, body)
     return SimpleNamespace(
-        kubernetes=FakeKubernetes(),
+        kubernetes=kubernetes,
         policies=Cache([body]),
         connections=Cache([through]),
         config_maps=Cache(),

@@ -171,7 +171,7 @@ async def test_a_config_map_that_is_not_ours_until_it_is_gone(
     before = len(scene.broker.calls)
     assert not await StallChecks(scene.ctx).is_over(scene.body)
     assert len(scene.broker.calls) == before
-    kubernetes.objects.clear()
+    kubernetes.objects[resources.CONFIG_MAPS].clear()
     scene.ctx.config_maps.drop(theirs)
     assert await scene.is_over()
 
