@@ -104,7 +104,7 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
     return (
         *_topics(pairs, desired, observed),
         *(action for pair in pairs for action in _topic_policies(pair, observed)),
-        *(action for pair in pairs for action in _schema(pair, observed.source_schema)),
+        *(action for pair in pairs for action in _schema(pair, desired, observed.source_schema)),
         *_grants(pairs),
         *(
             CreateSubscription(pair.want.name, pair.want.subscription)
@@ -168,9 +168,9 @@ def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]
             yield SetTopicPolicy(pair.want.name, policy, write)
 
 
-def _schema(pair: _Pair, schema: Schema | None) -> Iterator[CopySchema]:
+def _schema(pair: _Pair, desired: Desired, schema: Schema | None) -> Iterator[CopySchema]:
     if schema is not None and pair.properties.get(ownership.SCHEMA) != schema.fingerprint:
-        yield CopySchema(pair.want.name, schema)
+        yield CopySchema(pair.want.name, desired.policy.topic, schema)
 
 
 def _grants(pairs: Sequence[_Pair]) -> Iterator[SetGrants]:

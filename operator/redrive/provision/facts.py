@@ -100,6 +100,7 @@ class Observed:
 
     Attributes:
         source_schema: None where messages are plain bytes.
+        enforces_schemas: see `NamespaceState`.
         dead_letter: None too where the policy discards.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         replicated_to: the clusters that a topic is replicated to that is made now.
@@ -115,3 +116,4 @@ class Observed:
     inherited: Mapping[str, Any] = field(default_factory=dict)
     config_map: Body | None = None
     replicated_to: frozenset[str] = frozenset()
+    enforces_schemas: bool = False

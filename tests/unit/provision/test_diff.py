@@ -152,7 +152,7 @@ def done(  # noqa: C901 - a case for each action
                 state = topics[topic]
                 assert state is not None
                 topics[topic] = repartitioned(state, action)
-            case actions.CopySchema(topic, schema):
+            case actions.CopySchema(topic, _, schema):
                 state = topics[topic]
                 noted = {"redrive.io/schema": schema.fingerprint}
                 assert state is not None
@@ -439,7 +439,7 @@ def test_what_was_done_is_told_in_one_line() -> None:
             actions.RestorePartitions(RETRY, (0, 2)),
             actions.AddPartitions(RETRY, 4),
             actions.SetTopicPolicy(RETRY, DEDUPLICATES, Write("deduplicationEnabled", body=True)),
-            actions.CopySchema(RETRY, SCHEMA),
+            actions.CopySchema(RETRY, POLICY.topic, SCHEMA),
             actions.SetGrants(
                 (
                     Grant(RETRY, "a", frozenset({"produce", "consume"})),
