@@ -111,7 +111,7 @@ class ConnectionRef(ApiModel):
     """Name of the PulsarConnection."""
 
     namespace: ObjectName | None = None
-    """Its namespace; its `allowedNamespaces` must then name the policy's. Left out: the
+    """Its namespace; a rule of its `allow` must then be for the policy's. Left out: the
     policy's."""
 
 

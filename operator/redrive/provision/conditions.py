@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeVar
 
 from redrive.admin.model import NamespaceState
@@ -62,13 +63,13 @@ def name_is_too_long(request: Request) -> RedriveError | None:
 
 def topic_is_not_allowed(request: Request) -> RedriveError | None:
     """Find a source topic outside of what the connection is for."""
-    if request.connection.allows_topic(request.policy.topic):
+    if request.permissions.allows_topic(request.policy.topic):
         return None
     return TopicNotAllowedError(
-        "spec.topic is outside of the connection's allowedTopics "
-        f"({_listed(request.connection.allowed_topics)})",
+        f"spec.topic is not among the topics that the connection allows to namespace "
+        f"{request.key.namespace} ({_listed(request.permissions.topics)})",
         got=str(request.policy.topic),
-        remedy="add it there, or use another connection",
+        remedy="add it to a rule of the connection's spec.allow, or use another connection",
     )
 
 
@@ -80,30 +81,38 @@ def own_topic_is_not_allowed(request: Request) -> RedriveError | None:
     """
     kinds = ("retry topic", "dead-letter topic")
     for kind, topic in zip(kinds, request.spec.own_topics, strict=False):  # the second may be none
-        if not request.connection.allows_topic(topic):
+        if not request.permissions.allows_topic(topic):
             return TopicNotAllowedError(
-                f"the {kind} that spec.topic, spec.subscription and spec.naming lead to is outside "
-                f"of the connection's allowedTopics ({_listed(request.connection.allowed_topics)})",
+                f"the {kind} that spec.topic, spec.subscription and spec.naming lead to is not "
+                f"among the topics that the connection allows to namespace {request.key.namespace} "
+                f"({_listed(request.permissions.topics)})",
                 got=str(topic),
-                remedy="add it there, or use another subscription, name or connection",
+                remedy="add it to a rule of the connection's spec.allow, or use another "
+                "subscription, name or connection",
             )
     return None
 
 
 def role_is_not_allowed(request: Request) -> RedriveError | None:
-    """Find a role that the connection does not let policies grant rights to."""
-    fields = {
-        "consumerRoles": request.spec.consumer_roles,
-        "deadLetter.readerRoles": request.spec.dead_letter.reader_roles,
-    }
-    for field, roles in fields.items():
-        for role in roles:
-            if not request.connection.allows_role(role):
+    """Find a role that the connection does not let policies grant rights to, on the topics meant.
+
+    A topic may be allowed by one rule of the connection and a role by another, for other topics.
+    """
+    spec = request.spec
+    granted = (
+        ("consumerRoles", spec.consumer_roles, spec.own_topics),
+        ("deadLetter.readerRoles", spec.dead_letter.reader_roles, spec.own_topics[1:]),
+    )
+    for field, roles, topics in granted:
+        for role, topic in product(roles, topics):
+            if not request.permissions.allows_role(role, topic):
                 return RoleNotAllowedError(
-                    f"a role of spec.{field} is outside of the connection's allowedRoles "
-                    f"({_listed(request.connection.allowed_roles)})",
+                    f"a role of spec.{field} is not among those that the connection allows to "
+                    f"namespace {request.key.namespace} on {topic} "
+                    f"({_listed(request.permissions.roles_on(topic))})",
                     got=role,
-                    remedy="add it there, or use another role",
+                    remedy="add it to a rule for that topic in the connection's spec.allow, or use "
+                    "another role",
                 )
     return None
 

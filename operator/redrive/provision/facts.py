@@ -9,6 +9,7 @@ from typing import Any
 from redrive.admin.model import Schema, TopicSubscriptions
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.permissions import Permissions
 from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
 from redrive.kube.resources import Body, Key
 from redrive.policy.model import Policy
@@ -21,6 +22,7 @@ class Request:
 
     Attributes:
         age: sorts policies, the oldest first: when it was made, then its uid.
+        permissions: what the connection permits to policies of this one's namespace.
         standing: how its claim on its names stands.
         takes_over: names of policies of its namespace whose topics it may take over.
     """
@@ -30,6 +32,7 @@ class Request:
     spec: RetryPolicySpec
     policy: Policy
     connection: PulsarConnectionSpec
+    permissions: Permissions
     standing: Standing = Standing.OPEN
     takes_over: frozenset[str] = frozenset()
 

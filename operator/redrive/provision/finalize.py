@@ -91,7 +91,7 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
     """
     ref = parse_spec(RetryPolicySpec, body).connection_ref
     connection = await _connection(ref, Key.of(body).namespace, ctx)
-    request = resolve_through(body, connection.spec)
+    request = resolve_through(body, connection.spec, ctx)
     if request.deletion is DeletionPolicy.RETAIN:
         return Removal((), (made(body),) if made(body) else ())
     refusal = conditions.own_topic_is_not_allowed(request)

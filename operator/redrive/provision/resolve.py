@@ -29,14 +29,17 @@ def resolve(body: Body, ctx: Context) -> Request:
         RedriveError: the connection can't be used; see `redrive.kube.connections.find`.
     """
     ref = parse_spec(RetryPolicySpec, body).connection_ref
-    return resolve_through(body, connections.find(ref, Key.of(body).namespace, ctx.connections))
+    namespace = Key.of(body).namespace
+    connection = connections.find(ref, namespace, ctx.connections, ctx.namespaces)
+    return resolve_through(body, connection, ctx)
 
 
-def resolve_through(body: Body, connection: PulsarConnectionSpec) -> Request:
+def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) -> Request:
     """Read a RetryPolicy that uses *connection*.
 
     Raises:
         InvalidSpecError: the policy's spec can't be obeyed.
+        RedriveError: what the connection permits can't be found out.
     """
     key = Key.of(body)
     metadata = body["metadata"]
@@ -47,6 +50,9 @@ def resolve_through(body: Body, connection: PulsarConnectionSpec) -> Request:
         spec=spec,
         policy=spec.to_policy(str(key), metadata["generation"]),
         connection=connection,
+        permissions=connections.permissions(
+            connection, connections.connection_of(body), key.namespace, ctx.namespaces
+        ),
         standing=Standing.of(body),
         takes_over=named_in(body),
     )

@@ -73,10 +73,13 @@ class Shop:
             "serviceUrl": self.broker.service_url,
             "adminUrl": self.broker.admin_url,
             "authentication": {"token": token},
-            "allowedTopics": [f"persistent://{self.tenant}/*/*"],
-            "allowedRoles": ["fulfilment"],
+            "allow": [self.rule("fulfilment")],
         }
         self.apply({name: redrive("PulsarConnection", defaults | spec)})
+
+    def rule(self, *roles: str) -> dict[str, object]:
+        """A rule of a connection that allows all topics of the tenant, and their deletion."""
+        return {"topics": [f"persistent://{self.tenant}/*/*"], "roles": roles, "delete": True}
 
     def policy(self, name: str = "orders", **spec: object) -> None:
         """Make or change a RetryPolicy, for subscription `fulfilment` of topic `orders`."""

@@ -15,7 +15,7 @@ from tests.integration.provision.conftest import MakeShop, Shop, rest_path
 def busy(make_shop: MakeShop) -> Shop:
     """A shop for all tests here, each with a source topic of its own."""
     shop = make_shop()
-    shop.connection(allowedRoles=["fulfilment", "shop-*"])
+    shop.connection(allow=[shop.rule("fulfilment", "shop-*")])
     return shop
 
 
@@ -163,7 +163,8 @@ def test_dead_letters_of_another_namespace_are_never_taken(
         busy.policy(name, topic=busy.topic(name), deadLetter={"enabled": False})
         busy.ready(name)
     other = make_shop()
-    busy.connection("lent", allowedNamespaces=[other.namespace])
+    lent = {**busy.rule("fulfilment"), "namespaces": {"names": [other.namespace]}}
+    busy.connection("lent", allow=[lent])
     busy.create_topic(busy.topic(f"{name}-mine"))
     before = state(busy, f"{name}-fulfilment")
     other.policy(

@@ -29,8 +29,13 @@ def connection() -> dict[str, Any]:
         "serviceUrl": "pulsar://pulsar:6650",
         "adminUrl": "http://pulsar:8080",
         "authentication": TOKEN,
-        "allowedTopics": ["persistent://shop/*/*"],
-        "allowedRoles": ["fulfilment", "shop-*"],
+        "allow": [
+            {
+                "topics": ["persistent://shop/*/*"],
+                "roles": ["fulfilment", "shop-*"],
+                "delete": True,
+            }
+        ],
         "replay": {"role": "replayer", **TOKEN},
     }
 
@@ -79,6 +84,7 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
             spec=spec,
             policy=spec.to_policy(str(key), body["metadata"]["generation"]),
             connection=through,
+            permissions=through.permissions(key.namespace, {}, "shop"),
             standing=Standing.of(body),
             takes_over=named_in(body),
         )
@@ -95,6 +101,7 @@ def ctx() -> Context:
         settings=none,
         kubernetes=none,
         brokers=none,
+        namespaces=none,
         clock=wall_clock,
         **{name: Cache() for name in tables},
     )

@@ -242,6 +242,7 @@ def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # 
         kubernetes=kubernetes,
         policies=Cache([body]),
         connections=Cache([through]),
+        namespaces=None,
         config_maps=Cache(),
         brokers=SimpleNamespace(resolve=resolve),
         settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),

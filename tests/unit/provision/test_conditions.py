@@ -52,7 +52,7 @@ def test_a_policy_that_may_not_be_obeyed_is_refused(
 ) -> None:
     only = ["persistent://shop/*/orders*"]
     violation = conditions.first_violation(
-        ADMISSIBLE, requested(policy(**changes), allowedTopics=only)
+        ADMISSIBLE, requested(policy(**changes), allow=[{"topics": only, "roles": ["fulfilment"]}])
     )
     assert violation is not None
     assert violation.reason == reason
@@ -64,11 +64,11 @@ def test_a_refusal_names_a_few_of_many_that_are_allowed(
 ) -> None:
     topics = [f"persistent://shop/prod/{'t' * 900}-{n}" for n in range(256)]
     roles = [f"{'r' * 200}-{n}" for n in range(256)]
-    for allowed, last in (
-        ({"allowedTopics": topics}, topics[4]),
-        ({"allowedRoles": roles}, roles[4]),
+    for rule, last in (
+        ({"topics": topics}, topics[4]),
+        ({"topics": ["persistent://shop/*/*"], "roles": roles}, roles[4]),
     ):
-        found = conditions.first_violation(ADMISSIBLE, requested(policy(), **allowed))
+        found = conditions.first_violation(ADMISSIBLE, requested(policy(), allow=[rule]))
         assert found is not None
         assert f"{last}, and 251 more)" in str(found)
         assert len(str(found)) < 6_000
@@ -91,19 +91,54 @@ def test_a_subscription_does_not_lead_to_topics_that_are_not_allowed(
 ) -> None:
     body = policy(topic=SOURCE, subscription="eu-billing")
     violation = conditions.first_violation(
-        ADMISSIBLE, requested(body, allowedTopics=[SOURCE, *allowed])
+        ADMISSIBLE, requested(body, allow=[{"topics": [SOURCE, *allowed]}])
     )
     assert violation is not None
     assert violation.reason == "TopicNotAllowed"
     assert f"the {kind} that" in str(violation)
-    assert f"got '{found}'; add it there" in str(violation)
+    assert f"got '{found}'; add it to a rule" in str(violation)
 
 
 def test_derived_topics_may_be_allowed_by_a_pattern_of_their_own(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
-    narrow = requested(policy(topic=SOURCE), allowedTopics=[SOURCE, f"{SOURCE}-fulfilment-*"])
+    rule = {"topics": [SOURCE, f"{SOURCE}-fulfilment-*"], "roles": ["fulfilment"]}
+    narrow = requested(policy(topic=SOURCE), allow=[rule])
     assert conditions.first_violation(ADMISSIBLE, narrow) is None
+
+
+def test_a_role_of_one_rule_gets_no_rights_on_a_topic_of_another(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    rules = [
+        {"topics": ["persistent://shop/prod/*"], "roles": ["shop-*"]},
+        {"topics": ["persistent://shop/payroll/*"], "roles": ["fulfilment"]},
+    ]
+    violation = conditions.first_violation(ADMISSIBLE, requested(policy(), allow=rules))
+    assert violation is not None
+    assert violation.reason == "RoleNotAllowed"
+    assert f"on {SOURCE}-fulfilment-RETRY (shop-*); got 'fulfilment'" in str(violation)
+    source_only = [{"topics": [SOURCE], "roles": ["fulfilment"]}, {"topics": [f"{SOURCE}-*"]}]
+    violation = conditions.first_violation(ADMISSIBLE, requested(policy(), allow=source_only))
+    assert violation is not None
+    assert violation.reason == "RoleNotAllowed"
+
+
+def test_what_is_allowed_to_another_namespace_is_neither_allowed_nor_shown(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    rules = [
+        {"topics": ["persistent://shop/other/*"], "roles": ["fulfilment"]},
+        {
+            "namespaces": {"names": ["payments"]},
+            "topics": ["persistent://shop/prod/*"],
+            "roles": ["fulfilment"],
+        },
+    ]
+    violation = conditions.first_violation(ADMISSIBLE, requested(policy(), allow=rules))
+    assert violation is not None
+    assert violation.reason == "TopicNotAllowed"
+    assert "to namespace shop (persistent://shop/other/*); got" in str(violation)
 
 
 def test_the_oldest_policy_of_a_subscription_keeps_it(
