@@ -39,6 +39,11 @@ class DeletionPolicy(enum.StrEnum):
     DELETE_IF_EMPTY = "DeleteIfEmpty"
     DELETE = "Delete"
 
+    @property
+    def deletes_topics(self) -> bool:
+        """Whether topics go, with what they hold or if they are empty."""
+        return self in {DeletionPolicy.DELETE_IF_EMPTY, DeletionPolicy.DELETE}
+
 
 def one_of(kind: type[E], problem: str, remedy: str) -> tuple[object, ...]:
     """Return the annotations of a field that holds one of the words of *kind*."""

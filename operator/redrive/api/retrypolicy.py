@@ -10,6 +10,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
     WithJsonSchema,
     model_validator,
 )
@@ -165,6 +166,12 @@ class RetryPolicySpec(Choices):
 
     naming: Naming = Naming()
     """How retry and dead-letter topic are named. Left out: by the scheme `pulsar`. Immutable."""
+
+    adopt: Annotated[bool, Strict()] = False
+    """Whether the retry and the dead-letter topic may be topics that are there already and that
+    redrive did not create. They get the rights, topic policies and subscriptions that the policy
+    needs; with `deletionPolicy: Delete` they get back what they had before, and are never deleted.
+    The connection has to allow it. Left out: a policy that needs such a topic is refused."""
 
     retry: RetryTopic = RetryTopic()
     """The retry topic. Left out: like the source topic."""

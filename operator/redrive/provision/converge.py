@@ -55,7 +55,7 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
         have = await _observe(request, body, want, connection.admin, ctx)
-        conditions.check(conditions.BUILDABLE, Buildable(body, want, have, request.takes_over))
+        conditions.check(conditions.BUILDABLE, Buildable(body, want, have, request))
         planned = diff(want, have)
         actions, planned_changes = ((), planned) if request.only_observes else (planned, ())
         body = await intent.record(actions, body, ctx)

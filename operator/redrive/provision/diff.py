@@ -84,8 +84,12 @@ class _Pair:
 
     @property
     def record_before(self) -> OwnershipRecord:
-        """Return what has to be on record before any right is granted."""
-        return dataclasses.replace(self.record, granted=self.rights.before).owned_by(self.owner)
+        """Return what has to be on record before any right is granted, or policy changed."""
+        record = self.record
+        originals = {} if self.have is None or record.created else self.have.originals
+        return dataclasses.replace(
+            record, granted=self.rights.before, replaced={**originals, **record.replaced}
+        ).owned_by(self.owner)
 
     @property
     def record_after(self) -> OwnershipRecord:

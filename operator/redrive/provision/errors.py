@@ -63,6 +63,30 @@ class OwnerConflictError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class TopicExistsError(RedriveError):
+    """A topic that others created has the name of one that the policy needs."""
+
+    reason = "TopicExists"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
+class AdoptionNotAllowedError(RedriveError):
+    """The connection does not let policies adopt this topic."""
+
+    reason = "AdoptionNotAllowed"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
+class DeletionNotAllowedError(RedriveError):
+    """The connection does not let policies have this topic deleted with them."""
+
+    reason = "DeletionNotAllowed"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
 class InUseError(RedriveError):
     """Clients are connected to what a deleted policy would delete."""
 

@@ -86,6 +86,8 @@ class TopicState:
 
     Attributes:
         policies: what the broker has of each topic policy, by how it is read.
+        originals: what is set on the topic itself of those policies that are to be changed, by
+            `TopicPolicy.own`, unless redrive created it or has that on record.
         properties: see `ownership`.
         replicated_to: the clusters that it is replicated to, its own among them.
     """
@@ -95,6 +97,7 @@ class TopicState:
     policies: Mapping[str, Any] | None = None
     properties: Mapping[str, str] | None = None
     replicated_to: frozenset[str] = frozenset()
+    originals: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,7 @@ async def _left(
                 usage=await admin.usage(name, partitioned=partitioned, subscription=subscription),
                 permissions=namespace.permissions.get(str(name), {}),
                 heir=next((each.key for each in heirs if name in each.spec.own_topics), None),
+                may_delete=request.permissions.allows_deletion(name),
                 about_to_create=str(name) in about_to_create,
             )
         )

@@ -22,6 +22,7 @@ from redrive.provision.errors import (
     TopicNotFoundError,
 )
 from redrive.provision.facts import Observed, TopicState
+from redrive.provision.ownership import OwnershipRecord
 
 RECENT_SECONDS = 60.0
 AWAITED_SECONDS = 3.0
@@ -159,11 +160,21 @@ async def _topic(
     metadata = await admin.metadata(name, partitioned=partitioned)
     subscriptions = await admin.subscriptions(name, partitioned=partitioned)
     found = {policy.read: await admin.topic_policy(name, policy) for policy in wanted.policies}
+    policies = topic_policies.in_force(found, namespace)
+    record = OwnershipRecord.of(metadata.properties)
+    originals = {
+        policy.own: await admin.topic_policy(name, policy, own=True)
+        for policy in wanted.policies
+        if not record.created
+        and policy.own not in record.replaced
+        and any(policy.writes(policies.get(policy.read)))
+    }
     return TopicState(
         partitions=metadata.partitions,
         subscriptions=subscriptions,
-        policies=topic_policies.in_force(found, namespace),
+        policies=policies,
         properties=metadata.properties,
+        originals=originals,
         # Elsewhere no topic can be replicated either: not worth a call.
         replicated_to=(
             await admin.replicated_to(name)

@@ -6,15 +6,23 @@ is deleted as a whole; from one that was there before goes what redrive added to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from redrive.admin.model import TopicUsage
+from redrive.admin.policies import restoring
 from redrive.api.choices import DeletionPolicy
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
-from redrive.provision.actions import Action, DeleteSubscription, DeleteTopic, Mark, SetGrants
+from redrive.provision.actions import (
+    Action,
+    DeleteSubscription,
+    DeleteTopic,
+    Mark,
+    RestoreTopicPolicy,
+    SetGrants,
+)
 from redrive.provision.errors import InUseError
 from redrive.provision.ownership import Granted, Owner, OwnershipRecord, Rights
 
@@ -26,6 +34,7 @@ class Left:
     Attributes:
         subscription: the policy's own on it, which keeps what has not been consumed.
         permissions: who may do what on it.
+        may_delete: whether the connection allows to delete it.
         about_to_create: whether redrive was about to create it, and may have lost its mark.
         heir: a policy of the same namespace that needs it now, if there is one.
     """
@@ -37,6 +46,7 @@ class Left:
     usage: TopicUsage
     permissions: Granted
     heir: Key | None
+    may_delete: bool = True
     about_to_create: bool = False
 
     def record(self, owner: Owner) -> OwnershipRecord:
@@ -105,6 +115,8 @@ def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
         return f"is kept by {record.owner}" if record.owner else "has no mark of this policy"
     if topic.heir is not None:
         return f"is needed by RetryPolicy {topic.heir}"
+    if record.created and not topic.may_delete:
+        return "may not be deleted by what its PulsarConnection allows"
     if policy is DeletionPolicy.DELETE_IF_EMPTY and record.created:
         return _holds(topic)
     return ""
@@ -143,13 +155,25 @@ class _Part:
         rights = ownership.rights(topic.name, {}, topic.permissions, record.granted)
         mark = Mark(topic.name, OwnershipRecord().changes(topic.properties))
         found = topic.usage.subscriptions.get(record.subscription)
+        restore: Iterator[Action] = (
+            RestoreTopicPolicy(topic.name, own, write)
+            for own, before in record.replaced.items()
+            for write in restoring(own, before)
+        )
+        back: tuple[Action, ...] = (*restore, mark)
         if found is None:
-            return cls(rights, (mark,), "", "")
+            return cls(rights, back, "", "")
         name = f"subscription {record.subscription} on {topic.name}"
         if found.backlog and policy is DeletionPolicy.DELETE_IF_EMPTY:
-            return cls(rights, (mark,), "", f"{name} holds {found.backlog} messages")
+            # What waits there would be dropped by the time to live that the topic had before.
+            kept = Mark(
+                topic.name, OwnershipRecord(replaced=record.replaced).changes(topic.properties)
+            )
+            return cls(rights, (kept,), "", f"{name} holds {found.backlog} messages")
         clients = f"{name}: {found.consumers} consumers" if found.consumers else ""
-        return cls(rights, (DeleteSubscription(topic.name, record.subscription), mark), clients, "")
+        return cls(
+            rights, (DeleteSubscription(topic.name, record.subscription), *back), clients, ""
+        )
 
 
 def _clients(topic: Left) -> str:

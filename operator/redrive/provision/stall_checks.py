@@ -64,6 +64,8 @@ async def _admin(body: Body, ctx: Context) -> Admin:
 
 CHECKS: Mapping[str, tuple[Read, tuple[Check, ...]]] = {
     errors.OwnerConflictError.reason: (_owners, (conditions.topic_has_another_owner,)),
+    errors.TopicExistsError.reason: (_owners, (conditions.topic_is_not_redrives,)),
+    errors.AdoptionNotAllowedError.reason: (_owners, (conditions.topic_is_not_redrives,)),
     errors.PartitionsDifferError.reason: (_listed, (conditions.retry_topic_is_of_the_other_kind,)),
     errors.SubscriptionExpiryError.reason: (_listed, ()),
     errors.ConfigMapNotOursError.reason: (_config_map, (conditions.config_map_is_not_ours,)),
@@ -93,7 +95,7 @@ class StallChecks:
             request = resolve(body, self.ctx)
             want = desired(request, body, self.ctx.settings.cluster_id)
             have = await read(want, body, self.ctx)
-            conditions.check(checks, Buildable(body, want, have, request.takes_over))
+            conditions.check(checks, Buildable(body, want, have, request))
         except RedriveError as error:
             return error.reason != reason
         return True

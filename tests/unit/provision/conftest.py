@@ -33,6 +33,7 @@ def connection() -> dict[str, Any]:
             {
                 "topics": ["persistent://shop/*/*"],
                 "roles": ["fulfilment", "shop-*"],
+                "adopt": True,
                 "delete": True,
             }
         ],

@@ -27,6 +27,7 @@ from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.converge import Converged, converge
+from redrive.provision.errors import TopicExistsError
 from redrive.provision.finalize import finalize
 from redrive.provision.finalizer import FINALIZER
 from redrive.provision.outcome import publish
@@ -48,6 +49,14 @@ from tests.support.fake_kubernetes import FakeKubernetes
 MakeBody = Callable[..., dict[str, Any]]
 
 HASTY = aiohttp.ClientTimeout(total=0.5)
+QUOTAS = {
+    "message_age": {
+        "limit": -1,
+        "limitSize": -1,
+        "limitTime": 60,
+        "policy": "consumer_backlog_eviction",
+    }
+}
 DELETED = datetime(2026, 1, 1, tzinfo=UTC)
 FAULTS: dict[str, Fault] = {
     **{str(status): answering(status) for status in (409, 412, 429, 500, 503)},
@@ -167,7 +176,7 @@ async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
 async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
     connection: dict[str, Any], policy: MakeBody, fault: str
 ) -> None:
-    body = policy(deletionPolicy="Delete")
+    body = policy(deletionPolicy="Delete", adopt=True)
     async with standing(connection, body) as undisturbed:
         before = len(undisturbed.broker.calls)
         assert await undisturbed.finalize() is Requeue.ON_CHANGE
@@ -175,6 +184,8 @@ async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
         left = undisturbed.broker.namespaces["shop/prod"].topics
         assert left.keys() == {"orders", "others", "orders-fulfilment-DLQ"}
         assert left["orders-fulfilment-DLQ"].subscriptions == []
+        assert left["orders-fulfilment-DLQ"].policies == {"messageTTL": 3600}
+        assert left["orders-fulfilment-DLQ"].quotas == QUOTAS
         assert calls > 10
     for number in range(1, calls + 1):
         async with standing(connection, body) as disturbed:
@@ -199,7 +210,9 @@ async def standing(connection: dict[str, Any], policy: Body) -> AsyncIterator[Sh
     Its dead-letter topic was there before.
     """
     async with shop(connection, policy) as made:
-        made.broker.namespaces["shop/prod"].topics["orders-fulfilment-DLQ"] = Topic(0, {})
+        made.topics["orders-fulfilment-DLQ"] = Topic(
+            0, {}, policies={"messageTTL": 3600}, quotas=dict(QUOTAS)
+        )
         await made.look()
         made.kubernetes.add(resources.POLICIES, deleted(made.stored))
         yield made
@@ -265,5 +278,5 @@ async def test_a_topic_that_others_create_first_is_not_called_redrives(
         with pytest.raises(AdminConflictError):
             await contested.look()
         contested.broker.fault = None
-        await contested.look()
-        assert "redrive.io/created" not in contested.topics["orders-fulfilment-DLQ"].properties
+        with pytest.raises(TopicExistsError):
+            await contested.look()
