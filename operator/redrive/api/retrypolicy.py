@@ -173,6 +173,11 @@ class RetryPolicySpec(Choices):
     needs; with `deletionPolicy: Delete` they get back what they had before, and are never deleted.
     The connection has to allow it. Left out: a policy that needs such a topic is refused."""
 
+    chained: Annotated[bool, Strict()] = False
+    """Whether the source topic may itself be a retry or a dead-letter topic of redrive, as for a
+    service that consumes dead letters. Left out: such a policy is refused, because in most cases it
+    retries what is retried already."""
+
     retry: RetryTopic = RetryTopic()
     """The retry topic. Left out: like the source topic."""
 
@@ -301,6 +306,10 @@ class RetryPolicyStatus(StatusModel):
     blocked_by: str | None = None
     """The RetryPolicy, as `namespace/name`, that this one waits for: it has what this one needs.
     Left out where there is none."""
+
+    connection: str | None = None
+    """The PulsarConnection, as `namespace/name`, through which the topics were last found as the
+    policy asks."""
 
     creating: tuple[str, ...] | None = None
     """Topics that redrive was about to create when it last wrote this. Left out once they are

@@ -6,10 +6,10 @@ message the policy's conditions show, or None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from redrive.admin.model import NamespaceState
 from redrive.errors import InvalidSpecError, RedriveError
@@ -19,6 +19,8 @@ from redrive.provision import ownership
 from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired, partitions_of_retry
 from redrive.provision.errors import (
     AdoptionNotAllowedError,
+    BrokerChangedError,
+    ChainedPolicyError,
     ConfigMapNotOursError,
     ContestedError,
     DeletionNotAllowedError,
@@ -216,6 +218,41 @@ def _is_free(have: TopicState, *, about_to: bool) -> bool:
     return OwnershipRecord.of(have.properties).is_free and not unmarked
 
 
+def source_is_of_redrive(facts: Buildable) -> RedriveError | None:
+    """Find a source topic that is itself a retry or dead-letter topic of a policy."""
+    record = OwnershipRecord.of(facts.observed.source_properties or {})
+    if not record.owner or facts.request.spec.chained or "retryTopic" in _status(facts.body):
+        return None
+    return ChainedPolicyError(
+        "the source topic is a retry or dead-letter topic of another RetryPolicy, and what waits "
+        "or rests there would be retried once more, in topics of its own",
+        got=f"{OWNER}={record.owner}",
+        remedy="name the topic that producers send to; where this one is meant, create the policy "
+        "with spec.chained true",
+    )
+
+
+def topics_are_elsewhere(facts: Buildable) -> RedriveError | None:
+    """Find a policy whose connectionRef has changed, and leads to a broker without its topics."""
+    status, have = _status(facts.body), facts.observed.retry
+    former, now = status.get("connection"), str(facts.request.through)
+    record = OwnershipRecord.of({} if have is None else have.properties or {})
+    if former in {None, now} or record.is_of(facts.desired.owner):
+        return None
+    topics = " and ".join(status[key] for key in ("retryTopic", "deadLetterTopic") if key in status)
+    return BrokerChangedError(
+        f"spec.connectionRef leads to another broker than before: {topics} are where "
+        f"PulsarConnection {former} leads, with what waits and rests there",
+        got=f"PulsarConnection {now}",
+        remedy="set connectionRef back; to move, create another RetryPolicy for the new broker, "
+        "and delete this one once its topics are drained",
+    )
+
+
+def _status(body: Body) -> Mapping[str, Any]:
+    return body.get("status") or {}
+
+
 def _owner_conflict(topic: TopicName, record: OwnershipRecord, ours: Owner) -> RedriveError:
     """Refuse a topic of another owner, and say how it may become that of *ours* all the same."""
     way = f"pulsar-admin topics remove-properties -k {OWNER} {topic}"
@@ -273,6 +310,8 @@ ADMISSIBLE: tuple[Callable[[Request], RedriveError | None], ...] = (
 """May this policy be obeyed at all? Needs no broker."""
 
 BUILDABLE: tuple[Callable[[Buildable], RedriveError | None], ...] = (
+    topics_are_elsewhere,
+    source_is_of_redrive,
     topic_has_another_owner,
     retry_topic_is_of_the_other_kind,
     topic_is_not_redrives,

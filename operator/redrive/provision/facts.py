@@ -37,6 +37,12 @@ class Request:
     takes_over: frozenset[str] = frozenset()
 
     @property
+    def through(self) -> Key:
+        """Return the PulsarConnection that leads to its broker."""
+        ref = self.spec.connection_ref
+        return Key(ref.namespace or self.key.namespace, ref.name)
+
+    @property
     def only_observes(self) -> bool:
         """Whether nothing may be changed for it."""
         return self.spec.management_policy is ManagementPolicy.OBSERVE
@@ -105,6 +111,7 @@ class Observed:
     """What is there of what a policy needs; None stands for what is not.
 
     Attributes:
+        source_properties: None where they were not read.
         source_schema: None where messages are plain bytes.
         enforces_schemas: see `NamespaceState`.
         dead_letter: None too where the policy discards.
@@ -123,3 +130,4 @@ class Observed:
     config_map: Body | None = None
     replicated_to: frozenset[str] = frozenset()
     enforces_schemas: bool = False
+    source_properties: Mapping[str, str] | None = None

@@ -60,7 +60,8 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
     """Do what the deletion of a policy asks for at the broker, then have its finalizer removed.
 
     A failure is tried again until `CLEANUP_DEADLINE` is over, one of redrive itself too: no
-    deletion waits for ever. A crash leaves less to do.
+    deletion waits for ever. Time in which no operator runs does not count. A crash leaves less to
+    do.
     """
     if not has_finalizer(body):
         return Outcome()
@@ -71,12 +72,14 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
     try:
         done = await _clean_up(body, ctx, conflicts)
     except Exception as error:
-        since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
+        deleted_at = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
+        since = max(deleted_at, ctx.began)
         if ctx.clock() - since >= CLEANUP_DEADLINE:
             return _given_up(body, error, since)
         if not isinstance(error, RedriveError):
             raise
-        return Outcome(status.waiting(error, _waits(error, since)), requeue=Requeue.BACKOFF)
+        message = _waits(error, deleted_at, since + CLEANUP_DEADLINE)
+        return Outcome(status.waiting(error, message), requeue=Requeue.BACKOFF)
     deleted = ObjectEvent(DELETED, in_words(done.actions))
     stays = "; ".join(done.stays)
     outcome = _retained(f"at the broker stays: {stays}" if stays else "")
@@ -102,6 +105,10 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
         left = await _left(request, creating(body), others, connection.admin)
         planned = removal(owner_of(request, ctx.settings.cluster_id), request.deletion, left)
         await apply(planned.actions, connection.admin, grant, ctx.kubernetes)
+    former = (body.get("status") or {}).get("connection")
+    if former not in {None, str(request.through)} and not planned.actions:
+        elsewhere = f"{made(body)} where PulsarConnection {former} leads"
+        planned = replace(planned, stays=(*planned.stays, elsewhere))
     if planned.actions:
         logger.info("RetryPolicy %s, deleted: %s", request.key, in_words(planned.actions))
     return planned
@@ -173,9 +180,9 @@ def _given_up(body: Body, error: Exception, since: datetime) -> Outcome:
     return _abandoned(f"waited since {_at(since)}: {why}; {_rest(body)}")
 
 
-def _waits(error: RedriveError, since: datetime) -> str:
+def _waits(error: RedriveError, since: datetime, until: datetime) -> str:
     return (
-        f"being deleted since {_at(since)}: {error}; at {_at(since + CLEANUP_DEADLINE)} the policy "
+        f"being deleted since {_at(since)}: {error}; at {_at(until)} the policy "
         "goes all the same, and leaves what is there; with the annotation "
         f"{SKIP_CLEANUP}=true it goes now"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError
-from redrive.admin.model import NamespaceState
+from redrive.admin.model import NamespaceState, TopicMetadata
 from redrive.kube import resources
 from redrive.kube.context import Context
 from redrive.kube.errors import NotFoundError as ObjectNotFoundError
@@ -52,8 +52,11 @@ async def observe(
     age = RECENT_SECONDS if recent else 0.0
     namespace = await around(desired.policy.topic, admin, max_age=age)
     _check_expiry(desired.policy.topic, namespace)
+    # Nothing is done for a policy that was ready by what a recent read shows.
+    source = await _source(desired.policy.topic, namespace, admin, whole=not recent)
     return Observed(
-        source_partitions=await _partitions(desired.policy.topic, namespace, admin),
+        source_partitions=source.partitions,
+        source_properties=source.properties,
         source_schema=await admin.schema(desired.policy.topic),
         retry=await _topic(desired.retry, namespace, admin),
         dead_letter=(
@@ -184,8 +187,14 @@ async def _topic(
     )
 
 
-async def _partitions(name: TopicName, namespace: NamespaceState, admin: Admin) -> int:
-    return await admin.partitions(name) if str(name) in namespace.partitioned else 0
+async def _source(
+    name: TopicName, namespace: NamespaceState, admin: Admin, *, whole: bool
+) -> TopicMetadata:
+    """Read the source topic; without partitions its properties take a call, for *whole* alone."""
+    partitioned = str(name) in namespace.partitioned
+    if partitioned or whole:
+        return await admin.metadata(name, partitioned=partitioned)
+    return TopicMetadata(0, {})
 
 
 async def config_map(key: Key, ctx: Context, *, recent: bool) -> Body | None:

@@ -35,6 +35,9 @@ CREATING = "creating"
 """A field of a policy's status: the topics that were about to be created for it."""
 _KEYS = (OWNER, OWNER_UID, SOURCE, CREATED, GRANTED, SUBSCRIPTION, REPLACED)
 
+HAND_OVER_TO = "redrive.io/hand-over-to"
+"""An annotation of a RetryPolicy: the id of another cluster, whose policy of the same namespace and
+name gets its topics."""
 TAKE_OVER_FROM = "redrive.io/take-over-from"
 """An annotation of a RetryPolicy: names of others of its namespace whose topics it may take over,
 separated by commas."""

@@ -20,9 +20,9 @@ from redrive.provision import metrics, pause
 from redrive.provision.actions import in_words
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.converge import Converged, converge
-from redrive.provision.desired import Desired
 from redrive.provision.finalize import finalize
 from redrive.provision.finalizer import ensure_finalizer
+from redrive.provision.handover import hand_over, receiver_of
 from redrive.provision.health.watch import Health
 from redrive.provision.outcome import Outcome, publish
 from redrive.provision.resolve import resolve
@@ -80,8 +80,11 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
         request = resolve(body, ctx)
     except RedriveError as error:
         return Outcome.failed(error)
-    body = await ensure_finalizer(body, request.deletion, _publisher(ctx))
+    if "retryTopic" in (body.get("status") or {}):  # else once it is not refused
+        body = await ensure_finalizer(body, request.deletion, _publisher(ctx))
     try:
+        if (cluster := receiver_of(body, ctx.settings.cluster_id)) and not request.only_observes:
+            return await hand_over(cluster, request, ctx)
         made = await converge(request, body, ctx, conflicts)
     except RedriveError as error:
         return Outcome.failed(error)
@@ -104,7 +107,7 @@ def _ready(body: Body, made: Converged, warnings: Sequence[StatusWarning]) -> Ou
     config_map = wanted.config_map["metadata"]["name"]
     message = f"{topics}; consumers find their policy in ConfigMap {config_map}"
     conditions = status.ready(PROVISIONED, message, warnings)
-    return Outcome(conditions, _fields(wanted), events=_repaired(body, made))
+    return Outcome(conditions, _fields(made), events=_repaired(body, made))
 
 
 def _repaired(body: Body, made: Converged) -> tuple[ObjectEvent, ...]:
@@ -116,10 +119,12 @@ def _repaired(body: Body, made: Converged) -> tuple[ObjectEvent, ...]:
     return (ObjectEvent(REPAIRED, in_words(made.actions)),)
 
 
-def _fields(wanted: Desired) -> dict[str, Any]:
+def _fields(made: Converged) -> dict[str, Any]:
+    wanted = made.desired
     return {
         "maxRetries": wanted.policy.max_retries,
         "blockedBy": None,
+        "connection": str(made.connection),
         "creating": None,
         "plannedChanges": None,
         "retryTopic": str(wanted.retry.name),

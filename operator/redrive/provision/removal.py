@@ -7,7 +7,7 @@ is deleted as a whole; from one that was there before goes what redrive added to
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redrive.admin.model import TopicUsage
 from redrive.admin.policies import restoring
@@ -70,12 +70,14 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
 
     Args:
         owner: the policy that is deleted.
-        policy: `Delete` or `DeleteIfEmpty`.
+        policy: any but `Retain`.
         left: its topics, as far as they are there.
 
     Raises:
         InUseError: clients are connected to what would be deleted.
     """
+    if policy is DeletionPolicy.REVOKE_GRANTS:
+        return _revocation(owner, left)
     whole, parts, stays = [], [], []
     for topic in left:
         if why := _stays(topic, owner, policy):
@@ -95,6 +97,31 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
             *(action for part in parts for action in part.actions),
         ),
         stays=tuple(stays),
+    )
+
+
+def _revocation(owner: Owner, left: Sequence[Left]) -> Removal:
+    """Plan to take back the rights that redrive granted, and to leave all else."""
+    ours = [topic for topic in left if topic.record(owner).is_of(owner) and topic.heir is None]
+    records = {topic.name: topic.record(owner) for topic in ours}
+    grants = tuple(
+        grant
+        for topic in ours
+        for grant in ownership.rights(
+            topic.name, {}, topic.permissions, records[topic.name].granted
+        ).grants
+    )
+    marks = (
+        Mark(name, changes)
+        for topic in ours
+        for name, changes in [
+            (topic.name, replace(records[topic.name], granted={}).changes(topic.properties))
+        ]
+        if changes
+    )
+    return Removal(
+        actions=(*([SetGrants(grants)] if grants else []), *marks),
+        stays=tuple(str(topic.name) for topic in left),
     )
 
 

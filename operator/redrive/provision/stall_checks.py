@@ -40,6 +40,11 @@ async def _owners(want: Desired, body: Body, ctx: Context) -> Observed:
     )
 
 
+async def _source(want: Desired, body: Body, ctx: Context) -> Observed:
+    found = await _marked(want.policy.topic, await _admin(body, ctx))
+    return Observed(source_properties=None if found is None else found.properties)
+
+
 async def _marked(topic: TopicName, admin: Admin) -> TopicState | None:
     try:
         return TopicState(0, properties=await admin.properties(topic))
@@ -64,6 +69,8 @@ async def _admin(body: Body, ctx: Context) -> Admin:
 
 CHECKS: Mapping[str, tuple[Read, tuple[Check, ...]]] = {
     errors.OwnerConflictError.reason: (_owners, (conditions.topic_has_another_owner,)),
+    errors.BrokerChangedError.reason: (_owners, (conditions.topics_are_elsewhere,)),
+    errors.ChainedPolicyError.reason: (_source, (conditions.source_is_of_redrive,)),
     errors.TopicExistsError.reason: (_owners, (conditions.topic_is_not_redrives,)),
     errors.AdoptionNotAllowedError.reason: (_owners, (conditions.topic_is_not_redrives,)),
     errors.PartitionsDifferError.reason: (_listed, (conditions.retry_topic_is_of_the_other_kind,)),

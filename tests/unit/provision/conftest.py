@@ -104,5 +104,6 @@ def ctx() -> Context:
         brokers=none,
         namespaces=none,
         clock=wall_clock,
+        began=wall_clock(),
         **{name: Cache() for name in tables},
     )

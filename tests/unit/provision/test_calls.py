@@ -246,4 +246,5 @@ def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # 
         config_maps=Cache(),
         brokers=SimpleNamespace(resolve=resolve),
         settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
+        clock=wall_clock,
     )

@@ -125,11 +125,15 @@ class Shop:
         return SimpleNamespace(
             kubernetes=self.kubernetes,
             policies=Cache([self.stored]),
-            connections=Cache([self.connection]),
+            connections=Cache(
+                {**self.connection, "metadata": {**self.connection["metadata"], "name": name}}
+                for name in ("main", "alias", "other")
+            ),
             namespaces=None,
             brokers=SimpleNamespace(resolve=resolve),
             settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
             clock=lambda: DELETED,
+            began=DELETED,
         )
 
 
