@@ -20,8 +20,6 @@ class Requeue(enum.Enum):
     """When a watch, a resync or another object has a reason for it."""
     BACKOFF = enum.auto()
     """After a back-off of 1 s that doubles up to 15 s, each shortened at random by up to half."""
-    NEVER = enum.auto()
-    """The object is gone: its task ends."""
 
     @property
     def result(self) -> str:

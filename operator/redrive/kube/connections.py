@@ -8,7 +8,7 @@ described in `credentials`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -16,6 +16,7 @@ from functools import partial
 from redrive.admin.breaker import Breaker
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
+from redrive.admin.paths import broker_at
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
 from redrive.api.permissions import Permissions
@@ -100,24 +101,25 @@ def _allow(connection: Body) -> Iterable[Body]:
     return (connection.get("spec") or {}).get("allow") or ()
 
 
-def users(connection: Key, objects: Cache) -> Iterator[Body]:
-    """Yield those of *objects* whose `connectionRef` means *connection*."""
-    return (body for body in objects if connection_of(body) == connection)
+def users(connection: Key, objects: Cache) -> tuple[Body, ...]:
+    """Return those of *objects* whose `connectionRef` means *connection*."""
+    return objects.index(connection_of).get(connection)
 
 
 def connection_of(body: Body) -> Key:
-    """Return which connection the `connectionRef` of an object means."""
-    ref = body["spec"]["connectionRef"]
-    return Key(ref.get("namespace", body["metadata"]["namespace"]), ref["name"])
+    """Return which connection the `connectionRef` of an object means.
+
+    Its name is empty, as that of no connection is, in an object that is older than the schema that
+    requires it.
+    """
+    ref = (body.get("spec") or {}).get("connectionRef") or {}
+    return Key(ref.get("namespace", body["metadata"]["namespace"]), ref.get("name", ""))
 
 
 def broker_of(connection: Key, connections: Cache) -> str | None:
-    """Return where the broker of a connection answers; None where there is no such connection.
-
-    Two connections to one broker have one answer, unless they call it by different names.
-    """
+    """Return the broker of a connection, as `broker_at` names it; None without the connection."""
     body = connections.get(connection)
-    return None if body is None else str(body["spec"]["adminUrl"]).rstrip("/")
+    return None if body is None else broker_at(str(body["spec"]["adminUrl"]))
 
 
 class Connections:
@@ -263,9 +265,13 @@ def _spec_at(key: Key, table: Cache) -> PulsarConnectionSpec:
             remedy="create it, or correct the connectionRef",
         )
     try:
-        return parse_spec(PulsarConnectionSpec, body)
+        return table.derive(_parsed, body)
     except InvalidSpecError as error:
         raise ConnectionInvalidError(
             f"the PulsarConnection {key} has an invalid spec: {error}",
             remedy="correct it; what uses it goes on by itself then",
         ) from error
+
+
+def _parsed(body: Body) -> PulsarConnectionSpec:
+    return parse_spec(PulsarConnectionSpec, body)

@@ -30,7 +30,7 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
     """Check one PulsarConnection; its status and Events are written last."""
     body = ctx.connections.get(key)
     if body is None:
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     logs.identify(body)
     out = Publisher(ctx.kubernetes, resources.CONNECTIONS, ctx.connections, ctx.clock)
     try:
@@ -40,7 +40,7 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
         await publish(body, outcome, out)
     except NotFoundError:
         ctx.connections.drop(body)  # no watch has shown that it is gone
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     return outcome.requeue
 
 

@@ -54,7 +54,7 @@ async def reconcile(key: Key, ctx: Context, conflicts: Conflicts, health: Health
     """Bring the broker to what one RetryPolicy asks; its status and Events are written last."""
     body = ctx.policies.get(key)
     if body is None:
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     logs.identify(body)
     try:
         if "deletionTimestamp" in body["metadata"]:
@@ -64,7 +64,7 @@ async def reconcile(key: Key, ctx: Context, conflicts: Conflicts, health: Health
         await publish(body, outcome, _publisher(ctx))
     except NotFoundError:
         ctx.policies.drop(body)  # no watch has shown that it is gone
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     return outcome.requeue
 
 

@@ -49,7 +49,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     """
     replay = ctx.replays.get(key)
     if replay is None:
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     logs.identify(replay)
     if is_final(replay) or "deletionTimestamp" in replay["metadata"]:
         return Requeue.ON_CHANGE

@@ -96,7 +96,7 @@ def connections(
 
 def at(admin_url: str, version: int) -> dict[str, Any]:
     """The connection with another broker."""
-    metadata = BODY["metadata"] | {"resourceVersion": str(version)}
+    metadata = BODY["metadata"] | {"resourceVersion": str(version), "generation": version}
     return {"metadata": metadata, "spec": BODY["spec"] | {"adminUrl": admin_url}}
 
 

@@ -84,13 +84,13 @@ class Shop:
     async def look(self, http: Http | None = None) -> Converged:
         """Provision the policy as a restarted operator would: nothing is remembered."""
         ctx = self.ctx(http)
-        conflicts = Conflicts(ctx.policies, lambda _: None)
+        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         return await converge(resolve(self.stored, ctx), self.stored, ctx, conflicts)
 
     async def finalize(self, http: Http | None = None) -> Requeue:
         """Do what the deletion of the policy asks for, as a restarted operator would."""
         ctx = self.ctx(http)
-        conflicts = Conflicts(ctx.policies, lambda _: None)
+        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         out = Publisher(self.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
         outcome = await finalize(self.stored, ctx, conflicts)
         await publish(self.stored, outcome, out)

@@ -41,7 +41,7 @@ class Operator:
         ctx = self.made.ctx(None)
         ctx.settings.cluster_id = self.cluster
         health: Any = SimpleNamespace(warnings=lambda _: ())
-        conflicts = Conflicts(ctx.policies, lambda _: None)
+        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         await reconcile.reconcile(Key.of(body), ctx, conflicts, health)
         return status.reason(self.made.stored)
 
