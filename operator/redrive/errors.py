@@ -39,11 +39,14 @@ class RedriveError(Exception):
         reason: of the conditions that show it.
         stalls: whether an object stays like that until its spec, or its surroundings, are changed.
         requeue: when an object that it keeps from being ready is reconciled again.
+        private: whether the message names Secrets, keys or invalid values of a connection, which
+            only objects of the connection's own namespace show.
     """
 
     reason: ClassVar[str] = "InternalError"
     stalls: ClassVar[bool] = False
     requeue: ClassVar[Requeue] = Requeue.BACKOFF
+    private: bool = False
 
     def __init__(self, problem: str, *, got: object = _NOTHING, remedy: str) -> None:
         found = "" if got is _NOTHING else f"; got {got!r}"

@@ -21,7 +21,7 @@ from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
 from redrive.api.permissions import Permissions
 from redrive.api.retrypolicy import ConnectionRef
-from redrive.errors import InvalidSpecError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import metrics
 from redrive.kube.cache import Cache
 from redrive.kube.credentials import CredentialReader, KeptCredentials
@@ -73,6 +73,21 @@ def find(
             remedy="add the namespace to a rule of its spec.allow, or use another connection",
         )
     return spec
+
+
+def shown_to(body: Body, error: RedriveError) -> RedriveError:
+    """Return *error* as *body*, which refers to a connection, may show it.
+
+    The Secrets and fields of a connection are for its own namespace alone.
+    """
+    connection = connection_of(body)
+    if not error.private or connection.namespace == Key.of(body).namespace:
+        return error
+    return type(error)(
+        f"the PulsarConnection {connection}, of another namespace, can't be used",
+        got=error.reason,
+        remedy="its own conditions say why; this goes on by itself once that is fixed",
+    )
 
 
 def permissions(
@@ -195,11 +210,11 @@ class Connections:
 
     def _credentials_of(self, key: Key, spec: PulsarConnectionSpec) -> KeptCredentials:
         """Return what is kept for the connection as it is; other references are other ones."""
-        said = spec.authentication, spec.tls
+        said = spec.authentication, spec.tls, spec.redirect_hosts
         known = self._credentials.get(key)
         if known is None or known[0] != said:
             read = partial(self._reader.read, key.namespace, spec)
-            known = self._credentials[key] = said, KeptCredentials(read)
+            known = self._credentials[key] = said, KeptCredentials(read, hosts=spec.redirect_hosts)
         return known[1]
 
     def _admin(self, key: Key, admin_url: str, credentials: KeptCredentials) -> Admin:

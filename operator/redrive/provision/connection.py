@@ -19,11 +19,10 @@ from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, StatusWarning
 from redrive.provision import errors
 from redrive.provision.outcome import Outcome, publish
+from redrive.provision.status_warnings import deprecated_fields
 
 CONNECTED = "Connected"
 """Reason: the broker accepts the token, and its role administers the tenants concerned."""
-DEPRECATED_FIELDS = "DeprecatedFields"
-"""Condition and reason: the spec has fields that others have replaced."""
 
 
 async def reconcile(key: Key, ctx: Context) -> Requeue:
@@ -60,11 +59,8 @@ async def connect(key: Key, ctx: Context) -> Outcome:
 
 def warnings(spec: PulsarConnectionSpec) -> tuple[StatusWarning, ...]:
     """Say which fields others have replaced, and what to write in their place."""
-    if not spec.edits:
-        return ()
-    edits = "; ".join(spec.edits)
-    message = f"fields are in use that are still read, and will not be for ever; {edits}"
-    return (StatusWarning(DEPRECATED_FIELDS, message),)
+    found = deprecated_fields(spec.edits)
+    return () if found is None else (found,)
 
 
 async def check(connection: Connection) -> None:

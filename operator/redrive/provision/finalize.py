@@ -18,7 +18,7 @@ from redrive.api.choices import DeletionPolicy
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import status
-from redrive.kube.connections import Connection
+from redrive.kube.connections import Connection, shown_to
 from redrive.kube.context import Context
 from redrive.kube.errors import (
     ConnectionNotFoundError,
@@ -70,7 +70,8 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
         return _retained(f"it was paused, and nothing was touched; {_rest(body)}")
     try:
         done = await _clean_up(body, ctx, conflicts)
-    except Exception as error:
+    except Exception as failure:
+        error = shown_to(body, failure) if isinstance(failure, RedriveError) else failure
         deleted_at = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
         since = max(deleted_at, ctx.began)
         if ctx.clock() - since >= CLEANUP_DEADLINE:

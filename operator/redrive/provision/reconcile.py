@@ -12,6 +12,7 @@ from typing import Any
 
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
+from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key
@@ -79,7 +80,7 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
     try:
         request = resolve(body, ctx)
     except RedriveError as error:
-        return Outcome.failed(error)
+        return Outcome.failed(shown_to(body, error))
     if "retryTopic" in (body.get("status") or {}):  # else once it is not refused
         body = await ensure_finalizer(body, request.deletion, _publisher(ctx))
     try:
@@ -87,7 +88,7 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
             return await hand_over(cluster, request, ctx)
         made = await converge(request, body, ctx, conflicts)
     except RedriveError as error:
-        return Outcome.failed(error)
+        return Outcome.failed(shown_to(body, error))
     warnings = (*made.warnings, *health.warnings(body))
     return _observed(made, warnings) if request.only_observes else _ready(body, made, warnings)
 

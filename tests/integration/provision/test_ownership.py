@@ -196,7 +196,7 @@ def test_a_topic_of_others_is_adopted_only_if_told_and_is_as_before_when_the_pol
         "connectionRef": {"name": "cautious"},
         "topic": busy.topic("hours"),
         "naming": {"retryTopic": payroll, "deadLetterTopic": audit},
-        "deadLetter": {"retention": {"time": "1h"}, "backlogQuota": {"megabytes": 5}},
+        "deadLetter": {"retention": {"time": "1h"}, "backlogQuota": {"size": "5Mi"}},
         "deletionPolicy": "Delete",
     }
     busy.policy("hours", **spec)
@@ -228,7 +228,7 @@ def test_dead_letters_of_another_namespace_are_never_taken(
     if retained:
         busy.kubectl("delete", "retrypolicy", name, "--timeout=60s")
     else:
-        busy.policy(name, topic=busy.topic(name), deadLetter={"enabled": False})
+        busy.policy(name, topic=busy.topic(name), deadLetter={"mode": "Discard"})
         busy.ready(name)
     other = make_shop()
     lent = {**busy.rule("fulfilment"), "namespaces": {"names": [other.namespace]}}

@@ -45,8 +45,8 @@ ALL = {
     "retry": {"partitions": 3},
     "deadLetter": {
         "messageTTL": "30d",
-        "retention": {"time": "7d", "megabytes": 100},
-        "backlogQuota": {"megabytes": 100},
+        "retention": {"time": "7d", "size": "200Mi"},
+        "backlogQuota": {"size": "100Mi"},
         "readerRoles": ["shop-oncall"],
     },
 }

@@ -199,7 +199,7 @@ def test_a_missing_topic_is_drift(wanted: Desired, missing: str) -> None:
 def test_without_dead_letters_nobody_misses_their_topic(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
-    body = policy(deadLetter={"enabled": False})
+    body = policy(deadLetter={"mode": "Discard"})
     discards = desired(requested(body), body, "here")
     state = listed()
     rest = dataclasses.replace(state, unpartitioned=state.unpartitioned - {DEAD_LETTER})
