@@ -23,6 +23,7 @@ from redrive import (
     load_policy,
     prometheus,
 )
+from redrive.middleware import Middleware
 from redrive.opentelemetry import Tracing
 
 client = pulsar.Client("pulsar://localhost:6650")
@@ -91,6 +92,9 @@ prometheus.follow(load_policy())  # type: ignore[arg-type]
 with Tracing().attempt(consumer, consumer.receive()):
     RetryConsumer(client, PolicyFile(), tracing=Tracing())
 RetryConsumer(client, PolicyFile(), tracing=Tracing)  # type: ignore[arg-type]
+RetryConsumer(client, PolicyFile(), middleware=[Tracing(), Middleware()])
+RetryConsumer(client, PolicyFile(), middleware=Tracing())  # type: ignore[arg-type]
+RetryConsumer(client, PolicyFile(), middle=())  # type: ignore[call-arg]
 RetryConsumer(client, PolicyFile(), ack_timeout=SECOND, crash_log=CrashLog("/notes"))
 RetryConsumer(client, PolicyFile(), ack_timeout=30)  # type: ignore[arg-type]
 RetryConsumer(client, PolicyFile(), nack_delay=30)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from redrive.admin.access import Credentials
 from redrive.admin.breaker import Breaker
 from redrive.admin.cached_reads import CachedRead
 from redrive.admin.errors import AdminNotFoundError, AuthenticationFailedError, unexpected
-from redrive.admin.granting import Granter, Granting
+from redrive.admin.granting import Granter, Granting, Permissions
 from redrive.admin.http import Call, Http
 from redrive.admin.model import (
     NamespaceState,
@@ -310,15 +310,18 @@ class Admin:
 
     @contextmanager
     def granting(self, namespace: str) -> Iterator[Granter]:
-        """Announce that rights on topics of one namespace may be set within the block.
+        """Announce that rights on topics of one namespace may be changed within the block.
 
-        What this yields sets rights, once. It waits for others that are announced, while they keep
-        coming, and goes out with them in one call. It raises an `AdminError` if one of its grants
-        was refused; the others may have been made.
+        What this yields changes rights, once. It waits for others that are announced, while they
+        keep coming, and goes out with them in one call. It raises an `AdminError` if one of its
+        changes was refused; the others may have been made.
         """
         if namespace not in self._grantings:
             self._grantings[namespace] = Granting(
-                namespace, self._send, lambda: self.namespace(namespace)
+                namespace,
+                self._send,
+                lambda: self._permissions(namespace),
+                lambda: self.namespace(namespace),
             )
         with self._grantings[namespace].announced() as grant:
             yield grant
@@ -326,6 +329,10 @@ class Admin:
     async def _namespaces_of(self, tenant: str) -> frozenset[str]:
         does = f"list the namespaces of tenant {tenant}"
         return await self._get(does, f"namespaces/{quoted(tenant)}", frozenset[str])
+
+    async def _permissions(self, namespace: str) -> Permissions:
+        does, path = f"read the rights in {namespace}", f"namespaces/{quoted(namespace)}"
+        return await self._get(does, path, lambda found: answers.policies(found)["permissions"])
 
     async def _read(self, namespace: str) -> NamespaceState:
         does = f"read namespace {namespace}"

@@ -28,6 +28,20 @@ class Grant:
 
 
 @dataclass(frozen=True)
+class RightsChange:
+    """What is added to the rights of a role on a topic, and what is taken; all else stays."""
+
+    topic: TopicName
+    role: str
+    give: frozenset[str] = frozenset()
+    take: frozenset[str] = frozenset()
+
+    def on(self, actions: frozenset[str]) -> frozenset[str]:
+        """Return what the role may do then, if it may do *actions* now."""
+        return (actions | self.give) - self.take
+
+
+@dataclass(frozen=True)
 class Schema:
     """The schema of a topic's messages, as the broker reads and writes it."""
 

@@ -49,6 +49,8 @@ class Desired:
         retry_partitions: of the retry topic; None means as many as the source topic has.
         dead_letter: None where the policy discards.
         grants: the rights that these roles need; others that they or others have are kept.
+        unused: the dead-letter topic of a policy that discards, which may be there from before.
+        tolerated: the rights on it that stay, if they are there.
         config_map: the ConfigMap for consumers.
         creating: topics that were about to be created before, and may be there without a mark.
     """
@@ -61,6 +63,8 @@ class Desired:
     grants: tuple[Grant, ...]
     config_map: Body
     creating: frozenset[str] = frozenset()
+    unused: TopicName | None = None
+    tolerated: tuple[Grant, ...] = ()
 
 
 def partitions_of_retry(wanted: Desired, source: int) -> int:
@@ -79,7 +83,8 @@ def desired(request: Request, body: Body, cluster: str) -> Desired:
         body: the owner of its ConfigMap.
         cluster: the id of the Kubernetes cluster it is in.
     """
-    policy = request.policy
+    policy, keeps = request.policy, request.policy.dead_letters
+    on_dead_letter = _united(_dead_letter_grants(request))
     return Desired(
         policy=policy,
         owner=owner_of(request, cluster),
@@ -88,9 +93,11 @@ def desired(request: Request, body: Body, cluster: str) -> Desired:
         ),
         retry_partitions=request.spec.retry.partitions,
         dead_letter=_dead_letter(request),
-        grants=_united(_grants(request)),
+        grants=(*_united(_retry_grants(request)), *(on_dead_letter if keeps else ())),
         config_map=_config_map(policy, body),
         creating=creating(body),
+        unused=None if keeps else request.spec.dead_letter_topic,
+        tolerated=() if keeps else on_dead_letter,
     )
 
 
@@ -123,19 +130,23 @@ def policy_of(config_map: Key) -> Key:
     return Key(config_map.namespace, config_map.name.removesuffix(CONFIG_MAP_SUFFIX))
 
 
-def _grants(request: Request) -> Iterator[Grant]:
-    """Yield what each role needs: consumers only write dead letters, readers and replays read."""
-    retry, dead_letter = request.policy.retry_topic, request.policy.dead_letter_topic
-    keeps, replay = request.policy.dead_letters, request.connection.replay
+def _retry_grants(request: Request) -> Iterator[Grant]:
+    topic, replay = request.policy.retry_topic, request.connection.replay
     for role in request.spec.consumer_roles:
-        yield Grant(retry, role, _PRODUCE | _CONSUME)
-        if keeps:
-            yield Grant(dead_letter, role, _PRODUCE)
-    for role in request.spec.dead_letter.reader_roles if keeps else ():
-        yield Grant(dead_letter, role, _CONSUME)
-    if keeps and replay is not None:
-        yield Grant(retry, replay.role, _PRODUCE)
-        yield Grant(dead_letter, replay.role, _CONSUME)
+        yield Grant(topic, role, _PRODUCE | _CONSUME)
+    if request.policy.dead_letters and replay is not None:
+        yield Grant(topic, replay.role, _PRODUCE)
+
+
+def _dead_letter_grants(request: Request) -> Iterator[Grant]:
+    """Yield what each role needs: consumers only write dead letters, readers and replays read."""
+    topic, replay = request.spec.dead_letter_topic, request.connection.replay
+    for role in request.spec.consumer_roles:
+        yield Grant(topic, role, _PRODUCE)
+    for role in request.spec.dead_letter.reader_roles:
+        yield Grant(topic, role, _CONSUME)
+    if replay is not None:
+        yield Grant(topic, replay.role, _CONSUME)
 
 
 def _united(grants: Iterator[Grant]) -> tuple[Grant, ...]:

@@ -24,6 +24,7 @@ from redrive.provision.deletion_events import DeletionEvents
 from redrive.provision.desired import policy_of
 from redrive.provision.errors import ConfigMapNotOursError
 from redrive.provision.health.watch import Health
+from redrive.provision.lost import LostPolicies
 from redrive.provision.namespace_facts import NamespaceFacts
 from redrive.provision.resync import Resync
 from redrive.provision.stall_checks import StallChecks
@@ -74,7 +75,7 @@ class _Journey:
         self._ctx = ctx
         self.policies = Controller(
             "RetryPolicy",
-            lambda key: reconcile.reconcile(key, ctx, self._conflicts, self.health),
+            lambda key: reconcile.reconcile(key, ctx, self._conflicts, self.health, self._lost),
             mark_progressing=lambda key: reconcile.mark_progressing(key, ctx),
             partition_key=self._connection_of,
         )
@@ -85,6 +86,7 @@ class _Journey:
             longest_back_off=PROBE_SECONDS,
         )
         self._conflicts = Conflicts(ctx.policies, ctx.connections, self.policies.enqueue)
+        self._lost = LostPolicies(ctx.policies, ctx.clock)
         self.facts = NamespaceFacts(ctx, self._conflicts)
         self.stalls = StallChecks(ctx)
         self.health = Health(ctx, self.policies.enqueue)

@@ -64,6 +64,7 @@ async def observe(
             if desired.dead_letter is None
             else await _topic(desired.dead_letter, namespace, admin)
         ),
+        unused=await _unused(desired.unused, namespace, admin),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         replicated_to=namespace.replicated_to,
@@ -195,6 +196,17 @@ async def _source(
     if partitioned or whole:
         return await admin.metadata(name, partitioned=partitioned)
     return TopicMetadata(0, {})
+
+
+async def _unused(
+    name: TopicName | None, namespace: NamespaceState, admin: Admin
+) -> TopicState | None:
+    """Read whose the dead-letter topic of a policy that discards is, if roles may use it."""
+    if name is None or not namespace.exists(name) or str(name) not in namespace.permissions:
+        return None
+    partitioned = str(name) in namespace.partitioned
+    metadata = await admin.metadata(name, partitioned=partitioned)
+    return TopicState(metadata.partitions, properties=metadata.properties)
 
 
 async def config_map(key: Key, ctx: Context, *, recent: bool) -> Body | None:

@@ -25,6 +25,7 @@ from redrive.provision.finalize import finalize
 from redrive.provision.finalizer import ensure_finalizer
 from redrive.provision.handover import hand_over, receiver_of
 from redrive.provision.health.watch import Health
+from redrive.provision.lost import LostPolicies
 from redrive.provision.outcome import Outcome, publish
 from redrive.provision.resolve import resolve
 
@@ -51,11 +52,14 @@ async def mark_progressing(key: Key, ctx: Context) -> None:
             await _publisher(ctx).publish(body, status.progressing("looking at the policy"))
 
 
-async def reconcile(key: Key, ctx: Context, conflicts: Conflicts, health: Health) -> Requeue:
+async def reconcile(
+    key: Key, ctx: Context, conflicts: Conflicts, health: Health, lost: LostPolicies
+) -> Requeue:
     """Bring the broker to what one RetryPolicy asks; its status and Events are written last."""
     body = ctx.policies.get(key)
     if body is None:
-        return Requeue.ON_CHANGE
+        return await _clean_up_after(key, ctx, conflicts, lost)
+    lost.forget(key)
     logs.identify(body)
     try:
         if "deletionTimestamp" in body["metadata"]:
@@ -69,10 +73,29 @@ async def reconcile(key: Key, ctx: Context, conflicts: Conflicts, health: Health
     return outcome.requeue
 
 
+async def _clean_up_after(
+    key: Key, ctx: Context, conflicts: Conflicts, lost: LostPolicies
+) -> Requeue:
+    """Do what the deletion of a policy asks for that went without its cleanup, if it did."""
+    body = lost.get(key)
+    if body is None:
+        return Requeue.ON_CHANGE
+    logs.identify(body)
+    outcome = await finalize(body, ctx, conflicts)
+    for event in (*outcome.events, outcome.last_event):
+        if event is not None:
+            await _publisher(ctx).emit(body, event)
+    if not outcome.finalized:
+        return outcome.requeue
+    lost.forget(key)
+    return Requeue.ON_CHANGE
+
+
 async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Health) -> Outcome:
     """Provision one RetryPolicy, unless it is paused; return what to write about it.
 
     Raises:
+        NotFoundError: the policy is gone.
         KubernetesError: the finalizer could not be set; nothing is created without it.
     """
     if pause.is_paused(body):
@@ -87,6 +110,8 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
         if (cluster := receiver_of(body, ctx.settings.cluster_id)) and not request.only_observes:
             return await hand_over(cluster, request, ctx)
         made = await converge(request, body, ctx, conflicts)
+    except NotFoundError:
+        raise  # the policy went meanwhile, and another may have its name
     except RedriveError as error:
         return Outcome.failed(shown_to(body, error))
     warnings = (*made.warnings, *health.warnings(body))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from redrive.admin.model import TopicUsage
+from redrive.admin.model import RightsChange, TopicUsage
 from redrive.admin.policies import restoring
 from redrive.api.choices import DeletionPolicy
 from redrive.kube.resources import Key
@@ -17,11 +17,11 @@ from redrive.policy.naming import TopicName
 from redrive.provision import ownership
 from redrive.provision.actions import (
     Action,
+    ChangeRights,
     DeleteSubscription,
     DeleteTopic,
     Mark,
     RestoreTopicPolicy,
-    SetGrants,
 )
 from redrive.provision.errors import InUseError
 from redrive.provision.ownership import Granted, Owner, OwnershipRecord, Rights
@@ -89,11 +89,11 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
             stays.append(f"{topic.name} was there before")
     stays += [part.stays for part in parts if part.stays]
     _refuse_against_clients([*map(_clients, whole), *(part.clients for part in parts)])
-    grants = tuple(grant for part in parts for grant in part.rights.grants)
+    changes = tuple(change for part in parts for change in part.rights.changes)
     return Removal(
         actions=(
             *(DeleteTopic(topic.name, topic.partitioned) for topic in whole),
-            *([SetGrants(grants)] if grants else []),
+            *([ChangeRights(changes)] if changes else []),
             *(action for part in parts for action in part.actions),
         ),
         stays=tuple(stays),
@@ -102,25 +102,16 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
 
 def _revocation(owner: Owner, left: Sequence[Left]) -> Removal:
     """Plan to take back the rights that redrive granted, and to leave all else."""
-    ours = [topic for topic in left if topic.record(owner).is_of(owner) and topic.heir is None]
-    records = {topic.name: topic.record(owner) for topic in ours}
-    grants = tuple(
-        grant
-        for topic in ours
-        for grant in ownership.rights(
-            topic.name, {}, topic.permissions, records[topic.name].granted
-        ).grants
-    )
-    marks = (
-        Mark(name, changes)
-        for topic in ours
-        for name, changes in [
-            (topic.name, replace(records[topic.name], granted={}).changes(topic.properties))
-        ]
-        if changes
-    )
+    changes: list[RightsChange] = []
+    marks: list[Mark] = []
+    for topic in left:
+        record = topic.record(owner)
+        if record.is_of(owner) and topic.heir is None and record.granted:
+            granted = ownership.rights(topic.name, {}, topic.permissions, record.granted)
+            changes += granted.changes
+            marks.append(Mark(topic.name, replace(record, granted={}).changes(topic.properties)))
     return Removal(
-        actions=(*([SetGrants(grants)] if grants else []), *marks),
+        actions=(*([ChangeRights(tuple(changes))] if changes else []), *marks),
         stays=tuple(str(topic.name) for topic in left),
     )
 

@@ -33,6 +33,7 @@ from redrive.provision.errors import (
     SubscriptionExpiryError,
     TopicNotFoundError,
 )
+from redrive.provision.lost import LostPolicies
 from redrive.provision.resolve import resolve
 from redrive.provision.resync import CALLS_PER_LOOK
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
@@ -212,7 +213,8 @@ async def test_only_what_no_watch_shows_the_end_of_is_looked_at_again(
     ctx.clock = wall_clock
     monkeypatch.setattr(reconcile, "converge", refuse)
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-    assert await reconcile.reconcile(Key.of(body), ctx, conflicts, NOTHING) is again
+    lost = LostPolicies(ctx.policies, wall_clock)
+    assert await reconcile.reconcile(Key.of(body), ctx, conflicts, NOTHING, lost) is again
 
 
 @asynccontextmanager

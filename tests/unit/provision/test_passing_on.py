@@ -17,6 +17,7 @@ from redrive.provision import reconcile
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.finalizer import FINALIZER
 from redrive.provision.handover import HANDED_OVER
+from redrive.provision.lost import LostPolicies
 from tests.support.fake_admin import Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.provision.test_faults import Shop, deleted, shop
@@ -42,7 +43,8 @@ class Operator:
         ctx.settings.cluster_id = self.cluster
         health: Any = SimpleNamespace(warnings=lambda _: ())
         conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-        await reconcile.reconcile(Key.of(body), ctx, conflicts, health)
+        lost = LostPolicies(ctx.policies, ctx.clock)
+        await reconcile.reconcile(Key.of(body), ctx, conflicts, health, lost)
         return status.reason(self.made.stored)
 
     def annotate(self, name: str, value: str) -> None:

@@ -74,6 +74,7 @@ def test_every_section_with_an_example_is_known() -> None:
         "Handle in batches",
         "Receive, and lose no message to a bug",
         "Go easy on what a handler calls",
+        "Add something around each message",
         "Test a handler without a broker",
     ]
 
@@ -171,6 +172,21 @@ def test_a_rate_holds_messages_back(stage: Stage) -> None:
     stage.play("Go easy on what a handler calls")
     assert len(stage.handled) == 101
     assert (stage.broker.clock.now() - began).total_seconds() == pytest.approx(2, abs=0.05)
+
+
+def test_middleware_sees_every_attempt(stage: Stage) -> None:
+    def handle(message: pulsar.Message) -> None:
+        if message.data() == b"bad" and not reported.count(("failure", 1)):
+            raise ConnectionError
+
+    reported: list[tuple[str, float]] = []
+    stage.send(b"good", b"bad")
+    stage.play(
+        "Add something around each message",
+        handle=handle, report=lambda *given: reported.append(given),
+    )  # fmt: skip
+    names = "seconds success seconds failure seconds success"
+    assert [name for name, _ in reported] == names.split()
 
 
 def test_a_test_as_users_write_it_passes_and_can_fail(stage: Stage) -> None:

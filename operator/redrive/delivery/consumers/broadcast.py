@@ -15,10 +15,11 @@ from redrive.delivery import durations
 from redrive.delivery.closing import Closing
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
 from redrive.delivery.handling import answer
-from redrive.delivery.handling.answer import Handler, Outcome
-from redrive.delivery.handling.rate_limiter import RateLimiter
+from redrive.delivery.handling.answer import Handler
 from redrive.delivery.handling.run import Run
 from redrive.delivery.identity import identity
+from redrive.delivery.middleware.chain import Outcome
+from redrive.delivery.middleware.rate_limiter import RateLimiter
 from redrive.delivery.parts import SystemClock
 from redrive.delivery.receiving.fetcher import Fetcher
 from redrive.delivery.receiving.reading import id_text
@@ -93,10 +94,7 @@ class BroadcastConsumer(Closing):
         As `RetryConsumer.run`, but that a message which fails is dropped.
         """
         limiter = RateLimiter(max_rate, self._clock, self._incoming.sleep)
-
-        def take() -> list[pulsar.Message]:
-            return limiter.take(lambda: [self.receive()])
-
+        take = limiter.take(lambda: [self.receive()])
         handle = answer.one(handler, explicit=explicit)
         run = Run(take, handle, self._settle, self._late, self.stop, workers, timeout)
         run.until_stopped()

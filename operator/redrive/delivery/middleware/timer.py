@@ -1,4 +1,4 @@
-"""Call a function at moments that change; used by `simple` and `holding`."""
+"""Call a function at moments that change; used by `simple` and `ack_timeouts`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,6 @@ import atexit
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
-
-
-class AnyTimer(Protocol):
-    """Calls when the next message is out of time; see `Timer`."""
-
-    def look(self) -> None:
-        """Look again when that is."""
-
-    def close(self) -> None:
-        """End."""
 
 
 class Timer:
@@ -24,7 +13,7 @@ class Timer:
 
     Args:
         next_due: returns a moment of `time.monotonic`, or None for no call.
-        ring: raises nothing.
+        fire: raises nothing.
     """
 
     def __init__(self, next_due: Callable[[], float | None], fire: Callable[[], None]) -> None:

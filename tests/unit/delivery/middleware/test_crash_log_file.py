@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from redrive import CrashLog, Policy
-from redrive.delivery.in_flight.crash_log_file import CrashLogFile, crashes_in
+from redrive.delivery.middleware.crash_log_file import CrashLogFile, crashes_in
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 
@@ -17,7 +17,7 @@ POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 DIES = """
 import os, pathlib, signal, sys
 from redrive import Policy
-from redrive.delivery.in_flight.crash_log_file import CrashLogFile
+from redrive.delivery.middleware.crash_log_file import CrashLogFile
 from redrive.policy.naming import TopicName
 
 policy = Policy(TopicName("shop", "prod", "orders"), "billing")
@@ -125,7 +125,7 @@ def test_a_place_where_notes_can_not_be_kept_is_refused(tmp_path: Path) -> None:
 DIES_WRITING = """
 import os, pathlib, signal, sys
 from redrive import Policy
-from redrive.delivery.in_flight import crash_log_file
+from redrive.delivery.middleware import crash_log_file
 from redrive.policy.naming import TopicName
 
 write, rewrites = os.write, int(sys.argv[2])
@@ -161,7 +161,7 @@ def test_a_kill_while_notes_are_written_again_loses_none(tmp_path: Path, rewrite
 def test_a_disk_that_is_full_costs_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     die(tmp_path)
     log_file = CrashLogFile(tmp_path, POLICY)
-    monkeypatch.setattr("redrive.delivery.in_flight.crash_log_file._COMPACT_BYTES", 0)
+    monkeypatch.setattr("redrive.delivery.middleware.crash_log_file._COMPACT_BYTES", 0)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "the disk is full")

@@ -1,20 +1,21 @@
-"""What a consumer is put together from, on a broker in memory; called by the others here."""
+"""The parts of a consumer on a broker in memory: what a `ClientConnection` is at a real one."""
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import cast
 
 import pulsar
 
-from redrive.delivery.parts import Parts
+from redrive.delivery.handling.run import Run
+from redrive.delivery.parts import BrokerConnection, Parts, Subscribing
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock, VirtualTimer
 
 
 class NothingLeftError(ConsumerStoppedError):
@@ -23,53 +24,41 @@ class NothingLeftError(ConsumerStoppedError):
     reason = "NothingLeft"
 
 
-class InMemoryTopics:
-    """What a test does to the topics and the clock of a consumer."""
+class InMemoryConnection(BrokerConnection):
+    """A connection to *broker*, in whose virtual time its consumers work."""
 
-    broker: InMemoryBroker
-    _topic: TopicName
+    clock: VirtualClock
 
-    def send(
-        self,
-        content: bytes | None,
-        *,
-        properties: Mapping[str, str] | None = None,
-        partition_key: str = "",
-        ordering_key: str = "",
-        event_timestamp: int = 0,
-    ) -> pulsar.MessageId:
-        """Produce a message to the source topic, as an application would."""
-        message = InMemoryMessage(
-            self._topic,
-            pulsar.MessageId(-1, 0, 0),
-            content,
-            self.broker.clock.now(),
-            headers=dict(properties or {}),
-            key=partition_key,
-            order=ordering_key,
-            event_time=event_timestamp,
+    def __init__(self, broker: InMemoryBroker) -> None:
+        self.clock = broker.clock
+        self._broker = broker
+
+    def open(self, policy: Policy, subscribing: Subscribing) -> Parts:
+        """Consume source and retry topic of *policy*."""
+        subscription = _Subscription(self._broker, subscribing.nack_delay)
+        return Parts(
+            self.clock,
+            dict.fromkeys((policy.topic, policy.retry_topic), subscription),
+            _Incoming(self._broker),
+            _Outgoing(self._broker),
+            functools.partial(VirtualTimer, self.clock),
+            self._work,
+            linger=0,
         )
-        return self.broker.store(self._topic, message)
 
-    @property
-    def dead_letters(self) -> list[InMemoryMessage]:
-        """Return what lies in the dead-letter topic, oldest first."""
-        return list(self.broker.dead_letters)
-
-    def advance(self, by: timedelta) -> None:
-        """Put the clock forward: let time pass while no call waits for a message."""
-        self.broker.clock.advance(by)
-
-
-def parts_of(broker: InMemoryBroker, policy: Policy, nack_delay: timedelta) -> Parts:
-    """Put together what consumes source and retry topic of *policy*."""
-    subscription = _Subscription(broker, nack_delay)
-    return Parts(
-        broker.clock,
-        dict.fromkeys((policy.topic, policy.retry_topic), subscription),
-        _Incoming(broker),
-        _Outgoing(broker),
-    )
+    def _work(self, run: Run) -> None:
+        while True:
+            try:
+                messages = run.take()
+            except ConsumerStoppedError:
+                return
+            began = self.clock.now()
+            outcomes = run.outcomes(messages)
+            if self.clock.now() - began > run.timeout:
+                run.give_up(messages)
+                run.ignore(messages, outcomes)
+            else:
+                run.settle_all(messages, outcomes)
 
 
 class _Subscription:
@@ -111,19 +100,18 @@ class _Incoming:
         self._broker = broker
         self._paused = False
         self._stopped = False
+        self._holds_new = False
         self._again: list[tuple[datetime, int, pulsar.Message]] = []
         self._numbers = itertools.count()
 
-    def take(
-        self, timeout: float | None = None, *, only_again: bool = False
-    ) -> pulsar.Message | None:
+    def take(self, timeout: float | None = None) -> pulsar.Message | None:
         if self._stopped:
             raise ConsumerStoppedError(
                 "this consumer was stopped", remedy="make a new one to go on consuming"
             )
         clock = self._broker.clock
         end = None if timeout is None else clock.now() + timedelta(seconds=timeout)
-        message = None if self._paused else self._next(end, only_again=only_again)
+        message = None if self._paused else self._next(end)
         if message is not None:
             return message
         if end is None:
@@ -135,11 +123,11 @@ class _Incoming:
         clock.advance(end - clock.now())
         return None
 
-    def _next(self, end: datetime | None, *, only_again: bool) -> pulsar.Message | None:
+    def _next(self, end: datetime | None) -> pulsar.Message | None:
         clock = self._broker.clock
         while clock.fire_next(min([due for due in (end, self._next_due()) if due], default=None)):
             pass  # what rings may send a message that comes earlier
-        theirs = None if only_again else self._broker.next_due()
+        theirs = None if self._holds_new else self._broker.next_due()
         # What is due again goes before all that waits at the broker, as in a `Fetcher`.
         if self._again and (theirs is None or self._again[0][0] <= max(theirs, clock.now())):
             return self._hand_out_again(end)
@@ -163,6 +151,9 @@ class _Incoming:
     def again(self, message: pulsar.Message, seconds: float) -> None:
         due = self._broker.clock.now() + timedelta(seconds=seconds)
         heapq.heappush(self._again, (due, next(self._numbers), message))
+
+    def hold_new(self, held: bool) -> None:  # noqa: FBT001 - a switch
+        self._holds_new = held
 
     def pause(self) -> None:
         self._paused = True

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.delivery.handling.rate_limiter import RateLimiter
+from redrive.delivery.middleware.rate_limiter import RateLimiter
 from redrive.delivery.parts import SystemClock
 from redrive.errors import InvalidSpecError
 from redrive.testing.broker import VirtualClock
@@ -36,7 +36,7 @@ class Watch:
             self.sleep(took)
             return [0] * count
 
-        assert self.limiter.take(take) == [0] * count
+        assert self.limiter.take(take)() == [0] * count
         return self.clock.monotonic()
 
 
@@ -73,7 +73,7 @@ def test_threads_that_share_a_pace_take_their_turns() -> None:
         moments.append(time.monotonic())
         return [0]
 
-    threads = [threading.Thread(target=limiter.take, args=(take,)) for _ in range(5)]
+    threads = [threading.Thread(target=limiter.take(take)) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:

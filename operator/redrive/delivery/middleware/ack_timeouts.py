@@ -1,16 +1,21 @@
-"""Ack time-outs: messages that are not settled in time have failed; called by `holding`."""
+"""Ack time-outs: messages that are not settled in time have failed."""
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 
 import pulsar
 
 from redrive.delivery import durations
-from redrive.delivery.parts import Clock
+from redrive.delivery.middleware.chain import Middleware, Receive, Settle
+from redrive.delivery.middleware.expiry import fail_each
+from redrive.delivery.middleware.settlement import Settlement
+from redrive.delivery.parts import Clock, Parts
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy.verdict import Done
 
 
 class AckTimeoutError(RedriveError, TimeoutError):
@@ -80,3 +85,67 @@ class AckTimeouts:
             got=f"more than {self._timeout.total_seconds():g} s",
             remedy="settle it earlier, or give it more time with ack_timeout=",
         )
+
+
+class AckDeadline(Middleware):
+    """Fails messages that are not settled in time, and ignores whatever is asked for them later.
+
+    Args:
+        fail: settles a message as failed.
+        late: reports a message that was handled after its time.
+
+    Raises:
+        InvalidSpecError: *timeout* is no positive time.
+    """
+
+    def __init__(
+        self,
+        timeout: timedelta,
+        parts: Parts,
+        fail: Callable[[pulsar.Message, AckTimeoutError], object],
+        late: Callable[[pulsar.Message], None],
+    ) -> None:
+        self._ack_timeouts = AckTimeouts(timeout, parts.clock)
+        self._incoming = parts.incoming
+        self._fail = fail
+        self._late = late
+        self._closed = False
+        self._timer = parts.timer(self._ack_timeouts.next_end, self._expire)
+
+    def receive(self, receive: Receive) -> Receive:
+        """Start the time of each message that is handed out."""
+
+        def receive_timed(timeout: float | None) -> pulsar.Message | None:
+            message = receive(timeout)
+            if message is not None:
+                self._ack_timeouts.begin(message)
+                self._timer.look()
+            return message
+
+        return receive_timed
+
+    def settle(self, settle: Settle) -> Settle:
+        """Settle what is in time, or fails because it is not."""
+
+        def settle_timed(settlement: Settlement) -> pulsar.MessageId | None:
+            message, verdict, failure = settlement
+            if self._ack_timeouts.settle(message) or (
+                failure is not None and isinstance(failure.error, AckTimeoutError)
+            ):
+                return settle(settlement)
+            if isinstance(verdict, Done):
+                self._late(message)
+            return None
+
+        return settle_timed
+
+    def close(self) -> None:
+        """Fail nothing more, once a hop that has begun is made."""
+        self._closed = True
+        self._timer.close()
+
+    def _expire(self) -> None:
+        def fail(message: pulsar.Message) -> None:
+            self._fail(message, self._ack_timeouts.error())
+
+        fail_each(self._ack_timeouts.expired(), fail, self._incoming, lambda: self._closed)

@@ -1,18 +1,18 @@
-"""Spaces the work of a consumer evenly over time; called by `consumer` and `broadcast`."""
+"""Spaces the work of a consumer evenly over time."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
 
+import pulsar
+
+from redrive.delivery.middleware.chain import Middleware, Take
 from redrive.delivery.parts import Clock
 from redrive.errors import InvalidSpecError
 
-_T = TypeVar("_T")
 
-
-class RateLimiter:
+class RateLimiter(Middleware):
     """Lets at most *rate* messages begin per second, whatever came before: no credit is saved up.
 
     May be used by several threads, which take their turns.
@@ -38,17 +38,22 @@ class RateLimiter:
         self._free = float("-inf")
         self._turn = threading.Lock()
 
-    def take(self, take: Callable[[], list[_T]]) -> list[_T]:
-        """Return what *take* brings, but not before it is time for it.
+    def take(self, take: Take) -> Take:
+        """Take no messages before it is time for them.
 
         The waiting is done before: of what has been taken, the time to settle it may be running.
         """
-        if self._each is None:
-            return take()
-        with self._turn:
-            seconds = self._free - self._clock.monotonic()
-            if seconds > 0:
-                self._sleep(seconds)
-            messages = take()
-            self._free = self._clock.monotonic() + len(messages) * self._each
-        return messages
+        each = self._each
+        if each is None:
+            return take
+
+        def take_in_time() -> list[pulsar.Message]:
+            with self._turn:
+                seconds = self._free - self._clock.monotonic()
+                if seconds > 0:
+                    self._sleep(seconds)
+                messages = take()
+                self._free = self._clock.monotonic() + len(messages) * each
+            return messages
+
+        return take_in_time

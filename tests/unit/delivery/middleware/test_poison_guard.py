@@ -12,17 +12,33 @@ from typing import Any
 import pytest
 
 from redrive import CrashLog, Policy
-from redrive.delivery.in_flight.crash_log_file import CrashLogFile
-from redrive.delivery.in_flight.poison_guard import PoisonGuard
-from redrive.delivery.parts import Incoming, Parts
+from redrive.delivery.middleware.crash_log_file import CrashLogFile
+from redrive.delivery.middleware.poison_guard import PoisonGuard
+from redrive.delivery.middleware.settlement import DONE, Settlement
+from redrive.delivery.parts import Incoming, Parts, Subscribing
 from redrive.delivery.receiving.reading import id_text
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryBroker, InMemoryConsumer
-from redrive.testing.parts import parts_of
+from redrive.testing.connection import InMemoryConnection
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 SLICE = 0.25
 """In such slices an asynchronous consumer waits."""
+
+
+SUBSCRIBING = Subscribing("in-memory", timedelta(), 1_000)
+
+
+class Guarded:
+    """Messages as they come through a guard, and go."""
+
+    def __init__(self, guard: PoisonGuard, parts: Parts) -> None:
+        self.take = guard.receive(parts.incoming.take)
+        self._settle = guard.settle(lambda _: None)
+
+    def end(self, message: object) -> None:
+        """Settle *message* as handled."""
+        self._settle(Settlement(message, DONE))
 
 
 class Scene:
@@ -35,7 +51,7 @@ class Scene:
         self._producer = InMemoryConsumer(POLICY, broker=self.broker)
         self.ids = [id_text(self._producer.send(f"{n}".encode())) for n in range(4)]
 
-    def poison_guard(self, *numbers: int, parts: Parts | None = None) -> PoisonGuard:
+    def poison_guard(self, *numbers: int, parts: Parts | None = None) -> Guarded:
         """Return what hands them out, *numbers* being suspects."""
         log_file = CrashLogFile(self._notes, POLICY)
         for number in numbers:
@@ -44,13 +60,13 @@ class Scene:
         left_behind = file.read_text()
         log_file.close()
         file.write_text(left_behind)  # as a kill leaves it
-        parts = parts or parts_of(self.broker, POLICY, timedelta())
-        return PoisonGuard(parts.incoming.take, parts, CrashLog(self._notes), POLICY, self.bury)
+        parts = parts or InMemoryConnection(self.broker).open(POLICY, SUBSCRIBING)
+        return Guarded(PoisonGuard(parts, CrashLog(self._notes), POLICY, self.bury), parts)
 
     def bury(self, message: object, error: Exception) -> bool:
         pytest.fail(f"{message} {error}")
 
-    def seconds_until(self, poison_guard: PoisonGuard, content: bytes) -> float:
+    def seconds_until(self, poison_guard: Guarded, content: bytes) -> float:
         """Ask in slices until something comes, which is *content*."""
         began = self.clock.monotonic()
         while (message := poison_guard.take(SLICE)) is None:
@@ -64,7 +80,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def take(poison_guard: PoisonGuard) -> Any:  # noqa: ANN401 - the client publishes no types
+def take(poison_guard: Guarded) -> Any:  # noqa: ANN401 - the client publishes no types
     message = poison_guard.take(SLICE)
     assert message is not None
     return message
@@ -126,7 +142,7 @@ class Held:
 
 
 def test_nothing_is_handed_out_to_other_workers_while_a_suspect_waits(scene: Scene) -> None:
-    parts = parts_of(scene.broker, POLICY, timedelta())
+    parts = InMemoryConnection(scene.broker).open(POLICY, SUBSCRIBING)
     incoming: Any = Held(parts.incoming)
     poison_guard = scene.poison_guard(1, parts=replace(parts, incoming=incoming))
     first = take(poison_guard)

@@ -1,4 +1,4 @@
-"""Fails messages whose time is over; called by `holding` and `simple`, when their timer fires."""
+"""Fails messages whose time is over; called by `ack_timeouts` and `simple`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 
 import pulsar
 
+from redrive.delivery.middleware.settlement import HANDLE_AGAIN_AFTER
 from redrive.delivery.parts import Incoming
 from redrive.delivery.receiving.reading import id_text
-from redrive.delivery.retrying.forwarder import HANDLE_AGAIN_AFTER
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Poison messages: those that were in hand when a process was killed; called by `holding`.
+"""Poison messages: those that were in hand when a process was killed.
 
 At first such a message is a suspect: it is handed out when nothing else is in hand, and nothing
 else is handed out meanwhile. So the next kill tells which of those in hand it was, and the others
@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pulsar
 
-from redrive.delivery.in_flight.crash_log import CrashLog
-from redrive.delivery.in_flight.crash_log_file import CrashLogFile
+from redrive.delivery.middleware.chain import Middleware, Receive, Settle
+from redrive.delivery.middleware.crash_log import CrashLog
+from redrive.delivery.middleware.crash_log_file import CrashLogFile
+from redrive.delivery.middleware.settlement import HandBack, Settlement
 from redrive.delivery.parts import Parts
 from redrive.delivery.receiving.reading import id_text
 from redrive.errors import RedriveError
@@ -32,24 +34,25 @@ class ConsumerCrashError(RedriveError):
     reason = "ConsumerCrash"
 
 
-class PoisonGuard:
-    """Hands out what *take* brings, suspects one by one, and dead-letters poison messages.
+class PoisonGuard(Middleware):
+    """Hands out suspects one by one, and dead-letters poison messages.
 
     May be used by several threads.
 
     Args:
         dead_letter: takes a message and the reason; False if it fails: the message comes again.
+
+    Raises:
+        InvalidSpecError: the crash log can't be written.
     """
 
     def __init__(
         self,
-        take: Callable[[float | None], pulsar.Message | None],
         parts: Parts,
         notes: CrashLog,
         policy: Policy,
         dead_letter: Callable[[pulsar.Message, ConsumerCrashError], bool],
     ) -> None:
-        self._take = take
         self._incoming = parts.incoming
         self._clock = parts.clock
         self._log_file = CrashLogFile(Path(notes.directory), policy)
@@ -60,23 +63,40 @@ class PoisonGuard:
         self._waiting_since: float | None = None
         self._taking = threading.Lock()
 
-    def take(self, timeout: float | None = None) -> pulsar.Message | None:
-        """Return the next message, as `Incoming.take` does."""
-        end = None if timeout is None else self._clock.monotonic() + timeout
-        # One at a time: while a suspect waits for what is in hand, no thread takes anything more.
-        if not self._taking.acquire(timeout=-1 if timeout is None else timeout):
-            return None
-        try:
-            return self._take_next(end)
-        finally:
-            self._taking.release()
+    def receive(self, receive: Receive) -> Receive:
+        """Receive the next message that may be handed out beside what is in hand."""
 
-    def _take_next(self, end: float | None) -> pulsar.Message | None:
+        def receive_guarded(timeout: float | None) -> pulsar.Message | None:
+            end = None if timeout is None else self._clock.monotonic() + timeout
+            # One at a time: while a suspect waits for what is in hand, no thread takes any more.
+            if not self._taking.acquire(timeout=-1 if timeout is None else timeout):
+                return None
+            try:
+                return self._next(receive, end)
+            finally:
+                self._taking.release()
+
+        return receive_guarded
+
+    def settle(self, settle: Settle) -> Settle:
+        """Note that a message is no longer in hand, before it is settled."""
+
+        def settle_noted(settlement: Settlement) -> pulsar.MessageId | None:
+            message, verdict, failure = settlement
+            if isinstance(verdict, HandBack):
+                self._log_file.let_go(self._taken_back(message))  # it stays a suspect
+            elif failure is None or not isinstance(failure.error, ConsumerCrashError):
+                self._log_file.end(self._taken_back(message))
+            return settle(settlement)
+
+        return settle_noted
+
+    def _next(self, receive: Receive, end: float | None) -> pulsar.Message | None:
         while True:
             if not self._wait_while(lambda: any(list(self._in_hand.values())), end):
                 return None
             left = None if end is None else max(0.0, end - self._clock.monotonic())
-            message = self._take(left)
+            message = receive(left)
             if message is None:
                 return None
             key = id_text(message.message_id())
@@ -91,14 +111,6 @@ class PoisonGuard:
             self._in_hand[key] = bool(crashes)
             self._log_file.begin(key)
             return message
-
-    def end(self, message: pulsar.Message) -> None:
-        """Record that *message* is settled."""
-        self._log_file.end(self._taken_back(message))
-
-    def let_go(self, message: pulsar.Message) -> None:
-        """Record that *message* is no longer in hand; it stays a suspect."""
-        self._log_file.let_go(self._taken_back(message))
 
     def close(self) -> None:
         """Leave to the next process what it has to know."""
