@@ -170,6 +170,8 @@ class SubscriptionStats:
             persists so many of each partition, and forgets the others when it unloads it.
         oldest: when the oldest message of the backlog was published; None if there is none, or if
             that was not asked for.
+        unacknowledged: messages that consumers have.
+        bytes: of the backlog, about, in the partition where most are; 0 if not asked for.
     """
 
     backlog: int
@@ -178,3 +180,5 @@ class SubscriptionStats:
     durable: bool
     ack_holes: int
     oldest: datetime | None
+    unacknowledged: int = 0
+    bytes: int = 0

@@ -46,6 +46,7 @@ class RetryOptions(Options, total=False):
     nack_delay: timedelta
     ack_timeout: timedelta | None
     crash_log: CrashLog | None
+    handle_again_when_unsent: bool
 
 
 def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaults
@@ -58,6 +59,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     nack_delay: timedelta = NACK_DELAY,
     ack_timeout: timedelta | None = None,
     crash_log: CrashLog | None = None,
+    handle_again_when_unsent: bool = False,
     on_event: Hook | None = None,
     tracing: Middleware | None = None,
     middleware: Sequence[Middleware] = (),
@@ -80,8 +82,8 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     def fail(message: pulsar.Message, error: Exception) -> None:
         processor.settle(decisions.raised(message, error, FailureRules()))
 
-    def dead_letter(message: pulsar.Message, error: Exception) -> bool:
-        return processor.settle(decisions.crashed(message, error))
+    def dead_letter(message: pulsar.Message, error: Exception) -> None:
+        processor.settle(decisions.crashed(message, error))
 
     chain: list[Middleware] = [] if tracing is None else [tracing.bind(consumer)]
     with contextlib.ExitStack() as undo:
@@ -99,5 +101,5 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
         undo.pop_all()
     if in_force_now().ordered:
         chain.append(KeyOrdering(parts.incoming, parts.clock))
-    processor = Processor(parts, decisions, chain, reporting)
+    processor = Processor(parts, decisions, chain, reporting, handle_again=handle_again_when_unsent)
     return processor

@@ -60,8 +60,8 @@ class Incoming(Protocol):
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
         """Return the next message, or None if none came within *timeout* seconds."""
 
-    def hold_new(self, held: bool) -> None:  # noqa: FBT001 - a switch
-        """Hand out only what is handed out again, while *held*."""
+    def hold_new(self, holder: object, *, held: bool) -> None:
+        """Hand out only what is handed out again, while it is *held* by any *holder*."""
 
     def pause(self) -> None:
         """Hand out nothing until `resume`."""

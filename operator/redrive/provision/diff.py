@@ -153,8 +153,7 @@ def _topics(
     partitions = partitions_of_retry(desired, observed.source_partitions)
     for pair in pairs:
         if pair.have is None:
-            # The dead-letter topic, which no consumer has to keep up with, has no partitions.
-            count = partitions if pair.want is desired.retry else 0
+            count = partitions if pair.want is desired.retry else desired.dead_letter_partitions
             yield CreateTopic(pair.want.name, count, pair.record_before.to_properties())
         elif pair.has_record and (changes := pair.record_before.changes(pair.properties)):
             yield Mark(pair.want.name, changes)
@@ -162,8 +161,10 @@ def _topics(
         found = None if pair.have is None else pair.have.subscriptions
         if found is not None and found.missing:
             yield RestorePartitions(pair.want.name, found.missing)
-    if observed.retry is not None and 0 < observed.retry.partitions < partitions:
-        yield AddPartitions(desired.retry.name, partitions)
+    for pair in pairs:
+        count = partitions if pair.want is desired.retry else desired.dead_letter_partitions
+        if pair.have is not None and 0 < pair.have.partitions < count:
+            yield AddPartitions(pair.want.name, count)
 
 
 def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]:

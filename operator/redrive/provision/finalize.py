@@ -28,7 +28,6 @@ from redrive.kube.errors import (
 )
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent
-from redrive.policy import naming
 from redrive.provision import conditions, pause
 from redrive.provision.actions import in_words
 from redrive.provision.apply import apply
@@ -166,7 +165,7 @@ async def _left(
     found = []
     subscriptions = {
         request.spec.retry_topic: request.policy.subscription,
-        request.spec.dead_letter_topic: naming.DEAD_LETTER_SUBSCRIPTION,
+        request.spec.dead_letter_topic: request.policy.dead_letter_subscription,
     }
     # No topic passes to another namespace, and none there keeps this one's from being deleted.
     heirs = [each for each in others if each.key.namespace == request.key.namespace]

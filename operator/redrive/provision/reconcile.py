@@ -52,10 +52,28 @@ async def mark_progressing(key: Key, ctx: Context) -> None:
             await _publisher(ctx).publish(body, status.progressing("looking at the policy"))
 
 
-async def reconcile(
-    key: Key, ctx: Context, conflicts: Conflicts, health: Health, lost: LostPolicies
+async def reconcile(  # noqa: PLR0913  what a reconcile reads
+    key: Key,
+    ctx: Context,
+    conflicts: Conflicts,
+    health: Health,
+    lost: LostPolicies,
+    *,
+    failures: int = 0,
 ) -> Requeue:
-    """Bring the broker to what one RetryPolicy asks; its status and Events are written last."""
+    """Bring the broker to what one RetryPolicy asks; its status and Events are written last.
+
+    A settled policy stays Ready at the first failure that may pass by itself: the next try, a
+    second later, tells whether it has.
+
+    Args:
+        key: the policy.
+        ctx: what the watches have shown.
+        conflicts: which policies claim the same names.
+        health: finds warnings about its topics.
+        lost: policies that went while they were provisioned.
+        failures: how often in a row this has failed.
+    """
     body = ctx.policies.get(key)
     if body is None:
         return await _clean_up_after(key, ctx, conflicts, lost)
@@ -66,6 +84,8 @@ async def reconcile(
             outcome = await finalize(body, ctx, conflicts)
         else:
             outcome = await provision(body, ctx, conflicts, health)
+            if not failures and status.is_settled(body):
+                outcome = outcome.unless_it_passes()
         await publish(body, outcome, _publisher(ctx))
     except NotFoundError:
         ctx.policies.drop(body)  # no watch has shown that it is gone

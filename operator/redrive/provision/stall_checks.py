@@ -73,7 +73,13 @@ CHECKS: Mapping[str, tuple[Read, tuple[Check, ...]]] = {
     errors.ChainedPolicyError.reason: (_source, (conditions.source_is_of_redrive,)),
     errors.TopicExistsError.reason: (_owners, (conditions.topic_is_not_redrives,)),
     errors.AdoptionNotAllowedError.reason: (_owners, (conditions.topic_is_not_redrives,)),
-    errors.PartitionsDifferError.reason: (_listed, (conditions.retry_topic_is_of_the_other_kind,)),
+    errors.PartitionsDifferError.reason: (
+        _listed,
+        (
+            conditions.retry_topic_is_of_the_other_kind,
+            conditions.dead_letter_topic_lacks_partitions,
+        ),
+    ),
     errors.SubscriptionExpiryError.reason: (_listed, ()),
     errors.ConfigMapNotOursError.reason: (_config_map, (conditions.config_map_is_not_ours,)),
 }

@@ -17,6 +17,9 @@ from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock, VirtualTimer
 
+_LONGEST_WAIT = timedelta(days=1)
+"""For timers alone, where no message waits: a send that is refused is tried again for ever."""
+
 
 class NothingLeftError(ConsumerStoppedError):
     """Whoever waited for a message would have waited for ever; `run` returns instead."""
@@ -100,7 +103,7 @@ class _Incoming:
         self._broker = broker
         self._paused = False
         self._stopped = False
-        self._holds_new = False
+        self._holders: set[object] = set()
         self._again: list[tuple[datetime, int, pulsar.Message]] = []
         self._numbers = itertools.count()
 
@@ -125,9 +128,10 @@ class _Incoming:
 
     def _next(self, end: datetime | None) -> pulsar.Message | None:
         clock = self._broker.clock
-        while clock.fire_next(min([due for due in (end, self._next_due()) if due], default=None)):
+        last = clock.now() + _LONGEST_WAIT if end is None else end
+        while clock.fire_next(min([due for due in (last, self._next_due()) if due])):
             pass  # what rings may send a message that comes earlier
-        theirs = None if self._holds_new else self._broker.next_due()
+        theirs = self._theirs_due()
         # What is due again goes before all that waits at the broker, as in a `Fetcher`.
         if self._again and (theirs is None or self._again[0][0] <= max(theirs, clock.now())):
             return self._hand_out_again(end)
@@ -143,8 +147,11 @@ class _Incoming:
         self._broker.clock.advance(due - self._broker.clock.now())
         return message
 
+    def _theirs_due(self) -> datetime | None:
+        return None if self._holders else self._broker.next_due()
+
     def _next_due(self) -> datetime | None:
-        theirs = self._broker.next_due()
+        theirs = self._theirs_due()
         mine = self._again[0][0] if self._again else None
         return min([due for due in (theirs, mine) if due], default=None)
 
@@ -152,8 +159,8 @@ class _Incoming:
         due = self._broker.clock.now() + timedelta(seconds=seconds)
         heapq.heappush(self._again, (due, next(self._numbers), message))
 
-    def hold_new(self, held: bool) -> None:  # noqa: FBT001 - a switch
-        self._holds_new = held
+    def hold_new(self, holder: object, *, held: bool) -> None:
+        (self._holders.add if held else self._holders.discard)(holder)
 
     def pause(self) -> None:
         self._paused = True

@@ -55,6 +55,8 @@ class RetryConsumer(Receiver):
         crash_log: records which messages are in hand, so that a poison message, one which keeps
             killing its process, is dead-lettered in the end; by default there is none. See
             `CrashLog`.
+        handle_again_when_unsent: have a message that could not be sent to its next topic handled
+            again after 5 s, as its next attempt. By default only the send is tried again.
         tracing: follows messages through their attempts; see `redrive.opentelemetry`.
         middleware: what the program does around each message; see `redrive.middleware`.
 
