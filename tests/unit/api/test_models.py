@@ -59,6 +59,8 @@ policies = st.fixed_dictionaries(
         "ordering": st.sampled_from(["None", "PerKey"]),
         "consumerRoles": st.lists(words, max_size=3, unique=True),
         "naming": st.fixed_dictionaries({"scheme": st.sampled_from(list(Scheme))}),
+        "adopt": st.booleans(),
+        "chained": st.booleans(),
         "managementPolicy": st.sampled_from(["Manage", "Observe"]),
         "retry": st.fixed_dictionaries(
             {"messageTTL": st.sampled_from(["0s", "11d", "10d1s"])},
