@@ -16,7 +16,7 @@ from pydantic import (
 
 from redrive.api.choices import Choices, one_of
 from redrive.api.conditions import Conditions, Timestamp
-from redrive.api.fields import MAX_LIST, ObjectName, Role, Subscription, TopicField
+from redrive.api.fields import ObjectName, Roles, Subscription, TopicField
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import VALIDATIONS, Rule, refusing
 from redrive.api.topology import DeadLetterTopic, Naming, RetryTopic
@@ -176,7 +176,7 @@ class RetryPolicySpec(Choices):
     dead_letter: DeadLetterTopic = DeadLetterTopic()
     """What becomes of messages that have used up their retries. Left out: they are kept."""
 
-    consumer_roles: Annotated[tuple[Role, ...], Field(max_length=MAX_LIST)] = ()
+    consumer_roles: Roles = ()
     """The Pulsar roles that consume the subscription. Each is granted `produce` and `consume` on
     the retry topic and `produce` on the dead-letter topic; the connection has to allow it.
     Example: `[fulfilment]`."""
