@@ -17,7 +17,7 @@ from redrive.admin.breaker import Breaker
 from redrive.admin.cached_reads import CachedRead
 from redrive.admin.errors import AdminNotFoundError, AuthenticationFailedError, unexpected
 from redrive.admin.granting import Granter, Granting, Permissions
-from redrive.admin.http import Call, Http
+from redrive.admin.http import CALLS_AT_A_TIME, Call, Http, Way
 from redrive.admin.model import (
     NamespaceState,
     Schema,
@@ -60,6 +60,7 @@ class Admin:
         self._breaker = breaker
         self._admin_url = admin_url
         self._credentials = credentials
+        self._turns = asyncio.Semaphore(CALLS_AT_A_TIME)
         self._tenants: dict[str, CachedRead[frozenset[str]]] = {}
         self._namespaces: dict[str, CachedRead[NamespaceState]] = {}
         self._grantings: dict[str, Granting] = {}
@@ -186,16 +187,23 @@ class Admin:
         """
         return await partitions.subscriptions(self._get, topic, partitioned=partitioned)
 
-    async def topic_policy(self, topic: TopicName, policy: TopicPolicy) -> Any:  # noqa: ANN401
-        """Return what the broker has of a policy of *topic*, as its JSON; None for nothing."""
-        return await self._get(
-            f"read {policy} of {topic}", f"{topic_path(topic)}/{policy.read}", answers.as_is
-        )
+    async def topic_policy(
+        self, topic: TopicName, policy: TopicPolicy, *, own: bool = False
+    ) -> Any:  # noqa: ANN401
+        """Return what the broker has of a policy of *topic*, as its JSON; None for nothing.
 
-    async def set_topic_policy(self, topic: TopicName, policy: TopicPolicy, write: Write) -> None:
+        Args:
+            own: read what is set on the topic itself, not what is in force there.
+        """
+        path = f"{topic_path(topic)}/{policy.own if own else policy.read}"
+        return await self._get(f"read {policy} of {topic}", path, answers.as_is)
+
+    async def set_topic_policy(
+        self, topic: TopicName, policy: TopicPolicy | str, write: Write
+    ) -> None:
         """Make one write of those that *policy* needs."""
         path = f"{topic_path(topic)}/{write.path}"
-        await self._send(Call(f"set {policy} of {topic}", "POST", path, write.body))
+        await self._send(Call(f"set {policy} of {topic}", write.method, path, write.body))
 
     async def internal_stats(self, topic: TopicName) -> dict[str, Any]:
         """Return ledgers and cursors of one topic, or of one partition, as the broker gives them.
@@ -213,14 +221,15 @@ class Admin:
         Args:
             topic: the whole topic, never one partition.
             partitioned: whether it is; a broker has two calls for this.
-            oldest: read the oldest message of each backlog too, which costs the broker a read.
+            oldest: read the oldest message of each backlog too, which costs the broker a read, and
+                how many bytes it has.
 
         Raises:
             AdminNotFoundError: there is no such topic, or *partitioned* is wrong about it.
         """
         kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
         query = f"&getEarliestTimeInBacklog={str(oldest).lower()}&excludePublishers=true"
-        path = f"{topic_path(topic)}/{kind}{query}&subscriptionBacklogSize=false"
+        path = f"{topic_path(topic)}/{kind}{query}&subscriptionBacklogSize={str(oldest).lower()}"
         return await self._get(f"read the statistics of {topic}", path, read_stats)
 
     async def usage(self, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
@@ -355,11 +364,11 @@ class Admin:
         async def send() -> Any:  # noqa: ANN401  JSON
             access = self._credentials.held
             try:
-                return await self._http.send(call, admin_url=self._admin_url, access=access)
+                return await self._http.send(call, Way(self._admin_url, access, self._turns))
             except AuthenticationFailedError:
                 renewed = await self._credentials.renewed(access)
                 if renewed is None:
                     raise
-            return await self._http.send(call, admin_url=self._admin_url, access=renewed)
+            return await self._http.send(call, Way(self._admin_url, renewed, self._turns))
 
         return await (send() if self._breaker is None else self._breaker.guard(send, probe=probe))

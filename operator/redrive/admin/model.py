@@ -130,6 +130,11 @@ class TopicSubscriptions:
         return any(names is not None and name in names for names in self.parts)
 
     @property
+    def names(self) -> frozenset[str]:
+        """Return the names of all that are on some partition."""
+        return frozenset(name for names in self.parts if names is not None for name in names)
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Return the numbers of the partitions that are not there."""
         return tuple(number for number, names in enumerate(self.parts) if names is None)
@@ -165,6 +170,8 @@ class SubscriptionStats:
             persists so many of each partition, and forgets the others when it unloads it.
         oldest: when the oldest message of the backlog was published; None if there is none, or if
             that was not asked for.
+        unacknowledged: messages that consumers have.
+        bytes: of the backlog, about, in the partition where most are; 0 if not asked for.
     """
 
     backlog: int
@@ -173,3 +180,5 @@ class SubscriptionStats:
     durable: bool
     ack_holes: int
     oldest: datetime | None
+    unacknowledged: int = 0
+    bytes: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from redrive.api.model import ApiModel
 from redrive.api.rules import QUOTED, Form, Rule, refusing
@@ -12,6 +12,8 @@ from redrive.policy import naming
 
 MAX_TOPIC = 1_024
 MAX_LIST = 256
+SET = {"x-kubernetes-list-type": "set"}
+"""Schema of a list in which order says nothing, and nothing stands twice."""
 
 ObjectName = Annotated[
     str,
@@ -32,6 +34,9 @@ Role = Annotated[
         "name each role",
     ),
 ]
+
+
+Roles = Annotated[tuple[Role, ...], Field(max_length=MAX_LIST, json_schema_extra=SET)]
 
 
 def _topic(value: object) -> naming.TopicName:
@@ -64,6 +69,23 @@ TopicField = Annotated[
     ),
     BeforeValidator(refusing(_topic)),
     PlainSerializer(str),
+]
+
+
+Subscription = Annotated[
+    str,
+    Field(
+        max_length=naming.MAX_NAME,
+        json_schema_extra={"pattern": r"^[^/\s\x00-\x1f\x7f]+$"},
+    ),
+    Rule(
+        r"!self.matches('[\\p{Z}\\x85]') && !(self in ['.', '..'])",
+        f"a subscription is 1 to {naming.MAX_NAME} characters without slashes or white space, and "
+        "not . or .., because topics and addresses are made of it",
+        "use another subscription name",
+        got=QUOTED,
+    ),
+    AfterValidator(refusing(naming.check_subscription)),
 ]
 
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TypedDict
 
 import pulsar
+import pulsar.schema
 
 from redrive.delivery.connection import ClientConnection
 from redrive.delivery.identity import identity
@@ -15,7 +16,7 @@ from redrive.delivery.middleware.ack_timeouts import AckDeadline
 from redrive.delivery.middleware.chain import BoundConsumer, Middleware
 from redrive.delivery.middleware.crash_log import CrashLog
 from redrive.delivery.middleware.key_ordering import KeyOrdering
-from redrive.delivery.parts import BrokerConnection, Subscribing
+from redrive.delivery.parts import BYTES, BrokerConnection, Subscribing
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.processor import Processor
 from redrive.delivery.receiving.subscribe import PREFETCH
@@ -34,6 +35,7 @@ class Options(TypedDict, total=False):
     """What each kind of consumer can be given; see `RetryConsumer`."""
 
     name: str | None
+    schema: pulsar.schema.Schema
     redaction: Redaction
     on_event: Hook | None
     tracing: Middleware | None
@@ -46,6 +48,7 @@ class RetryOptions(Options, total=False):
     nack_delay: timedelta
     ack_timeout: timedelta | None
     crash_log: CrashLog | None
+    handle_again_when_unsent: bool
 
 
 def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaults
@@ -54,10 +57,12 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     policy: Policy | PolicyFile,
     *,
     name: str | None = None,
+    schema: pulsar.schema.Schema = BYTES,
     redaction: Redaction = Redaction(),
     nack_delay: timedelta = NACK_DELAY,
     ack_timeout: timedelta | None = None,
     crash_log: CrashLog | None = None,
+    handle_again_when_unsent: bool = False,
     on_event: Hook | None = None,
     tracing: Middleware | None = None,
     middleware: Sequence[Middleware] = (),
@@ -72,7 +77,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     connection = client if isinstance(client, BrokerConnection) else ClientConnection(client)
     in_force_now = in_force(policy, connection.clock)
     name = name or identity()
-    parts = connection.open(in_force_now(), Subscribing(name, nack_delay, prefetch))
+    parts = connection.open(in_force_now(), Subscribing(name, nack_delay, prefetch, schema))
     attempts = Attempts(in_force_now, parts.clock)
     decisions = Decisions(in_force_now, attempts, parts.clock, name, redaction)
     reporting = Reporting(Events(on_event), in_force_now, attempts)
@@ -80,8 +85,8 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     def fail(message: pulsar.Message, error: Exception) -> None:
         processor.settle(decisions.raised(message, error, FailureRules()))
 
-    def dead_letter(message: pulsar.Message, error: Exception) -> bool:
-        return processor.settle(decisions.crashed(message, error))
+    def dead_letter(message: pulsar.Message, error: Exception) -> None:
+        processor.settle(decisions.crashed(message, error))
 
     chain: list[Middleware] = [] if tracing is None else [tracing.bind(consumer)]
     with contextlib.ExitStack() as undo:
@@ -99,5 +104,5 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
         undo.pop_all()
     if in_force_now().ordered:
         chain.append(KeyOrdering(parts.incoming, parts.clock))
-    processor = Processor(parts, decisions, chain, reporting)
+    processor = Processor(parts, decisions, chain, reporting, handle_again=handle_again_when_unsent)
     return processor

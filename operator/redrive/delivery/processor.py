@@ -30,8 +30,9 @@ from redrive.delivery.parts import Parts
 from redrive.delivery.receiving.origin import SubscriptionsByTopic
 from redrive.delivery.retrying.decisions import Decisions
 from redrive.delivery.retrying.errors import NotSentError
-from redrive.delivery.retrying.forwarder import forward, hop_of
+from redrive.delivery.retrying.forwarder import destination, forward, hop_of
 from redrive.delivery.retrying.reporting import Reporting
+from redrive.delivery.retrying.unsent import UnsentMessages
 from redrive.policy.failure import FailureRules
 from redrive.policy.verdict import Dead, Done, Retry
 
@@ -42,6 +43,9 @@ class Processor:
     Attributes:
         receive: returns the next message, as `Incoming.take` does.
         late: reports a message that was handled well, but after its time.
+
+    Args:
+        handle_again: have what could not be sent handled again, instead of sent again.
     """
 
     def __init__(
@@ -50,17 +54,21 @@ class Processor:
         decisions: Decisions,
         middleware: Sequence[Middleware],
         reporting: Reporting,
+        *,
+        handle_again: bool,
     ) -> None:
         self.parts = parts
         self.decisions = decisions
         self.middleware = middleware
         self.late = reporting.late
+        self._handle_again = handle_again
         self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
         receive: Receive = parts.incoming.take
         settle: Settle = self._carry_out
         send: Forward = functools.partial(forward, parts.outgoing)
         self.receive = compose([m.receive for m in middleware], receive)
         self._settle = compose([m.settle for m in middleware], settle)
+        self._unsent = UnsentMessages(parts, self._settle)
         self._wrapped = self._settle is not settle
         self._end = reporting.settle(self._end_failed)
         self._forward = compose([m.forward for m in middleware], send)
@@ -91,12 +99,12 @@ class Processor:
         else:
             self._acknowledge(message)
 
-    def settle(self, settlement: Settlement) -> bool:
-        """End an attempt as was decided; return False if the message has to wait for that.
+    def settle(self, settlement: Settlement) -> None:
+        """End an attempt as was decided.
 
-        Without a receipt nothing is acknowledged: the message is handled again by this consumer
-        after `HANDLE_AGAIN_AFTER`, and if it was stored all the same, it will have been duplicated.
-        Should the process end before, the broker delivers it again at once.
+        Without a receipt nothing is acknowledged: the message stays in this consumer, and is sent
+        again later, or handled again if that was asked for. If it was stored all the same, it will
+        have been duplicated. Should the process end before, the broker delivers it again at once.
 
         Raises:
             InvalidSpecError: it is not a message of this consumer.
@@ -104,11 +112,14 @@ class Processor:
         try:
             self._settle(settlement)
         except NotSentError:
-            # Not by the broker: it delivers no chunked message again before its consumer is gone.
-            self.decisions.attempts.remember(settlement.message, settlement.failed())
-            self.parts.incoming.again(settlement.message, HANDLE_AGAIN_AFTER.total_seconds())
-            return False
-        return True
+            message, verdict, failure = settlement.message, settlement.verdict, settlement.failed()
+            if self._handle_again or not isinstance(verdict, (Retry, Dead)):
+                # Not by the broker: it delivers no chunked message again while its consumer lives.
+                self.decisions.attempts.remember(message, failure)
+                self.parts.incoming.again(message, HANDLE_AGAIN_AFTER.total_seconds())
+            else:
+                known = settlement._replace(failure=failure._replace(raised=False))
+                self._unsent.keep(destination(verdict, failure.policy), known)
 
     def _carry_out(self, settlement: Settlement) -> pulsar.MessageId | None:
         message, verdict, _ = settlement
@@ -147,5 +158,6 @@ class Processor:
         self.parts.incoming.stop()
         with contextlib.ExitStack() as closing:
             closing.callback(self.parts.close)
+            closing.callback(self._unsent.close)
             for middleware in reversed(self.middleware):
                 closing.callback(middleware.close)

@@ -10,12 +10,12 @@ from redrive.admin.model import Grant
 from redrive.admin.policies import TopicPolicy
 from redrive.kube import resources
 from redrive.kube.resources import Body, Key
-from redrive.policy import codec, naming
+from redrive.policy import codec
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import topic_policies
 from redrive.provision.facts import Request
-from redrive.provision.ownership import Owner
+from redrive.provision.ownership import Owner, creating
 
 CONFIG_MAP_SUFFIX = "-redrive"
 CONFIG_MAP_KEY = "policy.json"
@@ -48,10 +48,12 @@ class Desired:
         owner: who its topics have to be marked as kept by.
         retry_partitions: of the retry topic; None means as many as the source topic has.
         dead_letter: None where the policy discards.
+        dead_letter_partitions: of the dead-letter topic; 0 for one without partitions.
         grants: the rights that these roles need; others that they or others have are kept.
         unused: the dead-letter topic of a policy that discards, which may be there from before.
         tolerated: the rights on it that stay, if they are there.
         config_map: the ConfigMap for consumers.
+        creating: topics that were about to be created before, and may be there without a mark.
     """
 
     policy: Policy
@@ -61,6 +63,8 @@ class Desired:
     dead_letter: DesiredTopic | None
     grants: tuple[Grant, ...]
     config_map: Body
+    creating: frozenset[str] = frozenset()
+    dead_letter_partitions: int = 0
     unused: TopicName | None = None
     tolerated: tuple[Grant, ...] = ()
 
@@ -93,6 +97,8 @@ def desired(request: Request, body: Body, cluster: str) -> Desired:
         dead_letter=_dead_letter(request),
         grants=(*_united(_retry_grants(request)), *(on_dead_letter if keeps else ())),
         config_map=_config_map(policy, body),
+        creating=creating(body),
+        dead_letter_partitions=request.spec.dead_letter.partitions or 0,
         unused=None if keeps else request.spec.dead_letter_topic,
         tolerated=() if keeps else on_dead_letter,
     )
@@ -114,7 +120,8 @@ def _dead_letter(request: Request) -> DesiredTopic | None:
     if not request.policy.dead_letters:
         return None
     policies = topic_policies.of_dead_letter(request.spec.dead_letter)
-    return DesiredTopic(request.policy.dead_letter_topic, naming.DEAD_LETTER_SUBSCRIPTION, policies)
+    policy = request.policy
+    return DesiredTopic(policy.dead_letter_topic, policy.dead_letter_subscription, policies)
 
 
 def config_map_name(policy_name: str) -> str:

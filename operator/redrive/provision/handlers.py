@@ -75,7 +75,14 @@ class _Journey:
         self._ctx = ctx
         self.policies = Controller(
             "RetryPolicy",
-            lambda key: reconcile.reconcile(key, ctx, self._conflicts, self.health, self._lost),
+            lambda key: reconcile.reconcile(
+                key,
+                ctx,
+                self._conflicts,
+                self.health,
+                self._lost,
+                failures=self.policies.failures(key),
+            ),
             mark_progressing=lambda key: reconcile.mark_progressing(key, ctx),
             partition_key=self._connection_of,
         )
@@ -129,6 +136,14 @@ class _Journey:
         if needs_reconcile(before, after):
             self.connections.enqueue(key)
             self._enqueue_users(key)
+        elif after is not None and status.is_ready(after) and not status.is_ready(before or {}):
+            self._enqueue_failed_users(key)
+
+    def _enqueue_failed_users(self, connection: Key) -> None:
+        """Enqueue those that may have failed for what kept the connection from being ready."""
+        for body in users(connection, self._ctx.policies):
+            if not status.is_ready(body) and not status.is_progressing(body):
+                self.policies.enqueue(Key.of(body))
 
     def _breaker_changed(self, connection: Key) -> None:
         self.connections.enqueue(connection)

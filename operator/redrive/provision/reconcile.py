@@ -21,9 +21,9 @@ from redrive.provision import metrics, pause
 from redrive.provision.actions import in_words
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.converge import Converged, converge
-from redrive.provision.desired import Desired
 from redrive.provision.finalize import finalize
 from redrive.provision.finalizer import ensure_finalizer
+from redrive.provision.handover import hand_over, receiver_of
 from redrive.provision.health.watch import Health
 from redrive.provision.lost import LostPolicies
 from redrive.provision.outcome import Outcome, publish
@@ -52,10 +52,28 @@ async def mark_progressing(key: Key, ctx: Context) -> None:
             await _publisher(ctx).publish(body, status.progressing("looking at the policy"))
 
 
-async def reconcile(
-    key: Key, ctx: Context, conflicts: Conflicts, health: Health, lost: LostPolicies
+async def reconcile(  # noqa: PLR0913  what a reconcile reads
+    key: Key,
+    ctx: Context,
+    conflicts: Conflicts,
+    health: Health,
+    lost: LostPolicies,
+    *,
+    failures: int = 0,
 ) -> Requeue:
-    """Bring the broker to what one RetryPolicy asks; its status and Events are written last."""
+    """Bring the broker to what one RetryPolicy asks; its status and Events are written last.
+
+    A settled policy stays Ready at the first failure that may pass by itself: the next try, a
+    second later, tells whether it has.
+
+    Args:
+        key: the policy.
+        ctx: what the watches have shown.
+        conflicts: which policies claim the same names.
+        health: finds warnings about its topics.
+        lost: policies that went while they were provisioned.
+        failures: how often in a row this has failed.
+    """
     body = ctx.policies.get(key)
     if body is None:
         return await _clean_up_after(key, ctx, conflicts, lost)
@@ -66,6 +84,8 @@ async def reconcile(
             outcome = await finalize(body, ctx, conflicts)
         else:
             outcome = await provision(body, ctx, conflicts, health)
+            if not failures and status.is_settled(body):
+                outcome = outcome.unless_it_passes()
         await publish(body, outcome, _publisher(ctx))
     except NotFoundError:
         ctx.policies.drop(body)  # no watch has shown that it is gone
@@ -95,6 +115,7 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
     """Provision one RetryPolicy, unless it is paused; return what to write about it.
 
     Raises:
+        NotFoundError: the policy is gone.
         KubernetesError: the finalizer could not be set; nothing is created without it.
     """
     if pause.is_paused(body):
@@ -103,9 +124,14 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
         request = resolve(body, ctx)
     except RedriveError as error:
         return Outcome.failed(shown_to(body, error))
-    body = await ensure_finalizer(body, request.deletion, _publisher(ctx))
+    if "retryTopic" in (body.get("status") or {}):  # else once it is not refused
+        body = await ensure_finalizer(body, request.deletion, _publisher(ctx))
     try:
+        if (cluster := receiver_of(body, ctx.settings.cluster_id)) and not request.only_observes:
+            return await hand_over(cluster, request, ctx)
         made = await converge(request, body, ctx, conflicts)
+    except NotFoundError:
+        raise  # the policy went meanwhile, and another may have its name
     except RedriveError as error:
         return Outcome.failed(shown_to(body, error))
     warnings = (*made.warnings, *health.warnings(body))
@@ -127,7 +153,7 @@ def _ready(body: Body, made: Converged, warnings: Sequence[StatusWarning]) -> Ou
     config_map = wanted.config_map["metadata"]["name"]
     message = f"{topics}; consumers find their policy in ConfigMap {config_map}"
     conditions = status.ready(PROVISIONED, message, warnings)
-    return Outcome(conditions, _fields(wanted), events=_repaired(body, made))
+    return Outcome(conditions, _fields(made), events=_repaired(body, made))
 
 
 def _repaired(body: Body, made: Converged) -> tuple[ObjectEvent, ...]:
@@ -139,10 +165,13 @@ def _repaired(body: Body, made: Converged) -> tuple[ObjectEvent, ...]:
     return (ObjectEvent(REPAIRED, in_words(made.actions)),)
 
 
-def _fields(wanted: Desired) -> dict[str, Any]:
+def _fields(made: Converged) -> dict[str, Any]:
+    wanted = made.desired
     return {
         "maxRetries": wanted.policy.max_retries,
         "blockedBy": None,
+        "connection": str(made.connection),
+        "creating": None,
         "plannedChanges": None,
         "retryTopic": str(wanted.retry.name),
         # In a merge patch None removes the field.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import heapq
 import itertools
@@ -9,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import cast
 
 import pulsar
+import pulsar.schema
 
 from redrive.delivery.handling.run import Run
 from redrive.delivery.parts import BrokerConnection, Parts, Subscribing
@@ -16,6 +18,9 @@ from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock, VirtualTimer
+
+_LONGEST_WAIT = timedelta(days=1)
+"""For timers alone, where no message waits: a send that is refused is tried again for ever."""
 
 
 class NothingLeftError(ConsumerStoppedError):
@@ -39,7 +44,7 @@ class InMemoryConnection(BrokerConnection):
         return Parts(
             self.clock,
             dict.fromkeys((policy.topic, policy.retry_topic), subscription),
-            _Incoming(self._broker),
+            _Incoming(self._broker, subscribing.schema),
             _Outgoing(self._broker),
             functools.partial(VirtualTimer, self.clock),
             self._work,
@@ -96,11 +101,12 @@ class _Outgoing:
 
 
 class _Incoming:
-    def __init__(self, broker: InMemoryBroker) -> None:
+    def __init__(self, broker: InMemoryBroker, schema: pulsar.schema.Schema) -> None:
         self._broker = broker
+        self._schema = schema
         self._paused = False
         self._stopped = False
-        self._holds_new = False
+        self._holders: set[object] = set()
         self._again: list[tuple[datetime, int, pulsar.Message]] = []
         self._numbers = itertools.count()
 
@@ -125,15 +131,17 @@ class _Incoming:
 
     def _next(self, end: datetime | None) -> pulsar.Message | None:
         clock = self._broker.clock
-        while clock.fire_next(min([due for due in (end, self._next_due()) if due], default=None)):
+        last = clock.now() + _LONGEST_WAIT if end is None else end
+        while clock.fire_next(min([due for due in (last, self._next_due()) if due])):
             pass  # what rings may send a message that comes earlier
-        theirs = None if self._holds_new else self._broker.next_due()
+        theirs = self._theirs_due()
         # What is due again goes before all that waits at the broker, as in a `Fetcher`.
         if self._again and (theirs is None or self._again[0][0] <= max(theirs, clock.now())):
             return self._hand_out_again(end)
         if theirs is None:
             return None
-        return self._broker.hand_out(self, None if end is None else end - clock.now())
+        message = self._broker.hand_out(self, None if end is None else end - clock.now())
+        return None if message is None else _decoded_by(self._schema, message)
 
     def _hand_out_again(self, end: datetime | None) -> pulsar.Message | None:
         due, _, message = self._again[0]
@@ -143,8 +151,11 @@ class _Incoming:
         self._broker.clock.advance(due - self._broker.clock.now())
         return message
 
+    def _theirs_due(self) -> datetime | None:
+        return None if self._holders else self._broker.next_due()
+
     def _next_due(self) -> datetime | None:
-        theirs = self._broker.next_due()
+        theirs = self._theirs_due()
         mine = self._again[0][0] if self._again else None
         return min([due for due in (theirs, mine) if due], default=None)
 
@@ -152,8 +163,8 @@ class _Incoming:
         due = self._broker.clock.now() + timedelta(seconds=seconds)
         heapq.heappush(self._again, (due, next(self._numbers), message))
 
-    def hold_new(self, held: bool) -> None:  # noqa: FBT001 - a switch
-        self._holds_new = held
+    def hold_new(self, holder: object, *, held: bool) -> None:
+        (self._holders.add if held else self._holders.discard)(holder)
 
     def pause(self) -> None:
         self._paused = True
@@ -170,3 +181,8 @@ class _Incoming:
     def close(self) -> None:
         self.stop()
         self._broker.take_back(self)
+
+
+def _decoded_by(schema: pulsar.schema.Schema, message: pulsar.Message) -> pulsar.Message:
+    found = dataclasses.replace(cast("InMemoryMessage", message), schema=schema)
+    return cast("pulsar.Message", found)

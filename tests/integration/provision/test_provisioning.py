@@ -81,7 +81,7 @@ def test_what_exists_is_adopted_and_rights_that_others_granted_are_kept(shop: Sh
     shop.request("PUT", f"{path}/subscription/others", {"ledgerId": -1, "entryId": -1})
     shop.request("POST", f"{path}/permissions/fulfilment", ["functions", "consume"])
     shop.request("POST", f"{path}/permissions/auditor", ["consume"])
-    shop.policy()
+    shop.policy(adopt=True)
     shop.ready()
     assert permissions(shop) == {
         "fulfilment": CONSUMER | {"orders-fulfilment-RETRY": {"consume", "produce", "functions"}},
@@ -311,6 +311,20 @@ def test_a_policy_that_discards_has_no_dead_letter_topic_and_tells_its_consumers
     assert not codec.decode(written).dead_letters
     shop.policy(deadLetter={"mode": "Keep"})
     assert shop.ready()["status"]["deadLetterTopic"] == shop.topic("orders-fulfilment-DLQ")
+
+
+def test_dead_letters_have_the_partitions_and_the_one_subscription_asked_for(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    dead_letter = shop.topic("orders-fulfilment-DLQ")
+    for partitions in (2, 3):
+        shop.policy(deadLetter={"partitions": partitions, "subscription": "triage"})
+        shop.ready()
+        topics = shop.topics()
+        assert topics[dead_letter]["partitions"] == partitions
+        for index in range(partitions):
+            assert topics[f"{dead_letter}-partition-{index}"]["subscriptions"] == ["triage"]
+    shop.policy(deadLetter={"retention": {"size": "2Gi"}, "backlogQuota": {"size": "1Gi"}})
+    shop.ready()
 
 
 def test_what_policies_leave_out_their_connection_says_and_a_change_reaches_them(

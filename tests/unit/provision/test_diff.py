@@ -70,10 +70,8 @@ def with_partitions(count: int) -> st.SearchStrategy[TopicState]:
 
 
 states = st.none() | st.integers(0, 4).flatmap(with_partitions)
-wanted = st.dictionaries(
-    st.tuples(st.sampled_from([RETRY, DEAD_LETTER]), roles), rights, max_size=4
-).map(
-    lambda grants: Desired(
+wanted = st.builds(
+    lambda grants, partitions: Desired(
         policy=POLICY,
         owner=OWNER,
         retry=DesiredTopic(RETRY, "fulfilment", (DEDUPLICATES, TTL, STAYS, KEEPS)),
@@ -81,7 +79,10 @@ wanted = st.dictionaries(
         dead_letter=DesiredTopic(DEAD_LETTER, "redrive", (TTL, STAYS, KEEPS)),
         grants=tuple(Grant(topic, role, may) for (topic, role), may in grants.items()),
         config_map=CONFIG_MAP,
-    )
+        dead_letter_partitions=partitions,
+    ),
+    st.dictionaries(st.tuples(st.sampled_from([RETRY, DEAD_LETTER]), roles), rights, max_size=4),
+    st.sampled_from([0, 3]),
 )
 permissions = st.dictionaries(
     st.sampled_from([str(RETRY), str(DEAD_LETTER), "persistent://shop/prod/foreign"]),

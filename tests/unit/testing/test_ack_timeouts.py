@@ -46,7 +46,7 @@ def test_a_message_that_timed_out_can_be_settled_when_it_has_come_again_and_free
 
 
 def test_a_message_that_timed_out_and_could_not_be_sent_on_can_be_settled_later() -> None:
-    consumer = InMemoryConsumer(POLICY, ack_timeout=TEN)
+    consumer = InMemoryConsumer(POLICY, ack_timeout=TEN, handle_again_when_unsent=True)
     consumer.broker.refused.add(POLICY.retry_topic)
     consumer.send(b"x")
     first = receive(consumer)

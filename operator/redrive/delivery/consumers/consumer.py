@@ -45,6 +45,8 @@ class RetryConsumer(Receiver):
             `load_policy`.
         name: names this consumer in the broker's statistics and in the cause of dead letters;
             by default the host's name and something random.
+        schema: decodes messages for `message.value()`, which raises on those that it can't decode;
+            by default they are bytes. The broker refuses one that does not fit the topics'.
         redaction: what must not appear in the cause that travels with a failed message.
         nack_delay: when `negative_acknowledge` has a message delivered again.
         on_event: called with everything that becomes of a failed message, for metrics; see `Event`
@@ -55,6 +57,8 @@ class RetryConsumer(Receiver):
         crash_log: records which messages are in hand, so that a poison message, one which keeps
             killing its process, is dead-lettered in the end; by default there is none. See
             `CrashLog`.
+        handle_again_when_unsent: have a message that could not be sent to its next topic handled
+            again after 5 s, as its next attempt. By default only the send is tried again.
         tracing: follows messages through their attempts; see `redrive.opentelemetry`.
         middleware: what the program does around each message; see `redrive.middleware`.
 

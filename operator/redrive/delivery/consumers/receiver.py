@@ -123,9 +123,10 @@ class Receiver(Closing):
         A policy with dead-lettering switched off discards it instead of dead-lettering it.
 
         With neither *delay* nor *level* the policy's ladder says how long to wait. On return the
-        message is in the hands of the broker: either stored on its next hop and acknowledged, or,
-        if that could not be had within some seconds, logged as an error and handed out again by
-        `receive` after 5 s, as the next attempt. In both cases the caller is done with it.
+        message is either stored on its next hop and acknowledged, or, if that could not be had
+        within some seconds, kept by this consumer, unacknowledged, and sent later: after 5 s, then
+        with back-off up to a minute; each try that fails is the event `redrive.unsent`. With 1 000
+        of them nothing new is received. In both cases the caller is done with it.
 
         Args:
             delay: wait this long, 1 s … 864 000 s.

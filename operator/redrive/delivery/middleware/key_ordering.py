@@ -87,7 +87,7 @@ class KeyOrdering(Middleware):
 
     def _count(self, more: int) -> None:
         self._held += more
-        self._incoming.hold_new(self._held >= MAX_HELD)
+        self._incoming.hold_new(self, held=self._held >= MAX_HELD)
 
     def _may_go(self, message: pulsar.Message) -> bool:
         key, message_id = _queue_of(message)

@@ -40,7 +40,7 @@ class PoisonGuard(Middleware):
     May be used by several threads.
 
     Args:
-        dead_letter: takes a message and the reason; False if it fails: the message comes again.
+        dead_letter: settles a message, for a reason.
 
     Raises:
         InvalidSpecError: the crash log can't be written.
@@ -51,7 +51,7 @@ class PoisonGuard(Middleware):
         parts: Parts,
         notes: CrashLog,
         policy: Policy,
-        dead_letter: Callable[[pulsar.Message, ConsumerCrashError], bool],
+        dead_letter: Callable[[pulsar.Message, ConsumerCrashError], object],
     ) -> None:
         self._incoming = parts.incoming
         self._clock = parts.clock
@@ -83,9 +83,13 @@ class PoisonGuard(Middleware):
 
         def settle_noted(settlement: Settlement) -> pulsar.MessageId | None:
             message, verdict, failure = settlement
+            if failure is not None and isinstance(failure.error, ConsumerCrashError):
+                receipt = settle(settlement)
+                self._log_file.end(id_text(message.message_id()))  # not before it is away
+                return receipt
             if isinstance(verdict, HandBack):
                 self._log_file.let_go(self._taken_back(message))  # it stays a suspect
-            elif failure is None or not isinstance(failure.error, ConsumerCrashError):
+            else:
                 self._log_file.end(self._taken_back(message))
             return settle(settlement)
 
@@ -102,8 +106,7 @@ class PoisonGuard(Middleware):
             key = id_text(message.message_id())
             crashes = self._log_file.crashes(key)
             if crashes > self._max_redeliveries:
-                if self._dead_letter(message, _too_many(crashes)):
-                    self._log_file.end(key)
+                self._dead_letter(message, _too_many(crashes))
                 continue
             if crashes and not self._wait_while(lambda: bool(self._in_hand), end):
                 self._incoming.again(message, 0)  # the next taker gets it first

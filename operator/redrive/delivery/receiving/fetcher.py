@@ -53,7 +53,7 @@ class Fetcher:
         self._linger_ms = 0
         self._again: list[tuple[float, int, pulsar.Message]] = []
         self._numbers = itertools.count()
-        self._holds_new = False
+        self._holders: set[object] = set()  # while there are any, nothing new is handed out
         self._stopping = False
         self._stopped = SignalSafeEvent()
         self._lost: Exception | None = None
@@ -68,7 +68,7 @@ class Fetcher:
             ConsumerStoppedError: `stop` was called.
             SubscriptionLostError: the client ended a subscription.
         """
-        if not (self._stopping or self._pause or self._again or self._lost or self._holds_new):
+        if not (self._stopping or self._pause or self._again or self._lost or self._holders):
             message = self._next()
             if message is not None:
                 return message
@@ -86,10 +86,12 @@ class Fetcher:
             heapq.heappush(self._again, entry)
         self._wake()
 
-    def hold_new(self, held: bool) -> None:  # noqa: FBT001 - a switch
-        """Hand out only what is handed out again, while *held*."""
-        if held != self._holds_new:
-            self._holds_new = held
+    def hold_new(self, holder: object, *, held: bool) -> None:
+        """Hand out only what is handed out again, while it is *held* by any *holder*."""
+        if held:
+            self._holders.add(holder)
+        elif holder in self._holders:
+            self._holders.discard(holder)
             self._wake()
 
     def pause(self) -> None:
@@ -150,7 +152,7 @@ class Fetcher:
                 if not pause.wait(left):
                     return None
                 continue
-            message = self._due() or (None if self._holds_new else self._next())
+            message = self._due() or (None if self._holders else self._next())
             if message is not None:
                 return message
             wait = self._until_due(left)

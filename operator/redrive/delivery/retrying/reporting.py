@@ -9,7 +9,6 @@ import pulsar
 
 from redrive.delivery.middleware.chain import Middleware, Settle
 from redrive.delivery.middleware.settlement import (
-    HANDLE_AGAIN_AFTER,
     Failure,
     RetryInPlace,
     Settlement,
@@ -73,9 +72,8 @@ class Reporting(Middleware):
     ) -> None:
         self._report(
             Name.UNSENT, message, failure,
-            "%s; origin %s, id %s, to be handled again in %d s",
+            "%s; origin %s, id %s stays in this consumer, unacknowledged",
             error, failure.attempt.origin, id_text(message.message_id()),
-            HANDLE_AGAIN_AFTER.total_seconds(),
             topic=str(destination(verdict, failure.policy)), reason=error.reason,
         )  # fmt: skip
 
