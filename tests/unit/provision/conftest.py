@@ -103,5 +103,6 @@ def ctx() -> Context:
         brokers=none,
         namespaces=none,
         clock=wall_clock,
+        missing=(),
         **{name: Cache() for name in tables},
     )
