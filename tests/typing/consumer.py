@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import assert_type
 
 import pulsar
+import pulsar.schema
 
 import redrive
 from redrive import (
@@ -70,6 +71,7 @@ with RetryConsumer(client, load_policy(), name="till-1") as consumer:
         consumer.reconsume_later(message, cause="broken")  # type: ignore[arg-type]
         consumer.reconsume_later(message, timedelta(seconds=1))  # type: ignore[call-arg]
     consumer.run(handle)
+    RetryConsumer(client, load_policy(), schema=pulsar.schema.StringSchema())
     consumer.run(handle_and_answer)
     consumer.run(handle_two)  # type: ignore[arg-type]
     consumer.run(handle, workers=4, timeout=timedelta(seconds=5), max_rate=0.5, explicit=True)

@@ -11,12 +11,11 @@ from pydantic import ConfigDict, Field, model_validator
 from redrive.api.authentication import Authentication, Tls
 from redrive.api.choices import Choices
 from redrive.api.conditions import Conditions
-from redrive.api.fields import MAX_TOPIC, ObjectName, Role, TokenSource
+from redrive.api.fields import MAX_TOPIC, SET, ObjectName, Role, TokenSource
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.permissions import (
     MAX_PATTERNS,
     MAX_RULES,
-    SET,
     AllowRule,
     Namespaces,
     Permissions,
@@ -201,3 +200,7 @@ class PulsarConnectionStatus(StatusModel):
     warnings: Annotated[str, Field(max_length=1024)] | None = None
     """The types of the conditions that need attention although the object is ready, separated by
     commas; not there while there is none."""
+
+    policies: int | None = None
+    """How many RetryPolicies use it, of all namespaces, counted every minute. Those that are being
+    deleted count: their deletion needs the connection."""

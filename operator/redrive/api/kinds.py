@@ -47,6 +47,7 @@ PULSAR_CONNECTION = Kind(
     columns=(
         Column("Ready", f"{_READY}.status", "Whether the broker answers and the token has rights."),
         Column("Reason", f"{_READY}.reason", "Why, in one word."),
+        Column("Policies", ".status.policies", "RetryPolicies that use it.", "integer"),
         Column("Warnings", ".status.warnings", "Conditions that need attention.", wide=True),
         Column("URL", ".spec.serviceUrl", "Where Pulsar clients connect."),
         Column("Admin URL", ".spec.adminUrl", "Where the admin REST API answers.", wide=True),

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TypedDict
 
 import pulsar
+import pulsar.schema
 
 from redrive.delivery.connection import ClientConnection
 from redrive.delivery.identity import identity
@@ -15,7 +16,7 @@ from redrive.delivery.middleware.ack_timeouts import AckDeadline
 from redrive.delivery.middleware.chain import BoundConsumer, Middleware
 from redrive.delivery.middleware.crash_log import CrashLog
 from redrive.delivery.middleware.key_ordering import KeyOrdering
-from redrive.delivery.parts import BrokerConnection, Subscribing
+from redrive.delivery.parts import BYTES, BrokerConnection, Subscribing
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.processor import Processor
 from redrive.delivery.receiving.subscribe import PREFETCH
@@ -34,6 +35,7 @@ class Options(TypedDict, total=False):
     """What each kind of consumer can be given; see `RetryConsumer`."""
 
     name: str | None
+    schema: pulsar.schema.Schema
     redaction: Redaction
     on_event: Hook | None
     tracing: Middleware | None
@@ -55,6 +57,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     policy: Policy | PolicyFile,
     *,
     name: str | None = None,
+    schema: pulsar.schema.Schema = BYTES,
     redaction: Redaction = Redaction(),
     nack_delay: timedelta = NACK_DELAY,
     ack_timeout: timedelta | None = None,
@@ -74,7 +77,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     connection = client if isinstance(client, BrokerConnection) else ClientConnection(client)
     in_force_now = in_force(policy, connection.clock)
     name = name or identity()
-    parts = connection.open(in_force_now(), Subscribing(name, nack_delay, prefetch))
+    parts = connection.open(in_force_now(), Subscribing(name, nack_delay, prefetch, schema))
     attempts = Attempts(in_force_now, parts.clock)
     decisions = Decisions(in_force_now, attempts, parts.clock, name, redaction)
     reporting = Reporting(Events(on_event), in_force_now, attempts)

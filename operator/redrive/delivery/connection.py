@@ -25,10 +25,7 @@ class ClientConnection(BrokerConnection):
 
     def open(self, policy: Policy, subscribing: Subscribing) -> Parts:
         """Subscribe both topics of *policy*, or neither."""
-        subscriptions = subscribe(
-            self._client, policy, name=subscribing.name,
-            nack_delay=subscribing.nack_delay, prefetch=subscribing.prefetch,
-        )  # fmt: skip
+        subscriptions = subscribe(self._client, policy, subscribing)
         return Parts(
             self.clock,
             subscriptions,

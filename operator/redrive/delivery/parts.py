@@ -14,12 +14,17 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
 import pulsar
+import pulsar.schema
 
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 
 if TYPE_CHECKING:
     from redrive.delivery.handling.run import Run
+
+
+BYTES = pulsar.schema.BytesSchema()
+"""The schema of messages that are not decoded."""
 
 
 class Clock(Protocol):
@@ -144,11 +149,13 @@ class Subscribing:
         name: of the consumer, in the broker's statistics.
         nack_delay: when the broker delivers again what is acknowledged negatively.
         prefetch: at most so many messages of a topic's partition wait in the client.
+        schema: decodes the messages; the broker refuses one that does not fit that of a topic.
     """
 
     name: str
     nack_delay: timedelta
     prefetch: int
+    schema: pulsar.schema.Schema = BYTES
 
 
 class BrokerConnection(ABC):

@@ -64,6 +64,7 @@ class Context:
 
     Attributes:
         config_maps: those that redrive made.
+        began: when this operator began to act.
         namespaces: the labels of Kubernetes namespaces, where a connection selects by them.
         missing: kinds that are not installed, and are waited for.
     """
@@ -79,6 +80,7 @@ class Context:
     namespaces: NamespaceLabels
     clock: Callable[[], datetime]
     missing: tuple[Resource, ...]
+    began: datetime
 
     @property
     def caches(self) -> Mapping[Resource, Cache]:
@@ -132,6 +134,7 @@ class Context:
                 namespaces=namespaces,
                 clock=wall_clock,
                 missing=(resources.SPARK_APPLICATIONS,) if applications is None else (),
+                began=wall_clock(),
             )
 
 

@@ -46,6 +46,7 @@ class _Pair:
     have: TopicState | None
     owner: Owner
     rights: Rights
+    about_to_create: bool
 
     @property
     def lacks_subscription(self) -> bool:
@@ -76,12 +77,21 @@ class _Pair:
         """Return what the topic's properties say; of one that will be created, what they will."""
         if self.have is None:
             return OwnershipRecord(created=True).owned_by(self.owner)
-        return OwnershipRecord.of(self.properties)
+        record = OwnershipRecord.of(self.properties)
+        found = None if self.have is None else self.have.subscriptions
+        names = frozenset[str]() if found is None else found.names
+        if ownership.created_unmarked(self.properties, names, about_to=self.about_to_create):
+            return dataclasses.replace(record, created=True)
+        return record
 
     @property
     def record_before(self) -> OwnershipRecord:
-        """Return what has to be on record before any right is granted."""
-        return dataclasses.replace(self.record, granted=self.rights.before).owned_by(self.owner)
+        """Return what has to be on record before any right is granted, or policy changed."""
+        record = self.record
+        originals = {} if self.have is None or record.created else self.have.originals
+        return dataclasses.replace(
+            record, granted=self.rights.before, replaced={**originals, **record.replaced}
+        ).owned_by(self.owner)
 
     @property
     def record_after(self) -> OwnershipRecord:
@@ -122,7 +132,7 @@ def _pairs(desired: Desired, observed: Observed) -> Iterator[_Pair]:
         recorded = {} if have is None else _inherited(have, needed, desired.owner)
         may = observed.permissions.get(str(want.name), {})
         rights = ownership.rights(want.name, needed, may, recorded)
-        yield _Pair(want, have, desired.owner, rights)
+        yield _Pair(want, have, desired.owner, rights, str(want.name) in desired.creating)
 
 
 def _inherited(have: TopicState, needed: Granted, owner: Owner) -> Granted:

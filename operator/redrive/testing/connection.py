@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import heapq
 import itertools
@@ -9,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import cast
 
 import pulsar
+import pulsar.schema
 
 from redrive.delivery.handling.run import Run
 from redrive.delivery.parts import BrokerConnection, Parts, Subscribing
@@ -42,7 +44,7 @@ class InMemoryConnection(BrokerConnection):
         return Parts(
             self.clock,
             dict.fromkeys((policy.topic, policy.retry_topic), subscription),
-            _Incoming(self._broker),
+            _Incoming(self._broker, subscribing.schema),
             _Outgoing(self._broker),
             functools.partial(VirtualTimer, self.clock),
             self._work,
@@ -99,8 +101,9 @@ class _Outgoing:
 
 
 class _Incoming:
-    def __init__(self, broker: InMemoryBroker) -> None:
+    def __init__(self, broker: InMemoryBroker, schema: pulsar.schema.Schema) -> None:
         self._broker = broker
+        self._schema = schema
         self._paused = False
         self._stopped = False
         self._holders: set[object] = set()
@@ -137,7 +140,8 @@ class _Incoming:
             return self._hand_out_again(end)
         if theirs is None:
             return None
-        return self._broker.hand_out(self, None if end is None else end - clock.now())
+        message = self._broker.hand_out(self, None if end is None else end - clock.now())
+        return None if message is None else _decoded_by(self._schema, message)
 
     def _hand_out_again(self, end: datetime | None) -> pulsar.Message | None:
         due, _, message = self._again[0]
@@ -177,3 +181,8 @@ class _Incoming:
     def close(self) -> None:
         self.stop()
         self._broker.take_back(self)
+
+
+def _decoded_by(schema: pulsar.schema.Schema, message: pulsar.Message) -> pulsar.Message:
+    found = dataclasses.replace(cast("InMemoryMessage", message), schema=schema)
+    return cast("pulsar.Message", found)

@@ -33,6 +33,7 @@ def connection() -> dict[str, Any]:
             {
                 "topics": ["persistent://shop/*/*"],
                 "roles": ["fulfilment", "shop-*"],
+                "adopt": True,
                 "delete": True,
             }
         ],
@@ -104,5 +105,6 @@ def ctx() -> Context:
         namespaces=none,
         clock=wall_clock,
         missing=(),
+        began=wall_clock(),
         **{name: Cache() for name in tables},
     )

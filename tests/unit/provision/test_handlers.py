@@ -72,6 +72,7 @@ async def ctx(looks: Looks) -> AsyncIterator[Context]:  # noqa: ARG001 - looks i
         namespaces=NamespaceLabels(NOTHING),
         clock=wall_clock,
         missing=(),
+        began=wall_clock(),
         **tables,
     )
     working = handlers.register(kopf.OperatorRegistry(), made)

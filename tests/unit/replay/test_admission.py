@@ -103,6 +103,7 @@ def ctx(**tables: list[dict[str, Any]]) -> Context:
         namespaces=cast("NamespaceLabels", None),
         clock=wall_clock,
         missing=(),
+        began=wall_clock(),
         **{name: Cache(bodies) for name, bodies in (known | tables).items()},
     )
 

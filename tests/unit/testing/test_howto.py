@@ -70,6 +70,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 def test_every_section_with_an_example_is_known() -> None:
     assert list(SECTIONS) == [
         "Say what a retry fixes",
+        "Decode by a schema",
         "Keep personal data out of dead letters and logs",
         "Handle in batches",
         "Receive, and lose no message to a bug",
@@ -124,6 +125,14 @@ def test_rules_decide_by_the_exception(stage: Stage) -> None:
     assert reasons == ["NotRetryable", "DeadlineExceeded", "DeadlineExceeded"]
     minutes = {name: [at / timedelta(minutes=1) for at in ats] for name, ats in attempts.items()}
     assert minutes == {"away": [0, 0.5, 20.5, 40.5], "late": [0, 20, 40, 60]}
+
+
+def test_a_handler_gets_what_the_schema_decodes(stage: Stage) -> None:
+    shipped: list[int] = []
+    stage.send(b"{", b'{"number": 7}', b"[7]")
+    stage.play("Decode by a schema", ship=shipped.append)
+    assert shipped == [7]
+    assert [letter.data() for letter in stage.broker.dead_letters] == [b"{", b"[7]"]
 
 
 def test_what_is_redacted_is_told_nowhere(stage: Stage) -> None:

@@ -45,6 +45,8 @@ class RetryConsumer(Receiver):
             `load_policy`.
         name: names this consumer in the broker's statistics and in the cause of dead letters;
             by default the host's name and something random.
+        schema: decodes messages for `message.value()`, which raises on those that it can't decode;
+            by default they are bytes. The broker refuses one that does not fit the topics'.
         redaction: what must not appear in the cause that travels with a failed message.
         nack_delay: when `negative_acknowledge` has a message delivered again.
         on_event: called with everything that becomes of a failed message, for metrics; see `Event`
