@@ -147,7 +147,7 @@ def hostile(tenants: Tenants) -> Iterator[tuple[str, dict[str, Any], dict[str, s
         yield policy(naming={field: topic})
     for topic in tenants.topics:  # consumed under the victim's own subscription, and another
         subscription = chosen.choice(["fulfilment", "redrive", "mine"])
-        yield policy(topic=topic, subscription=subscription)
+        yield policy(topic=topic, subscription=subscription, chained=chosen.random() < 0.5)
     for name in VICTIMS:  # names that are derived, not given
         subscription = f"{name}-fulfilment"
         yield policy(subscription=subscription, naming={"scheme": "tdmq-2.7.2"})
