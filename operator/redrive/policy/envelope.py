@@ -23,6 +23,7 @@ from redrive.policy.properties import (
     REAL_TOPIC,
     RECONSUMETIMES,
     REPLAY,
+    REPLAY_SOURCE,
     REPLAYS,
     RETRY_TOPIC,
     SCHEMA_VERSION,
@@ -142,7 +143,7 @@ def for_hop(
     return {FIRST_FAILED_AT: cause.failed_at.isoformat()} | kept | cause.to_properties()
 
 
-def for_replay(properties: Mapping[str, str], *, replay: str) -> dict[str, str]:
+def for_replay(properties: Mapping[str, str], *, replay: str, source: str) -> dict[str, str]:
     """Return the properties for a dead letter that goes back to be processed.
 
     Its retries start again from 0; its origin and its cause are kept; the number of its replays
@@ -151,9 +152,15 @@ def for_replay(properties: Mapping[str, str], *, replay: str) -> dict[str, str]:
     Args:
         properties: those of the dead letter.
         replay: identifies the Replay that moves it.
+        source: where it lies, for `REPLAY_SOURCE`.
     """
     kept = {k: v for k, v in properties.items() if k not in _OVER}
-    return kept | {RECONSUMETIMES: "0", REPLAYS: str(replays(properties) + 1), REPLAY: replay}
+    return kept | {
+        RECONSUMETIMES: "0",
+        REPLAYS: str(replays(properties) + 1),
+        REPLAY: replay,
+        REPLAY_SOURCE: source,
+    }
 
 
 def shrinking(properties: Mapping[str, str]) -> Iterator[dict[str, str]]:
@@ -170,7 +177,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 # Harmless in a log, whoever wrote it: Java, RocketMQ, we.
 _ORIGIN = re.compile(r"[0-9A-Za-z:,()._-]{1,128}")
 _OVER = {DELAY_TIME, DEAD_REASON, FIRST_FAILED_AT}
-_REPLACED = _OVER | {SCHEMA_VERSION} | causes.SHRINKING[-1]
+_REPLACED = _OVER | {SCHEMA_VERSION, REPLAY_SOURCE} | causes.SHRINKING[-1]
 
 
 def _number(properties: Mapping[str, str], name: str) -> int | None:

@@ -8,6 +8,7 @@ read back from a name.
 from __future__ import annotations
 
 import enum
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from redrive.errors import InvalidSpecError
 
 DEAD_LETTER_SUBSCRIPTION = "redrive"
 """The durable subscription that keeps dead letters: a topic without one keeps nothing."""
+
+LEDGER_SUFFIX = "-LEDGER"
+LEDGER_SUBSCRIPTION = "__compaction"
+"""The broker's own, of a compacted topic: what it has not compacted yet is kept for it."""
 
 MAX_NAME = 255
 _NO_STEP = r"(?!\.\.?(?:/|\Z))"  # in an address, . and .. lead to another place
@@ -170,6 +175,15 @@ def dead_letter_topic(
 ) -> TopicName:
     """Name the topic where the dead letters of *subscription* rest."""
     return _derived(_FORMS[scheme][1], topic.without_partition(), subscription)
+
+
+def ledger_topic(dead_letter: TopicName) -> TopicName:
+    """Name the topic that records which messages of a dead-letter topic were moved by replays."""
+    local = dead_letter.local
+    if len(local) > MAX_NAME - len(LEDGER_SUFFIX):
+        digest = hashlib.sha256(local.encode()).hexdigest()[:16]
+        local = f"{local[: MAX_NAME - len(LEDGER_SUFFIX) - len(digest) - 1]}-{digest}"
+    return dead_letter.sibling(f"{local}{LEDGER_SUFFIX}")
 
 
 def _derived(form: str, topic: TopicName, subscription: str) -> TopicName:

@@ -134,12 +134,14 @@ def _mirror(replay: Body, application: Body, now: datetime) -> _Shown:
     said = (application.get("status") or {}).get("applicationState") or {}
     state = said.get("state", "")
     phase = _PHASES.get(state, Phase.SUBMITTED)
-    if phase is Phase.FAILED:
+    status_ = ReplayStatus.model_validate(replay.get("status") or {})
+    cut_off = phase is Phase.COMPLETED and status_.outcome is None
+    if phase is Phase.FAILED or cut_off:
+        failure = status_.failure
         raise errors.ReplayFailedError(
-            f"the SparkApplication {name} has failed",
-            got=said.get("errorMessage", ""),
-            remedy="fix that and make another Replay: what was moved is moved, the rest rests "
-            "where it was",
+            f"the SparkApplication {name} has {'ended before its run' if cut_off else 'failed'}",
+            got=f"{failure.reason}: {failure.message}" if failure else said.get("errorMessage", ""),
+            remedy="fix that and make another Replay: it goes on from what was moved",
         )
     fields: dict[str, Any] = {"phase": phase.value, "sparkApplication": name}
     if "startTime" not in (replay.get("status") or {}):
