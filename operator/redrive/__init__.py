@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from redrive.delivery.producing.retry_producer import ProducerClosedError, RetryProducer
     from redrive.delivery.receiving.fetcher import ConsumerStoppedError, SubscriptionLostError
     from redrive.delivery.receiving.subscribe import SubscribeError
-    from redrive.delivery.retrying.producers import NotSentError, TooBigError
+    from redrive.delivery.retrying.errors import NotSentError, TooBigError
     from redrive.delivery.telemetry.events import Event
     from redrive.errors import InvalidSpecError, RedriveError
     from redrive.policy.cause import Cause, Redaction
@@ -79,7 +79,7 @@ else:
         "InvalidSpecError": "redrive.errors",
         "Ladder": "redrive.policy.ladder",
         "NotInFlightError": "redrive.policy.invisible",
-        "NotSentError": "redrive.delivery.retrying.producers",
+        "NotSentError": "redrive.delivery.retrying.errors",
         "Policy": "redrive.policy.model",
         "PolicyFile": "redrive.delivery.policy_file",
         "PolicyFileError": "redrive.delivery.policy_file",
@@ -91,7 +91,7 @@ else:
         "SimpleConsumer": "redrive.delivery.consumers.simple",
         "SubscribeError": "redrive.delivery.receiving.subscribe",
         "SubscriptionLostError": "redrive.delivery.receiving.fetcher",
-        "TooBigError": "redrive.delivery.retrying.producers",
+        "TooBigError": "redrive.delivery.retrying.errors",
         "TopicName": "redrive.policy.naming",
         "load_policy": "redrive.delivery.policy_file",
     }

@@ -51,6 +51,7 @@ class Topic:
     policies: dict[str, Any] = field(default_factory=dict)
     quotas: dict[str, Any] = field(default_factory=dict)
     schema: dict[str, Any] | None = None
+    older_schemas: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.restore()
@@ -157,6 +158,7 @@ class FakeBroker:
             f"GET {topic}/stats": self._stats,
             f"GET {topic}/partitioned-stats": self._partitioned_stats,
             "GET /schemas/{tenant}/{namespace}/{topic}/schema": self._schema,
+            "GET /schemas/{tenant}/{namespace}/{topic}/schemas": self._schemas,
             "POST /schemas/{tenant}/{namespace}/{topic}/schema": self._set_schema,
             f"POST {topic}/messageTTL": self._set_ttl,
             f"GET {topic}/backlogQuotaMap": self._quotas,
@@ -453,13 +455,26 @@ class FakeBroker:
             raise Refused(404, "Schema not found")
         return topic.schema
 
+    async def _schemas(self, request: web.Request) -> Any:  # noqa: ANN401
+        newest = await self._schema(request)
+        versions = [*self._find(request, "read schemas")[1].older_schemas, newest]
+        return {
+            "getSchemaResponses": [
+                {"version": number, **schema} for number, schema in enumerate(versions)
+            ]
+        }
+
     async def _set_schema(self, request: web.Request) -> None:
         _, topic = self._find(request, "set a schema")
         body = await _body(request)
-        if topic.schema is not None and topic.schema["type"] != body["type"]:
-            raise Refused(409, "Incompatible schema")
-        topic.schema = {"type": body["type"], "data": body["schema"]}
-        topic.schema["properties"] = body["properties"]
+        new = {"type": body["type"], "data": body["schema"], "properties": body["properties"]}
+        if topic.schema is not None:
+            if topic.schema["type"] != body["type"]:
+                raise Refused(409, "Incompatible schema")
+            if new in (*topic.older_schemas, topic.schema):
+                return
+            topic.older_schemas.append(topic.schema)
+        topic.schema = new
 
     async def _quotas(self, request: web.Request) -> Any:  # noqa: ANN401
         return self._find(request, "read a policy")[1].quotas

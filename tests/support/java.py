@@ -85,6 +85,25 @@ class JavaClient:
         name = "org.apache.pulsar.common.policies.data.RetentionPolicies"
         return self.api.Schema.JSON(self.gateway.jvm.java.lang.Class.forName(name))
 
+    def record(self, kind: str, definition: str) -> Any:  # noqa: ANN401 - an object of Java
+        """Return the schema of records that a *definition* of Avro's describes.
+
+        Args:
+            kind: `AVRO` or `JSON`.
+        """
+        common = self.gateway.jvm.org.apache.pulsar.common.schema
+        info = common.SchemaInfo.builder().name("").type(getattr(common.SchemaType, kind))
+        info = info.schema(definition.encode()).properties(self.gateway.jvm.java.util.HashMap())
+        return self.api.Schema.generic(info.build())
+
+    def send(self, topic: str, schema: Any, value: Any, key: str = "") -> str:  # noqa: ANN401 - Java
+        """Produce one message with *schema*; return its id."""
+        producer = self._client.newProducer(schema).topic(topic).create()
+        message = producer.newMessage().value(value)
+        sent: str = (message.key(key) if key else message).send().toString()
+        producer.close()
+        return sent
+
     def retrying_consumer(
         self,
         policy: Policy,

@@ -14,6 +14,11 @@
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get]
+# Labels of the namespaces of policies, where a PulsarConnection selects by them. Each is read by
+# name, which a Role can permit for the namespace that it lies in; namespaces are never listed.
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get]
 # What replay jobs run as: a Replay waits until its namespace has it.
 - apiGroups: [""]
   resources: [serviceaccounts]

@@ -36,6 +36,7 @@ def policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
         "backlog_quotas": answer.get("backlog_quota_map") or {},
         "delayed_delivery": answer.get("delayed_delivery_policies"),
         "replicated_to": frozenset(answer.get("replication_clusters") or ()),
+        "enforces_schemas": answer.get("schema_validation_enforced") is True,
     }
 
 
@@ -44,3 +45,9 @@ def schema(answer: Any) -> Schema | None:  # noqa: ANN401  JSON
     if answer["type"] in {"NONE", "BYTES"}:
         return None
     return Schema(str(answer["type"]), str(answer["data"]), dict(answer.get("properties") or {}))
+
+
+def schemas(answer: Any) -> tuple[Schema, ...]:  # noqa: ANN401  JSON
+    """Read all versions of a schema, the oldest first; what is none is left out."""
+    found = sorted(answer["getSchemaResponses"], key=lambda each: int(each["version"]))
+    return tuple(version for version in map(schema, found) if version is not None)

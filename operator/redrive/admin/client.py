@@ -26,7 +26,7 @@ from redrive.admin.model import (
     TopicSubscriptions,
     TopicUsage,
 )
-from redrive.admin.paths import quoted, schema_path, subscription_path, topic_path
+from redrive.admin.paths import quoted, schema_path, schemas_path, subscription_path, topic_path
 from redrive.admin.policies import TopicPolicy, Write
 from redrive.admin.stats import read_stats
 from redrive.policy.naming import TopicName
@@ -148,6 +148,15 @@ class Admin:
             )
         except AdminNotFoundError:
             return None
+
+    async def schemas(self, topic: TopicName) -> tuple[Schema, ...]:
+        """Return all versions of a topic's schema, the oldest first."""
+        try:
+            return await self._get(
+                f"read the schemas of {topic}", schemas_path(topic), answers.schemas
+            )
+        except AdminNotFoundError:
+            return ()
 
     async def put_schema(self, topic: TopicName, schema: Schema) -> None:
         """Set the newest schema of a topic; nothing changes if it has that already.

@@ -69,6 +69,7 @@ class NamespaceState:
         delayed_delivery: as the broker writes it; None where the namespace sets nothing.
         replicated_to: the clusters that its topics are replicated to, this one among them, unless
             a topic has its own.
+        enforces_schemas: whether a producer without a schema is refused by a topic that has one.
     """
 
     unpartitioned: frozenset[str]
@@ -78,6 +79,7 @@ class NamespaceState:
     backlog_quotas: Mapping[str, Mapping[str, Any]]
     delayed_delivery: Mapping[str, Any] | None
     replicated_to: frozenset[str] = frozenset()
+    enforces_schemas: bool = False
 
     def exists(self, topic: TopicName) -> bool:
         """Whether there is such a topic, partitioned or not."""

@@ -24,6 +24,11 @@ def schema_path(topic: TopicName) -> str:
     return f"schemas/{quoted(topic.namespace_name)}/{name}/schema"
 
 
+def schemas_path(topic: TopicName) -> str:
+    """Return where all versions of a topic's schema lie."""
+    return f"{schema_path(topic)}s"
+
+
 def subscription_path(topic: TopicName, name: str) -> str:
     """Return where a subscription of a topic lies."""
     # The broker decodes this part of the path twice.

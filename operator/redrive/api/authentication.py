@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from redrive.api.fields import ObjectKey, ObjectName, SecretKeyRef
 from redrive.api.model import ApiModel
-from redrive.api.rules import VALIDATIONS, Form, Rule, refusing
-from redrive.errors import InvalidSpecError
-
-
-def _one_of(what: str, *fields: str) -> Rule:
-    given = ", ".join(f"has(self.{field})" for field in fields)
-    count = f"[{given}].filter(given, given).size()"
-    return Rule(
-        f"{count} == 1",
-        f"{what} is exactly one of {', '.join(fields)}",
-        "keep one of them",
-        got=f"({count} == 0 ? 'none of them' : 'more than one of them')",
-    )
-
-
-class OneOf(ApiModel):
-    """A choice: exactly one field is given."""
-
-    ONE: ClassVar[Rule]
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(OneOf._check_one)(self)
-        return self
-
-    def _check_one(self) -> None:
-        given = sum(getattr(self, name) is not None for name in type(self).model_fields)
-        if given != 1:
-            got = "more than one of them" if given else "none of them"
-            raise InvalidSpecError(self.ONE.problem, got=got, remedy=self.ONE.remedy)
-
+from redrive.api.oneof import OneOf, exactly_one
+from redrive.api.rules import VALIDATIONS, Form
 
 Url = Annotated[
     str,
@@ -102,7 +73,7 @@ class Tls(ApiModel):
 class TokenOrigin(OneOf):
     """Where a token (a JWT) lies; a token itself never stands in a manifest."""
 
-    ONE = _one_of("the origin of a token", "secretRef", "file")
+    ONE = exactly_one("the origin of a token", "secretRef", "file")
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
 
     secret_ref: SecretKeyRef | None = None
@@ -161,7 +132,7 @@ class OAuth2(ApiModel):
 class Authentication(OneOf):
     """The operator's credentials at the broker."""
 
-    ONE = _one_of("authentication", "token", "tls", "oauth2")
+    ONE = exactly_one("authentication", "token", "tls", "oauth2")
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
 
     token: TokenOrigin | None = None

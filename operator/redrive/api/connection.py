@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated
+import json
+from collections.abc import Mapping
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
 from redrive.api.authentication import Authentication, Tls
 from redrive.api.choices import Choices
 from redrive.api.conditions import Conditions
-from redrive.api.fields import MAX_LIST, MAX_TOPIC, ObjectName, Role, TokenSource
+from redrive.api.fields import MAX_TOPIC, ObjectName, Role, TokenSource
 from redrive.api.model import ApiModel, StatusModel
-from redrive.api.rules import Form
-from redrive.policy.naming import TopicName
+from redrive.api.permissions import (
+    MAX_PATTERNS,
+    MAX_RULES,
+    AllowRule,
+    Namespaces,
+    Permissions,
+    RolePattern,
+    TopicPattern,
+)
+from redrive.api.rules import VALIDATIONS, Form, Rule, refusing
+from redrive.errors import InvalidSpecError
 
 _MORE_THAN_AN_ADDRESS = "[@?#]"
 """What begins a password, or a query that may hold one, in a URL."""
@@ -40,26 +50,13 @@ AdminUrl = Annotated[
     ),
 ]
 
-TopicPattern = Annotated[
-    str,
-    Field(max_length=MAX_TOPIC),
-    Form(
-        r"persistent://[^/\s]+/[^/\s]+/[^/\s]+",
-        "a pattern of topics is written persistent://tenant/namespace/name, "
-        "where * stands for any characters but a slash",
-        "write one like persistent://shop/prod/*",
-    ),
-]
-
-RolePattern = Annotated[
-    str,
-    Field(max_length=255),
-    Form(
-        r"[^\x00-\x1f\x7f]+",
-        "a pattern of roles is not empty; * in it stands for any characters",
-        "write a role's name, or one like shop-*",
-    ),
-]
+_OLD_FIELDS = ("allowedTopics", "allowedRoles", "allowedNamespaces")
+_ALLOWS = Rule(
+    "has(self.allow) ? !has(self.allowedTopics) && !has(self.allowedRoles)"
+    " && !has(self.allowedNamespaces) : has(self.allowedTopics) && has(self.allowedRoles)",
+    "a connection says by spec.allow what may be done through it",
+    f"give allow, and take {', '.join(_OLD_FIELDS)} away, which it replaces",
+)
 
 
 class ReplayIdentity(ApiModel):
@@ -77,6 +74,8 @@ class ReplayIdentity(ApiModel):
 class PulsarConnectionSpec(ApiModel):
     """A Pulsar cluster, and what may be done there through this object."""
 
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_ALLOWS.to_schema()]})
+
     service_url: ServiceUrl
     """Where Pulsar clients connect: `pulsar://host:port`, or `pulsar+ssl://host:port` with TLS."""
 
@@ -91,19 +90,23 @@ class PulsarConnectionSpec(ApiModel):
     certificate authorities that the operator's image trusts. Replay jobs do not have these
     authorities: policies of a connection with `tls` can't be replayed."""
 
-    allowed_topics: Annotated[tuple[TopicPattern, ...], Field(max_length=MAX_LIST)]
-    """The topics that policies may name, and those that retry and dead-letter topics may be, as
-    patterns on the full name: `*` stands for any characters but a slash. An empty list allows
-    none. Examples: `persistent://shop/*/*`; `persistent://shop/prod/orders` together with
-    `persistent://shop/prod/orders-billing-*`."""
+    allow: Annotated[tuple[AllowRule, ...], Field(max_length=MAX_RULES)] | None = None
+    """Which Kubernetes namespaces may use which topics and roles, as rules that add up: a rule's
+    topics go with its own namespaces and roles, and with no other rule's. What no rule allows is
+    refused; an empty list allows nothing."""
 
-    allowed_roles: Annotated[tuple[RolePattern, ...], Field(max_length=MAX_LIST)]
-    """The Pulsar roles that policies may grant rights to, as patterns: `*` stands for any
-    characters. An empty list allows none. Example: `shop-*`."""
+    allowed_topics: Annotated[tuple[TopicPattern, ...], Field(max_length=MAX_PATTERNS)] | None = (
+        None
+    )
+    """Deprecated: `topics` of a rule of `allow`."""
 
-    allowed_namespaces: Annotated[tuple[ObjectName, ...], Field(max_length=MAX_LIST)] | None = None
-    """The Kubernetes namespaces whose policies may use this connection, by exact name. Left out:
-    its own namespace only. A list is complete: it names the own namespace too if that is meant."""
+    allowed_roles: Annotated[tuple[RolePattern, ...], Field(max_length=MAX_PATTERNS)] | None = None
+    """Deprecated: `roles` of a rule of `allow`."""
+
+    allowed_namespaces: Annotated[tuple[ObjectName, ...], Field(max_length=MAX_PATTERNS)] | None = (
+        None
+    )
+    """Deprecated: `namespaces.names` of a rule of `allow`."""
 
     replay: ReplayIdentity | None = None
     """The Pulsar role and token of replay jobs. Left out: policies of this connection can't be
@@ -112,17 +115,57 @@ class PulsarConnectionSpec(ApiModel):
     policy_defaults: Choices | None = None
     """What policies of this connection leave out. A change reaches them at once."""
 
-    def allows_topic(self, topic: TopicName) -> bool:
-        """Whether a policy may name *topic*, or derive its name."""
-        return any(_matches(p, str(topic), star="[^/]*") for p in self.allowed_topics)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(PulsarConnectionSpec._check_allow)(self)
+        return self
 
-    def allows_role(self, role: str) -> bool:
-        """Whether a policy may grant rights to *role*."""
-        return any(_matches(p, role, star=".*") for p in self.allowed_roles)
+    def _check_allow(self) -> None:
+        old = [self.allowed_topics, self.allowed_roles, self.allowed_namespaces]
+        if self.allow is None and None in old[:2]:
+            raise InvalidSpecError(_ALLOWS.problem, got="none", remedy=_ALLOWS.remedy)
+        if self.allow is not None and old != [None] * 3:
+            raise InvalidSpecError(_ALLOWS.problem, got="both", remedy=_ALLOWS.remedy)
 
-    def allows_namespace(self, namespace: str, own: str) -> bool:
-        """Whether a policy in *namespace* may use this connection, which lies in *own*."""
-        return namespace in ((own,) if self.allowed_namespaces is None else self.allowed_namespaces)
+    @property
+    def rules(self) -> tuple[AllowRule, ...]:
+        """Return what is allowed; the old lists are one rule, under which deletions go on."""
+        if self.allow is not None:
+            return self.allow
+        names = self.allowed_namespaces
+        return (
+            AllowRule(
+                namespaces=None if names is None else Namespaces(names=names),
+                topics=self.allowed_topics or (),
+                roles=self.allowed_roles or (),
+                delete=True,
+            ),
+        )
+
+    @property
+    def selects_namespaces(self) -> bool:
+        """Whether it takes the labels of a Kubernetes namespace to tell what is permitted there."""
+        return any(rule.namespaces and rule.namespaces.selector for rule in self.rules)
+
+    def permissions(self, namespace: str, labels: Mapping[str, str], own: str) -> Permissions:
+        """Return what is permitted to the objects of a Kubernetes namespace.
+
+        Args:
+            namespace: its name.
+            labels: its labels; read only where `selects_namespaces`.
+            own: the namespace that this connection lies in.
+        """
+        return Permissions(
+            tuple(rule for rule in self.rules if rule.is_for(namespace, labels, own))
+        )
+
+    @property
+    def edits(self) -> tuple[str, ...]:
+        """Return what to edit where fields are in use that others have replaced."""
+        if self.allow is not None:
+            return ()
+        rules = json.dumps([rule.to_manifest() for rule in self.rules], ensure_ascii=False)
+        return (f"replace {', '.join(_OLD_FIELDS)} by allow: {rules}",)
 
 
 class PulsarConnectionStatus(StatusModel):
@@ -134,8 +177,3 @@ class PulsarConnectionStatus(StatusModel):
     conditions: Conditions = ()
     """Ready: the broker answers and the token has rights. Reconciling and Stalled are there only
     while true."""
-
-
-def _matches(pattern: str, text: str, *, star: str) -> bool:
-    regex = star.join(map(re.escape, pattern.split("*")))
-    return re.fullmatch(regex, text) is not None

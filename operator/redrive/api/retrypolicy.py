@@ -111,7 +111,7 @@ class ConnectionRef(ApiModel):
     """Name of the PulsarConnection."""
 
     namespace: ObjectName | None = None
-    """Its namespace; its `allowedNamespaces` must then name the policy's. Left out: the
+    """Its namespace; a rule of its `allow` must then be for the policy's. Left out: the
     policy's."""
 
 
@@ -290,6 +290,10 @@ class RetryPolicyStatus(StatusModel):
 
     max_retries: int | None = None
     """How often a failed message is retried: what the policy says, or its connection, or 16."""
+
+    blocked_by: str | None = None
+    """The RetryPolicy, as `namespace/name`, that this one waits for: it has what this one needs.
+    Left out where there is none."""
 
     planned_changes: (
         Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None

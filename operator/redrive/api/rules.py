@@ -61,7 +61,8 @@ class Rule:
 class Form:
     """The form of a string, by a regular expression that RE2 and Python read alike.
 
-    The expression has to match the whole string.
+    The expression has to match the whole string: the schema's `pattern`, or a CEL rule where what
+    was found may have to be hidden.
 
     Attributes:
         hides: an expression for what is not shown if it is found anywhere in the string: it may
@@ -81,11 +82,12 @@ class Form:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        holds = f"self.matches({json.dumps(f'^(?:{self.regex})$')})"
-        got = QUOTED
-        if self.hides:
-            got = f"(self.matches({json.dumps(self.hides)}) ? {json.dumps(_HIDDEN)} : {QUOTED})"
-        rule = Rule(holds, self.problem, self.remedy, got=got)
+        whole = f"^(?:{self.regex})$"
+        if not self.hides:
+            return handler(schema) | {"pattern": whole}
+        # The API server repeats what does not match a pattern.
+        got = f"(self.matches({json.dumps(self.hides)}) ? {json.dumps(_HIDDEN)} : {QUOTED})"
+        rule = Rule(f"self.matches({json.dumps(whole)})", self.problem, self.remedy, got=got)
         return rule.__get_pydantic_json_schema__(schema, handler)
 
     def _check(self, text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-_DROPPED = {"title", "additionalProperties", "$defs"}
+_DROPPED = {"title", "$defs"}
 
 
 def structural(model: type[BaseModel]) -> dict[str, Any]:
@@ -28,6 +28,10 @@ def _flat(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, 
             case "properties":
                 flat[key] = {n: _field(n, field, definitions) for n, field in value.items()}
             case "items":
+                flat[key] = _flat(value, definitions)
+            case "additionalProperties" if value is False:
+                continue  # the API server knows no other objects
+            case "additionalProperties":
                 flat[key] = _flat(value, definitions)
             case "description":
                 flat[key] = " ".join(value.split())

@@ -8,7 +8,7 @@ described in `credentials`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -18,6 +18,7 @@ from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
+from redrive.api.permissions import Permissions
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import InvalidSpecError
 from redrive.kube import metrics
@@ -28,6 +29,7 @@ from redrive.kube.errors import (
     ConnectionNotFoundError,
     NamespaceNotAllowedError,
 )
+from redrive.kube.namespaces import NamespaceLabels
 from redrive.kube.resources import Body, Key
 
 REMEMBERED = timedelta(minutes=15)
@@ -50,23 +52,52 @@ def key_of(ref: ConnectionRef, namespace: str) -> Key:
     return Key(namespace if ref.namespace is None else ref.namespace, ref.name)
 
 
-def find(ref: ConnectionRef, namespace: str, table: Cache) -> PulsarConnectionSpec:
+def find(
+    ref: ConnectionRef, namespace: str, table: Cache, labels: NamespaceLabels
+) -> PulsarConnectionSpec:
     """Return the spec of the connection that an object of *namespace* refers to.
 
     Raises:
         ConnectionNotFoundError: there is none of that name.
         ConnectionInvalidError: its spec cannot be read.
         NamespaceNotAllowedError: it is not for that namespace.
+        RedriveError: whether it is can't be found out; see `NamespaceLabels.of`.
     """
     key = key_of(ref, namespace)
     spec = _spec_at(key, table)
-    if not spec.allows_namespace(namespace, key.namespace):
+    if not permissions(spec, key, namespace, labels).rules:
         raise NamespaceNotAllowedError(
             f"the PulsarConnection {key} may not be used from this namespace",
             got=namespace,
-            remedy="add the namespace to its allowedNamespaces, or use another connection",
+            remedy="add the namespace to a rule of its spec.allow, or use another connection",
         )
     return spec
+
+
+def permissions(
+    spec: PulsarConnectionSpec, connection: Key, namespace: str, labels: NamespaceLabels
+) -> Permissions:
+    """Return what a connection permits to the objects of *namespace*.
+
+    Raises:
+        RedriveError: it takes labels to tell, which are not known; see `NamespaceLabels.of`.
+    """
+    known = labels.of(namespace) if spec.selects_namespaces else {}
+    return spec.permissions(namespace, known, connection.namespace)
+
+
+def selected_namespaces(connections: Cache, policies: Cache) -> set[str]:
+    """Return the namespaces of policies whose connections choose namespaces by their labels."""
+    return {
+        Key.of(policy).namespace
+        for body in connections
+        if any("selector" in (rule.get("namespaces") or {}) for rule in _allow(body))
+        for policy in users(Key.of(body), policies)
+    }
+
+
+def _allow(connection: Body) -> Iterable[Body]:
+    return (connection.get("spec") or {}).get("allow") or ()
 
 
 def users(connection: Key, objects: Cache) -> Iterator[Body]:
@@ -98,8 +129,10 @@ class Connections:
         http: Http,
         reader: CredentialReader,
         clock: Callable[[], datetime],
+        labels: NamespaceLabels,
     ) -> None:
         self._table = table
+        self._labels = labels
         self._http = http
         self._reader = reader
         self._clock = clock
@@ -122,7 +155,9 @@ class Connections:
             RedriveError: as `find` does; or `SecretNotFoundError`, `SecretKeyNotFoundError`,
                 `ForbiddenError` where its token cannot be read.
         """
-        return await self._open(key_of(ref, namespace), find(ref, namespace, self._table))
+        return await self._open(
+            key_of(ref, namespace), find(ref, namespace, self._table, self._labels)
+        )
 
     async def open(self, key: Key) -> Connection:
         """Return the connection *key*, ready to be used, for a look at itself.
@@ -140,9 +175,9 @@ class Connections:
         """
         self._forget_long_gone()
         last = self._opened.get(key_of(ref, namespace))
-        if last is None or not last.spec.allows_namespace(namespace, last.key.namespace):
+        if last is None:
             return None
-        return last
+        return last if permissions(last.spec, last.key, namespace, self._labels).rules else None
 
     async def _open(self, key: Key, spec: PulsarConnectionSpec) -> Connection:
         credentials = self._credentials_of(key, spec)

@@ -15,10 +15,11 @@ from redrive.admin.http import Http
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
-from redrive.kube.connections import Connections
+from redrive.kube.connections import Connections, selected_namespaces
 from redrive.kube.credentials import CredentialReader
 from redrive.kube.errors import NotFoundError
 from redrive.kube.informer import load, when_available
+from redrive.kube.namespaces import NamespaceLabels, following
 from redrive.kube.resources import Resource
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Context:
 
     Attributes:
         config_maps: those that redrive made.
+        namespaces: the labels of Kubernetes namespaces, where a connection selects by them.
     """
 
     settings: Settings
@@ -69,6 +71,7 @@ class Context:
     applications: Cache
     config_maps: Cache
     brokers: Connections
+    namespaces: NamespaceLabels
     clock: Callable[[], datetime]
 
     @property
@@ -97,21 +100,29 @@ class Context:
             KubernetesError: redrive's own kinds are not installed, or may not be read.
             ClusterUnknownError: the settings have no id of the cluster, and it may not be read.
         """
-        async with Kubernetes.connect(fence) as kubernetes, Http.open(fence) as http:
+        async with (
+            Kubernetes.connect(fence) as kubernetes,
+            Http.open(fence) as http,
+            following(kubernetes) as namespaces,
+        ):
             if not settings.cluster_id:
                 found = await when_available(kubernetes.cluster_id)
                 settings = dataclasses.replace(settings, cluster_id=found)
             reader = CredentialReader(kubernetes, http, settings.credentials)
             connections = await load(kubernetes, resources.CONNECTIONS, settings.namespaces)
+            policies = await load(kubernetes, resources.POLICIES, settings.namespaces)
+            # Before anything asks for them: else all policies there would be reconciled at a start.
+            await namespaces.read(selected_namespaces(connections, policies))
             yield cls(
                 settings=settings,
                 kubernetes=kubernetes,
                 connections=connections,
-                policies=await load(kubernetes, resources.POLICIES, settings.namespaces),
+                policies=policies,
                 replays=await load(kubernetes, resources.REPLAYS, settings.namespaces),
                 applications=await _load_applications(kubernetes, settings),
                 config_maps=await load(kubernetes, resources.CONFIG_MAPS, settings.namespaces),
-                brokers=Connections(connections, http, reader, wall_clock),
+                brokers=Connections(connections, http, reader, wall_clock, namespaces),
+                namespaces=namespaces,
                 clock=wall_clock,
             )
 

@@ -105,6 +105,12 @@ class ConnectionInvalidError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class NamespaceUnreadError(RedriveError):
+    """A selector of the PulsarConnection is about the labels of a namespace not yet read."""
+
+    reason = "NamespaceUnread"
+
+
 class NamespaceNotAllowedError(RedriveError):
     """The PulsarConnection is not for objects of that Kubernetes namespace."""
 

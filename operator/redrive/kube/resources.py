@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Resource:
-    """A namespaced kind; the core group is "".
+    """A kind of objects; the core group is "".
 
     Attributes:
         selector: the label selector by which the API server chooses the objects that redrive lists
@@ -53,9 +53,12 @@ class Resource:
         return self.group, self.version, self.plural
 
     def path(self, namespace: str | None = None, name: str | None = None) -> str:
-        """Return the URL path of one object, of a namespace's objects, or of all."""
+        """Return the URL path of one object, of a namespace's objects, or of all.
+
+        What lies in no namespace, such as a Namespace, has an empty one.
+        """
         root = f"/apis/{self.group}" if self.group else "/api"
-        within = f"/namespaces/{namespace}" if namespace is not None else ""
+        within = f"/namespaces/{namespace}" if namespace else ""
         one = f"/{name}" if name is not None else ""
         return f"{root}/{self.version}{within}/{self.plural}{one}"
 
@@ -74,6 +77,7 @@ SECRETS = Resource("", "v1", "secrets", "Secret")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", selector="=".join(MANAGED))
 EVENTS = Resource("", "v1", "events", "Event")
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 

@@ -79,9 +79,14 @@ class SetTopicPolicy:
 
 @dataclass(frozen=True)
 class CopySchema:
-    """Give a topic the schema of the source topic, then note which it was."""
+    """Give a topic all versions of the source topic's schema, then note which was the newest.
+
+    Attributes:
+        schema: the newest.
+    """
 
     topic: TopicName
+    source: TopicName
     schema: Schema
 
     def __str__(self) -> str:

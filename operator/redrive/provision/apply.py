@@ -39,13 +39,9 @@ async def apply(
     refused = []
     for action in planned:
         match action:
-            case actions.CopySchema(topic, schema):
-                try:
-                    await admin.put_schema(topic, schema)
-                except (AdminConflictError, BrokerRefusedError) as error:
+            case actions.CopySchema():
+                if (error := await _copy_schema(action, admin)) is not None:
                     refused.append(Refused(action, error))
-                else:
-                    await admin.set_properties(topic, {ownership.SCHEMA: schema.fingerprint})
             case actions.SetGrants(grants):
                 await grant(grants)
             case actions.CreateConfigMap(body):
@@ -57,6 +53,24 @@ async def apply(
             case _:
                 await _on_topic(action, admin)
     return tuple(refused)
+
+
+async def _copy_schema(copy: actions.CopySchema, admin: Admin) -> AdminError | None:
+    """Copy what is missing, in order; return the first refusal.
+
+    A later version may be accepted all the same, and is what most consumers need.
+    """
+    refused = None
+    there = await admin.schemas(copy.topic)
+    for version in await admin.schemas(copy.source):
+        if version not in there:
+            try:
+                await admin.put_schema(copy.topic, version)
+            except (AdminConflictError, BrokerRefusedError) as error:
+                refused = refused or error
+    if refused is None:
+        await admin.set_properties(copy.topic, {ownership.SCHEMA: copy.schema.fingerprint})
+    return refused
 
 
 async def _on_topic(action: actions.OnTopic, admin: Admin) -> None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeVar
 
 from redrive.admin.model import NamespaceState
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.kube.resources import Body, Key, is_owned_by
+from redrive.kube.resources import Body, is_owned_by
 from redrive.policy.naming import TopicName
-from redrive.provision import ownership
 from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired, partitions_of_retry
 from redrive.provision.errors import (
     ConfigMapNotOursError,
+    ContestedError,
     NameCollisionError,
     OwnerConflictError,
     PartitionsDifferError,
@@ -27,7 +28,7 @@ from redrive.provision.errors import (
     TopicNotAllowedError,
 )
 from redrive.provision.facts import Observed, Request
-from redrive.provision.ownership import OWNER, OwnershipRecord
+from redrive.provision.ownership import OWNER, TAKE_OVER_FROM, Owner, OwnershipRecord
 
 MAX_OBJECT_NAME = 253
 _SHOWN = 5
@@ -39,15 +40,13 @@ class Buildable:
     """The facts for the checks at the broker.
 
     Attributes:
-        older: policies that claim one of its names, and are older.
-        served: the Kubernetes namespaces whose policies are known here; none means all.
+        takes_over: names of policies of its namespace whose topics it may take over.
     """
 
     body: Body
     desired: Desired
     observed: Observed
-    older: frozenset[Key]
-    served: tuple[str, ...]
+    takes_over: frozenset[str] = frozenset()
 
 
 def name_is_too_long(request: Request) -> RedriveError | None:
@@ -64,13 +63,13 @@ def name_is_too_long(request: Request) -> RedriveError | None:
 
 def topic_is_not_allowed(request: Request) -> RedriveError | None:
     """Find a source topic outside of what the connection is for."""
-    if request.connection.allows_topic(request.policy.topic):
+    if request.permissions.allows_topic(request.policy.topic):
         return None
     return TopicNotAllowedError(
-        "spec.topic is outside of the connection's allowedTopics "
-        f"({_listed(request.connection.allowed_topics)})",
+        f"spec.topic is not among the topics that the connection allows to namespace "
+        f"{request.key.namespace} ({_listed(request.permissions.topics)})",
         got=str(request.policy.topic),
-        remedy="add it there, or use another connection",
+        remedy="add it to a rule of the connection's spec.allow, or use another connection",
     )
 
 
@@ -82,30 +81,38 @@ def own_topic_is_not_allowed(request: Request) -> RedriveError | None:
     """
     kinds = ("retry topic", "dead-letter topic")
     for kind, topic in zip(kinds, request.spec.own_topics, strict=False):  # the second may be none
-        if not request.connection.allows_topic(topic):
+        if not request.permissions.allows_topic(topic):
             return TopicNotAllowedError(
-                f"the {kind} that spec.topic, spec.subscription and spec.naming lead to is outside "
-                f"of the connection's allowedTopics ({_listed(request.connection.allowed_topics)})",
+                f"the {kind} that spec.topic, spec.subscription and spec.naming lead to is not "
+                f"among the topics that the connection allows to namespace {request.key.namespace} "
+                f"({_listed(request.permissions.topics)})",
                 got=str(topic),
-                remedy="add it there, or use another subscription, name or connection",
+                remedy="add it to a rule of the connection's spec.allow, or use another "
+                "subscription, name or connection",
             )
     return None
 
 
 def role_is_not_allowed(request: Request) -> RedriveError | None:
-    """Find a role that the connection does not let policies grant rights to."""
-    fields = {
-        "consumerRoles": request.spec.consumer_roles,
-        "deadLetter.readerRoles": request.spec.dead_letter.reader_roles,
-    }
-    for field, roles in fields.items():
-        for role in roles:
-            if not request.connection.allows_role(role):
+    """Find a role that the connection does not let policies grant rights to, on the topics meant.
+
+    A topic may be allowed by one rule of the connection and a role by another, for other topics.
+    """
+    spec = request.spec
+    granted = (
+        ("consumerRoles", spec.consumer_roles, spec.own_topics),
+        ("deadLetter.readerRoles", spec.dead_letter.reader_roles, spec.own_topics[1:]),
+    )
+    for field, roles, topics in granted:
+        for role, topic in product(roles, topics):
+            if not request.permissions.allows_role(role, topic):
                 return RoleNotAllowedError(
-                    f"a role of spec.{field} is outside of the connection's allowedRoles "
-                    f"({_listed(request.connection.allowed_roles)})",
+                    f"a role of spec.{field} is not among those that the connection allows to "
+                    f"namespace {request.key.namespace} on {topic} "
+                    f"({_listed(request.permissions.roles_on(topic))})",
                     got=role,
-                    remedy="add it there, or use another role",
+                    remedy="add it to a rule for that topic in the connection's spec.allow, or use "
+                    "another role",
                 )
     return None
 
@@ -140,26 +147,32 @@ def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
 
 
 def topic_has_another_owner(facts: Buildable) -> RedriveError | None:
-    """Find a topic that another policy keeps: in another cluster, or in none that is known here.
-
-    That one known here is older is for this to find only where the two reach one broker at
-    different addresses, which `older_conflict` can't tell.
-    """
+    """Find a topic of another policy, be that there or gone, which may not be taken over."""
     pairs = [(facts.desired.retry, facts.observed.retry)]
     if facts.desired.dead_letter is not None:
         pairs.append((facts.desired.dead_letter, facts.observed.dead_letter))
     for want, have in pairs:
-        mark = "" if have is None else OwnershipRecord.of(have.properties or {}).owner
-        ours = facts.desired.owner
-        if not ownership.may_take_over(mark, ours, facts.older, facts.served):
-            return OwnerConflictError(
-                f"the topic {want.name} is marked as kept by another RetryPolicy, of this or "
-                "another Kubernetes cluster, and nothing of it is changed",
-                got=f"{OWNER}={mark}",
-                remedy="delete that policy or this one; where it is gone for good, run: "
-                f"pulsar-admin topics remove-properties -k {OWNER} {want.name}",
-            )
+        record = OwnershipRecord.of({} if have is None else have.properties or {})
+        if not record.may_pass_to(facts.desired.owner, facts.takes_over):
+            return _owner_conflict(want.name, record, facts.desired.owner)
     return None
+
+
+def _owner_conflict(topic: TopicName, record: OwnershipRecord, ours: Owner) -> RedriveError:
+    """Refuse a topic of another owner, and say how it may become that of *ours* all the same."""
+    way = f"pulsar-admin topics remove-properties -k {OWNER} {topic}"
+    named = Owner.parse(record.owner)
+    if named is not None and record.may_pass_to(ours, {named.key.name}):
+        way = (
+            f"kubectl annotate retrypolicy --namespace={ours.key.namespace} {ours.key.name} "
+            f"{TAKE_OVER_FROM}={named.key.name}"
+        )
+    return OwnerConflictError(
+        f"the topic {topic} belongs to another RetryPolicy, which may be gone and have retained "
+        "it, and nothing of it is changed",
+        got=f"{OWNER}={record.owner}",
+        remedy=f"use other names for this policy's topics; where it is to take over, run: {way}",
+    )
 
 
 def namespace_expires_subscriptions(
@@ -222,36 +235,36 @@ def check(checks: Iterable[Callable[[F], RedriveError | None]], facts: F) -> Non
         raise error
 
 
-def older_conflict(request: Request, rivals: Iterable[Request]) -> RedriveError | None:
-    """Find an older policy that has a claim on this one's topics at the same broker.
+def prior_claim(request: Request, rivals: Iterable[Request]) -> ContestedError | None:
+    """Find a policy whose claim on this one's topics, at the same broker, comes first.
 
     Args:
         rivals: admissible policies that claim one of its names: one that may not be obeyed
             itself must not keep others from their topics.
     """
-    older = [other for other in rivals if request.yields_to(other)]
-    if not older:
+    prior = [other for other in rivals if request.yields_to(other)]
+    if not prior:
         return None
-    winner = min(older, key=lambda other: other.age)
+    winner = min(prior, key=lambda other: other.age)
     policy = request.policy
     if winner.subscribes_like(request):
         return ResourceConflictError(
             f"subscription {policy.subscription} of {policy.topic} has a RetryPolicy already, "
-            "and the oldest keeps it",
-            got=f"RetryPolicy {winner.key}",
+            "which keeps it until it is deleted or stalls",
+            rival=winner.key,
             remedy="delete one of the two",
         )
     if winner.policy.topic in request.spec.own_topics:
         return NameCollisionError(
             "the retry or dead-letter topic that spec.naming leads to is the source topic of an "
             f"older RetryPolicy, {winner.policy.topic}, and would be changed as if it held retries",
-            got=f"RetryPolicy {winner.key}",
+            rival=winner.key,
             remedy="delete this policy and create it again with other names for its topics",
         )
     return NameCollisionError(
-        f"an older RetryPolicy, for subscription {winner.policy.subscription} of "
+        f"another RetryPolicy, for subscription {winner.policy.subscription} of "
         f"{winner.policy.topic}, has a retry or dead-letter topic of the same name as this one",
-        got=f"RetryPolicy {winner.key}",
+        rival=winner.key,
         remedy="use another subscription for one of the two, or give its topics other names",
     )
 

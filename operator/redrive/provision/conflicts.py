@@ -1,6 +1,6 @@
 """Which policies want the same topic: an index over all of them, kept up to date by changes.
 
-One (topic, subscription) has one policy, the oldest; and two policies must not share a retry or
+One (topic, subscription) has one policy, see `standing`; and two policies must not share a retry or
 dead-letter topic, which derived names make possible: topic `orders-eu` with subscription `billing`
 and topic `orders` with `eu-billing` meet in one name. So do all topics of a namespace that share
 a subscription's name under a scheme that leaves the topic out. Nor may a name that is given be that
@@ -18,6 +18,7 @@ from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.errors import InvalidSpecError
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.resources import Body, Key
+from redrive.provision.standing import Standing
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,9 @@ class Conflicts:
 
     Args:
         policies: all that there are.
-        enqueue: called with each policy that lost or gained a rival, or whose rival has a new spec:
-            whether a rival may be obeyed, and at which broker, decides about others too.
+        enqueue: called with each policy that lost or gained a rival, or whose rival has a new spec
+            or stands otherwise: whether a rival may be obeyed, and at which broker, decides about
+            others too.
     """
 
     def __init__(self, policies: Cache, enqueue: Callable[[Key], None]) -> None:
@@ -63,7 +65,7 @@ class Conflicts:
         return frozenset(other for name in met for other in self._claimants.get(name, ())) - {key}
 
     def _note(self, key: Key, before: Body | None, after: Body | None) -> None:
-        if not needs_reconcile(before, after):
+        if not needs_reconcile(before, after) and not _stands_otherwise(before, after):
             return
         rivals = self.rivals(key)
         self._claim(key, _NONE if after is None else _names(after))
@@ -79,6 +81,12 @@ class Conflicts:
             self._names[key] = names
         for name in names.claimed:
             self._claimants[name].add(key)
+
+
+def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return Standing.of(before) is not Standing.of(after)
 
 
 def _names(body: Body) -> _Names:

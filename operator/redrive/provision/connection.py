@@ -9,18 +9,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from redrive.admin.errors import BrokerDownError
+from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.connections import Connection
 from redrive.kube.context import Context
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Key
-from redrive.kube.status import Publisher
+from redrive.kube.status import Publisher, StatusWarning
 from redrive.provision import errors
 from redrive.provision.outcome import Outcome, publish
 
 CONNECTED = "Connected"
 """Reason: the broker accepts the token, and its role administers the tenants concerned."""
+DEPRECATED_FIELDS = "DeprecatedFields"
+"""Condition and reason: the spec has fields that others have replaced."""
 
 
 async def reconcile(key: Key, ctx: Context) -> Requeue:
@@ -44,13 +47,24 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
 async def connect(key: Key, ctx: Context) -> Outcome:
     """Ask the broker of one PulsarConnection; return what to write about it."""
     try:
-        await check(await ctx.brokers.open(key))
+        connection = await ctx.brokers.open(key)
+        await check(connection)
     except BrokerDownError as error:
         # For policies this reconcile is the probe, so nothing else shows that the broker is back.
         return replace(Outcome.failed(error), requeue=Requeue.BACKOFF)
     except RedriveError as error:
         return Outcome.failed(error)
-    return Outcome(status.ready(CONNECTED, "the broker answers; the token has rights"))
+    message = "the broker answers; the token has rights"
+    return Outcome(status.ready(CONNECTED, message, warnings(connection.spec)))
+
+
+def warnings(spec: PulsarConnectionSpec) -> tuple[StatusWarning, ...]:
+    """Say which fields others have replaced, and what to write in their place."""
+    if not spec.edits:
+        return ()
+    edits = "; ".join(spec.edits)
+    message = f"fields are in use that are still read, and will not be for ever; {edits}"
+    return (StatusWarning(DEPRECATED_FIELDS, message),)
 
 
 async def check(connection: Connection) -> None:
@@ -58,14 +72,15 @@ async def check(connection: Connection) -> None:
 
     Raises:
         AdminError: it does not answer, or refuses the call.
-        TenantNotFoundError: a tenant of allowedTopics does not exist.
+        TenantNotFoundError: a tenant of spec.allow does not exist.
     """
     await connection.admin.clusters()
-    tenants = {pattern.split("/")[2] for pattern in connection.spec.allowed_topics}
+    patterns = (pattern for rule in connection.spec.rules for pattern in rule.topics)
+    tenants = {pattern.split("/")[2] for pattern in patterns}
     for tenant in sorted(tenant for tenant in tenants if "*" not in tenant):
         if not await connection.admin.tenant_exists(tenant):
             raise errors.TenantNotFoundError(
-                "a tenant of spec.allowedTopics does not exist",
+                "a tenant of the topics in spec.allow does not exist",
                 got=tenant,
                 remedy="create it, or remove the pattern",
             )

@@ -55,10 +55,7 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
         have = await _observe(request, body, want, connection.admin, ctx)
-        older = request.older(rivals)
-        conditions.check(
-            conditions.BUILDABLE, Buildable(body, want, have, older, ctx.settings.namespaces)
-        )
+        conditions.check(conditions.BUILDABLE, Buildable(body, want, have, request.takes_over))
         planned = diff(want, have)
         actions, planned_changes = ((), planned) if request.only_observes else (planned, ())
         refused = await apply(actions, connection.admin, grant, ctx.kubernetes)

@@ -80,7 +80,7 @@ def desired(request: Request, body: Body, cluster: str) -> Desired:
     policy = request.policy
     return Desired(
         policy=policy,
-        owner=Owner(cluster, request.key),
+        owner=owner_of(request, cluster),
         retry=DesiredTopic(
             policy.retry_topic, policy.subscription, topic_policies.of_retry(request.spec.retry)
         ),
@@ -89,6 +89,18 @@ def desired(request: Request, body: Body, cluster: str) -> Desired:
         grants=_united(_grants(request)),
         config_map=_config_map(policy, body),
     )
+
+
+def owner_of(request: Request, cluster: str) -> Owner:
+    """Return as what the topics of a policy are marked.
+
+    Args:
+        request: what the policy asks for.
+        cluster: the id of the Kubernetes cluster it is in.
+    """
+    _, uid = request.age
+    policy = request.policy
+    return Owner(cluster, request.key, uid, f"{policy.topic}/{policy.subscription}")
 
 
 def _dead_letter(request: Request) -> DesiredTopic | None:

@@ -33,7 +33,7 @@ from redrive.provision.actions import (
 )
 from redrive.provision.desired import Desired, DesiredTopic, partitions_of_retry
 from redrive.provision.facts import Observed, TopicState
-from redrive.provision.ownership import NOTHING, Granted, OwnershipRecord, Rights
+from redrive.provision.ownership import NOTHING, Granted, Owner, OwnershipRecord, Rights
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Pair:
 
     want: DesiredTopic
     have: TopicState | None
-    owner: str
+    owner: Owner
     rights: Rights
 
     @property
@@ -73,13 +73,13 @@ class _Pair:
     def record(self) -> OwnershipRecord:
         """Return what the topic's properties say; of one that will be created, what they will."""
         if self.have is None:
-            return OwnershipRecord(owner=self.owner, created=True)
+            return OwnershipRecord(created=True).owned_by(self.owner)
         return OwnershipRecord.of(self.properties)
 
     @property
     def record_before(self) -> OwnershipRecord:
         """Return what has to be on record before any right is granted."""
-        return dataclasses.replace(self.record, owner=self.owner, granted=self.rights.before)
+        return dataclasses.replace(self.record, granted=self.rights.before).owned_by(self.owner)
 
     @property
     def record_after(self) -> OwnershipRecord:
@@ -98,7 +98,7 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
     return (
         *_topics(pairs, desired, observed),
         *(action for pair in pairs for action in _topic_policies(pair, observed)),
-        *(action for pair in pairs for action in _schema(pair, observed.source_schema)),
+        *(action for pair in pairs for action in _schema(pair, desired, observed.source_schema)),
         *_grants(pairs),
         *(
             CreateSubscription(pair.want.name, pair.want.subscription)
@@ -116,20 +116,20 @@ def _pairs(desired: Desired, observed: Observed) -> Iterator[_Pair]:
         found.append((desired.dead_letter, observed.dead_letter))
     for want, have in found:
         needed = {g.role: g.actions for g in desired.grants if g.topic == want.name}
-        recorded = {} if have is None else _inherited(have, needed, str(desired.owner))
+        recorded = {} if have is None else _inherited(have, needed, desired.owner)
         may = observed.permissions.get(str(want.name), {})
         rights = ownership.rights(want.name, needed, may, recorded)
-        yield _Pair(want, have, str(desired.owner), rights)
+        yield _Pair(want, have, desired.owner, rights)
 
 
-def _inherited(have: TopicState, needed: Granted, owner: str) -> Granted:
+def _inherited(have: TopicState, needed: Granted, owner: Owner) -> Granted:
     """Return which of the rights on record are this policy's to take back.
 
     What a policy granted that is gone, and its successor does not need, stays: its consumers may
     still run. So may those of a policy whose mark was taken off, to give the topic to this one.
     """
     record = OwnershipRecord.of(have.properties or {})
-    if record.owner == owner:
+    if record.is_of(owner):
         return record.granted
     return {role: may & needed.get(role, NOTHING) for role, may in record.granted.items()}
 
@@ -162,9 +162,9 @@ def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]
             yield SetTopicPolicy(pair.want.name, policy, write)
 
 
-def _schema(pair: _Pair, schema: Schema | None) -> Iterator[CopySchema]:
+def _schema(pair: _Pair, desired: Desired, schema: Schema | None) -> Iterator[CopySchema]:
     if schema is not None and pair.properties.get(ownership.SCHEMA) != schema.fingerprint:
-        yield CopySchema(pair.want.name, schema)
+        yield CopySchema(pair.want.name, desired.policy.topic, schema)
 
 
 def _grants(pairs: Sequence[_Pair]) -> Iterator[SetGrants]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from redrive.errors import RedriveError, Requeue
+from redrive.kube.resources import Key
 
 
 class TopicNotAllowedError(RedriveError):
@@ -27,24 +28,35 @@ class RoleNotAllowedError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
-class ResourceConflictError(RedriveError):
-    """An older policy is for the same topic and subscription of the same broker."""
+class ContestedError(RedriveError):
+    """Another policy, whose claim comes first, has what this one needs.
+
+    Attributes:
+        rival: that policy.
+    """
+
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+    def __init__(self, problem: str, *, rival: Key, remedy: str) -> None:
+        super().__init__(problem, got=f"RetryPolicy {rival}", remedy=remedy)
+        self.rival = rival
+
+
+class ResourceConflictError(ContestedError):
+    """Another policy is for the same topic and subscription of the same broker."""
 
     reason = "ResourceConflict"
-    stalls = True
-    requeue = Requeue.ON_CHANGE
 
 
-class NameCollisionError(RedriveError):
-    """An older policy, for another subscription, derives the name of the same topic."""
+class NameCollisionError(ContestedError):
+    """Another policy, for another subscription, derives the name of the same topic."""
 
     reason = "NameCollision"
-    stalls = True
-    requeue = Requeue.ON_CHANGE
 
 
 class OwnerConflictError(RedriveError):
-    """A topic is marked as kept by another policy, which this operator may not know."""
+    """A topic belongs to another policy, which may be gone."""
 
     reason = "OwnerConflict"
     stalls = True

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from redrive.admin.model import Schema, TopicSubscriptions
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.permissions import Permissions
 from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
 from redrive.kube.resources import Body, Key
 from redrive.policy.model import Policy
+from redrive.provision.standing import Standing
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,9 @@ class Request:
 
     Attributes:
         age: sorts policies, the oldest first: when it was made, then its uid.
+        permissions: what the connection permits to policies of this one's namespace.
+        standing: how its claim on its names stands.
+        takes_over: names of policies of its namespace whose topics it may take over.
     """
 
     key: Key
@@ -27,6 +32,9 @@ class Request:
     spec: RetryPolicySpec
     policy: Policy
     connection: PulsarConnectionSpec
+    permissions: Permissions
+    standing: Standing = Standing.OPEN
+    takes_over: frozenset[str] = frozenset()
 
     @property
     def only_observes(self) -> bool:
@@ -51,19 +59,21 @@ class Request:
         return own == (other.policy.topic, other.policy.subscription)
 
     def yields_to(self, other: Request) -> bool:
-        """Whether it has to wait for *other*, a rival, to go: one of the same broker, and older.
+        """Whether it has to wait for *other*, a rival at the same broker, to go.
 
         A policy whose source topic is a retry or dead-letter topic of an older one has not: whoever
-        consumes dead letters may retry them, and nothing of the topic is changed for that.
+        consumes dead letters may retry them, and nothing of the topic is changed for that. One that
+        would turn the source topic of an older one into its own has to, however that one stands.
         """
-        if self.broker != other.broker or self.age < other.age:
+        if self.broker != other.broker:
             return False
-        taken = {*other.spec.own_topics, other.policy.topic}
-        return self.subscribes_like(other) or not taken.isdisjoint(self.spec.own_topics)
-
-    def older(self, rivals: Iterable[Request]) -> frozenset[Key]:
-        """Return which of *rivals* are older than this policy."""
-        return frozenset(rival.key for rival in rivals if rival.age < self.age)
+        is_older = other.age < self.age
+        if other.policy.topic in self.spec.own_topics and is_older:
+            return True
+        shared = not set(other.spec.own_topics).isdisjoint(self.spec.own_topics)
+        return (shared or self.subscribes_like(other)) and other.standing.precedes(
+            self.standing, is_older=is_older
+        )
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,7 @@ class Observed:
 
     Attributes:
         source_schema: None where messages are plain bytes.
+        enforces_schemas: see `NamespaceState`.
         dead_letter: None too where the policy discards.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         replicated_to: the clusters that a topic is replicated to that is made now.
@@ -104,3 +115,4 @@ class Observed:
     inherited: Mapping[str, Any] = field(default_factory=dict)
     config_map: Body | None = None
     replicated_to: frozenset[str] = frozenset()
+    enforces_schemas: bool = False

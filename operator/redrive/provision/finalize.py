@@ -33,10 +33,10 @@ from redrive.provision import conditions, pause
 from redrive.provision.actions import in_words
 from redrive.provision.apply import apply
 from redrive.provision.conflicts import Conflicts
+from redrive.provision.desired import owner_of
 from redrive.provision.facts import Request
 from redrive.provision.finalizer import has_finalizer
 from redrive.provision.outcome import Outcome
-from redrive.provision.ownership import Owner
 from redrive.provision.removal import Left, Removal, removal
 from redrive.provision.resolve import resolve_through, rivals
 
@@ -90,7 +90,7 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
     """
     ref = parse_spec(RetryPolicySpec, body).connection_ref
     connection = await _connection(ref, Key.of(body).namespace, ctx)
-    request = resolve_through(body, connection.spec)
+    request = resolve_through(body, connection.spec, ctx)
     if request.deletion is DeletionPolicy.RETAIN:
         return Removal((), (made(body),) if made(body) else ())
     refusal = conditions.own_topic_is_not_allowed(request)
@@ -99,7 +99,7 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
     others = rivals(request.key, ctx, conflicts)
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
         left = await _left(request, others, connection.admin)
-        planned = removal(Owner(ctx.settings.cluster_id, request.key), request.deletion, left)
+        planned = removal(owner_of(request, ctx.settings.cluster_id), request.deletion, left)
         await apply(planned.actions, connection.admin, grant, ctx.kubernetes)
     if planned.actions:
         logger.info("RetryPolicy %s, deleted: %s", request.key, in_words(planned.actions))
@@ -129,6 +129,8 @@ async def _left(request: Request, others: Sequence[Request], admin: Admin) -> li
         request.spec.retry_topic: request.policy.subscription,
         request.spec.dead_letter_topic: naming.DEAD_LETTER_SUBSCRIPTION,
     }
+    # No topic passes to another namespace, and none there keeps this one's from being deleted.
+    heirs = [each for each in others if each.key.namespace == request.key.namespace]
     for name, subscription in subscriptions.items():
         if not namespace.exists(name):
             continue
@@ -141,7 +143,7 @@ async def _left(request: Request, others: Sequence[Request], admin: Admin) -> li
                 properties=(await admin.metadata(name, partitioned=partitioned)).properties,
                 usage=await admin.usage(name, partitioned=partitioned, subscription=subscription),
                 permissions=namespace.permissions.get(str(name), {}),
-                heir=next((each.key for each in others if name in each.spec.own_topics), None),
+                heir=next((each.key for each in heirs if name in each.spec.own_topics), None),
             )
         )
     return found

@@ -86,7 +86,7 @@ class _Journey:
         )
         self._conflicts = Conflicts(ctx.policies, self.policies.enqueue)
         self.facts = NamespaceFacts(ctx, self._conflicts)
-        self.stalls = StallChecks(ctx, self._conflicts)
+        self.stalls = StallChecks(ctx)
         self.health = Health(ctx, self.policies.enqueue)
         self.deletion_events = DeletionEvents(
             Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
@@ -103,6 +103,7 @@ class _Journey:
         self._ctx.connections.listen(self._connection_changed)
         self._ctx.config_maps.listen(self._config_map_changed)
         self._ctx.brokers.listen(self._breaker_changed)
+        self._ctx.namespaces.listen(self._labels_changed)
 
     def enqueue_unsettled(self) -> None:
         """Enqueue all that may need a reconcile; the first resync checks other settled policies."""
@@ -131,6 +132,12 @@ class _Journey:
         self.connections.enqueue(connection)
         self._enqueue_users(connection)
 
+    def _labels_changed(self, namespace: str) -> None:
+        for body in self._ctx.policies:
+            key = Key.of(body)
+            if key.namespace == namespace:
+                self._enqueue_with_rivals(key)
+
     def _config_map_changed(self, key: Key, _before: Body | None, after: Body | None) -> None:
         body = self._ctx.policies.get(policy_of(key))
         if body is None:
@@ -142,9 +149,12 @@ class _Journey:
 
     def _enqueue_users(self, connection: Key) -> None:
         for body in users(connection, self._ctx.policies):
-            self.policies.enqueue(Key.of(body))
-            for rival in self._conflicts.rivals(Key.of(body)):
-                self.policies.enqueue(rival)
+            self._enqueue_with_rivals(Key.of(body))
+
+    def _enqueue_with_rivals(self, policy: Key) -> None:
+        self.policies.enqueue(policy)
+        for rival in self._conflicts.rivals(policy):
+            self.policies.enqueue(rival)
 
 
 def _is_rejected(policy: Body) -> bool:

@@ -63,6 +63,7 @@ async def observe(
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         replicated_to=namespace.replicated_to,
+        enforces_schemas=namespace.enforces_schemas,
         config_map=await config_map(Key.of(desired.config_map), ctx, recent=recent),
     )
 

@@ -16,6 +16,7 @@ from redrive.kube import status
 from redrive.kube.resources import Body
 from redrive.kube.status import ObjectEvent, Publisher
 from redrive.provision import finalizer
+from redrive.provision.errors import ContestedError
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Outcome:
     @classmethod
     def failed(cls, error: RedriveError) -> Outcome:
         """Show *error*, which keeps the object from being ready."""
-        return cls(status.failed(error), requeue=error.requeue)
+        fields = {"blockedBy": str(error.rival)} if isinstance(error, ContestedError) else {}
+        return cls(status.failed(error), fields, requeue=error.requeue)
 
 
 async def publish(body: Body, outcome: Outcome, out: Publisher) -> None:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from redrive.admin.model import Grant
-from redrive.kube.resources import Key
+from redrive.kube.resources import Body, Key
 from redrive.policy.naming import TopicName
 
 OWNER = "redrive.io/owner"
 """Which policy of which Kubernetes cluster keeps the topic: `cluster/namespace/name`."""
+OWNER_UID = "redrive.io/owner-uid"
+"""The uid of that object."""
+SOURCE = "redrive.io/source"
+"""What that policy retries: `topic/subscription`."""
 CREATED = "redrive.io/created"
 """`true` where redrive made the topic; one without was there before, and is never deleted."""
 GRANTED = "redrive.io/granted"
@@ -24,7 +28,11 @@ SUBSCRIPTION = "redrive.io/subscription"
 """A subscription that redrive added to a topic that was there before."""
 SCHEMA = "redrive.io/schema"
 """The fingerprint of the source topic's schema that redrive copied last."""
-_KEYS = (OWNER, CREATED, GRANTED, SUBSCRIPTION)
+_KEYS = (OWNER, OWNER_UID, SOURCE, CREATED, GRANTED, SUBSCRIPTION)
+
+TAKE_OVER_FROM = "redrive.io/take-over-from"
+"""An annotation of a RetryPolicy: names of others of its namespace whose topics it may take over,
+separated by commas."""
 
 Actions = frozenset[str]
 Granted = Mapping[str, Actions]
@@ -34,10 +42,17 @@ NOTHING: Actions = frozenset()
 
 @dataclass(frozen=True)
 class Owner:
-    """A RetryPolicy, told apart from those of all other Kubernetes clusters."""
+    """A RetryPolicy, told apart from those of all other Kubernetes clusters.
+
+    Attributes:
+        uid: tells it apart from others that had, or will have, its name.
+        source: what it retries: `topic/subscription`.
+    """
 
     cluster: str
     key: Key
+    uid: str = ""
+    source: str = ""
 
     def __str__(self) -> str:
         return f"{self.cluster}/{self.key}"
@@ -49,23 +64,10 @@ class Owner:
         return cls(parts[0], Key(*parts[1:])) if len(parts) == 3 and all(parts) else None  # noqa: PLR2004
 
 
-def may_take_over(mark: str, ours: Owner, older: frozenset[Key], served: Collection[str]) -> bool:
-    """Whether a topic that is marked so may become that of *ours*, or is it already.
-
-    Of a policy that is known here only an older one comes first, and only if it needs the topic.
-
-    Args:
-        mark: the owner on record; empty where the topic is not marked.
-        ours: a policy that needs the topic.
-        older: policies that need it too, and are older.
-        served: the Kubernetes namespaces whose policies are known here; none means all.
-    """
-    owner = Owner.parse(mark)
-    if not mark or owner == ours:
-        return True
-    if owner is None or owner.cluster != ours.cluster or owner.key in older:
-        return False
-    return not served or owner.key.namespace in served
+def named_in(body: Body) -> frozenset[str]:
+    """Return the names of the policies whose topics a RetryPolicy may take over."""
+    written = (body["metadata"].get("annotations") or {}).get(TAKE_OVER_FROM, "")
+    return frozenset(name for part in written.split(",") if (name := part.strip()))
 
 
 @dataclass(frozen=True)
@@ -74,21 +76,53 @@ class OwnershipRecord:
 
     Attributes:
         owner: as it is written; empty where the topic is not marked.
+        uid: of the owner.
+        source: what the owner retries.
         created: whether redrive made the topic.
         granted: what redrive added to the rights of roles.
         subscription: one that redrive added; empty for none, and where the topic is redrive's.
     """
 
     owner: str = ""
+    uid: str = ""
+    source: str = ""
     created: bool = False
     granted: Granted = field(default_factory=dict)
     subscription: str = ""
+
+    def owned_by(self, owner: Owner) -> OwnershipRecord:
+        """Return this with *owner*; what redrive added stays on record."""
+        return replace(self, owner=str(owner), uid=owner.uid, source=owner.source)
+
+    def is_of(self, owner: Owner) -> bool:
+        """Whether the topic is that of *owner*: the same object, or the same policy made again.
+
+        One of the same name that retries something else is another policy. A record without a uid
+        goes by the name.
+        """
+        same = self.uid in {"", owner.uid} or self.source == owner.source
+        return self.owner == str(owner) and same
+
+    def may_pass_to(self, owner: Owner, named: Collection[str]) -> bool:
+        """Whether the topic is free, is *owner*'s, or is that of a policy that *owner* has *named*.
+
+        It never passes to another namespace, or another cluster.
+        """
+        if not self.owner or self.is_of(owner):
+            return True
+        former = Owner.parse(self.owner)
+        return former is not None and (
+            (former.cluster, former.key.namespace) == (owner.cluster, owner.key.namespace)
+            and former.key.name in named
+        )
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> OwnershipRecord:
         """Read *properties*; what is not as redrive writes it counts as empty."""
         return cls(
             owner=properties.get(OWNER, ""),
+            uid=properties.get(OWNER_UID, ""),
+            source=properties.get(SOURCE, ""),
             created=properties.get(CREATED) == "true",
             granted=_granted(properties.get(GRANTED, "")),
             subscription=properties.get(SUBSCRIPTION, ""),
@@ -99,6 +133,8 @@ class OwnershipRecord:
         granted = {role: sorted(actions) for role, actions in sorted(self.granted.items())}
         written = {
             OWNER: self.owner,
+            OWNER_UID: self.uid,
+            SOURCE: self.source,
             CREATED: "true" if self.created else "",
             GRANTED: json.dumps(granted, ensure_ascii=False) if granted else "",
             SUBSCRIPTION: self.subscription,

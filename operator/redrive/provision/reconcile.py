@@ -92,7 +92,7 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
 def _observed(made: Converged, warnings: Sequence[StatusWarning]) -> Outcome:
     changes = made.planned_changes
     shown = pause.shown(changes) or None
-    return Outcome(pause.observed(changes, warnings), {"plannedChanges": shown})
+    return Outcome(pause.observed(changes, warnings), {"plannedChanges": shown, "blockedBy": None})
 
 
 def _ready(body: Body, made: Converged, warnings: Sequence[StatusWarning]) -> Outcome:
@@ -119,6 +119,7 @@ def _repaired(body: Body, made: Converged) -> tuple[ObjectEvent, ...]:
 def _fields(wanted: Desired) -> dict[str, Any]:
     return {
         "maxRetries": wanted.policy.max_retries,
+        "blockedBy": None,
         "plannedChanges": None,
         "retryTopic": str(wanted.retry.name),
         # In a merge patch None removes the field.

@@ -26,7 +26,7 @@ class Left:
     Attributes:
         subscription: the policy's own on it, which keeps what has not been consumed.
         permissions: who may do what on it.
-        heir: a policy that needs it now, if there is one.
+        heir: a policy of the same namespace that needs it now, if there is one.
     """
 
     name: TopicName
@@ -91,12 +91,12 @@ def _refuse_against_clients(clients: Sequence[str]) -> None:
 
 def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
     """Say why a topic stays exactly as it is; nothing where it does not."""
-    mark = OwnershipRecord.of(topic.properties).owner
-    if mark != str(owner):
-        return f"is kept by {mark}" if mark else "has no mark of this policy"
+    record = OwnershipRecord.of(topic.properties)
+    if not record.is_of(owner):
+        return f"is kept by {record.owner}" if record.owner else "has no mark of this policy"
     if topic.heir is not None:
         return f"is needed by RetryPolicy {topic.heir}"
-    if policy is DeletionPolicy.DELETE_IF_EMPTY and OwnershipRecord.of(topic.properties).created:
+    if policy is DeletionPolicy.DELETE_IF_EMPTY and record.created:
         return _holds(topic)
     return ""
 

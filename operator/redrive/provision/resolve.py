@@ -17,6 +17,8 @@ from redrive.kube.resources import Body, Key
 from redrive.provision import conditions
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.facts import Request
+from redrive.provision.ownership import named_in
+from redrive.provision.standing import Standing
 
 
 def resolve(body: Body, ctx: Context) -> Request:
@@ -27,14 +29,17 @@ def resolve(body: Body, ctx: Context) -> Request:
         RedriveError: the connection can't be used; see `redrive.kube.connections.find`.
     """
     ref = parse_spec(RetryPolicySpec, body).connection_ref
-    return resolve_through(body, connections.find(ref, Key.of(body).namespace, ctx.connections))
+    namespace = Key.of(body).namespace
+    connection = connections.find(ref, namespace, ctx.connections, ctx.namespaces)
+    return resolve_through(body, connection, ctx)
 
 
-def resolve_through(body: Body, connection: PulsarConnectionSpec) -> Request:
+def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) -> Request:
     """Read a RetryPolicy that uses *connection*.
 
     Raises:
         InvalidSpecError: the policy's spec can't be obeyed.
+        RedriveError: what the connection permits can't be found out.
     """
     key = Key.of(body)
     metadata = body["metadata"]
@@ -45,6 +50,11 @@ def resolve_through(body: Body, connection: PulsarConnectionSpec) -> Request:
         spec=spec,
         policy=spec.to_policy(str(key), metadata["generation"]),
         connection=connection,
+        permissions=connections.permissions(
+            connection, connections.connection_of(body), key.namespace, ctx.namespaces
+        ),
+        standing=Standing.of(body),
+        takes_over=named_in(body),
     )
 
 
@@ -52,13 +62,13 @@ def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request
     """Check whether *request* may be obeyed; return its rivals, as `rivals` does.
 
     Raises:
-        RedriveError: its connection does not allow it, or an older policy comes first.
+        RedriveError: its connection does not allow it, or a rival comes first.
     """
     conditions.check(conditions.ADMISSIBLE, request)
     found = rivals(request.key, ctx, conflicts)
-    older = conditions.older_conflict(request, found)
-    if older is not None:
-        raise older
+    contested = conditions.prior_claim(request, found)
+    if contested is not None:
+        raise contested
     return found
 
 

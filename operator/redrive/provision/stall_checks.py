@@ -21,10 +21,9 @@ from redrive.kube.resources import Body, Key
 from redrive.policy.naming import TopicName
 from redrive.provision import conditions, errors, observe
 from redrive.provision.conditions import Buildable
-from redrive.provision.conflicts import Conflicts
 from redrive.provision.desired import Desired, desired
 from redrive.provision.facts import Observed, TopicState
-from redrive.provision.resolve import resolve, rivals
+from redrive.provision.resolve import resolve
 
 LISTED_SECONDS = 15.0
 """How old what is known of a Pulsar namespace may be: it is read for all of its policies."""
@@ -79,14 +78,9 @@ def is_checked(body: Body) -> bool:
 
 @dataclass(frozen=True)
 class StallChecks:
-    """Checks stalled policies, each for the one thing that its status names.
-
-    Attributes:
-        conflicts: which policies claim the same names.
-    """
+    """Checks stalled policies, each for the one thing that its status names."""
 
     ctx: Context
-    conflicts: Conflicts
 
     async def is_over(self, body: Body) -> bool:
         """Whether a policy for which `is_checked` holds has to be reconciled.
@@ -99,9 +93,7 @@ class StallChecks:
             request = resolve(body, self.ctx)
             want = desired(request, body, self.ctx.settings.cluster_id)
             have = await read(want, body, self.ctx)
-            older = request.older(rivals(request.key, self.ctx, self.conflicts))
-            served = self.ctx.settings.namespaces
-            conditions.check(checks, Buildable(body, want, have, older, served))
+            conditions.check(checks, Buildable(body, want, have, request.takes_over))
         except RedriveError as error:
             return error.reason != reason
         return True

@@ -27,7 +27,13 @@ PARTITIONS_NEVER_SHRINK = "PartitionsNeverShrink"
 GEO_REPLICATED = "GeoReplicated"
 """What waits in the retry topic, or rests as a dead letter, is sent to other clusters too."""
 SCHEMA_REFUSED = "SchemaRefused"
-"""The broker refuses to give a topic the source topic's schema."""
+"""The broker refuses to give a topic the source topic's schema, or a version of it."""
+SCHEMA_UNSUPPORTED = "SchemaUnsupported"
+"""Consumers in Python can't send the source topic's messages to the retry or dead-letter topic."""
+
+_KEY_VALUE = "KEY_VALUE"
+_SENT_WITH_SCHEMA = {"STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE"}
+"""What the Python client sends with its schema; of other types, but KeyValue, it sends none."""
 
 _SHOWN = 5
 
@@ -48,7 +54,7 @@ class Seen:
     refused: Sequence[Refused]
 
     @property
-    def younger(self) -> list[Request]:
+    def waiting(self) -> list[Request]:
         """Return the rivals that it keeps from their topics, the oldest first."""
         found = [rival for rival in self.rivals if rival.yields_to(self.request)]
         return sorted(found, key=lambda rival: rival.age)
@@ -129,24 +135,43 @@ def schema_is_refused(seen: Seen) -> StatusWarning | None:
     )
 
 
+def schema_is_unsupported(seen: Seen) -> StatusWarning | None:
+    """Find a schema whose messages Python can't send on, so that those that fail stay in hand."""
+    schema = seen.observed.source_schema
+    if schema is None or schema.type in _SENT_WITH_SCHEMA:
+        return None
+    if schema.type == _KEY_VALUE:
+        remedy = "consume it with Java"
+    elif seen.observed.enforces_schemas:
+        remedy = "consume it with Java, or do not enforce schemas (schemaValidationEnforced)"
+    else:
+        return None
+    return StatusWarning(
+        SCHEMA_UNSUPPORTED,
+        "the Python client can't send messages of this schema to the retry or the dead-letter "
+        f"topic: those that fail stay with their consumer, unacknowledged; got {schema.type} on "
+        f"{seen.request.policy.topic}; {remedy}",
+    )
+
+
 def subscription_is_contested(seen: Seen) -> StatusWarning | None:
-    """Find younger policies for the same topic and subscription."""
-    same = [other for other in seen.younger if other.subscribes_like(seen.request)]
+    """Find other policies for the same topic and subscription."""
+    same = [other for other in seen.waiting if other.subscribes_like(seen.request)]
     return _contested(
         errors.ResourceConflictError.reason,
-        "younger RetryPolicies are for the same topic and subscription, and wait for this one to "
-        "go; got {}; delete them, or this one",
+        "other RetryPolicies are for the same topic and subscription, and wait for this one to go "
+        "or to stall; got {}; delete them, or this one",
         same,
     )
 
 
 def names_are_contested(seen: Seen) -> StatusWarning | None:
-    """Find younger policies, for other subscriptions, that need topics of the same names."""
-    others = [other for other in seen.younger if not other.subscribes_like(seen.request)]
+    """Find policies for other subscriptions that need topics of the same names."""
+    others = [other for other in seen.waiting if not other.subscribes_like(seen.request)]
     return _contested(
         errors.NameCollisionError.reason,
-        "younger RetryPolicies, for other subscriptions, need a topic of a name that this one, or "
-        "its source topic, has, and are refused; got {}; give their topics other names",
+        "RetryPolicies for other subscriptions need a topic of a name that this one, or its source "
+        "topic, has, and are refused; got {}; give their topics other names",
         others,
     )
 
@@ -157,6 +182,7 @@ CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
     delay_is_limited,
     topics_are_replicated,
     schema_is_refused,
+    schema_is_unsupported,
     subscription_is_contested,
     names_are_contested,
 )

@@ -56,7 +56,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     body = _ready_policy(policy_key, ctx)
     asked = parse_spec(RetryPolicySpec, body)
     reference = asked.connection_ref
-    connection = connections.find(reference, key.namespace, ctx.connections)
+    connection = connections.find(reference, key.namespace, ctx.connections, ctx.namespaces)
     policy = asked.completed(connection.policy_defaults).to_policy(
         str(policy_key), body["metadata"]["generation"]
     )

@@ -64,6 +64,10 @@ def _listen(ctx: Context, controller: Controller) -> None:
     def connection_changed(*_: object) -> None:
         _enqueue_open(ctx, controller)
 
+    @ctx.namespaces.listen
+    def labels_changed(_namespace: str) -> None:
+        _enqueue_open(ctx, controller)
+
 
 def _enqueue_open(ctx: Context, controller: Controller, policy: Key | None = None) -> None:
     """Enqueue the Replays that are not final: of one policy, or all."""

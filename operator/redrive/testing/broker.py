@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import pulsar
 
-from redrive.delivery.retrying.producers import NotSentError
+from redrive.delivery.retrying.errors import NotSentError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 

@@ -261,8 +261,9 @@ async def test_the_use_of_a_topic_is_told_and_a_subscription_can_be_deleted(
 @pytest.mark.parametrize("partitions", [0, 2])
 async def test_a_schema_is_read_as_it_was_given(world: World, partitions: int) -> None:
     made = await make(world, "a", partitions)
-    assert await world.admin.schema(made) is None
-    assert await world.admin.schema(topic(world, "absent")) is None
+    for empty in (made, topic(world, "absent")):
+        assert await world.admin.schema(empty) is None
+        assert await world.admin.schemas(empty) == ()
     record = '{"type":"record","name":"R","fields":[{"name":"x","type":"int"}]}'
     schema = Schema("JSON", record, {"a": "b"})
     for _ in range(2):
@@ -271,12 +272,19 @@ async def test_a_schema_is_read_as_it_was_given(world: World, partitions: int) -
     with pytest.raises(AdminConflictError):
         await world.admin.put_schema(made, Schema("STRING", "", {}))
     assert await world.admin.schema(made) == schema
+    optional = '{"name":"y","type":["null","int"],"default":null}'
+    later = Schema("JSON", record.replace("]}", f",{optional}]}}"), {})
+    for version in (later, schema):  # an older one that is set again is no version of its own
+        await world.admin.put_schema(made, version)
+    assert await world.admin.schemas(made) == (schema, later)
+    assert await world.admin.schema(made) == later
 
 
 async def test_a_topic_of_plain_bytes_has_no_schema(world: World) -> None:
     made = await make(world, "a")
     await world.admin.put_schema(made, Schema("NONE", "", {}))
     assert await world.admin.schema(made) is None
+    assert await world.admin.schemas(made) == ()
 
 
 async def test_a_grant_replaces_and_an_empty_one_takes_away(world: World) -> None:

@@ -57,8 +57,7 @@ def body_of(identity: str, case: Case, shop: Shop) -> dict[str, Any]:
             "serviceUrl": shop.broker.service_url,
             "adminUrl": shop.broker.admin_url,
             "authentication": {"token": token},
-            "allowedTopics": [f"persistent://{shop.tenant}/*/*"],
-            "allowedRoles": ["fulfilment"],
+            "allow": [shop.rule("fulfilment")],
         },
     }[case["kind"]]
     bad = json.loads(filled(json.dumps(case["spec"]), shop))

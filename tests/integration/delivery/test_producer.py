@@ -15,7 +15,7 @@ import pytest
 
 from redrive import AsyncRetryProducer, RetryProducer
 from redrive.delivery.producing.retry_producer import ProducerClosedError
-from redrive.delivery.retrying.producers import NotSentError, TooBigError
+from redrive.delivery.retrying.errors import NotSentError, TooBigError
 from sandbox.pulsar import SUPERUSER
 from tests.support.mirror import SEND_RECEIPT, Mirror, mirror_of
 from tests.support.stage import path

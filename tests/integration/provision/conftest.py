@@ -73,10 +73,13 @@ class Shop:
             "serviceUrl": self.broker.service_url,
             "adminUrl": self.broker.admin_url,
             "authentication": {"token": token},
-            "allowedTopics": [f"persistent://{self.tenant}/*/*"],
-            "allowedRoles": ["fulfilment"],
+            "allow": [self.rule("fulfilment")],
         }
         self.apply({name: redrive("PulsarConnection", defaults | spec)})
+
+    def rule(self, *roles: str) -> dict[str, object]:
+        """A rule of a connection that allows all topics of the tenant, and their deletion."""
+        return {"topics": [f"persistent://{self.tenant}/*/*"], "roles": roles, "delete": True}
 
     def policy(self, name: str = "orders", **spec: object) -> None:
         """Make or change a RetryPolicy, for subscription `fulfilment` of topic `orders`."""
@@ -106,6 +109,18 @@ class Shop:
     def kubectl(self, *arguments: str) -> str:
         """Run kubectl in the namespace."""
         return self.cluster.kubectl(f"--namespace={self.namespace}", *arguments)
+
+    def take_over(self, name: str, former: str) -> None:
+        """Have a RetryPolicy that stalls on the topics of *former* take them over, as it says."""
+        (said,) = {
+            c["message"]
+            for c in self.reaches(name, "OwnerConflict")["status"]["conditions"]
+            if c["type"] == "Ready"
+        }
+        command = said.rpartition("run: kubectl ")[2].split()
+        assert command[-1] == f"redrive.io/take-over-from={former}"
+        self.cluster.kubectl(*command)
+        self.ready(name)
 
     def ready(self, name: str = "orders", kind: str = "retrypolicy") -> dict[str, Any]:
         """The object, once its Ready condition is True for the spec as it is."""

@@ -131,7 +131,7 @@ def test_a_policy_that_another_waits_for_leaves_it_all_there_is(doomed: Shop) ->
     doomed.policy("heir", topic=doomed.topic("shared"))
     doomed.reaches("heir", "ResourceConflict")
     delete(doomed, "shared")
-    doomed.ready("heir")
+    doomed.take_over("heir", "shared")
     assert topics(doomed, "shared") == {"RETRY", "DLQ"}
     assert f"is needed by RetryPolicy {doomed.namespace}/heir" in doomed.told("shared", "Retained")
     delete(doomed, "heir")  # it knows what redrive made

@@ -15,7 +15,7 @@ from tests.integration.provision.conftest import MakeShop, Shop, rest_path
 def busy(make_shop: MakeShop) -> Shop:
     """A shop for all tests here, each with a source topic of its own."""
     shop = make_shop()
-    shop.connection(allowedRoles=["fulfilment", "shop-*"])
+    shop.connection(allow=[shop.rule("fulfilment", "shop-*")])
     return shop
 
 
@@ -54,6 +54,8 @@ def test_topics_that_redrive_makes_say_so_and_whose_they_are(busy: Shop, partiti
         assert json.loads(marks.pop("redrive.io/granted")) == {"fulfilment": may}
         assert marks == {
             "redrive.io/owner": f"{system}/{busy.namespace}/{name}",
+            "redrive.io/owner-uid": busy.get("retrypolicy", name)["metadata"]["uid"],
+            "redrive.io/source": f"{busy.topic(name)}/fulfilment",
             "redrive.io/created": "true",
         }
 
@@ -70,7 +72,7 @@ def test_what_was_there_before_is_remembered_as_not_ours(busy: Shop) -> None:
     busy.ready("adopted")
     marks = properties(busy, retry)
     assert json.loads(marks.pop("redrive.io/granted")) == {"fulfilment": ["produce"]}
-    assert list(marks) == ["redrive.io/owner"]
+    assert marks.keys() == {"redrive.io/owner", "redrive.io/owner-uid", "redrive.io/source"}
     assert properties(busy, dead_letter)["redrive.io/subscription"] == "redrive"
     assert "redrive.io/created" not in properties(busy, dead_letter)
     assert busy.request("GET", f"{rest_path(retry)}/properties")["team"] == "orders"
@@ -143,6 +145,43 @@ def test_a_policy_made_anew_knows_its_topics_again(busy: Shop) -> None:
         retry = busy.ready("again")["status"]["retryTopic"]
         assert properties(busy, retry)["redrive.io/created"] == "true"
         busy.kubectl("delete", "retrypolicy", "again", "--timeout=60s")
+
+
+@pytest.mark.parametrize("retained", [True, False])
+def test_dead_letters_of_another_namespace_are_never_taken(
+    busy: Shop, make_shop: MakeShop, *, retained: bool
+) -> None:
+    """Those of a policy that is gone, and of one that has its dead-lettering switched off."""
+    name = f"victim-{retained}".lower()
+    busy.create_topic(busy.topic(name))
+    busy.policy(name, topic=busy.topic(name))
+    dead_letter = busy.ready(name)["status"]["deadLetterTopic"]
+    busy.request("PUT", f"{rest_path(dead_letter)}/subscription/rest", {})
+    if retained:
+        busy.kubectl("delete", "retrypolicy", name, "--timeout=60s")
+    else:
+        busy.policy(name, topic=busy.topic(name), deadLetter={"enabled": False})
+        busy.ready(name)
+    other = make_shop()
+    lent = {**busy.rule("fulfilment"), "namespaces": {"names": [other.namespace]}}
+    busy.connection("lent", allow=[lent])
+    busy.create_topic(busy.topic(f"{name}-mine"))
+    before = state(busy, f"{name}-fulfilment")
+    other.policy(
+        "thief",
+        connectionRef={"name": "lent", "namespace": busy.namespace},
+        topic=busy.topic(f"{name}-mine"),
+        naming={"deadLetterTopic": dead_letter},
+        deletionPolicy="Delete",
+    )
+    said = str(other.reaches("thief", "OwnerConflict")["status"]["conditions"])
+    assert "take-over-from" not in said
+    other.kubectl("annotate", "retrypolicy", "thief", f"redrive.io/take-over-from={name}")
+    other.kubectl("annotate", "retrypolicy", "thief", "redrive.io/reconcile-requested-at=now")
+    time.sleep(2)
+    other.reaches("thief", "OwnerConflict")
+    other.kubectl("delete", "retrypolicy", "thief", "--timeout=60s")
+    assert state(busy, f"{name}-fulfilment") == before
 
 
 def state(shop: Shop, name: str) -> dict[str, Any]:

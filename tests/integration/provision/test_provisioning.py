@@ -236,7 +236,7 @@ def test_the_older_policy_keeps_a_subscription_and_the_younger_takes_over(shop: 
     assert "older" in message(refused)
     assert shop.dump() == before
     shop.kubectl("delete", "retrypolicy", "older", "--timeout=60s")
-    shop.ready("younger")
+    shop.take_over("younger", "older")
     assert unmarked(shop.dump()) == unmarked(before)
 
 
@@ -248,11 +248,11 @@ def test_of_two_policies_one_is_ready_whatever_becomes_of_the_older(shop: Shop) 
     shop.policy("younger")
     shop.ready("younger")
     shop.policy("older", consumerRoles=[])
-    shop.ready("older")
-    assert "older" in message(shop.reaches("younger", "ResourceConflict"))
-    shop.policy("older", connectionRef={"name": "elsewhere"})
-    shop.reaches("older", "ConnectionNotFound")
-    shop.ready("younger")
+    assert "younger" in message(shop.reaches("older", "ResourceConflict"))
+    contested = shop.reaches_condition("younger", "ResourceConflict")
+    assert f"RetryPolicy {shop.namespace}/older" in contested["message"]
+    shop.kubectl("delete", "retrypolicy", "younger", "--timeout=60s")
+    shop.take_over("older", "younger")
 
 
 def test_two_policies_of_one_subscription_conflict_under_any_names(shop: Shop) -> None:
@@ -356,7 +356,7 @@ def test_the_younger_of_two_whose_names_met_takes_over_and_nothing_is_deleted(sh
     shop.policy("younger", topic=shop.topic("returns"), naming=short)
     shop.reaches("younger", "NameCollision")
     shop.kubectl("delete", "retrypolicy", "older", "--timeout=60s")
-    shop.ready("younger")
+    shop.take_over("younger", "older")
     assert unmarked(shop.dump()) == unmarked(before)
 
 

@@ -152,7 +152,7 @@ CASES = {
         "TenantNotFound",
         ("got '{tenant}-later'", "create it"),
         make_tenant,
-        connection={"allowedTopics": ["persistent://*/*/*"]},
+        connection={"allow": [{"topics": ["persistent://*/*/*"], "roles": ["fulfilment"]}]},
         policy={"topic": "persistent://{tenant}-later/prod/orders"},
     ),
     "no-namespace": Case(
@@ -169,24 +169,32 @@ CASES = {
     ),
     "topic-not-allowed": Case(
         "TopicNotAllowed",
-        ("(persistent://elsewhere/*/*); got 'persistent://{tenant}/prod/orders'", "add it there"),
+        (
+            "(persistent://elsewhere/*/*); got 'persistent://{tenant}/prod/orders'",
+            "add it",
+        ),
         lambda shop: shop.connection("topic-not-allowed"),
         stalls=True,
-        connection={"allowedTopics": ["persistent://elsewhere/*/*"]},
+        connection={"allow": [{"topics": ["persistent://elsewhere/*/*"], "roles": ["fulfilment"]}]},
     ),
     "derived-topic-not-allowed": Case(
         "TopicNotAllowed",
-        ("got 'persistent://{tenant}/prod/orders-derived-topic-not-allowed-RETRY'", "add it there"),
+        (
+            "got 'persistent://{tenant}/prod/orders-derived-topic-not-allowed-RETRY'",
+            "add it",
+        ),
         lambda shop: shop.connection("derived-topic-not-allowed"),
         stalls=True,
-        connection={"allowedTopics": ["persistent://*/prod/orders"]},
+        connection={"allow": [{"topics": ["persistent://*/prod/orders"], "roles": ["fulfilment"]}]},
     ),
     "given-name-not-allowed": Case(
         "TopicNotAllowed",
-        ("got 'persistent://{tenant}/prod/own-given-name-not-allowed-RETRY'", "add it there"),
+        ("got 'persistent://{tenant}/prod/own-given-name-not-allowed-RETRY'", "add it"),
         lambda shop: shop.connection("given-name-not-allowed"),
         stalls=True,
-        connection={"allowedTopics": ["persistent://{tenant}/*/orders"]},
+        connection={
+            "allow": [{"topics": ["persistent://{tenant}/*/orders"], "roles": ["fulfilment"]}]
+        },
         policy={
             "naming": {"retryTopic": "persistent://{tenant}/prod/own-given-name-not-allowed-RETRY"}
         },
@@ -200,17 +208,17 @@ CASES = {
     ),
     "role-not-allowed": Case(
         "RoleNotAllowed",
-        ("(fulfilment); got 'root'", "add it there"),
-        lambda shop: shop.connection("role-not-allowed", allowedRoles=["root"]),
+        ("(fulfilment); got 'root'", "add it"),
+        lambda shop: shop.connection("role-not-allowed", allow=[shop.rule("root")]),
         stalls=True,
         policy={"consumerRoles": ["root"]},
     ),
     "namespace-not-allowed": Case(
         "NamespaceNotAllowed",
-        ("got '{namespace}'", "add the namespace to its allowedNamespaces"),
-        lambda shop: shop.connection("namespace-not-allowed", allowedNamespaces=[shop.namespace]),
+        ("got '{namespace}'", "add the namespace to a rule of its spec.allow"),
+        lambda shop: shop.connection("namespace-not-allowed"),
         stalls=True,
-        connection={"allowedNamespaces": ["elsewhere"]},
+        connection={"allow": [{"namespaces": {"names": ["elsewhere"]}, "topics": []}]},
     ),
     "partitions-differ": Case(
         "PartitionsDiffer",

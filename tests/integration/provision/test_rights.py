@@ -39,7 +39,7 @@ NEEDED: dict[str, dict[str, str]] = {
     },
     "/events": {"create": "what happened, for `kubectl describe`"},
     "/pods": {},
-    "/namespaces": {},
+    "/namespaces": {"get": "labels that a connection selects by, each namespace read by its name"},
     "rbac.authorization.k8s.io/roles": {},
     "apiextensions.k8s.io/customresourcedefinitions": {},
     "sparkoperator.k8s.io/sparkapplications": {

@@ -42,13 +42,20 @@ def schema_of(shop: Shop, name: str) -> dict[str, Any] | None:
     return {"type": found["type"], "schema": found["data"], "properties": found["properties"]}
 
 
+def versions_of(shop: Shop, name: str) -> list[str]:
+    """All versions of a topic's schema, the oldest first."""
+    answer = shop.broker.request("GET", f"/admin/v2/schemas/{shop.tenant}/prod/{name}/schemas")
+    return [version["data"] for version in json.loads(answer.body)["getSchemaResponses"]]
+
+
 def follow(shop: Shop, name: str, schema: dict[str, Any]) -> None:
-    """Wait until both topics have the schema."""
+    """Wait until both topics have the schema, and all versions of the source's before it."""
     deadline = time.monotonic() + SECONDS
     for end in ("RETRY", "DLQ"):
         while schema_of(shop, f"{name}-fulfilment-{end}") != schema:
             assert time.monotonic() < deadline, end
             time.sleep(0.2)
+        assert versions_of(shop, f"{name}-fulfilment-{end}") == versions_of(shop, name)
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
@@ -56,11 +63,13 @@ def test_the_schema_of_the_source_is_copied_and_followed(typed: Shop, partitions
     name = f"typed-{partitions}"
     typed.create_topic(typed.topic(name), partitions)
     give(typed, name, record("id"))
+    give(typed, name, record("id", "country"))  # messages of the version before wait still
     typed.policy(name, topic=typed.topic(name))
     typed.ready(name)
-    follow(typed, name, record("id"))
-    give(typed, name, record("id", "customer"))
-    follow(typed, name, record("id", "customer"))
+    follow(typed, name, record("id", "country"))
+    for fields in (("id", "customer"), ("id", "customer", "city")):
+        give(typed, name, record(*fields))
+    follow(typed, name, record("id", "customer", "city"))
     assert "copied the source topic's JSON schema" in typed.told(name, "Repaired")
 
 

@@ -70,8 +70,13 @@ class Shop:
             "serviceUrl": self.sandbox.pulsar.service_url,
             "adminUrl": self.sandbox.pulsar.admin_url,
             "authentication": {"token": secret["pulsar-admin"]},
-            "allowedTopics": [f"persistent://{self.name}/*/*"],
-            "allowedRoles": ["fulfilment", "replayer"],
+            "allow": [
+                {
+                    "topics": [f"persistent://{self.name}/*/*"],
+                    "roles": ["fulfilment", "replayer"],
+                    "delete": True,
+                }
+            ],
             "replay": {"role": "replayer", "token": secret["pulsar-replayer"]},
             **changes,
         }

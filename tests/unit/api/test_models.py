@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -78,16 +79,40 @@ policies = st.fixed_dictionaries(
     },
     optional=choices,
 )
+labels = st.dictionaries(words, words, max_size=2)
+expressions = st.builds(
+    lambda key, operator, values: {
+        "key": key,
+        "operator": operator,
+        "values": values if operator in {"In", "NotIn"} else [],
+    },
+    words,
+    st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist"]),
+    st.lists(words, min_size=1, max_size=2),
+)
+selectors = st.fixed_dictionaries(
+    {"matchExpressions": st.lists(expressions, max_size=2)}, optional={"matchLabels": labels}
+)
+rules = st.fixed_dictionaries(
+    {
+        "topics": st.lists(topics, max_size=3),
+        "roles": st.lists(words, max_size=3),
+        "adopt": st.booleans(),
+        "delete": st.booleans(),
+    },
+    optional={
+        "namespaces": st.fixed_dictionaries({"names": st.lists(names, max_size=3)})
+        | st.fixed_dictionaries({"selector": selectors})
+    },
+)
 connections = st.fixed_dictionaries(
     {
         "serviceUrl": st.builds("pulsar://{}:{}".format, names, st.integers(1, 65_535)),
         "adminUrl": st.builds("https://{}:{}".format, names, st.integers(1, 65_535)),
         "authentication": st.fixed_dictionaries({"token": tokens}),
-        "allowedTopics": st.lists(topics, max_size=3),
-        "allowedRoles": st.lists(words, max_size=3),
+        "allow": st.lists(rules, max_size=3),
     },
     optional={
-        "allowedNamespaces": st.lists(names, max_size=3),
         "replay": st.fixed_dictionaries({"role": words, "token": tokens}),
         "policyDefaults": st.fixed_dictionaries({}, optional=choices),
     },
@@ -113,10 +138,10 @@ def connection_spec(**fields: object) -> PulsarConnectionSpec:
         "serviceUrl": "pulsar://pulsar:6650",
         "adminUrl": "http://pulsar:8080",
         "authentication": {"token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}},
-        "allowedTopics": [],
-        "allowedRoles": [],
+        "allow": [],
     }
-    return parse_spec(PulsarConnectionSpec, {"spec": spec | fields})
+    given = {name: value for name, value in (spec | fields).items() if value is not None}
+    return parse_spec(PulsarConnectionSpec, {"spec": given})
 
 
 @given(policies)
@@ -203,51 +228,37 @@ def test_a_spec_can_not_be_changed() -> None:
         policy_spec().subscription = "other"  # type: ignore[misc]
 
 
+def test_the_old_lists_are_one_rule_and_say_how_to_write_it() -> None:
+    old = connection_spec(
+        allow=None,
+        allowedTopics=["persistent://shop/*/*"],
+        allowedRoles=["shop-*"],
+        allowedNamespaces=["shop", "other"],
+    )
+    (edit,) = old.edits
+    before, written = edit.split(" by allow: ")
+    assert before == "replace allowedTopics, allowedRoles, allowedNamespaces"
+    new = connection_spec(allow=json.loads(written))
+    assert new.rules == old.rules
+    assert new.edits == ()
+    topic = TopicName("shop", "prod", "orders")
+    for namespace, allowed in (("shop", True), ("other", True), ("third", False)):
+        assert old.permissions(namespace, {}, "shop").allows_role("shop-a", topic) is allowed
+    assert old.permissions("shop", {}, "shop").allows_deletion(topic)
+    assert not old.permissions("shop", {}, "shop").allows_adoption(topic)
+
+
 @pytest.mark.parametrize(
-    ("pattern", "topic", "allowed"),
+    ("fields", "got"),
     [
-        ("persistent://shop/*/*", "persistent://shop/prod/orders", True),
-        ("persistent://shop/*/*", "persistent://shopping/prod/orders", False),
-        ("persistent://shop/prod/orders", "persistent://shop/prod/orders", True),
-        ("persistent://shop/prod/orders", "persistent://shop/prod/orders-eu", False),
-        ("persistent://shop/prod/orders*", "persistent://shop/prod/orders-eu", True),
-        ("persistent://shop/*/orders", "persistent://shop/a/b", False),
-        ("persistent://sh.p/prod/orders", "persistent://shop/prod/orders", False),
-        ("persistent://shop/prod/[a-z]*", "persistent://shop/prod/orders", False),
+        ({"allow": None}, "got 'none'; give allow"),
+        ({"allow": None, "allowedTopics": []}, "got 'none'; give allow"),
+        ({"allowedRoles": []}, "got 'both'; give allow, and take allowedTopics"),
     ],
 )
-def test_a_topic_pattern_matches_the_whole_name_and_no_slash(
-    pattern: str, topic: str, *, allowed: bool
-) -> None:
-    spec = connection_spec(allowedTopics=[pattern])
-    assert spec.allows_topic(TopicName.parse(topic)) is allowed
-
-
-def test_a_star_in_a_topic_pattern_never_crosses_a_slash() -> None:
-    spec = connection_spec(allowedTopics=["persistent://*/prod/orders"])
-    assert spec.allows_topic(TopicName.parse("persistent://shop/prod/orders"))
-    assert not spec.allows_topic(TopicName("shop/evil", "prod", "orders"))
-
-
-def test_any_pattern_of_a_list_is_enough_and_an_empty_list_allows_nothing() -> None:
-    spec = connection_spec(allowedRoles=["fulfilment", "shop-*"])
-    assert spec.allows_role("fulfilment")
-    assert spec.allows_role("shop-a")
-    assert not spec.allows_role("fulfilment-2")
-    assert not spec.allows_role("my-shop-a")
-    assert not connection_spec().allows_role("fulfilment")
-
-
-def test_only_its_own_namespace_may_use_a_connection_that_says_nothing() -> None:
-    assert connection_spec().allows_namespace("shop", own="shop")
-    assert not connection_spec().allows_namespace("other", own="shop")
-
-
-def test_a_list_of_namespaces_is_complete() -> None:
-    spec = connection_spec(allowedNamespaces=["other"])
-    assert spec.allows_namespace("other", own="shop")
-    assert not spec.allows_namespace("shop", own="shop")
-    assert not spec.allows_namespace("other-2", own="shop")
+def test_a_connection_allows_by_rules_or_by_the_old_lists(fields: dict[str, Any], got: str) -> None:
+    with pytest.raises(InvalidFieldsError, match=f"^spec: .*{got}"):
+        connection_spec(**fields)
 
 
 def test_a_status_of_a_newer_operator_can_be_read() -> None:

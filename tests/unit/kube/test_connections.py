@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import REGISTRY
@@ -26,8 +26,7 @@ BODY: dict[str, Any] = {
         "serviceUrl": "pulsar://pulsar:6650",
         "adminUrl": "http://pulsar:8080",
         "authentication": {"token": {"secretRef": {"name": "s", "key": "k"}}},
-        "allowedTopics": [],
-        "allowedRoles": [],
+        "allow": [{"topics": []}],
     },
 }
 
@@ -92,7 +91,7 @@ def connections(
     reader: Any,  # noqa: ANN401 - a double
     clock: Clock,
 ) -> Connections:
-    return Connections(table, brokers, reader, clock)
+    return Connections(table, brokers, reader, clock, cast("Any", None))
 
 
 def at(admin_url: str, version: int) -> dict[str, Any]:

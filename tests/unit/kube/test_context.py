@@ -67,3 +67,25 @@ async def test_an_operator_that_may_read_nothing_says_so(monkeypatch: pytest.Mon
     with pytest.raises(ForbiddenError, match="may not list"):
         async with Context.open(serving("deleted", "shop")):
             pass
+
+
+async def test_labels_that_a_connection_selects_by_are_known_from_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = FakeKubernetes()
+    identity = {"uid": "1", "resourceVersion": "1"}
+    selecting = {"namespaces": {"selector": {"matchLabels": {"team": "shop"}}}, "topics": []}
+    for name, allow in (("own", [{"topics": []}]), ("selecting", [selecting])):
+        metadata = {"namespace": "brokers", "name": name, **identity}
+        api.add(resources.CONNECTIONS, {"metadata": metadata, "spec": {"allow": allow}})
+        reference = {"connectionRef": {"namespace": "brokers", "name": name}}
+        metadata = {"namespace": f"uses-{name}", "name": "orders", **identity}
+        api.add(resources.POLICIES, {"metadata": metadata, "spec": reference})
+    read = list[Key]()
+    api.before = lambda verb, _, key: read.append(key) if verb == "get" else None
+    labelled = {"metadata": {"name": "uses-selecting", "labels": {"team": "shop"}}}
+    api.objects[resources.NAMESPACES][Key("", "uses-selecting")] = labelled
+    connect_to(api, monkeypatch)
+    async with asyncio.timeout(5), Context.open(serving()) as ctx:
+        assert ctx.namespaces.of("uses-selecting") == {"team": "shop"}
+        assert read == [Key("", "uses-selecting")]

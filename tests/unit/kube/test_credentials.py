@@ -230,8 +230,7 @@ def spec(authentication: dict[str, Any]) -> PulsarConnectionSpec:
                 "serviceUrl": "pulsar://pulsar:6650",
                 "adminUrl": "http://pulsar:8080",
                 "authentication": authentication,
-                "allowedTopics": [],
-                "allowedRoles": [],
+                "allow": [],
             }
         },
     )

@@ -13,6 +13,8 @@ from redrive.kube.cache import Cache
 from redrive.kube.context import Context, wall_clock
 from redrive.kube.resources import Body, Key
 from redrive.provision.facts import Request
+from redrive.provision.ownership import named_in
+from redrive.provision.standing import Standing
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
@@ -27,8 +29,13 @@ def connection() -> dict[str, Any]:
         "serviceUrl": "pulsar://pulsar:6650",
         "adminUrl": "http://pulsar:8080",
         "authentication": TOKEN,
-        "allowedTopics": ["persistent://shop/*/*"],
-        "allowedRoles": ["fulfilment", "shop-*"],
+        "allow": [
+            {
+                "topics": ["persistent://shop/*/*"],
+                "roles": ["fulfilment", "shop-*"],
+                "delete": True,
+            }
+        ],
         "replay": {"role": "replayer", **TOKEN},
     }
 
@@ -77,6 +84,9 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
             spec=spec,
             policy=spec.to_policy(str(key), body["metadata"]["generation"]),
             connection=through,
+            permissions=through.permissions(key.namespace, {}, "shop"),
+            standing=Standing.of(body),
+            takes_over=named_in(body),
         )
 
     return read
@@ -91,6 +101,7 @@ def ctx() -> Context:
         settings=none,
         kubernetes=none,
         brokers=none,
+        namespaces=none,
         clock=wall_clock,
         **{name: Cache() for name in tables},
     )

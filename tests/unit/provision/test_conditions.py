@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from redrive.admin.model import NamespaceState, TopicSubscriptions
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import Body
 from redrive.policy.naming import TopicName
 from redrive.provision import conditions
 from redrive.provision.conditions import ADMISSIBLE, BUILDABLE, Buildable
@@ -52,7 +52,7 @@ def test_a_policy_that_may_not_be_obeyed_is_refused(
 ) -> None:
     only = ["persistent://shop/*/orders*"]
     violation = conditions.first_violation(
-        ADMISSIBLE, requested(policy(**changes), allowedTopics=only)
+        ADMISSIBLE, requested(policy(**changes), allow=[{"topics": only, "roles": ["fulfilment"]}])
     )
     assert violation is not None
     assert violation.reason == reason
@@ -64,11 +64,11 @@ def test_a_refusal_names_a_few_of_many_that_are_allowed(
 ) -> None:
     topics = [f"persistent://shop/prod/{'t' * 900}-{n}" for n in range(256)]
     roles = [f"{'r' * 200}-{n}" for n in range(256)]
-    for allowed, last in (
-        ({"allowedTopics": topics}, topics[4]),
-        ({"allowedRoles": roles}, roles[4]),
+    for rule, last in (
+        ({"topics": topics}, topics[4]),
+        ({"topics": ["persistent://shop/*/*"], "roles": roles}, roles[4]),
     ):
-        found = conditions.first_violation(ADMISSIBLE, requested(policy(), **allowed))
+        found = conditions.first_violation(ADMISSIBLE, requested(policy(), allow=[rule]))
         assert found is not None
         assert f"{last}, and 251 more)" in str(found)
         assert len(str(found)) < 6_000
@@ -91,19 +91,54 @@ def test_a_subscription_does_not_lead_to_topics_that_are_not_allowed(
 ) -> None:
     body = policy(topic=SOURCE, subscription="eu-billing")
     violation = conditions.first_violation(
-        ADMISSIBLE, requested(body, allowedTopics=[SOURCE, *allowed])
+        ADMISSIBLE, requested(body, allow=[{"topics": [SOURCE, *allowed]}])
     )
     assert violation is not None
     assert violation.reason == "TopicNotAllowed"
     assert f"the {kind} that" in str(violation)
-    assert f"got '{found}'; add it there" in str(violation)
+    assert f"got '{found}'; add it to a rule" in str(violation)
 
 
 def test_derived_topics_may_be_allowed_by_a_pattern_of_their_own(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
-    narrow = requested(policy(topic=SOURCE), allowedTopics=[SOURCE, f"{SOURCE}-fulfilment-*"])
+    rule = {"topics": [SOURCE, f"{SOURCE}-fulfilment-*"], "roles": ["fulfilment"]}
+    narrow = requested(policy(topic=SOURCE), allow=[rule])
     assert conditions.first_violation(ADMISSIBLE, narrow) is None
+
+
+def test_a_role_of_one_rule_gets_no_rights_on_a_topic_of_another(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    rules = [
+        {"topics": ["persistent://shop/prod/*"], "roles": ["shop-*"]},
+        {"topics": ["persistent://shop/payroll/*"], "roles": ["fulfilment"]},
+    ]
+    violation = conditions.first_violation(ADMISSIBLE, requested(policy(), allow=rules))
+    assert violation is not None
+    assert violation.reason == "RoleNotAllowed"
+    assert f"on {SOURCE}-fulfilment-RETRY (shop-*); got 'fulfilment'" in str(violation)
+    source_only = [{"topics": [SOURCE], "roles": ["fulfilment"]}, {"topics": [f"{SOURCE}-*"]}]
+    violation = conditions.first_violation(ADMISSIBLE, requested(policy(), allow=source_only))
+    assert violation is not None
+    assert violation.reason == "RoleNotAllowed"
+
+
+def test_what_is_allowed_to_another_namespace_is_neither_allowed_nor_shown(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    rules = [
+        {"topics": ["persistent://shop/other/*"], "roles": ["fulfilment"]},
+        {
+            "namespaces": {"names": ["payments"]},
+            "topics": ["persistent://shop/prod/*"],
+            "roles": ["fulfilment"],
+        },
+    ]
+    violation = conditions.first_violation(ADMISSIBLE, requested(policy(), allow=rules))
+    assert violation is not None
+    assert violation.reason == "TopicNotAllowed"
+    assert "to namespace shop (persistent://shop/other/*); got" in str(violation)
 
 
 def test_the_oldest_policy_of_a_subscription_keeps_it(
@@ -112,9 +147,9 @@ def test_the_oldest_policy_of_a_subscription_keeps_it(
     oldest, middle, youngest = (
         requested(policy(name, age=age)) for age, name in enumerate(["first", "second", "third"])
     )
-    assert conditions.older_conflict(oldest, [middle, youngest]) is None
+    assert conditions.prior_claim(oldest, [middle, youngest]) is None
     for loser, others in ((middle, [oldest, youngest]), (youngest, [middle, oldest])):
-        violation = conditions.older_conflict(loser, others)
+        violation = conditions.prior_claim(loser, others)
         assert violation is not None
         assert violation.reason == "ResourceConflict"
         assert "got 'RetryPolicy shop/first'" in str(violation)
@@ -124,8 +159,8 @@ def test_of_two_policies_made_in_one_second_the_uid_decides(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     one, other = requested(policy("a")), requested(policy("b"))
-    assert conditions.older_conflict(one, [other]) is None
-    assert conditions.older_conflict(other, [one]) is not None
+    assert conditions.prior_claim(one, [other]) is None
+    assert conditions.prior_claim(other, [one]) is not None
 
 
 def test_names_that_meet_for_different_subscriptions_are_a_collision(
@@ -135,7 +170,7 @@ def test_names_that_meet_for_different_subscriptions_are_a_collision(
     second = requested(
         policy("b", topic="persistent://shop/prod/orders", subscription="eu-billing")
     )
-    violation = conditions.older_conflict(second, [first])
+    violation = conditions.prior_claim(second, [first])
     assert violation is not None
     assert violation.reason == "NameCollision"
     assert "shop/a" in str(violation)
@@ -148,14 +183,14 @@ def test_the_source_topic_of_an_older_policy_is_never_taken_for_an_own_topic(
     source = "persistent://shop/prod/payments"
     payments = requested(policy("payments", topic=source, age=1))
     taking = policy("taking", naming={given: source}, age=2)
-    violation = conditions.older_conflict(requested(taking), [payments])
+    violation = conditions.prior_claim(requested(taking), [payments])
     assert violation is not None
     assert violation.reason == "NameCollision"
     assert f"the source topic of an older RetryPolicy, {source}" in str(violation)
     assert "got 'RetryPolicy shop/payments'" in str(violation)
-    assert conditions.older_conflict(payments, [requested(taking)]) is None
+    assert conditions.prior_claim(payments, [requested(taking)]) is None
     elsewhere = requested(taking, adminUrl="http://elsewhere:8080")
-    assert conditions.older_conflict(elsewhere, [payments]) is None
+    assert conditions.prior_claim(elsewhere, [payments]) is None
 
 
 def test_dead_letters_may_have_a_younger_policy_of_their_own(
@@ -163,8 +198,8 @@ def test_dead_letters_may_have_a_younger_policy_of_their_own(
 ) -> None:
     first = requested(policy("first", age=1))
     of_dead_letters = requested(policy("second", topic=str(first.spec.dead_letter_topic), age=2))
-    assert conditions.older_conflict(of_dead_letters, [first]) is None
-    assert conditions.older_conflict(first, [of_dead_letters]) is None
+    assert conditions.prior_claim(of_dead_letters, [first]) is None
+    assert conditions.prior_claim(first, [of_dead_letters]) is None
 
 
 def test_two_subscriptions_of_one_topic_are_no_rivals(
@@ -172,7 +207,7 @@ def test_two_subscriptions_of_one_topic_are_no_rivals(
 ) -> None:
     first = requested(policy("first", age=1))
     second = requested(policy("second", subscription="billing", age=2))
-    assert conditions.older_conflict(second, [first]) is None
+    assert conditions.prior_claim(second, [first]) is None
 
 
 def test_policies_at_different_brokers_are_no_rivals(
@@ -181,8 +216,8 @@ def test_policies_at_different_brokers_are_no_rivals(
     here = requested(policy("b"), adminUrl="http://here:8080")
     same = requested(policy("a"), adminUrl="http://HERE:8080/")
     there = requested(policy("a"), adminUrl="http://there:8080")
-    assert conditions.older_conflict(here, [there]) is None
-    assert conditions.older_conflict(here, [same]) is not None
+    assert conditions.prior_claim(here, [there]) is None
+    assert conditions.prior_claim(here, [same]) is not None
 
 
 def buildable(
@@ -195,7 +230,7 @@ def buildable(
 ) -> Buildable:
     state = None if retry is None else TopicState(retry, NO_SUBSCRIPTIONS, {}, {})
     observed = Observed(source, None, state, None, {}, {}, config_map)
-    return Buildable(body, desired(requested, body, "here"), observed, frozenset(), ())
+    return Buildable(body, desired(requested, body, "here"), observed)
 
 
 @pytest.mark.parametrize(
@@ -204,15 +239,16 @@ def buildable(
         (None, True),
         ("", True),
         ("here/shop/orders", True),
-        ("here/shop/gone", True),
-        ("here/shop/older", False),
-        ("here/elsewhere/gone", False),
+        ("here/shop/named", True),
+        ("here/shop/other", False),
+        ("here/elsewhere/named", False),
+        ("there/shop/named", False),
         ("there/shop/orders", False),
         ("by hand", False),
         ("here//orders", False),
     ],
 )
-def test_a_topic_that_another_policy_keeps_is_refused_unless_that_is_known_to_be_gone(
+def test_a_topic_of_another_policy_is_refused_unless_that_is_named_and_of_the_same_namespace(
     policy: MakeBody, requested: MakeRequest, mark: str | None, *, allowed: bool
 ) -> None:
     body = policy()
@@ -221,26 +257,21 @@ def test_a_topic_that_another_policy_keeps_is_refused_unless_that_is_known_to_be
     facts = dataclasses.replace(
         facts,
         observed=dataclasses.replace(facts.observed, dead_letter=marked),
-        older=frozenset({Key("shop", "older")}),
-        served=("shop",),
+        takes_over=frozenset({"named"}),
     )
     violation = conditions.first_violation(BUILDABLE, facts)
     assert (violation is None) is allowed
     if violation is not None:
         assert violation.reason == "OwnerConflict"
         assert f"got 'redrive.io/owner={mark}'" in str(violation)
-        assert "remove-properties -k redrive.io/owner persistent://shop/prod/" in str(violation)
-
-
-def test_a_policy_of_any_namespace_is_known_where_all_are_served(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
-    body = policy()
-    facts = buildable(body, requested(body), source=0, retry=None)
-    marked = TopicState(0, NO_SUBSCRIPTIONS, {}, {"redrive.io/owner": "here/elsewhere/gone"})
-    observed = dataclasses.replace(facts.observed, retry=marked)
-    everywhere = dataclasses.replace(facts, observed=observed)
-    assert conditions.first_violation(BUILDABLE, everywhere) is None
+        ways = {
+            "here/shop/other": "kubectl annotate retrypolicy --namespace=shop orders "
+            "redrive.io/take-over-from=other",
+        }
+        removes = (
+            "pulsar-admin topics remove-properties -k redrive.io/owner persistent://shop/prod/"
+        )
+        assert ways.get(str(mark), removes) in str(violation)
 
 
 @pytest.mark.parametrize(

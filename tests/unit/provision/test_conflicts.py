@@ -90,9 +90,17 @@ def test_a_policy_that_is_asked_anew_under_the_same_names_wakes_its_rivals(
     assert woken == [Key("shop", "younger")] * 2
 
 
-def test_a_changed_status_wakes_nobody(policy: MakeBody) -> None:
-    table = Cache([policy("a"), policy("b")])
+def test_a_changed_status_wakes_rivals_only_where_the_claim_stands_otherwise(
+    policy: MakeBody,
+) -> None:
+    table = Cache([policy("a"), policy("b"), policy("c", subscription="another")])
     woken: list[Key] = []
     Conflicts(table, woken.append)
-    table.put(policy("a") | {"status": {"retryTopic": "x"}})
+    table.put(policy("a") | {"status": {"maxRetries": 3}})
     assert woken == []
+    table.put(policy("a") | {"status": {"retryTopic": "x"}})
+    assert woken == [Key("shop", "b")]
+    table.put(policy("a") | {"status": {"retryTopic": "x", "maxRetries": 4}})
+    assert woken == [Key("shop", "b")]
+    table.put(policy("a") | {"status": {"retryTopic": "x", "blockedBy": "shop/b"}})
+    assert woken == [Key("shop", "b")] * 2

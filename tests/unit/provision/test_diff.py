@@ -44,11 +44,13 @@ policies = st.fixed_dictionaries(
     }
 )
 SCHEMA = Schema("JSON", '{"type": "record"}', {"a": "b"})
-OWNER = Owner("here", Key("shop", "orders"))
+OWNER = Owner("here", Key("shop", "orders"), "uid-1", "orders/fulfilment")
 recorded = st.dictionaries(roles, rights, max_size=2)
 records = st.builds(
     OwnershipRecord,
     owner=st.sampled_from(["", str(OWNER), "here/shop/gone"]),
+    uid=st.sampled_from(["", "uid-1", "uid-0"]),
+    source=st.sampled_from(["", "orders/fulfilment", "payroll/fulfilment"]),
     created=st.booleans(),
     granted=recorded,
     subscription=st.sampled_from(["", "fulfilment"]),
@@ -150,7 +152,7 @@ def done(  # noqa: C901 - a case for each action
                 state = topics[topic]
                 assert state is not None
                 topics[topic] = repartitioned(state, action)
-            case actions.CopySchema(topic, schema):
+            case actions.CopySchema(topic, _, schema):
                 state = topics[topic]
                 noted = {"redrive.io/schema": schema.fingerprint}
                 assert state is not None
@@ -267,7 +269,7 @@ def test_no_role_loses_a_right_but_one_that_is_on_record_as_ours(
     ours = {
         (str(topic), role, action)
         for topic, state in ((RETRY, before.retry), (DEAD_LETTER, before.dead_letter))
-        if state is not None and OwnershipRecord.of(properties_of(state)).owner == str(OWNER)
+        if state is not None and OwnershipRecord.of(properties_of(state)).is_of(OWNER)
         for role, may in OwnershipRecord.of(properties_of(state)).granted.items()
         for action in may
     }
@@ -310,7 +312,11 @@ def test_a_topic_is_created_with_its_mark_and_one_that_was_there_is_never_called
     for was, now in ((before.retry, after.retry), (before.dead_letter, after.dead_letter)):
         assert now is not None
         record = OwnershipRecord.of(properties_of(now))
-        assert record.owner == str(OWNER)
+        assert (record.owner, record.uid, record.source) == (
+            str(OWNER),
+            OWNER.uid,
+            OWNER.source,
+        )
         assert record.created == (was is None or OwnershipRecord.of(properties_of(was)).created)
 
 
@@ -433,7 +439,7 @@ def test_what_was_done_is_told_in_one_line() -> None:
             actions.RestorePartitions(RETRY, (0, 2)),
             actions.AddPartitions(RETRY, 4),
             actions.SetTopicPolicy(RETRY, DEDUPLICATES, Write("deduplicationEnabled", body=True)),
-            actions.CopySchema(RETRY, SCHEMA),
+            actions.CopySchema(RETRY, POLICY.topic, SCHEMA),
             actions.SetGrants(
                 (
                     Grant(RETRY, "a", frozenset({"produce", "consume"})),

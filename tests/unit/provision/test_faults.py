@@ -106,6 +106,7 @@ class Shop:
             kubernetes=self.kubernetes,
             policies=Cache([self.policy]),
             connections=Cache([self.connection]),
+            namespaces=None,
             brokers=SimpleNamespace(resolve=resolve),
             settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
             clock=lambda: DELETED,

@@ -118,6 +118,7 @@ async def look(
         clock=lambda: BEGAN + after,
         policies=table,
         connections=Cache(),
+        namespaces=None,
         settings=settings,
         kubernetes=api,
     )

@@ -21,6 +21,7 @@ def ctx(policies: Cache, connections: Cache) -> Any:  # noqa: ANN401 - what of a
         kubernetes=FakeKubernetes(),  # none of the objects is there any more
         policies=policies,
         connections=connections,
+        namespaces=None,
         replays=Cache(),
         clock=lambda: datetime(2026, 1, 1, tzinfo=UTC),
     )

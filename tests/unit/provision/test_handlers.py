@@ -14,6 +14,7 @@ from redrive.kube.cache import Cache
 from redrive.kube.connections import Connections
 from redrive.kube.context import Context, wall_clock
 from redrive.kube.controller import AT_ONCE
+from redrive.kube.namespaces import NamespaceLabels
 from redrive.kube.resources import Key
 from redrive.provision import connection as connections
 from redrive.provision import handlers, reconcile
@@ -67,7 +68,8 @@ async def ctx(looks: Looks) -> AsyncIterator[Context]:  # noqa: ARG001 - looks i
     made = Context(
         settings=NOTHING,
         kubernetes=NOTHING,
-        brokers=Connections(tables["connections"], NOTHING, NOTHING, wall_clock),
+        brokers=Connections(tables["connections"], NOTHING, NOTHING, wall_clock, NOTHING),
+        namespaces=NamespaceLabels(NOTHING),
         clock=wall_clock,
         **tables,
     )

@@ -50,6 +50,7 @@ async def survey(
         ctx: Any = SimpleNamespace(
             policies=Cache(bodies),
             connections=Cache([through]),
+            namespaces=None,
             config_maps=Cache(),
             brokers=SimpleNamespace(open=open_),
             settings=SimpleNamespace(cluster_id="here", namespaces=()),
@@ -102,7 +103,7 @@ async def test_what_may_not_be_obeyed_any_more_is_found_without_asking_the_broke
 ) -> None:
     surveyor, broker = survey
     changed = {"namespace": "shop", "name": "main", **NEW, "resourceVersion": "2"}
-    narrowed = {**connection, "allowedTopics": ["persistent://shop/n2/*"]}
+    narrowed = {**connection, "allow": [{"topics": ["persistent://shop/n2/*"], "roles": ["*"]}]}
     for table, body in (
         (surveyor.ctx.connections, {"metadata": changed, "spec": narrowed}),
         (surveyor.ctx.policies, policy("broken", maxRetries=-1)),

@@ -15,7 +15,7 @@ from redrive.provision.errors import InUseError
 from redrive.provision.ownership import Owner, OwnershipRecord
 from redrive.provision.removal import Left, Removal, removal
 
-OURS = Owner("here", Key("shop", "orders"))
+OURS = Owner("here", Key("shop", "orders"), "uid-1", "orders/fulfilment")
 RETRY = TopicName("shop", "prod", "orders-fulfilment-RETRY")
 DEAD_LETTER = TopicName("shop", "prod", "orders-fulfilment-DLQ")
 WANTED = [DeletionPolicy.DELETE, DeletionPolicy.DELETE_IF_EMPTY]
@@ -39,6 +39,8 @@ topics = st.builds(
     properties=st.builds(
         OwnershipRecord,
         owner=st.sampled_from(["", str(OURS), "there/shop/orders", "here/shop/other"]),
+        uid=st.sampled_from(["", "uid-1", "uid-0"]),
+        source=st.sampled_from(["", "orders/fulfilment", "payroll/fulfilment"]),
         created=st.booleans(),
         granted=granted,
         subscription=st.sampled_from(["", "fulfilment"]),
@@ -83,7 +85,7 @@ def test_a_topic_is_touched_only_if_it_is_marked_as_ours_and_nobody_needs_it(
     ours = {
         topic.name
         for topic in found
-        if OwnershipRecord.of(topic.properties).owner == str(OURS) and topic.heir is None
+        if OwnershipRecord.of(topic.properties).is_of(OURS) and topic.heir is None
     }
     assert touched(planned(policy, found)) <= ours
 

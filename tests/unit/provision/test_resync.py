@@ -253,7 +253,7 @@ class Questions(StallChecks):
 async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is_over(
     policy: MakeBody, survey: Surveys, caplog: pytest.LogCaptureFixture
 ) -> None:
-    questions = Questions(survey.ctx, survey.conflicts)
+    questions = Questions(survey.ctx)
     object.__setattr__(questions, "asked", [])
     for name, reason in (
         ("owned", "OwnerConflict"),
@@ -286,7 +286,7 @@ async def test_connections_to_one_broker_share_the_pace_of_questions(
     policy: MakeBody, survey: Surveys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resync, "CALLS_PER_QUESTION", 0.2)  # one every 10 ms
-    questions = Questions(survey.ctx, survey.conflicts)
+    questions = Questions(survey.ctx)
     object.__setattr__(questions, "asked", [])
     for number in range(10):
         name = f"stands-{number}"

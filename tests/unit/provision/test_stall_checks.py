@@ -60,7 +60,7 @@ class Scene:
     async def is_over(self) -> bool:
         """Ask; then a look agrees."""
         before = len(self.broker.calls)
-        over = await StallChecks(self.ctx, self._claims()).is_over(self.body)
+        over = await StallChecks(self.ctx).is_over(self.body)
         asked = self.broker.calls[before:]
         of_namespace = [call for call in asked if not call[1].startswith("persistent/shop/prod/o")]
         assert len(of_namespace) in {0, CALLS_PER_NAMESPACE}
@@ -109,6 +109,8 @@ async def test_a_topic_of_another_owner_until_both_topics_are_given_up_or_gone(
     scene.namespace.topics[RETRY].properties.clear()
     assert not await scene.is_over()
     scene.namespace.topics[DEAD].properties["redrive.io/owner"] = "this-cluster/shop/gone"
+    assert not await scene.is_over()
+    scene.body["metadata"]["annotations"] = {"redrive.io/take-over-from": "gone"}
     assert await scene.is_over()
 
 
@@ -167,7 +169,7 @@ async def test_a_config_map_that_is_not_ours_until_it_is_gone(
         scene.ctx.config_maps.put({**theirs, "metadata": {**theirs["metadata"]}})
     await scene.stalls("ConfigMapNotOurs")
     before = len(scene.broker.calls)
-    assert not await StallChecks(scene.ctx, scene._claims()).is_over(scene.body)  # noqa: SLF001
+    assert not await StallChecks(scene.ctx).is_over(scene.body)
     assert len(scene.broker.calls) == before
     kubernetes.objects.clear()
     scene.ctx.config_maps.drop(theirs)
@@ -179,7 +181,7 @@ async def test_whatever_else_is_in_the_way_is_for_a_look_to_tell(
 ) -> None:
     scene.mark(RETRY, "elsewhere/shop/orders", 2)
     await scene.stalls("OwnerConflict")
-    asks = StallChecks(scene.ctx, Conflicts(scene.ctx.policies, lambda _: None))
+    asks = StallChecks(scene.ctx)
     scene.broker.fault = at_call(1, answering(500))
     assert await asks.is_over(scene.body)
     scene.broker.fault = None
@@ -194,7 +196,7 @@ async def test_policies_of_one_namespace_share_what_is_read_of_it(
     monkeypatch.undo()
     scene.namespace.policies[EXPIRY] = 5
     await scene.stalls("SubscriptionExpiry")
-    asks = StallChecks(scene.ctx, Conflicts(scene.ctx.policies, lambda _: None))
+    asks = StallChecks(scene.ctx)
     before = len(scene.broker.calls)
     for number in range(50):
         body = policy(f"orders-{number}") | {"status": scene.body["status"]}

@@ -15,6 +15,7 @@ from redrive.kube import status
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connections
 from redrive.kube.context import Context, Settings
+from redrive.kube.namespaces import NamespaceLabels
 from redrive.kube.resources import POLICIES, Body, Key
 from redrive.provision import handlers
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -38,7 +39,8 @@ async def started(*policies: Body) -> AsyncIterator[FakeKubernetes]:
         replays=Cache(),
         applications=Cache(),
         config_maps=Cache(),
-        brokers=Connections(connections, NOTHING, NOTHING, lambda: NOW),
+        brokers=Connections(connections, NOTHING, NOTHING, lambda: NOW, NOTHING),
+        namespaces=NamespaceLabels(kubernetes),
         clock=lambda: NOW,
     )
     begun = handlers.register(kopf.OperatorRegistry(), ctx)

@@ -80,13 +80,37 @@ def test_topics_that_are_replicated_to_other_clusters_need_caution(
 def test_a_schema_that_the_broker_refuses_needs_caution(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
-    topic = requested(policy()).policy.retry_topic
+    names = requested(policy()).policy
+    topic = names.retry_topic
     error = AdminConflictError("no", got="409 Incompatible", remedy="none")
-    refused = [Refused(CopySchema(topic, Schema("JSON", "{}", {})), error)]
+    refused = [Refused(CopySchema(topic, names.topic, Schema("JSON", "{}", {})), error)]
     [caution] = found(policy(), requested(policy()), refused=refused)
     assert caution.reason == "SchemaRefused"
     assert f"could not be copied to {topic}" in caution.message
     assert "409 Incompatible" in caution.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "enforced", "remedy"),
+    [
+        ("AVRO", True, None),
+        ("INT32", False, None),
+        ("INT32", True, "or do not enforce schemas"),
+        ("KEY_VALUE", False, "consume it with Java"),
+    ],
+)
+def test_a_schema_that_python_cannot_send_needs_caution(
+    policy: MakeBody, requested: MakeRequest, *, kind: str, enforced: bool, remedy: str | None
+) -> None:
+    body = policy()
+    observed = Observed(2, Schema(kind, "", {}), enforces_schemas=enforced)
+    request = requested(body)
+    seen = warnings(Seen(request, (), desired(request, body, "here"), observed, ()))
+    assert [caution.reason for caution in seen] == ["SchemaUnsupported"] * (remedy is not None)
+    for caution in seen:
+        assert f"got {kind} on {request.policy.topic}; " in caution.message
+        assert remedy is not None
+        assert remedy in caution.message
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connections
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.errors import ConnectionNotFoundError, NamespaceNotAllowedError
+from redrive.kube.namespaces import NamespaceLabels
 from redrive.replay import launch
 from redrive.replay.admission import admit
 from redrive.replay.errors import (
@@ -79,8 +80,7 @@ def connection(**spec: object) -> dict[str, Any]:
         "serviceUrl": "pulsar://pulsar:6650",
         "adminUrl": "http://pulsar:8080",
         "authentication": token,
-        "allowedTopics": ["persistent://shop/*/*"],
-        "allowedRoles": ["*"],
+        "allow": [{"topics": ["persistent://shop/*/*"], "roles": ["*"]}],
         "replay": {"role": "replayer", **replayer},
     }
     filled = {key: value for key, value in (defaults | spec).items() if value is not None}
@@ -100,6 +100,7 @@ def ctx(**tables: list[dict[str, Any]]) -> Context:
         kubernetes=cast("Kubernetes", None),
         config_maps=Cache(),
         brokers=cast("Connections", None),
+        namespaces=cast("NamespaceLabels", None),
         clock=wall_clock,
         **{name: Cache(bodies) for name, bodies in (known | tables).items()},
     )
@@ -175,8 +176,9 @@ def test_a_connection_with_certificate_authorities_of_its_own_is_refused() -> No
 def test_a_connection_that_is_gone_or_closed_to_the_namespace_is_refused() -> None:
     with pytest.raises(ConnectionNotFoundError):
         admit(replay(), ctx(connections=[]))
+    other = [{"namespaces": {"names": ["other"]}, "topics": ["persistent://shop/*/*"]}]
     with pytest.raises(NamespaceNotAllowedError):
-        admit(replay(), ctx(connections=[connection(allowedNamespaces=["other"])]))
+        admit(replay(), ctx(connections=[connection(allow=other)]))
 
 
 def test_the_older_replay_of_a_policy_goes_first() -> None:

@@ -18,7 +18,7 @@ import pulsar.schema
 from redrive.delivery.closing import Closing
 from redrive.delivery.identity import identity
 from redrive.delivery.producing.sends import GRACE_SECONDS, REMEDY, Opening, SendSlot
-from redrive.delivery.retrying.producers import NotSentError
+from redrive.delivery.retrying.errors import NotSentError
 from redrive.delivery.retrying.send_watchdog import SendWatchdog
 from redrive.errors import InvalidSpecError, RedriveError
 

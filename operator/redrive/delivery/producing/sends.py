@@ -16,7 +16,7 @@ from typing import Any
 
 import pulsar
 
-from redrive.delivery.retrying.producers import NotSentError, TooBigError
+from redrive.delivery.retrying.errors import NotSentError, TooBigError
 from redrive.delivery.retrying.send_watchdog import SendWatchdog
 
 REMEDY = "check that the broker answers, and that this role may produce there"

@@ -28,10 +28,10 @@ def properties(message: pulsar.Message) -> dict[str, str] | None:
 def schema_version(message: pulsar.Message) -> int | None:
     """Return the version of its topic's schema that *message* was produced with; None if none."""
     try:
-        written = message.schema_version()
-    except UnicodeDecodeError:  # the client takes the bytes of the number for text
-        return None
-    return int.from_bytes(written.encode(), "big") if written else None
+        written = message.schema_version().encode()
+    except UnicodeDecodeError as error:  # the client takes the bytes of the number for text
+        written = error.object
+    return int.from_bytes(written, "big") if written else None
 
 
 def id_text(message_id: pulsar.MessageId) -> str:

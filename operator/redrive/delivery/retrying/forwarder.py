@@ -16,7 +16,7 @@ import pulsar
 from redrive.delivery.parts import Incoming, Outgoing, Subscription
 from redrive.delivery.receiving import reading
 from redrive.delivery.receiving.reading import id_text
-from redrive.delivery.retrying.producers import NotSentError, TooBigError, UnreadableError
+from redrive.delivery.retrying.errors import NotSentError, TooBigError, UnreadableError
 from redrive.delivery.telemetry.events import Event, Events, Name
 from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
 from redrive.policy import envelope

@@ -10,13 +10,16 @@ import contextlib
 import threading
 from collections import defaultdict
 from datetime import timedelta
+from typing import NamedTuple
 
 import pulsar
+import pulsar.schema
 
 from redrive.delivery.identity import identity
 from redrive.delivery.receiving import reading
+from redrive.delivery.retrying.errors import NotSentError, TooBigError
 from redrive.delivery.retrying.send_watchdog import SendWatchdog
-from redrive.errors import RedriveError
+from redrive.delivery.retrying.writer_schemas import WriterSchemas
 from redrive.policy.naming import TopicName
 
 _SEND_TIMEOUT_SECONDS = 10
@@ -25,26 +28,15 @@ _SEND_TIMEOUT_SECONDS = 10
 _GIVE_UP_SECONDS = _SEND_TIMEOUT_SECONDS + 2
 
 
-class NotSentError(RedriveError):
-    """There is no receipt for a message: whether it was stored is not known."""
+class _Destination(NamedTuple):
+    """What a producer is made for."""
 
-    reason = "NotSent"
-
-
-class TooBigError(NotSentError):
-    """A message with its properties is bigger than the broker takes; it was not stored."""
-
-    reason = "TooBig"
-
-
-class UnreadableError(NotSentError):
-    """A message carries what the client can't read, so there is no copy of it; none was stored."""
-
-    reason = "Unreadable"
+    topic: TopicName
+    schema: pulsar.schema.Schema
 
 
 class Producers:
-    """A producer for each topic, made when it is first needed, and again after a failure.
+    """A producer for each topic and schema, made when first needed, and again after a failure.
 
     May be used by several threads.
     """
@@ -52,9 +44,10 @@ class Producers:
     def __init__(self, client: pulsar.Client, *, name: str) -> None:
         self._client = client
         self._name = name
-        self._producers: dict[TopicName, pulsar.Producer] = {}
+        self._schemas = WriterSchemas(client)
+        self._producers: dict[_Destination, pulsar.Producer] = {}
         self._changing = threading.Lock()
-        self._opening: defaultdict[TopicName, threading.Lock] = defaultdict(threading.Lock)
+        self._opening: defaultdict[_Destination, threading.Lock] = defaultdict(threading.Lock)
         self._closed = False
         self._watchdog = SendWatchdog(_GIVE_UP_SECONDS)
 
@@ -67,19 +60,21 @@ class Producers:
     ) -> pulsar.MessageId:
         """Send a copy of *message*, but for its properties, and return the copy's id.
 
-        Key, ordering key, event time and a null payload survive; a key that is no text becomes its
-        base64. The broker has stored the copy when this returns.
+        Schema, key, ordering key, event time and a null payload survive; a key that is no text
+        becomes its base64. The broker has stored the copy when this returns.
 
         Raises:
             TooBigError: the message with *properties* is too big.
+            SchemaNotFoundError, SchemaUnsupportedError: it can't be sent with its schema.
             NotSentError: no producer could be made, or no receipt came within 12 s.
         """
-        producer = self._producer(topic)
+        to = _Destination(topic, self._schemas.of(message))
+        producer = self._producer(to)
         given_up = threading.Event()
 
         def give_up() -> None:
             given_up.set()
-            self._drop(topic, producer)
+            self._drop(to, producer)
 
         try:
             with self._watchdog.during(give_up):
@@ -100,7 +95,7 @@ class Producers:
                 remedy="raise maxMessageSize of the broker, or keep payloads well below it",
             ) from error
         except pulsar.exceptions.PulsarException as error:
-            self._drop(topic, producer)
+            self._drop(to, producer)
             raise _not_sent(topic, "no answer" if given_up.is_set() else str(error)) from error
 
     def close(self) -> None:
@@ -108,39 +103,40 @@ class Producers:
         with self._changing:
             self._closed = True
             producers = list(self._producers.items())
-        for topic, producer in producers:
-            self._drop(topic, producer)
+        for to, producer in producers:
+            self._drop(to, producer)
         self._watchdog.close()
 
-    def _producer(self, topic: TopicName) -> pulsar.Producer:
+    def _producer(self, to: _Destination) -> pulsar.Producer:
         with self._changing:
-            known = self._known(topic)
-            opening = self._opening[topic]
+            known = self._known(to)
+            opening = self._opening[to]
         if known is not None:
             return known
         with opening:  # which takes up to the client's own time-out: others don't wait for it
             with self._changing:
-                known = self._known(topic)
+                known = self._known(to)
             if known is not None:
                 return known
-            made = self._open(topic)
+            made = self._open(to)
             with self._changing:
-                self._producers[topic] = made
+                self._producers[to] = made
                 closed = self._closed
         if closed:  # meanwhile, without this one
-            self._drop(topic, made)
-            raise _closed(topic)
+            self._drop(to, made)
+            raise _closed(to.topic)
         return made
 
-    def _known(self, topic: TopicName) -> pulsar.Producer | None:
+    def _known(self, to: _Destination) -> pulsar.Producer | None:
         if self._closed:
-            raise _closed(topic)
-        return self._producers.get(topic)
+            raise _closed(to.topic)
+        return self._producers.get(to)
 
-    def _open(self, topic: TopicName) -> pulsar.Producer:
+    def _open(self, to: _Destination) -> pulsar.Producer:
         try:
             return self._client.create_producer(
-                str(topic),
+                str(to.topic),
+                schema=to.schema,
                 # Unique: the broker may still know the one before it by its name.
                 producer_name=identity(self._name),
                 send_timeout_millis=_SEND_TIMEOUT_SECONDS * 1_000,
@@ -150,13 +146,13 @@ class Producers:
         except pulsar.Interrupted:
             raise  # the client's word for KeyboardInterrupt
         except pulsar.exceptions.PulsarException as error:
-            raise _not_sent(topic, str(error)) from error
+            raise _not_sent(to.topic, str(error)) from error
 
-    def _drop(self, topic: TopicName, producer: pulsar.Producer) -> None:
+    def _drop(self, to: _Destination, producer: pulsar.Producer) -> None:
         with self._changing:
-            if topic not in self._producers or self._producers[topic] is not producer:
+            if to not in self._producers or self._producers[to] is not producer:
                 return  # another thread has dropped it already; its successor is in use
-            del self._producers[topic]
+            del self._producers[to]
         # Without a connection there is nothing left to close.
         with contextlib.suppress(pulsar.exceptions.PulsarException):
             producer.close()

@@ -10,7 +10,8 @@ from typing import cast
 import pulsar
 import pytest
 
-from redrive.delivery.retrying.producers import NotSentError, Producers
+from redrive.delivery.retrying.errors import NotSentError
+from redrive.delivery.retrying.producers import Producers
 from redrive.policy.naming import TopicName
 
 TOPIC = TopicName("shop", "prod", "orders-fulfilment-RETRY")
@@ -26,7 +27,7 @@ class Message:
     def partition_key(self) -> str:
         return ""
 
-    ordering_key = partition_key
+    ordering_key = schema_version = partition_key
 
     def event_timestamp(self) -> int:
         return 0

@@ -1,0 +1,40 @@
+"""A choice between fields: exactly one of them is given."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import model_validator
+
+from redrive.api.model import ApiModel
+from redrive.api.rules import Rule, refusing
+from redrive.errors import InvalidSpecError
+
+
+def exactly_one(what: str, *fields: str) -> Rule:
+    """Return the rule that exactly one of *fields* is given, which is what a message names."""
+    given = ", ".join(f"has(self.{field})" for field in fields)
+    count = f"[{given}].filter(given, given).size()"
+    return Rule(
+        f"{count} == 1",
+        f"{what} is exactly one of {', '.join(fields)}",
+        "keep one of them",
+        got=f"({count} == 0 ? 'none of them' : 'more than one of them')",
+    )
+
+
+class OneOf(ApiModel):
+    """A choice: exactly one field is given."""
+
+    ONE: ClassVar[Rule]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(OneOf._check_one)(self)
+        return self
+
+    def _check_one(self) -> None:
+        given = sum(getattr(self, name) is not None for name in type(self).model_fields)
+        if given != 1:
+            got = "more than one of them" if given else "none of them"
+            raise InvalidSpecError(self.ONE.problem, got=got, remedy=self.ONE.remedy)

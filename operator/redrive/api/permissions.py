@@ -1,0 +1,231 @@
+"""What a PulsarConnection permits: rules, each for some Kubernetes namespaces.
+
+A rule's topics go with *its* namespaces and *its* roles. What several rules permit adds up, but no
+two of them mix: a role of one rule gets no rights on a topic of another.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from pydantic import ConfigDict, Field, Strict, model_validator
+
+from redrive.api.fields import MAX_TOPIC, ObjectName
+from redrive.api.model import ApiModel
+from redrive.api.oneof import OneOf, exactly_one
+from redrive.api.rules import VALIDATIONS, Form, Rule, refusing
+from redrive.errors import InvalidSpecError
+from redrive.policy.naming import TopicName
+
+MAX_RULES = 64
+MAX_PATTERNS = 256
+SET = {"x-kubernetes-list-type": "set"}
+"""Schema of a list in which order says nothing, and nothing stands twice."""
+
+TopicPattern = Annotated[
+    str,
+    Field(max_length=MAX_TOPIC),
+    Form(
+        r"persistent://[^/\s]+/[^/\s]+/[^/\s]+",
+        "a pattern of topics is written persistent://tenant/namespace/name, "
+        "where * stands for any characters but a slash",
+        "write one like persistent://shop/prod/*",
+    ),
+]
+
+RolePattern = Annotated[
+    str,
+    Field(max_length=255),
+    Form(
+        r"[^\x00-\x1f\x7f]+",
+        "a pattern of roles is not empty; * in it stands for any characters",
+        "write a role's name, or one like shop-*",
+    ),
+]
+
+LabelValue = Annotated[str, Field(max_length=63)]
+
+
+class LabelOperator(enum.StrEnum):
+    """How a label relates to the values of an expression."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+
+
+_VALUES = Rule(
+    "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
+    "In and NotIn compare with values, Exists and DoesNotExist with none",
+    "give values, or take them away",
+    got="self.operator",
+)
+
+
+class LabelExpression(ApiModel):
+    """One requirement on a label."""
+
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_VALUES.to_schema()]})
+
+    key: Annotated[str, Field(max_length=317)]
+    """The label's key."""
+
+    operator: LabelOperator
+    """`In`: the label has one of the values. `NotIn`: it has none of them, or is not there.
+    `Exists`, `DoesNotExist`: it is there, or is not."""
+
+    values: Annotated[tuple[LabelValue, ...], Field(max_length=64, json_schema_extra=SET)] = ()
+    """What `In` and `NotIn` compare with."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(LabelExpression._check_values)(self)
+        return self
+
+    def _check_values(self) -> None:
+        compares = self.operator in {LabelOperator.IN, LabelOperator.NOT_IN}
+        if compares != bool(self.values):
+            raise InvalidSpecError(_VALUES.problem, got=self.operator.value, remedy=_VALUES.remedy)
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether *labels* meet the requirement."""
+        match self.operator:
+            case LabelOperator.IN:
+                return labels.get(self.key) in self.values
+            case LabelOperator.NOT_IN:
+                return labels.get(self.key) not in self.values
+            case LabelOperator.EXISTS:
+                return self.key in labels
+            case LabelOperator.DOES_NOT_EXIST:
+                return self.key not in labels
+
+
+class LabelSelector(ApiModel):
+    """Selects objects by their labels, as everywhere in Kubernetes; an empty one selects all."""
+
+    match_labels: Annotated[Mapping[str, LabelValue], Field(max_length=64)] | None = None
+    """Labels that all have to be there, with these values."""
+
+    match_expressions: Annotated[tuple[LabelExpression, ...], Field(max_length=64)] = ()
+    """Requirements that all have to be met."""
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with *labels* is selected."""
+        return (self.match_labels or {}).items() <= labels.items() and all(
+            expression.matches(labels) for expression in self.match_expressions
+        )
+
+
+class Namespaces(OneOf):
+    """Kubernetes namespaces, by name or by their labels."""
+
+    ONE = exactly_one("which namespaces a rule is for", "names", "selector")
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
+
+    names: (
+        Annotated[tuple[ObjectName, ...], Field(max_length=256, json_schema_extra=SET)] | None
+    ) = None
+    """Their exact names. The list is complete: it names the connection's own namespace too if that
+    is meant."""
+
+    selector: LabelSelector | None = None
+    """Their labels, which only those who administer the cluster should be able to change. The
+    label `kubernetes.io/metadata.name` is a namespace's name."""
+
+
+class AllowRule(ApiModel):
+    """What some Kubernetes namespaces may do through a connection."""
+
+    namespaces: Namespaces | None = None
+    """The Kubernetes namespaces whose policies and replays it is for. Left out: the connection's
+    own only."""
+
+    topics: Annotated[
+        tuple[TopicPattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
+    ]
+    """The topics that policies may name, and those that retry and dead-letter topics may be, as
+    patterns on the full name: `*` stands for any characters but a slash. Examples:
+    `persistent://shop/*/*`; `persistent://shop/prod/orders` together with
+    `persistent://shop/prod/orders-billing-*`."""
+
+    roles: Annotated[
+        tuple[RolePattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
+    ] = ()
+    """The Pulsar roles that policies may grant rights to on these topics, as patterns: `*` stands
+    for any characters. Left out: none. Example: `shop-*`."""
+
+    adopt: Annotated[bool, Strict()] = False
+    """Whether policies may adopt retry and dead-letter topics, among these topics, that redrive did
+    not create. Left out: no."""
+
+    delete: Annotated[bool, Strict()] = False
+    """Whether policies may have topics, among these, deleted with them (`deletionPolicy`). Left
+    out: no."""
+
+    def is_for(self, namespace: str, labels: Mapping[str, str], own: str) -> bool:
+        """Whether the rule is for *namespace*, which has *labels*, of a connection in *own*."""
+        match self.namespaces:
+            case None:
+                return namespace == own
+            case Namespaces(selector=LabelSelector() as selector):
+                return selector.matches(labels)
+            case Namespaces(names=names):
+                return namespace in (names or ())
+
+    def covers(self, topic: TopicName) -> bool:
+        """Whether *topic* is one of the rule's."""
+        return any(_matches(pattern, str(topic), star="[^/]*") for pattern in self.topics)
+
+    def names(self, role: str) -> bool:
+        """Whether *role* is one of the rule's."""
+        return any(_matches(pattern, role, star=".*") for pattern in self.roles)
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """What a connection permits to the objects of one Kubernetes namespace.
+
+    Attributes:
+        rules: those that are for the namespace; without any it may not use the connection.
+    """
+
+    rules: tuple[AllowRule, ...]
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Return the patterns of the topics that are permitted."""
+        return tuple(dict.fromkeys(pattern for rule in self.rules for pattern in rule.topics))
+
+    def roles_on(self, topic: TopicName) -> tuple[str, ...]:
+        """Return the patterns of the roles that may be granted rights on *topic*."""
+        rules = self._on(topic)
+        return tuple(dict.fromkeys(pattern for rule in rules for pattern in rule.roles))
+
+    def allows_topic(self, topic: TopicName) -> bool:
+        """Whether a policy may name *topic*, or derive its name."""
+        return bool(self._on(topic))
+
+    def allows_role(self, role: str, topic: TopicName) -> bool:
+        """Whether a policy may grant *role* rights on *topic*."""
+        return any(rule.names(role) for rule in self._on(topic))
+
+    def allows_adoption(self, topic: TopicName) -> bool:
+        """Whether a policy may adopt *topic*, which redrive did not create."""
+        return any(rule.adopt for rule in self._on(topic))
+
+    def allows_deletion(self, topic: TopicName) -> bool:
+        """Whether a policy may have *topic* deleted with it."""
+        return any(rule.delete for rule in self._on(topic))
+
+    def _on(self, topic: TopicName) -> tuple[AllowRule, ...]:
+        return tuple(rule for rule in self.rules if rule.covers(topic))
+
+
+def _matches(pattern: str, text: str, *, star: str) -> bool:
+    regex = star.join(map(re.escape, pattern.split("*")))
+    return re.fullmatch(regex, text) is not None

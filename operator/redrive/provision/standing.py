@@ -1,0 +1,48 @@
+"""How the claim of one policy stands against those of others, as its spec and status show; pure.
+
+Two policies that need the same are ordered by this before their age, so that a claim of which
+nothing comes keeps none from working, and one that is fixed later takes nothing back by itself.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from redrive.api.conditions import STALLED
+from redrive.api.retrypolicy import ManagementPolicy
+from redrive.kube.resources import Body
+from redrive.provision.errors import NameCollisionError, ResourceConflictError
+
+WAITS = frozenset({ResourceConflictError.reason, NameCollisionError.reason})
+"""Reasons of a policy that waits for a rival to go."""
+
+
+class Standing(enum.Enum):
+    """How a claim stands."""
+
+    DEAD = enum.auto()
+    """The policy only observes, or is stalled by something else than a rival."""
+    OPEN = enum.auto()
+    """The policy is new, or waits for a rival to go."""
+    HELD = enum.auto()
+    """The policy was provisioned, and waits for no rival since."""
+
+    @classmethod
+    def of(cls, body: Body) -> Standing:
+        """Return how the claim of *body*, a RetryPolicy, stands."""
+        if body["spec"].get("managementPolicy") == ManagementPolicy.OBSERVE:
+            return cls.DEAD
+        written = body.get("status") or {}
+        if "deletionTimestamp" not in body["metadata"]:  # until it is gone, it may delete topics
+            stalled = {c["reason"] for c in written.get("conditions") or () if c["type"] == STALLED}
+            if stalled - WAITS:
+                return cls.DEAD
+        return cls.HELD if "retryTopic" in written and "blockedBy" not in written else cls.OPEN
+
+    def precedes(self, other: Standing, *, is_older: bool) -> bool:
+        """Whether a claim that stands so comes before one that stands like *other*."""
+        if self is Standing.DEAD:
+            return False
+        if self is other:
+            return is_older
+        return self is Standing.HELD

@@ -1,0 +1,151 @@
+"""What the rules of a connection permit, for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from redrive.api.parsing import InvalidFieldsError, parse_spec
+from redrive.api.permissions import AllowRule, LabelSelector, Permissions
+from redrive.policy.naming import TopicName
+
+ORDERS = TopicName("shop", "prod", "orders")
+PAYROLL = TopicName("shop", "prod", "payroll")
+
+
+def permissions(
+    *rules: dict[str, Any], namespace: str = "shop", labels: Mapping[str, str] | None = None
+) -> Permissions:
+    """What the rules of a connection in `shop` permit."""
+    read = [AllowRule.model_validate(rule) for rule in rules]
+    return Permissions(tuple(r for r in read if r.is_for(namespace, labels or {}, "shop")))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topic", "allowed"),
+    [
+        ("persistent://shop/*/*", "persistent://shop/prod/orders", True),
+        ("persistent://shop/*/*", "persistent://shopping/prod/orders", False),
+        ("persistent://shop/prod/orders", "persistent://shop/prod/orders", True),
+        ("persistent://shop/prod/orders", "persistent://shop/prod/orders-eu", False),
+        ("persistent://shop/prod/orders*", "persistent://shop/prod/orders-eu", True),
+        ("persistent://shop/*/orders", "persistent://shop/a/b", False),
+        ("persistent://sh.p/prod/orders", "persistent://shop/prod/orders", False),
+        ("persistent://shop/prod/[a-z]*", "persistent://shop/prod/orders", False),
+    ],
+)
+def test_a_topic_pattern_matches_the_whole_name_and_no_slash(
+    pattern: str, topic: str, *, allowed: bool
+) -> None:
+    found = permissions({"topics": [pattern]})
+    assert found.allows_topic(TopicName.parse(topic)) is allowed
+
+
+def test_a_star_in_a_topic_pattern_never_crosses_a_slash() -> None:
+    found = permissions({"topics": ["persistent://*/prod/orders"]})
+    assert found.allows_topic(ORDERS)
+    assert not found.allows_topic(TopicName("shop/evil", "prod", "orders"))
+
+
+def test_any_pattern_of_a_list_is_enough_and_an_empty_list_allows_nothing() -> None:
+    everything = {"topics": ["persistent://*/*/*"]}
+    found = permissions({**everything, "roles": ["fulfilment", "shop-*"]})
+    assert found.allows_role("fulfilment", ORDERS)
+    assert found.allows_role("shop-a", ORDERS)
+    assert not found.allows_role("fulfilment-2", ORDERS)
+    assert not found.allows_role("my-shop-a", ORDERS)
+    assert not permissions(everything).allows_role("fulfilment", ORDERS)
+    assert not permissions({"topics": []}).allows_topic(ORDERS)
+    assert not permissions().allows_topic(ORDERS)
+
+
+def test_what_one_rule_permits_is_not_mixed_with_another() -> None:
+    found = permissions(
+        {"topics": [str(ORDERS)], "roles": ["fulfilment"], "adopt": True},
+        {"topics": [str(PAYROLL)], "roles": ["accounting"], "delete": True},
+    )
+    assert found.allows_role("fulfilment", ORDERS)
+    assert found.allows_role("accounting", PAYROLL)
+    assert not found.allows_role("fulfilment", PAYROLL)
+    assert not found.allows_role("accounting", ORDERS)
+    assert (found.allows_adoption(ORDERS), found.allows_deletion(ORDERS)) == (True, False)
+    assert (found.allows_adoption(PAYROLL), found.allows_deletion(PAYROLL)) == (False, True)
+
+
+def test_rules_on_one_topic_add_up() -> None:
+    found = permissions(
+        {"topics": [str(ORDERS)], "roles": ["fulfilment"]},
+        {"topics": ["persistent://shop/*/*"], "roles": ["accounting"], "adopt": True},
+    )
+    assert found.roles_on(ORDERS) == ("fulfilment", "accounting")
+    assert found.allows_adoption(ORDERS)
+    assert found.topics == (str(ORDERS), "persistent://shop/*/*")
+
+
+def test_only_the_connections_own_namespace_has_what_a_rule_without_namespaces_permits() -> None:
+    rule = {"topics": [str(ORDERS)]}
+    assert permissions(rule).rules
+    assert not permissions(rule, namespace="other").rules
+
+
+def test_a_list_of_namespaces_is_complete_and_exact() -> None:
+    rule = {"namespaces": {"names": ["other"]}, "topics": [str(ORDERS)]}
+    assert permissions(rule, namespace="other").rules
+    assert not permissions(rule, namespace="shop").rules
+    assert not permissions(rule, namespace="other-2").rules
+    nothing = {"namespaces": {"names": []}, "topics": [str(ORDERS)]}
+    assert not permissions(nothing, namespace="shop").rules
+
+
+@pytest.mark.parametrize(
+    ("selector", "labels", "matches"),
+    [
+        ({}, {}, True),
+        ({"matchLabels": {"team": "shop"}}, {"team": "shop", "a": "b"}, True),
+        ({"matchLabels": {"team": "shop"}}, {"team": "other"}, False),
+        ({"matchLabels": {"team": "shop"}}, {}, False),
+        ({"matchLabels": {"team": ""}}, {}, False),
+        ({"matchExpressions": [("team", "In", ["shop", "b"])]}, {"team": "shop"}, True),
+        ({"matchExpressions": [("team", "In", ["shop"])]}, {}, False),
+        ({"matchExpressions": [("team", "NotIn", ["shop"])]}, {"team": "shop"}, False),
+        ({"matchExpressions": [("team", "NotIn", ["shop"])]}, {}, True),
+        ({"matchExpressions": [("team", "Exists", [])]}, {"team": ""}, True),
+        ({"matchExpressions": [("team", "Exists", [])]}, {}, False),
+        ({"matchExpressions": [("team", "DoesNotExist", [])]}, {}, True),
+        ({"matchExpressions": [("team", "DoesNotExist", [])]}, {"team": ""}, False),
+        (
+            {"matchLabels": {"a": "b"}, "matchExpressions": [("team", "Exists", [])]},
+            {"a": "b"},
+            False,
+        ),
+    ],
+)
+def test_a_selector_selects_as_everywhere_in_kubernetes(
+    selector: dict[str, Any], labels: dict[str, str], *, matches: bool
+) -> None:
+    said = [
+        {"key": key, "operator": operator, "values": values}
+        for key, operator, values in selector.get("matchExpressions", [])
+    ]
+    assert (
+        LabelSelector.model_validate(selector | {"matchExpressions": said}).matches(labels)
+        is matches
+    )
+    rule = {
+        "namespaces": {"selector": selector | {"matchExpressions": said}},
+        "topics": [str(ORDERS)],
+    }
+    assert bool(permissions(rule, namespace="any", labels=labels).rules) is matches
+
+
+@pytest.mark.parametrize(
+    ("operator", "values"), [("In", []), ("NotIn", []), ("Exists", ["a"]), ("DoesNotExist", ["a"])]
+)
+def test_an_expression_with_the_wrong_number_of_values_is_refused(
+    operator: str, values: list[str]
+) -> None:
+    expression = {"key": "team", "operator": operator, "values": values}
+    with pytest.raises(InvalidFieldsError, match="give values, or take them away"):
+        parse_spec(LabelSelector, {"spec": {"matchExpressions": [expression]}})
