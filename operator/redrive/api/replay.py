@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
@@ -111,11 +111,11 @@ class ReplayStatus(StatusModel):
     left: int | None = None
     """How many of the selected ones are yet to be moved."""
 
-    refusals: Annotated[tuple[Refusal, ...], Field(max_length=100)] = ()
+    refusals: Annotated[tuple[Refusal, ...] | None, Field(max_length=100)] = None
     """The first 100 of what was refused."""
 
-    outcome: Literal["Finished"] | None = None
-    """Written by the job at the end of its run, when nothing is left."""
+    finished: bool | None = None
+    """Whether the run has come to its end, with nothing left; written by the job."""
 
     failure: Failure | None = None
     """Why the last job failed, as it wrote itself."""

@@ -8,7 +8,6 @@ read back from a name.
 from __future__ import annotations
 
 import enum
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -181,6 +180,8 @@ def ledger_topic(dead_letter: TopicName) -> TopicName:
     """Name the topic that records which messages of a dead-letter topic were moved by replays."""
     local = dead_letter.local
     if len(local) > MAX_NAME - len(LEDGER_SUFFIX):
+        import hashlib  # noqa: PLC0415  no consumer needs it
+
         digest = hashlib.sha256(local.encode()).hexdigest()[:16]
         local = f"{local[: MAX_NAME - len(LEDGER_SUFFIX) - len(digest) - 1]}-{digest}"
     return dead_letter.sibling(f"{local}{LEDGER_SUFFIX}")

@@ -48,6 +48,7 @@ class Desired:
         owner: who its topics have to be marked as kept by.
         retry_partitions: of the retry topic; None means as many as the source topic has.
         dead_letter: None where the policy discards.
+        ledger: what replays have moved of it; None where no replay can run.
         grants: the rights that these roles need; others that they or others have are kept.
         config_map: the ConfigMap for consumers.
     """
@@ -59,6 +60,7 @@ class Desired:
     dead_letter: DesiredTopic | None
     grants: tuple[Grant, ...]
     config_map: Body
+    ledger: DesiredTopic | None = None
 
 
 def partitions_of_retry(wanted: Desired, source: int) -> int:
@@ -86,6 +88,7 @@ def desired(request: Request, body: Body, cluster: str) -> Desired:
         ),
         retry_partitions=request.spec.retry.partitions,
         dead_letter=_dead_letter(request),
+        ledger=_ledger(request),
         grants=_united(_grants(request)),
         config_map=_config_map(policy, body),
     )
@@ -110,6 +113,13 @@ def _dead_letter(request: Request) -> DesiredTopic | None:
     return DesiredTopic(request.policy.dead_letter_topic, naming.DEAD_LETTER_SUBSCRIPTION, policies)
 
 
+def _ledger(request: Request) -> DesiredTopic | None:
+    if not request.policy.dead_letters or request.connection.replay is None:
+        return None
+    name, policies = request.policy.ledger_topic, topic_policies.of_ledger()
+    return DesiredTopic(name, naming.LEDGER_SUBSCRIPTION, policies)
+
+
 def config_map_name(policy_name: str) -> str:
     """Name the ConfigMap for the consumers of a RetryPolicy."""
     return f"{policy_name}{CONFIG_MAP_SUFFIX}"
@@ -131,8 +141,10 @@ def _grants(request: Request) -> Iterator[Grant]:
     for role in request.spec.dead_letter.reader_roles if keeps else ():
         yield Grant(dead_letter, role, _CONSUME)
     if keeps and replay is not None:
-        yield Grant(retry, replay.role, _PRODUCE)
+        # What a replay has moved it looks for in the retry topic, whatever became of it itself.
+        yield Grant(retry, replay.role, _PRODUCE | _CONSUME)
         yield Grant(dead_letter, replay.role, _CONSUME)
+        yield Grant(request.policy.ledger_topic, replay.role, _PRODUCE | _CONSUME)
 
 
 def _united(grants: Iterator[Grant]) -> tuple[Grant, ...]:

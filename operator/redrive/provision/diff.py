@@ -98,7 +98,12 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
     return (
         *_topics(pairs, desired, observed),
         *(action for pair in pairs for action in _topic_policies(pair, observed)),
-        *(action for pair in pairs for action in _schema(pair, desired, observed.source_schema)),
+        *(
+            action
+            for pair in pairs
+            if pair.want is not desired.ledger  # its records are redrive's own
+            for action in _schema(pair, desired, observed.source_schema)
+        ),
         *_grants(pairs),
         *(
             CreateSubscription(pair.want.name, pair.want.subscription)
@@ -114,6 +119,8 @@ def _pairs(desired: Desired, observed: Observed) -> Iterator[_Pair]:
     found = [(desired.retry, observed.retry)]
     if desired.dead_letter is not None:
         found.append((desired.dead_letter, observed.dead_letter))
+    if desired.ledger is not None:
+        found.append((desired.ledger, observed.ledger))
     for want, have in found:
         needed = {g.role: g.actions for g in desired.grants if g.topic == want.name}
         recorded = {} if have is None else _inherited(have, needed, desired.owner)

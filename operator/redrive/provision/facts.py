@@ -101,6 +101,7 @@ class Observed:
         source_schema: None where messages are plain bytes.
         enforces_schemas: see `NamespaceState`.
         dead_letter: None too where the policy discards.
+        ledger: likewise, and where no replay can run.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         replicated_to: the clusters that a topic is replicated to that is made now.
         inherited: what a topic that is made now gets of its topic policies from the namespace.
@@ -116,3 +117,4 @@ class Observed:
     config_map: Body | None = None
     replicated_to: frozenset[str] = frozenset()
     enforces_schemas: bool = False
+    ledger: TopicState | None = None

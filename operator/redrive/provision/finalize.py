@@ -125,9 +125,12 @@ async def _left(request: Request, others: Sequence[Request], admin: Admin) -> li
     except TopicGoneError:
         return []
     found = []
+    dead_letter = request.spec.dead_letter_topic
+    ledger = naming.ledger_topic(dead_letter)
     subscriptions = {
         request.spec.retry_topic: request.policy.subscription,
-        request.spec.dead_letter_topic: naming.DEAD_LETTER_SUBSCRIPTION,
+        dead_letter: naming.DEAD_LETTER_SUBSCRIPTION,
+        ledger: naming.LEDGER_SUBSCRIPTION,
     }
     # No topic passes to another namespace, and none there keeps this one's from being deleted.
     heirs = [each for each in others if each.key.namespace == request.key.namespace]
@@ -135,6 +138,7 @@ async def _left(request: Request, others: Sequence[Request], admin: Admin) -> li
         if not namespace.exists(name):
             continue
         partitioned = str(name) in namespace.partitioned
+        needed = dead_letter if name == ledger else name
         found.append(
             Left(
                 name=name,
@@ -143,7 +147,8 @@ async def _left(request: Request, others: Sequence[Request], admin: Admin) -> li
                 properties=(await admin.metadata(name, partitioned=partitioned)).properties,
                 usage=await admin.usage(name, partitioned=partitioned, subscription=subscription),
                 permissions=namespace.permissions.get(str(name), {}),
-                heir=next((each.key for each in heirs if name in each.spec.own_topics), None),
+                follows=dead_letter if name == ledger else None,
+                heir=next((each.key for each in heirs if needed in each.spec.own_topics), None),
             )
         )
     return found

@@ -60,6 +60,7 @@ async def observe(
             if desired.dead_letter is None
             else await _topic(desired.dead_letter, namespace, admin)
         ),
+        ledger=(None if desired.ledger is None else await _topic(desired.ledger, namespace, admin)),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         replicated_to=namespace.replicated_to,
@@ -104,6 +105,7 @@ def in_namespace(want: Desired, namespace: NamespaceState, found: Body | None) -
         source_partitions=max(namespace.partitions(source), str(source) in namespace.partitioned),
         retry=_listed(want.retry, namespace),
         dead_letter=None if want.dead_letter is None else _listed(want.dead_letter, namespace),
+        ledger=None if want.ledger is None else _listed(want.ledger, namespace),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         replicated_to=namespace.replicated_to,

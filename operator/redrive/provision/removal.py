@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from redrive.admin.model import TopicUsage
 from redrive.api.choices import DeletionPolicy
 from redrive.kube.resources import Key
-from redrive.policy.naming import TopicName
+from redrive.policy.naming import LEDGER_SUBSCRIPTION, TopicName
 from redrive.provision import ownership
 from redrive.provision.actions import Action, DeleteSubscription, DeleteTopic, Mark, SetGrants
 from redrive.provision.errors import InUseError
@@ -27,6 +27,7 @@ class Left:
         subscription: the policy's own on it, which keeps what has not been consumed.
         permissions: who may do what on it.
         heir: a policy of the same namespace that needs it now, if there is one.
+        follows: a topic with which it stays: a ledger says what of the dead letters is moved.
     """
 
     name: TopicName
@@ -36,6 +37,7 @@ class Left:
     usage: TopicUsage
     permissions: Granted
     heir: Key | None
+    follows: TopicName | None = None
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,18 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
     Args:
         owner: the policy that is deleted.
         policy: `Delete` or `DeleteIfEmpty`.
-        left: its topics, as far as they are there.
+        left: its topics, as far as they are there; what follows another comes behind it.
 
     Raises:
         InUseError: clients are connected to what would be deleted.
     """
     whole, parts, stays = [], [], []
+    kept: set[TopicName] = set()
     for topic in left:
-        if why := _stays(topic, owner, policy):
+        follows = topic.follows if topic.follows in kept else None
+        why = f"belongs to {follows}" if follows else _stays(topic, owner, policy)
+        if why:
+            kept.add(topic.name)
             stays.append(f"{topic.name} {why}")
         elif OwnershipRecord.of(topic.properties).created:
             whole.append(topic)
@@ -103,7 +109,11 @@ def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
 
 def _holds(topic: Left) -> str:
     found = topic.usage.subscriptions.items()
-    waiting = {name: stands.backlog for name, stands in found if stands.backlog}
+    waiting = {
+        name: stands.backlog
+        for name, stands in found
+        if stands.backlog and name != LEDGER_SUBSCRIPTION
+    }
     if waiting:
         counts = ", ".join(f"{count} for {name}" for name, count in sorted(waiting.items()))
         return f"holds messages ({counts})"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redrive.replay.ranges import Range
-from redrive.replay.records import RangePlan, RangeRecord, Records, Refusal, unite
+from redrive.replay.records import RangePlan, RangeRecord, Records, RefusedEntry, unite
 
 SHOWN = 100
 
@@ -34,7 +34,7 @@ class Account:
     skipped: int = 0
     refused: int = 0
     left: int = 0
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[RefusedEntry, ...] = ()
 
     @classmethod
     def of(cls, uid: str, records: Records) -> Account:
@@ -83,6 +83,6 @@ def _of_range(plan: RangePlan, record: RangeRecord, uid: str) -> tuple[int, ...]
     )
 
 
-def _refusals(plans: Mapping[Range, RangePlan]) -> Iterator[Refusal]:
+def _refusals(plans: Mapping[Range, RangePlan]) -> Iterator[RefusedEntry]:
     for of in sorted(plans):
         yield from plans[of].refused

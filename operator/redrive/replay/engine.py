@@ -1,4 +1,4 @@
-"""Who runs the tasks of a replay: this process, or Spark; and who is told how far it has come."""
+"""Who runs the tasks of a replay: this process, or Spark; and what shows how far it has come."""
 
 from __future__ import annotations
 

@@ -69,8 +69,7 @@ class Ledger:
             )
         self.write(OWNER, owner)
         # Read after the takeover: nothing is written any more that is not seen.
-        for key, value in _read(client, topic):
-            self.records.apply(key, value)
+        self.records = read(client, topic)
 
     @classmethod
     @contextmanager
@@ -149,10 +148,17 @@ def fenced() -> FencedError:
     )
 
 
-def _read(client: pulsar.Client, topic: TopicName) -> Iterator[tuple[str, bytes]]:
+def read(client: pulsar.Client, topic: TopicName) -> Records:
+    """Read what a ledger says, whoever owns it.
+
+    Raises:
+        ReplayRoleRefusedError: it is not there, or the role may not read it.
+    """
+    records = Records()
     with broker.refusals(f"read the ledger {topic}", "consume"):
         reader = client.create_reader(str(topic), pulsar.MessageId.earliest, is_read_compacted=True)
         while reader.has_message_available():
             record = reader.read_next(READ_MILLISECONDS)
-            yield record.partition_key(), record.data()
+            records.apply(record.partition_key(), record.data())
         reader.close()
+    return records

@@ -20,7 +20,7 @@ from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.replay import broker, plan, ranges, snapshot, tail
 from redrive.replay.ledger import WAIT_SECONDS, Lease, fenced
-from redrive.replay.outcome import Outcome, RangeResult
+from redrive.replay.outcome import RangeOutcome, RangeResult
 from redrive.replay.position import EntryId, Source, Try
 from redrive.replay.ranges import Range
 from redrive.replay.rows import DeadLetter
@@ -113,7 +113,7 @@ class RangeMover:
     def __init__(self, task: RangeTask, client: pulsar.Client) -> None:
         route = task.route
         self._task, self._route, self._client = task, route, client
-        self._outcome = Outcome(task.partly, route.uid)
+        self._outcome = RangeOutcome(task.partly, route.uid)
         self._lease = Lease(client, route.ledger, route.owner, task.lease)
         topic = str(broker.partition_of(route.source, task.range.partition))
         with broker.refusals(f"open the subscription {route.subscription} of {topic}", "consume"):
@@ -124,7 +124,7 @@ class RangeMover:
                 consumer_type=pulsar.ConsumerType.Shared,
                 receiver_queue_size=0,
             )
-        # What can't be told apart: target partition → the last sequence id of an earlier try.
+        # Of what is trimmed: target partition → the last sequence id of an earlier try.
         self._unproven: dict[int, int] = {}
 
     def run(self) -> RangeResult:
@@ -177,7 +177,7 @@ class RangeMover:
         return not self._outcome.doubts
 
     def _look_for(self, sender: Sender, before: Try, tails: Mapping[int, EntryId]) -> None:
-        """Find what earlier tries have stored; nobody else can store more of it meanwhile."""
+        """Find what earlier tries have stored; no other process can store more of it meanwhile."""
         last = {index: sender.hold(index) for index in tails}
         time.sleep(GRACE_SECONDS)
         route = self._route

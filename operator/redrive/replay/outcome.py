@@ -30,7 +30,7 @@ class RangeResult:
     tails: Mapping[int, EntryId]
 
 
-class Outcome:
+class RangeOutcome:
     """Counts by message, and tells by entry.
 
     Args:

@@ -17,11 +17,11 @@ from redrive.policy.naming import TopicName
 from redrive.replay import bitmap, broker, reading
 from redrive.replay.position import MAX_BATCH, Position
 from redrive.replay.ranges import Piece, Range
-from redrive.replay.records import RangePlan, Refusal
+from redrive.replay.records import RangePlan, RefusedEntry
 from redrive.replay.rows import DeadLetter
 
 
-class Seen(NamedTuple):
+class Sighting(NamedTuple):
     """What a plan has to know of a message."""
 
     position: Position
@@ -32,7 +32,7 @@ class Seen(NamedTuple):
     selected: bool
 
     @classmethod
-    def of(cls, letter: DeadLetter) -> Seen:
+    def of(cls, letter: DeadLetter) -> Sighting:
         """Take *letter* as selected."""
         kinds = letter.chunked, letter.encrypted, letter.unreadable
         return cls(letter.position, letter.batch_size, *kinds, selected=True)
@@ -58,7 +58,7 @@ def scan(what: Scan) -> tuple[Range, RangePlan]:
     """Plan a range of which everything is selected."""
     with broker.connect(what.service_url) as client:
         of = what.piece.range
-        return of, plan(of, map(Seen.of, letters(client, what)))
+        return of, plan(of, map(Sighting.of, letters(client, what)))
 
 
 def letters(client: pulsar.Client, what: Scan) -> Iterator[DeadLetter]:
@@ -82,7 +82,7 @@ def of_entries(
             yield letter
 
 
-def plan(of: Range, seen: Iterable[Seen]) -> RangePlan:
+def plan(of: Range, seen: Iterable[Sighting]) -> RangePlan:
     """Plan the messages of one range, in the order they were written.
 
     A broker acknowledges entries, not messages. So an entry of which only a part is selected is
@@ -90,7 +90,7 @@ def plan(of: Range, seen: Iterable[Seen]) -> RangePlan:
     """
     scanned, selected = 0, []
     sizes: dict[int, int] = {}
-    refused: list[Refusal] = []
+    refused: list[RefusedEntry] = []
     for entry, group in itertools.groupby(seen, key=lambda each: each.position.entry_id):
         here = list(group)
         scanned += len(here)
@@ -98,7 +98,7 @@ def plan(of: Range, seen: Iterable[Seen]) -> RangePlan:
         if not count:
             continue
         if cause := _refusal(here[0], len(here), count):
-            refused.append(Refusal(entry, count, cause))
+            refused.append(RefusedEntry(entry, count, cause))
             continue
         offset = entry.entry - of.first
         selected.append(offset)
@@ -107,7 +107,7 @@ def plan(of: Range, seen: Iterable[Seen]) -> RangePlan:
     return RangePlan(scanned, bitmap.of(selected, of.size), sizes, tuple(refused))
 
 
-def _refusal(first: Seen, found: int, selected: int) -> str:
+def _refusal(first: Sighting, found: int, selected: int) -> str:
     """Say why an entry can't be moved; nothing if it can.
 
     Args:

@@ -48,7 +48,7 @@ class Progress:
 
     def finish(self) -> None:
         """Write down that the account is the last one: nothing is left."""
-        asyncio.run(self._exchange({"outcome": "Finished", "failure": None}))
+        asyncio.run(self._exchange({"finished": True, "failure": None}))
 
     def fail(self, error: BaseException) -> None:
         """Write down why the run ended before its time; another one may go on with it."""

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql import DataFrame, Row, SparkSession, functions
 
 from redrive.errors import RedriveError
 from redrive.replay import mover, plan, selection, source
 from redrive.replay.datasource import PulsarDataSource
 from redrive.replay.mover import RangeTask
 from redrive.replay.outcome import RangeResult
-from redrive.replay.plan import Scan, Seen
+from redrive.replay.plan import Scan, Sighting
 from redrive.replay.position import Position
 from redrive.replay.ranges import Range
 from redrive.replay.records import RangePlan
@@ -74,7 +73,7 @@ class Spark:
             # No value has to cross into the JVM for that.
             rows = self._spark.sparkContext.parallelize(scans, len(scans)).map(_plan).collect()
         else:
-            rows = [row.plan for row in self._selected(self._job.where, scans).collect()]
+            rows = self._selected(self._job.where, scans).rdd.mapPartitions(_fold).collect()
         for written in map(json.loads, rows):
             yield Range.parse(written["range"]), RangePlan.from_json(written["plan"])
 
@@ -93,11 +92,10 @@ class Spark:
     def _selected(self, where: str, scans: Sequence[Scan]) -> DataFrame:
         reading = self._spark.read.format("pulsar").option("scans", source.encode(scans)).load()
         condition = functions.expr(selection.to_sql(where))
-        seen = reading.select(
+        return reading.select(
             "partition", "ledger", "entry", "batch_index", "batch_size", "chunked", "encrypted",
             "unreadable", functions.coalesce(condition, functions.lit(False)).alias("selected"),  # noqa: FBT003
         )  # fmt: skip
-        return seen.mapInArrow(_fold, "plan STRING")
 
 
 def _plan(scan: Scan) -> str:
@@ -118,19 +116,17 @@ def _move(task: RangeTask) -> RangeResult | _Failed:
         return _Failed(type(error), str(error))
 
 
-def _fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _fold(rows: Iterable[Row]) -> Iterator[str]:
     """Plan the range that a task has read."""
-    rows = (row for batch in batches for row in zip(*batch.to_pydict().values(), strict=True))
-    first = next(rows, None)
-    if first is None:
-        return
-    of = Range.of(first[0], _seen(first).position)
-    planned = _written(of, plan.plan(of, map(_seen, itertools.chain([first], rows))))
-    yield pa.RecordBatch.from_pydict({"plan": [planned]})
+    for of, group in itertools.groupby(map(_sighting, rows), key=lambda found: found[0]):
+        yield _written(of, plan.plan(of, (sighting for _, sighting in group)))
 
 
-def _seen(row: tuple[Any, ...]) -> Seen:
-    return Seen(Position(*row[1:4]), *row[4:])
+def _sighting(row: Row) -> tuple[Range, Sighting]:
+    position = Position(row.ledger, row.entry, row.batch_index)
+    kinds = row.chunked, row.encrypted, row.unreadable
+    of = Range.of(row.partition, position)
+    return of, Sighting(position, row.batch_size, *kinds, selected=row.selected)
 
 
 def _written(of: Range, planned: RangePlan) -> str:

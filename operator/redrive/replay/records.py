@@ -19,7 +19,7 @@ OWNER = "owner"
 """The key of the record with which a run takes the ledger over."""
 
 
-class Refusal(NamedTuple):
+class RefusedEntry(NamedTuple):
     """An entry that can't be moved, and stays where it is.
 
     Attributes:
@@ -95,7 +95,7 @@ class RangePlan:
     scanned: int
     selected: int
     sizes: Mapping[int, int]
-    refused: tuple[Refusal, ...]
+    refused: tuple[RefusedEntry, ...]
     skipped: int = bitmap.EMPTY
     done: bool = False
 
@@ -114,7 +114,9 @@ class RangePlan:
         """
         offsets = [(entry.entry - of.first, entry, cause) for entry, cause in refused]
         out = bitmap.of((offset for offset, _, _ in offsets), of.size)
-        more = tuple(Refusal(entry, self.sizes.get(at, 1), cause) for at, entry, cause in offsets)
+        more = tuple(
+            RefusedEntry(entry, self.sizes.get(at, 1), cause) for at, entry, cause in offsets
+        )
         return replace(
             self,
             selected=self.selected & ~out,
@@ -141,7 +143,7 @@ class RangePlan:
             written["scanned"],
             bitmap.decode(written["selected"]),
             {int(offset): count for offset, count in written["sizes"].items()},
-            tuple(Refusal(EntryId.parse(e), n, cause) for e, n, cause in written["refused"]),
+            tuple(RefusedEntry(EntryId.parse(e), n, cause) for e, n, cause in written["refused"]),
             bitmap.decode(written["skipped"]),
             written["done"],
         )

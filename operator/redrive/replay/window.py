@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import pulsar
 
-from redrive.replay.outcome import Key, Outcome
+from redrive.replay.outcome import Key, RangeOutcome
 from redrive.replay.rows import DeadLetter
 from redrive.replay.sending import Receipt, Sender
 
@@ -42,7 +42,7 @@ class Window:
     def __init__(
         self,
         sender: Sender,
-        outcome: Outcome,
+        outcome: RangeOutcome,
         check_lease: Callable[[], None],
         acknowledge: Callable[[DeadLetter], None],
         first: int,

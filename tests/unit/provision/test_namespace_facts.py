@@ -64,7 +64,9 @@ async def survey(
             )
             there = broker.namespaces[wanted.policy.topic.namespace_name]
             assert wanted.dead_letter is not None
-            for name in (wanted.policy.topic, wanted.retry.name, wanted.dead_letter.name):
+            assert wanted.ledger is not None
+            own = (wanted.retry.name, wanted.dead_letter.name, wanted.ledger.name)
+            for name in (wanted.policy.topic, *own):
                 there.topics[name.local] = Topic(0, {})
             for grant in wanted.grants:
                 roles = there.grants.setdefault(str(grant.topic), {})
