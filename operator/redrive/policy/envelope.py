@@ -155,12 +155,8 @@ def for_replay(properties: Mapping[str, str], *, replay: str, source: str) -> di
         source: where it lies, for `REPLAY_SOURCE`.
     """
     kept = {k: v for k, v in properties.items() if k not in _OVER}
-    return kept | {
-        RECONSUMETIMES: "0",
-        REPLAYS: str(replays(properties) + 1),
-        REPLAY: replay,
-        REPLAY_SOURCE: source,
-    }
+    kept |= {REPLAYS: str(replays(properties) + 1), REPLAY: replay, REPLAY_SOURCE: source}
+    return kept | {RECONSUMETIMES: "0"}
 
 
 def shrinking(properties: Mapping[str, str]) -> Iterator[dict[str, str]]:

@@ -159,7 +159,7 @@ def wanted(policy: MakeBody, requested: MakeRequest) -> Desired:
 
 def listed(source: int = 0, retry: int = 0) -> NamespaceState:
     """A namespace with all that the policy needs; the topics have so many partitions."""
-    counts = {ORDERS: source, RETRY: retry, DEAD_LETTER: 0}
+    counts = {ORDERS: source, RETRY: retry, DEAD_LETTER: 0, LEDGER: 0}
     partitions = {f"{t}-partition-{i}" for t, count in counts.items() for i in range(count)}
     return NamespaceState(
         unpartitioned=frozenset({t for t, count in counts.items() if not count} | partitions),
