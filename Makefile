@@ -25,7 +25,7 @@ test: lint ## Run lint, then all tests against a real broker and API server
 lint: ## Check style, types and the imports between layers
 	$(python) -m ruff check
 	$(python) -m ruff format --check
-	$(python) -m mypy operator/redrive sandbox tests
+	$(python) -m mypy operator/redrive release sandbox tests
 	$(python) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
 chaos: ## Run the chaos tests in a sandbox of their own (15 minutes)

@@ -58,6 +58,17 @@ def install(
     )  # fmt: skip
 
 
+def prepare_replays(cluster: Cluster, namespace: str) -> None:
+    """Apply what the chart makes in a namespace of `replay.namespaces`.
+
+    Raises:
+        SandboxError: the API server refused it.
+    """
+    values = {"image": {"repository": "sandbox"}, "replay": {"namespaces": [namespace]}}
+    args = "template", "redrive", str(CHART), "--show-only=templates/replay.yaml"
+    cluster.kubectl("apply", "-f", "-", input=helm(*args, values=values))
+
+
 def uninstall(cluster: Cluster, release: str, namespace: str) -> None:
     """Uninstall a release.
 

@@ -13,6 +13,7 @@ from time import gmtime, monotonic, sleep, strftime
 
 import jwt
 
+from sandbox import chart
 from sandbox.demo import orders, screen, shop
 from sandbox.demo.account import Account
 from sandbox.errors import SandboxError
@@ -61,7 +62,7 @@ class Story:
             "2. A policy is applied: retries after 1, 2 and 4 seconds, then dead letters"
         )
         shop.open_shop(self.sandbox)
-        self._kubectl("apply", "-f", str(shop.EXAMPLE.parent / "replay-rbac.yaml"))
+        chart.prepare_replays(self.sandbox.cluster, shop.NAMESPACE)
         for name in ("1-connection.yaml", "2-policy.yaml"):
             self._apply(name)
         self._kubectl("wait", "--for=condition=Ready", "rp/orders-fulfilment", "--timeout=60s")

@@ -48,7 +48,7 @@ def written_in(tree: Path) -> Iterator[Path]:
     return (path for path in tree.rglob("*") if path.suffix in SUFFIXES)
 
 
-TREES = ("charts", "crds", "docs", "examples", "operator/redrive", "sandbox")
+TREES = ("charts", "crds", "docs", "examples", "operator/redrive", "release", "sandbox")
 FOLDERS = sorted(
     {str(path.parent.relative_to(ROOT)) for tree in TREES for path in written_in(ROOT / tree)}
 )

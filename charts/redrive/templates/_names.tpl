@@ -1,5 +1,14 @@
 {{- define "redrive.name" -}}
-{{- if contains "redrive" .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-redrive{{ end }}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 53 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name }}{{ .Release.Name | trunc 53 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name $name | trunc 53 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- /* A name for what belongs to no namespace: no two releases have the same. */ -}}
+{{- define "redrive.clusterName" -}}
+{{ include "redrive.name" . }}.{{ .Release.Namespace }}
 {{- end }}
 
 {{- define "redrive.serviceAccount" -}}
@@ -9,20 +18,41 @@
 {{- end }}
 
 {{- define "redrive.selector" -}}
-app.kubernetes.io/name: redrive
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end }}
 
 {{- define "redrive.labels" -}}
 {{ include "redrive.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{ include "redrive.commonLabels" . }}
 {{- end }}
 
-{{- define "redrive.kubeId" -}}
-{{- if .Values.clusterId }}{{ .Values.clusterId }}
-{{- else }}{{ with lookup "v1" "Namespace" "" "kube-system" }}{{ .metadata.uid }}{{ end }}
+{{- define "redrive.replayLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: replay
+{{ include "redrive.commonLabels" . }}
 {{- end }}
+
+{{- define "redrive.commonLabels" -}}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /* The reference to an image. Takes image and tag, the default one. A tag may be a number. */ -}}
+{{- define "redrive.reference" -}}
+{{ .image.repository }}{{ if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .tag .image.tag | toJson | trimAll "\"" }}{{ end }}
+{{- end }}
+
+{{- define "redrive.image" -}}
+{{- $_ := required "image.repository: no image is published yet, name your own" .Values.image.repository }}
+{{- include "redrive.reference" (dict "image" .Values.image "tag" .Chart.AppVersion) }}
+{{- end }}
+
+{{- define "redrive.replayImage" -}}
+{{- $default := printf "%s-replay" .Values.image.repository }}
+{{- $image := merge (dict "repository" (default $default .Values.replay.image.repository)) .Values.replay.image }}
+{{- include "redrive.reference" (dict "image" $image "tag" (default .Chart.AppVersion .Values.image.tag)) }}
 {{- end }}

@@ -10,22 +10,17 @@
 - apiGroups: [redrive.io]
   resources: [pulsarconnections/status, retrypolicies/status, replays/status]
   verbs: [patch]
-# Tokens of PulsarConnections. Each is read by name; Secrets are never listed.
-- apiGroups: [""]
-  resources: [secrets]
-  verbs: [get]
+{{- if not .Values.rbac.secretNamespaces }}
+{{ include "redrive.secretRules" . }}
+{{- end }}
 # Labels of the namespaces of policies, where a PulsarConnection selects by them. Each is read by
-# name, which a Role can permit for the namespace that it lies in; namespaces are never listed.
+# name, which a Role can permit for the namespace that it lies in; namespaces are never listed. The
+# uid of kube-system identifies the cluster.
 - apiGroups: [""]
   resources: [namespaces]
   verbs: [get]
-# What replay jobs run as: a Replay waits until its namespace has it.
-- apiGroups: [""]
-  resources: [serviceaccounts]
-  resourceNames: [{{ .Values.replay.serviceAccount }}]
-  verbs: [get]
 # The policy that consumers mount. Watched by a label that only redrive's have: one that is
-# deleted or changed is repaired at once.
+# deleted or changed is repaired at once. The admission policy lets it patch no others.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch]
@@ -33,10 +28,24 @@
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- if .Values.replay.enabled }}
+# What replay jobs run as: a Replay waits until its namespace has it.
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  resourceNames: [{{ .Values.replay.serviceAccount }}]
+  verbs: [get]
 # The runs of Replays.
 - apiGroups: [sparkoperator.k8s.io]
   resources: [sparkapplications]
   verbs: [list, watch, create]
+{{- end }}
+{{- end }}
+
+{{- define "redrive.secretRules" -}}
+# Tokens of PulsarConnections. Each is read by name; Secrets are never listed.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get]
 {{- end }}
 
 {{- /* What it may do in the namespace of the release: hold the Lease, and nothing else. */ -}}
@@ -51,9 +60,24 @@
   verbs: [get, patch]
 {{- end }}
 
+{{- /* What the drivers of replay jobs may do in the namespace of their Replay. */ -}}
+{{- define "redrive.replayRules" -}}
+# A job reads its own Replay, and writes how far it is.
+- apiGroups: [redrive.io]
+  resources: [replays]
+  verbs: [get]
+- apiGroups: [redrive.io]
+  resources: [replays/status]
+  verbs: [patch]
+# A Spark driver makes its executors and what belongs to them, and deletes them.
+- apiGroups: [""]
+  resources: [pods, services, configmaps, persistentvolumeclaims]
+  verbs: [get, list, watch, create, update, patch, delete, deletecollection]
+{{- end }}
+
 {{- /*
 One role and its binding. Takes kind (Role or ClusterRole), namespace (of a Role), name, rules (the name
-of a template), root.
+of a template), labels (likewise), account and accountNamespace (the subject), root.
 */ -}}
 {{- define "redrive.role" -}}
 apiVersion: rbac.authorization.k8s.io/v1
@@ -63,7 +87,7 @@ metadata:
   {{- with .namespace }}
   namespace: {{ . }}
   {{- end }}
-  labels: {{- include "redrive.labels" .root | nindent 4 }}
+  labels: {{- include .labels .root | nindent 4 }}
 rules: {{- include .rules .root | nindent 2 }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -73,13 +97,13 @@ metadata:
   {{- with .namespace }}
   namespace: {{ . }}
   {{- end }}
-  labels: {{- include "redrive.labels" .root | nindent 4 }}
+  labels: {{- include .labels .root | nindent 4 }}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: {{ .kind }}
   name: {{ .name }}
 subjects:
   - kind: ServiceAccount
-    name: {{ include "redrive.serviceAccount" .root }}
-    namespace: {{ .root.Release.Namespace }}
+    name: {{ .account }}
+    namespace: {{ .accountNamespace }}
 {{- end }}

@@ -6,9 +6,11 @@ Imports nothing that an extra installs, so that `--help` works wherever `redrive
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 import socket
 from pathlib import Path
+from typing import Any
 
 from redrive.kube import logs
 from redrive.kube.resources import Key
@@ -59,9 +61,10 @@ def add_operator(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     )
     parser.add_argument(
         "--replay-image",
-        default="redrive-replay",
+        default="",
         metavar="IMAGE",
-        help="container image of replay jobs: Spark, and redrive[replay] (default: %(default)s)",
+        help="container image of replay jobs: Spark, and redrive[replay] (default: none, and "
+        "Replays are not run)",
     )
     parser.add_argument(
         "--replay-application",
@@ -75,6 +78,14 @@ def add_operator(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
         metavar="NAME",
         help="ServiceAccount of the drivers of replay jobs, in the namespace of each Replay "
         "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--replay-pod",
+        type=_fields,
+        default={},
+        metavar="JSON",
+        help="fields of driver and executor of each SparkApplication, beside those that redrive "
+        'sets, such as {"coreRequest": "100m"} (default: none)',
     )
     parser.add_argument(
         "--listen",
@@ -103,6 +114,21 @@ def _lease(text: str) -> Key:
     if not namespace or not name:
         raise argparse.ArgumentTypeError(f"not written NAMESPACE/NAME: {text!r}")
     return Key(namespace, name)
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ArgumentTypeError: it is none; argparse prints the message.
+    """
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise argparse.ArgumentTypeError(f"not a JSON object: {text!r}")
+    return fields
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> None:
         replay_image=options.replay_image,
         replay_application=options.replay_application,
         replay_service_account=options.replay_service_account,
+        replay_pod=options.replay_pod,
         credentials=options.credentials,
     )
     health = Liveness()

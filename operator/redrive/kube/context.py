@@ -6,9 +6,10 @@ import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from redrive.admin.fence import Fence
 from redrive.admin.http import Http
@@ -38,9 +39,11 @@ class Settings:
         cluster_id: what tells this cluster from all others that use the same brokers; empty for
             what `Kubernetes.cluster_id` reads.
         namespaces: the Kubernetes namespaces it serves; none means all.
-        replay_image: the container image of replay jobs.
+        replay_image: the container image of replay jobs; empty if Replays are not run.
         replay_application: where the replay job lies in that image, as a `local://` URL.
         replay_service_account: which ServiceAccount of the Replay's namespace its driver uses.
+        replay_pod: fields of `driver` and `executor` of each SparkApplication, beside those that
+            redrive sets.
         credentials: the folder with a folder of files for each namespace; None if there is none.
     """
 
@@ -49,6 +52,7 @@ class Settings:
     replay_image: str
     replay_application: str
     replay_service_account: str
+    replay_pod: Mapping[str, Any] = field(default_factory=dict)
     credentials: Path | None = None
 
 
@@ -128,6 +132,8 @@ class Context:
 
 
 async def _load_applications(kubernetes: Kubernetes, settings: Settings) -> Cache:
+    if not settings.replay_image:
+        return Cache()
     try:
         return await load(kubernetes, resources.SPARK_APPLICATIONS, settings.namespaces)
     except NotFoundError:

@@ -140,15 +140,11 @@ class Cause:
         }
 
 
-SHRINKING = (
-    {names.CAUSE_TRACE},
-    {names.CAUSE_TRACE, names.CAUSE_MESSAGE},
-    {
-        names.CAUSE_TRACE, names.CAUSE_MESSAGE, names.CAUSE_TYPE, names.CAUSE_FINGERPRINT,
-        names.FAILED_AT, names.CONSUMER, names.ATTEMPT,
-    },
-)  # fmt: skip
-"""What of a cause is left out, step by step, where the whole makes a message too big."""
+WRITTEN = frozenset({
+    names.CAUSE_TYPE, names.CAUSE_MESSAGE, names.CAUSE_FINGERPRINT, names.CAUSE_TRACE,
+    names.FAILED_AT, names.CONSUMER, names.ATTEMPT,
+})  # fmt: skip
+"""The properties that `Cause.to_properties` writes."""
 
 _MAX_CHAIN = 5
 _MAX_FRAMES = 50

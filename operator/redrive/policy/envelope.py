@@ -7,7 +7,7 @@ policy alone does. Their names stand in `properties`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -159,21 +159,11 @@ def for_replay(properties: Mapping[str, str], *, replay: str, source: str) -> di
     return kept | {RECONSUMETIMES: "0"}
 
 
-def shrinking(properties: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yield *properties*, then with ever less of the cause: for a message that is too big.
-
-    What the next consumer needs to go on stays to the last.
-    """
-    yield dict(properties)
-    for left_out in causes.SHRINKING:
-        yield {name: value for name, value in properties.items() if name not in left_out}
-
-
 _NUMBER = re.compile(r"[0-9]{1,9}")
 # Harmless in a log, whoever wrote it: Java, RocketMQ, we.
 _ORIGIN = re.compile(r"[0-9A-Za-z:,()._-]{1,128}")
 _OVER = {DELAY_TIME, DEAD_REASON, FIRST_FAILED_AT}
-_REPLACED = _OVER | {SCHEMA_VERSION, REPLAY_SOURCE} | causes.SHRINKING[-1]
+_REPLACED = _OVER | {SCHEMA_VERSION, REPLAY_SOURCE} | causes.WRITTEN
 
 
 def _number(properties: Mapping[str, str], name: str) -> int | None:

@@ -56,6 +56,20 @@ class ServiceAccountNotFoundError(RedriveError):
     reason = "ServiceAccountNotFound"
 
 
+class ReplaysDisabledError(RedriveError):
+    """The operator was started without an image for replay jobs."""
+
+    reason = "ReplaysDisabled"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
+class ApplicationNotStartedError(RedriveError):
+    """The Spark operator has not begun to run the SparkApplication of a Replay."""
+
+    reason = "ApplicationNotStarted"
+
+
 class ReplayInProgressError(RedriveError):
     """Another Replay of the same policy comes first."""
 

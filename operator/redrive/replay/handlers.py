@@ -33,9 +33,11 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller,
     async def replay(event: kopf.RawEvent, **_: object) -> None:
         ctx.replays.on_event(event)
 
-    @kopf.on.event(*resources.SPARK_APPLICATIONS.address, registry=registry)
-    async def application(event: kopf.RawEvent, **_: object) -> None:
-        ctx.applications.on_event(event)
+    if ctx.settings.replay_image:  # else they may not be read
+
+        @kopf.on.event(*resources.SPARK_APPLICATIONS.address, registry=registry)
+        async def application(event: kopf.RawEvent, **_: object) -> None:
+            ctx.applications.on_event(event)
 
     _enqueue_open(ctx, controller)
     return (controller,)

@@ -7,6 +7,7 @@ changed spec by killing the run and starting another.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 from redrive.api.fields import SecretKeyRef
@@ -21,6 +22,22 @@ _RETRIES = 3
 _RETRY_SECONDS = 10
 _NAME_ROOM = 26
 """What is left of a Replay's name: Spark makes longer names from ours, of 63 characters at most."""
+
+
+POD: Mapping[str, Any] = {
+    "cores": 1,
+    "memory": "1g",
+    "securityContext": {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    },
+}
+"""What driver and executors are, unless the operator was started with something else.
+
+A namespace with the restricted pod security admits them.
+"""
 
 
 def name_of(replay: Body) -> str:
@@ -43,7 +60,7 @@ def application(replay: Body, job: ReplayJob, token: SecretKeyRef, settings: Set
         token: where the replay role's token lies, in the namespace of the Replay. Only a
             reference to it is written; driver and executors find it in their environment.
     """
-    pod = {"cores": 1, "memory": "1g", "env": [_variable(token)]}
+    pod = {**POD, **settings.replay_pod, "env": [_variable(token)]}
     return {
         "apiVersion": resources.SPARK_APPLICATIONS.api_version,
         "kind": resources.SPARK_APPLICATIONS.kind,

@@ -7,7 +7,7 @@ its application or another Replay of the same policy.
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from redrive.api.conditions import Condition
@@ -25,6 +25,8 @@ LAUNCHED = "Launched"
 """Reason of an Event: the SparkApplication was created."""
 COMPLETED = "Completed"
 """Reason: the selected dead letters are back in the retry topic."""
+
+_START_TIME = timedelta(minutes=1)
 
 _PHASES = {
     "RUNNING": Phase.RUNNING,
@@ -59,8 +61,12 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
             if application is None:
                 application = await _launch(replay, ctx)
                 events.append(_launched(application))
+            else:
+                _check_started(application, now)
         reported = await _reported(replay, application, ctx)
         conditions, fields = _mirror(reported, application, now)
+        if not _state(application):
+            requeue = Requeue.BACKOFF  # the state of one that is not run never changes
     except RedriveError as error:
         conditions, fields = _explain(replay, error, now)
         requeue = error.requeue
@@ -79,6 +85,11 @@ async def _launch(replay: Body, ctx: Context) -> Body:
     Raises:
         RedriveError: it may not run now, or the API server refuses.
     """
+    if not ctx.settings.replay_image:
+        raise errors.ReplaysDisabledError(
+            "this operator runs no Replays: it has no image for their jobs",
+            remedy="have it started with one (replay.enabled in the Helm chart)",
+        )
     admitted = admit(replay, ctx)
     await _check_service_account(Key.of(replay).namespace, ctx)
     wanted = launch.application(replay, admitted.job, admitted.token, ctx.settings)
@@ -109,8 +120,8 @@ async def _check_service_account(namespace: str, ctx: Context) -> None:
         raise errors.ServiceAccountNotFoundError(
             "the ServiceAccount that replay jobs run as does not exist",
             got=str(account),
-            remedy=f"create it with its rights: kubectl apply -n {namespace} -f "
-            "examples/replay-rbac.yaml; this Replay starts by itself then",
+            remedy=f"add {namespace} to replay.namespaces of the Helm chart, which creates it with "
+            "its rights; this Replay starts by itself then",
         ) from None
 
 
@@ -138,8 +149,7 @@ async def _reported(replay: Body, application: Body, ctx: Context) -> ReplayStat
 
 
 def _phase(application: Body) -> Phase:
-    said = (application.get("status") or {}).get("applicationState") or {}
-    return _PHASES.get(said.get("state", ""), Phase.SUBMITTED)
+    return _PHASES.get(_state(application), Phase.SUBMITTED)
 
 
 def _mirror(reported: ReplayStatus, application: Body, now: datetime) -> _Shown:
@@ -155,8 +165,8 @@ def _mirror(reported: ReplayStatus, application: Body, now: datetime) -> _Shown:
         ReplayFailedError: the application has failed for good.
     """
     name = application["metadata"]["name"]
+    state = _state(application)
     said = (application.get("status") or {}).get("applicationState") or {}
-    state = said.get("state", "")
     phase = _phase(application)
     cut_off = phase is Phase.COMPLETED and not reported.finished
     if phase is Phase.FAILED or cut_off:
@@ -176,6 +186,30 @@ def _mirror(reported: ReplayStatus, application: Body, now: datetime) -> _Shown:
     if "errorMessage" in said:
         message = f"{message}: {said['errorMessage']}"
     return status.progressing(message), fields
+
+
+def _state(application: Body) -> str:
+    said = (application.get("status") or {}).get("applicationState") or {}
+    state: str = said.get("state", "")
+    return state
+
+
+def _check_started(application: Body, now: datetime) -> None:
+    """Check that a Spark operator has begun to run an application, if it had the time to.
+
+    Raises:
+        ApplicationNotStartedError: it has not.
+    """
+    created = datetime.fromisoformat(application["metadata"]["creationTimestamp"])
+    if _state(application) or now - created <= _START_TIME:
+        return
+    key = Key.of(application)
+    raise errors.ApplicationNotStartedError(
+        f"no Spark operator has begun to run the SparkApplication {key.name} within "
+        f"{_START_TIME.total_seconds():.0f} s",
+        remedy=f"have the Spark operator serve the namespace {key.namespace} "
+        "(spark.jobNamespaces in its Helm chart), or start it",
+    )
 
 
 def _explain(replay: Body, error: RedriveError, now: datetime) -> _Shown:

@@ -172,6 +172,8 @@ class Sender:
                         producer_name=name,
                         # A broker recognizes repetitions only of what is sent one by one.
                         batching_enabled=False,
+                        # What a hop had to compress is too big without.
+                        compression_type=pulsar.CompressionType.LZ4,
                         max_pending_messages=MAX_PENDING_MESSAGES,
                         block_if_queue_full=True,
                     )

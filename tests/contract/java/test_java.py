@@ -6,6 +6,7 @@ All clients but those that look at dead letters have the rights that the operato
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -124,6 +125,30 @@ def test_python_retries_java_dead_letters_and_python_reads(
     assert of_hops(dead.properties(), names="REDRIVE_ATTEMPT REDRIVE_DEAD_REASON") == ["2", None]
     in_java.close()
     assert left_over(stage, partitions) == 0
+
+
+def test_both_read_large_messages_that_the_other_has_sent_on(
+    set_stage: SetStage, java_client: MakeClient
+) -> None:
+    stage = set_stage(max_retries=2)
+    payload = random.Random(1).randbytes(8_960_000)  # noqa: S311 - no secret
+    producer = stage.client(SUPERUSER).create_producer(
+        str(stage.policy.topic), batching_enabled=False, chunking_enabled=True
+    )
+    producer.send(payload)
+    consumer = stage.consumer()
+    consumer.reconsume_later(consumer.receive(SOON))
+    consumer.close()
+    in_java = java_client(stage).retrying_consumer(stage.policy)
+    message = in_java.receive()
+    assert message.value == payload
+    in_java.reconsume_later(message)
+    in_java.close()
+    consumer = stage.consumer()
+    consumer.reconsume_later(consumer.receive(SOON))
+    consumer.close()
+    assert dead_letter_in_java(stage, java_client(stage, SUPERUSER)).value == payload
+    assert left_over(stage) == 0
 
 
 def test_both_name_the_messages_of_a_batch_alike(

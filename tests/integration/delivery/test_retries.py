@@ -357,62 +357,6 @@ def test_an_attempt_tells_how_the_one_before_it_failed_without_what_is_redacted(
     assert second.first_failed_at == second.cause.failed_at
 
 
-def test_what_is_too_big_with_its_cause_goes_without_it_and_never_without_its_payload(
-    set_stage: SetStage, caplog: pytest.LogCaptureFixture
-) -> None:
-    stage = set_stage(max_retries=1)
-    largest = 5 * 1024 * 1024
-    payloads = [b"x" * (largest - room) for room in (20_000, 2_500, 900)]
-    for payload in payloads:
-        stage.send(payload)
-    consumer = stage.consumer()
-    for _ in range(2 * len(payloads)):
-        message = consumer.receive(SOON)
-        error = RuntimeError("x" * 2_000)
-        error.__cause__ = ValueError("y" * 5_000)
-        consumer.reconsume_later(message, cause=error)
-
-    causes = {
-        dead.data(): {name for name in dead.properties() if name.startswith("REDRIVE_CAUSE_")}
-        for dead in stage.dead_letters(3)
-    }
-    short = {"REDRIVE_CAUSE_TYPE", "REDRIVE_CAUSE_FINGERPRINT"}
-    assert causes == {
-        payloads[0]: short | {"REDRIVE_CAUSE_MESSAGE", "REDRIVE_CAUSE_TRACE"},
-        payloads[1]: short | {"REDRIVE_CAUSE_MESSAGE"},
-        payloads[2]: short,
-    }
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-    consumer.close()
-    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
-
-
-def test_what_is_too_big_for_any_hop_is_handled_again_and_never_lost(
-    set_stage: SetStage, caplog: pytest.LogCaptureFixture
-) -> None:
-    stage = set_stage()
-    producer = stage.client("superuser").create_producer(
-        str(stage.policy.topic), batching_enabled=False, chunking_enabled=True
-    )
-    payload = b"0123456789" * 1_000_000
-    producer.send(payload)
-    consumer = stage.consumer()
-    for number in (1, 2):
-        message = consumer.receive(timedelta(seconds=30))
-        assert message.data() == payload
-        assert consumer.attempt_of(message).number == number
-        consumer.reconsume_later(message, cause=ValueError())
-    consumer.close()
-
-    assert "too big for " in caplog.text
-    assert "keep payloads well below it" in caplog.text
-    assert stage.backlog(stage.policy.topic) > 0
-    consumer = stage.consumer()
-    consumer.acknowledge(consumer.receive(timedelta(seconds=30)))
-    consumer.close()
-    assert stage.backlog(stage.policy.topic) == 0
-
-
 def test_the_version_of_the_schema_travels_with_the_message(set_stage: SetStage) -> None:
     stage = set_stage(max_retries=1)
     superuser = stage.client("superuser")

@@ -54,6 +54,7 @@ NEEDED: dict[str, dict[str, str]] = {
 
 ACCOUNT = {"get": "a Replay waits until the ServiceAccount of its job is there"}
 """What the operator may do to the ServiceAccount of replay jobs, in each namespace it serves."""
+SERVING = ("ClusterRole", installation.RELEASE)
 LEASE = {
     "get": "who holds it",
     "patch": "to renew it, to take it over, to give it up",
@@ -122,11 +123,13 @@ def test_the_operator_may_do_what_it_needs_and_nothing_else(
 
 def test_the_chart_asks_for_no_right_without_a_reason() -> None:
     rendered = chart.render(installation.VALUES)
-    (serving,) = (o for o in rendered if o["kind"] == "ClusterRole")
+    (serving,) = (o for o in rendered if (o["kind"], o["metadata"]["name"]) == SERVING)
     needed = {resource: set(verbs) for resource, verbs in NEEDED.items() if verbs}
     assert rules(serving) == needed | {"/serviceaccounts": set(ACCOUNT)}
-    named = [r["resources"] for r in serving["rules"] if "resourceNames" in r]
-    assert named == [["serviceaccounts"]]
+    names = {
+        r["resources"][0]: r["resourceNames"] for r in serving["rules"] if "resourceNames" in r
+    }
+    assert names == {"serviceaccounts": ["redrive-replay"]}
     (holding,) = (o for o in rendered if o["kind"] == "Role")
     assert rules(holding) == {"coordination.k8s.io/leases": set(LEASE)}
     named = [r["verbs"] for r in holding["rules"] if r.get("resourceNames") == ["redrive"]]
@@ -138,7 +141,12 @@ def in_one_namespace(installed: Sandbox, make_shop: MakeShop) -> Iterator[tuple[
     """A shop whose operator has Roles in its namespace alone; where that operator's release is."""
     shop = make_shop()
     release_in = f"{shop.namespace}-redrive"
-    values = {**installation.VALUES, "namespaces": [shop.namespace], "crds": {"install": False}}
+    values = {
+        **installation.VALUES,
+        "namespaces": [shop.namespace],
+        "clusterId": "ours",
+        "crds": {"install": False},
+    }
     installed.processes.stop(installation.OPERATOR)
     try:
         chart.install(installed.cluster, installation.RELEASE, release_in, values)

@@ -27,12 +27,11 @@ from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay import query, reading, snapshot
 from redrive.replay.progress import Progress
 from redrive.replay.spec import TOKEN_VARIABLE, ReplayJob
-from sandbox import toolchain
+from sandbox import chart, toolchain
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
 
 ROLE = "replayer"
-EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,7 @@ def replay_api(cluster: Cluster) -> Cluster:
 def make_job(replay_api: Cluster, kube_namespace: str, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
     """Apply a Replay, and return the job for it with the rights of its ServiceAccount."""
     kubectl = replay_api.kubectl
-    kubectl("apply", "-n", kube_namespace, "-f", str(EXAMPLES / "replay-rbac.yaml"))
+    chart.prepare_replays(replay_api, kube_namespace)
     account = replay_api.service_account_kubeconfig(kube_namespace, "redrive-replay")
     monkeypatch.setenv("KUBECONFIG", str(account))
 

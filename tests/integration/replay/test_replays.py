@@ -7,24 +7,22 @@ import json
 import secrets
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
 
-from redrive.kube.context import Context, Settings
+from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay import launch
 from redrive.replay.reconcile import reconcile
-from sandbox import installation
+from sandbox import chart, installation
 from sandbox.pulsar import SUPERUSER
 from sandbox.sandbox import Sandbox
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
 SECONDS = 180  # a Spark of a few seconds takes minutes on a machine that is busy
 
 
@@ -41,7 +39,7 @@ class Shop:
         self.rest("PUT", f"namespaces/{self.name}/prod")
         self.rest("PUT", f"persistent/{self.name}/prod/orders/partitions", 2)
         sandbox.cluster.kubectl("create", "namespace", self.name)
-        self.kubectl("apply", "-f", str(EXAMPLES / "replay-rbac.yaml"))
+        chart.prepare_replays(sandbox.cluster, self.name)
         self.tokens = {
             secret: sandbox.pulsar.token(role)
             for secret, role in (("pulsar-admin", admin), ("pulsar-replayer", "replayer"))
@@ -244,9 +242,9 @@ def test_a_replay_waits_for_the_service_account_of_its_job(shop: Shop) -> None:
     status = shop.reaches("early", "Pending", "ServiceAccountNotFound")
     told = status["Reconciling"]["message"]
     assert f"got '{shop.name}/redrive-replay'" in told
-    assert f"kubectl apply -n {shop.name} -f examples/replay-rbac.yaml" in told
+    assert f"add {shop.name} to replay.namespaces" in told
     assert shop.applications() == []
-    shop.kubectl("apply", "-f", str(EXAMPLES / "replay-rbac.yaml"))
+    chart.prepare_replays(shop.sandbox.cluster, shop.name)
     shop.reaches("early", "Submitted")
 
 
@@ -283,6 +281,7 @@ async def test_the_state_of_the_application_becomes_the_phase_of_the_replay(
                 "metadata": {
                     "name": launch.name_of(replay),
                     "namespace": shop.name,
+                    "creationTimestamp": wall_clock().isoformat(),
                     "ownerReferences": [{"uid": replay["metadata"]["uid"]}],
                 },
                 "status": {"applicationState": state},

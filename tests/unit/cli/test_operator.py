@@ -92,7 +92,15 @@ async def operator(
     async with asyncio.timeout(60), RawTestServer(api.answer) as server:
         write_kubeconfig(kubeconfig, server.port or 0)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", before + START, "operator", "--cluster-id=here", *arguments),
+            *(
+                sys.executable,
+                "-c",
+                before + START,
+                "operator",
+                "--cluster-id=here",
+                "--replay-image=job",
+                *arguments,
+            ),
             env={
                 "HOME": "/",  # as container runtimes set it for a user without an entry
                 "KUBECONFIG": str(kubeconfig),

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -152,19 +151,6 @@ def test_no_forged_moment_is_an_error(text: str) -> None:
 def test_a_moment_without_time_zone_is_none() -> None:
     written = {"REDRIVE_FIRST_FAILED_AT": "2026-11-21T09:00:00"}
     assert Attempt.of(written, message_id="1:2:3", retried=True).first_failed_at is None
-
-
-@given(users, forged, causes)
-def test_a_message_too_big_loses_of_its_cause_step_by_step_and_nothing_else(
-    user: dict[str, str], ours: dict[str, str], cause: Cause
-) -> None:
-    sent = hop(user | ours, cause=cause)
-    steps = list(envelope.shrinking(sent))
-    assert steps[0] == sent
-    assert all(later.items() < former.items() for former, later in pairwise(steps))
-    assert steps[-1] == {
-        name: value for name, value in sent.items() if name not in cause.to_properties()
-    }
 
 
 @given(users, forged, causes)

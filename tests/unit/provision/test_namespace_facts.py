@@ -144,10 +144,12 @@ async def test_a_broker_that_fails_for_once_sets_nobody_astir(
 
 ORDERS = "persistent://shop/prod/orders"
 RETRY, DEAD_LETTER = f"{ORDERS}-fulfilment-RETRY", f"{ORDERS}-fulfilment-DLQ"
+LEDGER = f"{ORDERS}-fulfilment-RETRY", f"{ORDERS}-fulfilment-DLQ-LEDGER"
 BOTH, PRODUCE, CONSUME = frozenset({"produce", "consume"}), frozenset({"produce"}), frozenset[str]()
 PERMISSIONS = {
-    RETRY: {"fulfilment": BOTH, "replayer": PRODUCE},
+    RETRY: {"fulfilment": BOTH, "replayer": BOTH},
     DEAD_LETTER: {"fulfilment": PRODUCE, "replayer": frozenset({"consume"})},
+    LEDGER: {"replayer": BOTH},
 }
 
 

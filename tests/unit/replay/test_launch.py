@@ -90,3 +90,19 @@ def test_a_selection_cannot_have_a_kubelet_put_the_token_into_the_arguments() ->
 def test_any_other_argument_is_refused(wrong: str) -> None:
     with pytest.raises(InvalidSpecError, match="the JSON document that the operator writes"):
         ReplayJob.decode(wrong)
+
+
+def test_pods_pass_the_restricted_pod_security_unless_the_operator_was_started_otherwise() -> None:
+    spec = launch.application(replay(), JOB, TOKEN, SETTINGS)["spec"]
+    for pod in (spec["driver"], spec["executor"]):
+        context = pod["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["runAsNonRoot"] is True
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    settings = replace(SETTINGS, replay_pod={"coreRequest": "100m", "memory": "2g"})
+    changed = launch.application(replay(), JOB, TOKEN, settings)["spec"]
+    for pod in (changed["driver"], changed["executor"]):
+        assert (pod["coreRequest"], pod["memory"]) == ("100m", "2g")
+        assert pod["securityContext"] == spec["driver"]["securityContext"]
+        assert pod["env"] == spec["driver"]["env"]

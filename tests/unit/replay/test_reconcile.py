@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from redrive.errors import Requeue
 from redrive.kube import resources
+from redrive.kube.context import Settings, wall_clock
 from redrive.kube.errors import ForbiddenError
 from redrive.kube.resources import Key, Resource
+from redrive.replay import launch
 from redrive.replay.reconcile import reconcile
 from tests.support.fake_kubernetes import FakeKubernetes
-from tests.unit.replay.test_admission import ctx, replay
+from tests.unit.replay.test_admission import SETTINGS, ctx, replay
 
 ACCOUNT = Key("shop", "redrive-replay")
 
@@ -27,10 +31,13 @@ def api() -> FakeKubernetes:
     return api
 
 
-async def look(api: FakeKubernetes) -> Requeue:
+async def look(
+    api: FakeKubernetes, settings: Settings = SETTINGS, applications: Sequence[dict[str, Any]] = ()
+) -> Requeue:
     """Reconcile the Replay once."""
     body = replay()
-    context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
+    context = ctx(replays=[body], applications=list(applications))
+    context = dataclasses.replace(context, kubernetes=api, settings=settings)
     return await reconcile(Key.of(body), context, asyncio.Lock())
 
 
@@ -57,7 +64,7 @@ async def test_a_replay_without_its_service_account_waits_and_looks_again(
     ready = next(c for c in status["conditions"] if c["type"] == "Ready")
     assert ready["reason"] == "ServiceAccountNotFound"
     assert "got 'shop/redrive-replay'" in ready["message"]
-    assert "kubectl apply -n shop -f examples/replay-rbac.yaml" in ready["message"]
+    assert "add shop to replay.namespaces of the Helm chart" in ready["message"]
     assert all(c["type"] != "Stalled" for c in status["conditions"])
 
 
@@ -73,7 +80,52 @@ async def test_a_replay_is_launched_when_the_account_exists_or_may_not_be_read(
         api.before = refuse
     else:
         api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
-    assert await look(api) is Requeue.ON_CHANGE
+    assert await look(api) is Requeue.BACKOFF  # until the application has a state
     created = [write.resource.kind for write in api.writes if write.verb == "create"]
     assert created == ["SparkApplication"]
     assert [status["phase"] for status in statuses(api)] == ["Submitted"]
+
+
+def application(created: datetime, **status: object) -> dict[str, Any]:
+    """Return what the Spark operator shows of the Replay's application."""
+    return {
+        "metadata": {
+            "name": launch.name_of(replay()),
+            "namespace": "shop",
+            "creationTimestamp": created.isoformat(),
+            "ownerReferences": [{"uid": replay()["metadata"]["uid"]}],
+        },
+        "status": status,
+    }
+
+
+def shown(api: FakeKubernetes) -> tuple[str, str]:
+    """Return reason and message of the Ready condition that was written last."""
+    ready = next(c for c in statuses(api)[-1]["conditions"] if c["type"] == "Ready")
+    return ready["reason"], ready["message"]
+
+
+async def test_an_application_that_no_spark_operator_runs_is_shown_after_a_minute(
+    api: FakeKubernetes,
+) -> None:
+    fresh = application(wall_clock())
+    assert await look(api, applications=[fresh]) is Requeue.BACKOFF
+    assert shown(api)[0] == "Progressing"
+    old = application(wall_clock() - timedelta(seconds=61))
+    assert await look(api, applications=[old]) is Requeue.BACKOFF
+    reason, message = shown(api)
+    assert reason == "ApplicationNotStarted"
+    assert "serve the namespace shop (spark.jobNamespaces" in message
+
+
+async def test_an_application_with_a_state_is_followed_by_its_watch(api: FakeKubernetes) -> None:
+    old = wall_clock() - timedelta(hours=1)
+    running = application(old, applicationState={"state": "SUBMITTED"})
+    assert await look(api, applications=[running]) is Requeue.ON_CHANGE
+    assert shown(api)[0] == "Progressing"
+
+
+async def test_an_operator_without_an_image_for_replays_says_so(api: FakeKubernetes) -> None:
+    await look(api, settings=dataclasses.replace(SETTINGS, replay_image=""))
+    assert shown(api)[0] == "ReplaysDisabled"
+    assert all(write.verb != "create" for write in api.writes)

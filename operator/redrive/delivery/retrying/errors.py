@@ -12,7 +12,7 @@ class NotSentError(RedriveError):
 
 
 class TooBigError(NotSentError):
-    """A message with its properties is bigger than the broker takes; it was not stored."""
+    """A message, or its properties alone, is bigger than the broker takes; it was not stored."""
 
     reason = "TooBig"
 

@@ -7,7 +7,6 @@ message, under the same origin and count, and never loses it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,7 +15,7 @@ import pulsar
 from redrive.delivery.parts import Incoming, Outgoing, Subscription
 from redrive.delivery.receiving import reading
 from redrive.delivery.receiving.reading import id_text
-from redrive.delivery.retrying.errors import NotSentError, TooBigError, UnreadableError
+from redrive.delivery.retrying.errors import NotSentError, UnreadableError
 from redrive.delivery.telemetry.events import Event, Events, Name
 from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
 from redrive.policy import envelope
@@ -89,7 +88,7 @@ class Forwarder:
                 _properties(message), attempt, policy=policy, verdict=verdict, cause=cause
             )
             with self.tracing.sending(topic, properties) as carried:
-                sent = self._send(topic, message, carried, delay)
+                sent = self.producers.send(topic, message, dict(carried), delay)
         except NotSentError as error:
             # Not by the broker: it delivers no chunked message again before its consumer is gone.
             again = HANDLE_AGAIN_AFTER.total_seconds()
@@ -110,21 +109,6 @@ class Forwarder:
             topic, attempt.origin, previous, new_id, verdict.reconsume_times,
         )  # fmt: skip
         return True
-
-    def _send(
-        self,
-        topic: TopicName,
-        message: pulsar.Message,
-        properties: Mapping[str, str],
-        delay: timedelta | None,
-    ) -> pulsar.MessageId:
-        """Send *message*; where that is too big, with less of its cause, but never of itself."""
-        for tried in envelope.shrinking(properties):
-            try:
-                return self.producers.send(topic, message, tried, delay)
-            except TooBigError as error:
-                refused = error
-        raise refused
 
 
 def _destination(verdict: Retry | Dead, policy: Policy) -> tuple[TopicName, timedelta | None]:

@@ -1,7 +1,7 @@
 """Sends messages to the retry and the dead-letter topic; called by `forwarder`.
 
 Unbatched, so that the broker's deduplication sees each message, and consumers can acknowledge it,
-by itself; never in chunks, which deduplication can't follow.
+by itself. Only what is too big so is compressed, and what is too big then goes in chunks.
 """
 
 from __future__ import annotations
@@ -28,15 +28,24 @@ _SEND_TIMEOUT_SECONDS = 10
 _GIVE_UP_SECONDS = _SEND_TIMEOUT_SECONDS + 2
 
 
+_LARGE = pulsar.CompressionType.ZSTD
+"""How the client compresses what is too big; clients of all languages read it."""
+
+
 class _Destination(NamedTuple):
-    """What a producer is made for."""
+    """What a producer is made for.
+
+    Attributes:
+        large: whether for messages that are bigger than the broker takes as they are.
+    """
 
     topic: TopicName
     schema: pulsar.schema.Schema
+    large: bool = False
 
 
 class Producers:
-    """A producer for each topic and schema, made when first needed, and again after a failure.
+    """The producers for each topic, made when they are first needed, and again after a failure.
 
     May be used by several threads.
     """
@@ -64,11 +73,39 @@ class Producers:
         becomes its base64. The broker has stored the copy when this returns.
 
         Raises:
-            TooBigError: the message with *properties* is too big.
+            TooBigError: the broker takes no message with so many *properties*.
             SchemaNotFoundError, SchemaUnsupportedError: it can't be sent with its schema.
             NotSentError: no producer could be made, or no receipt came within 12 s.
         """
         to = _Destination(topic, self._schemas.of(message))
+        # The client judges what is too big: nothing was sent then.
+        with contextlib.suppress(pulsar.MessageTooBig):
+            return self._send(to, message, properties, deliver_after)
+        try:
+            return self._send(to._replace(large=True), message, properties, deliver_after)
+        except pulsar.MessageTooBig as error:
+            raise TooBigError(
+                f"the properties of a message are too big for {topic}",
+                got=f"{sum(len(k) + len(v) for k, v in properties.items())} characters",
+                remedy="keep properties well below maxMessageSize of the broker",
+            ) from error
+
+    def close(self) -> None:
+        """Close all producers, for good: what is sent later has no receipt."""
+        with self._changing:
+            self._closed = True
+            producers = list(self._producers.items())
+        for to, producer in producers:
+            self._drop(to, producer)
+        self._watchdog.close()
+
+    def _send(
+        self,
+        to: _Destination,
+        message: pulsar.Message,
+        properties: dict[str, str],
+        deliver_after: timedelta | None,
+    ) -> pulsar.MessageId:
         producer = self._producer(to)
         given_up = threading.Event()
 
@@ -86,26 +123,12 @@ class Producers:
                     event_timestamp=message.event_timestamp(),
                     deliver_after=deliver_after,
                 )
-        except pulsar.Interrupted:
-            raise  # the client's word for KeyboardInterrupt; it may have been sent
-        except pulsar.MessageTooBig as error:  # the client's own judgement: nothing was sent
-            raise TooBigError(
-                f"a message is too big for {topic}",
-                got=f"{len(message.data())} bytes and its properties",
-                remedy="raise maxMessageSize of the broker, or keep payloads well below it",
-            ) from error
+        except (pulsar.Interrupted, pulsar.MessageTooBig):
+            raise  # Interrupted is the client's word for KeyboardInterrupt; it may have been sent
         except pulsar.exceptions.PulsarException as error:
             self._drop(to, producer)
-            raise _not_sent(topic, "no answer" if given_up.is_set() else str(error)) from error
-
-    def close(self) -> None:
-        """Close all producers, for good: what is sent later has no receipt."""
-        with self._changing:
-            self._closed = True
-            producers = list(self._producers.items())
-        for to, producer in producers:
-            self._drop(to, producer)
-        self._watchdog.close()
+            got = "no answer" if given_up.is_set() else str(error)
+            raise _not_sent(to.topic, got) from error
 
     def _producer(self, to: _Destination) -> pulsar.Producer:
         with self._changing:
@@ -141,7 +164,8 @@ class Producers:
                 producer_name=identity(self._name),
                 send_timeout_millis=_SEND_TIMEOUT_SECONDS * 1_000,
                 batching_enabled=False,
-                chunking_enabled=False,
+                chunking_enabled=to.large,
+                compression_type=_LARGE if to.large else pulsar.CompressionType.NONE,
             )
         except pulsar.Interrupted:
             raise  # the client's word for KeyboardInterrupt

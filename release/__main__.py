@@ -1,0 +1,11 @@
+"""`python -m release`: write again what is generated and kept in the repository."""
+
+from __future__ import annotations
+
+from release import chart_readme
+
+GENERATED = {chart_readme.README: chart_readme.render}
+
+if __name__ == "__main__":
+    for file, render in GENERATED.items():
+        file.write_text(render(), "utf-8")

@@ -1,0 +1,139 @@
+"""The rights that the chart gives: to the operator, to replay jobs, and to users of the cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sandbox import chart
+from sandbox.errors import SandboxError
+from sandbox.kubernetes import Cluster
+
+IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
+SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def release(cluster: Cluster) -> Iterator[str]:
+    """The namespace of a release that serves all namespaces but no Replays, and few Secrets."""
+    values = IMAGE | {
+        "replay": {"enabled": False},
+        "rbac": {"secretNamespaces": ["kube-public"]},
+        "fullnameOverride": "rights",
+    }
+    chart.install(cluster, "rights", "rights", values)
+    yield "rights"
+    chart.uninstall(cluster, "rights", "rights")
+    cluster.kubectl("delete", "namespace", "rights", "--wait=false")
+
+
+def may(
+    cluster: Cluster, user: str, verb: str, what: str, namespace: str = "default", *more: str
+) -> bool:
+    """Whether the API server lets *user* do that."""
+    try:
+        answer = cluster.kubectl(
+            "auth", "can-i", verb, what, f"--as={user}", "-n", namespace, *more
+        )
+    except SandboxError:  # kubectl ends with 1 where the answer is no
+        return False
+    return answer.strip() == "yes"
+
+
+def operator(release: str) -> str:
+    return f"system:serviceaccount:{release}:rights"
+
+
+def test_switches_take_the_rights_to_spark_and_to_secrets_elsewhere(
+    cluster: Cluster, release: str
+) -> None:
+    user = operator(release)
+    assert may(cluster, user, "get", "secrets", "kube-public")
+    assert not may(cluster, user, "get", "secrets", "default")
+    assert not may(cluster, user, "create", "sparkapplications.sparkoperator.k8s.io")
+    assert not may(cluster, user, "get", "serviceaccounts/redrive-replay")
+
+
+def test_the_uid_of_kube_system_may_be_read_which_identifies_the_cluster(
+    cluster: Cluster, release: str
+) -> None:
+    assert may(cluster, operator(release), "get", "namespaces/kube-system")
+    assert not may(cluster, operator(release), "list", "namespaces")
+
+
+@pytest.mark.usefixtures("release")
+def test_view_edit_and_admin_have_the_kinds_of_redrive(
+    cluster: Cluster, kube_namespace: str
+) -> None:
+    for role in ("view", "edit", "admin"):
+        cluster.kubectl(
+            "create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}",
+            f"--namespace={kube_namespace}",
+        )  # fmt: skip
+    asked = [
+        (verb, f"{kind}.redrive.io")
+        for verb in ("list", "create", "delete")
+        for kind in ("retrypolicies", "replays", "pulsarconnections")
+    ]
+    writes = {ask for ask in asked if ask[0] != "list"}
+    connections = {ask for ask in writes if ask[1].startswith("pulsarconnections")}
+    expected = {
+        "view": set(asked) - writes,
+        "edit": set(asked) - connections,
+        "admin": set(asked),
+    }
+    deadline = time.monotonic() + SECONDS  # a controller aggregates them
+    for role, allowed in expected.items():
+        while {a for a in asked if may(cluster, role, *a, namespace=kube_namespace)} != allowed:
+            assert time.monotonic() < deadline, role
+
+
+def config_map(cluster: Cluster, namespace: str, name: str, **labels: str) -> None:
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    cluster.kubectl("create", "-f", "-", input=json.dumps(body))
+
+
+def test_the_operator_patches_no_config_map_but_redrives(
+    cluster: Cluster, release: str, kube_namespace: str
+) -> None:
+    ours = {"app.kubernetes.io/managed-by": "redrive"}
+    config_map(cluster, kube_namespace, "ours", **ours)
+    config_map(cluster, kube_namespace, "theirs")
+
+    def patch(name: str, change: dict[str, Any]) -> str:
+        return cluster.kubectl(
+            "patch", "configmap", name, f"--namespace={kube_namespace}", "--type=merge",
+            f"--patch={json.dumps(change)}", f"--as={operator(release)}",
+        )  # fmt: skip
+
+    def enforced() -> bool:
+        try:
+            patch("theirs", {"data": {"at": str(time.monotonic())}})
+        except SandboxError as error:
+            return "only ConfigMaps with the label" in str(error)
+        return False
+
+    deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
+    while not enforced():
+        assert time.monotonic() < deadline, "the policy is not enforced"
+    patch("ours", {"data": {"policy.json": "{}"}})
+    with pytest.raises(SandboxError, match="only ConfigMaps with the label"):
+        patch("theirs", {"metadata": {"labels": ours}})  # taking it over
+    with pytest.raises(SandboxError, match="only ConfigMaps with the label"):
+        patch("ours", {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}})
+
+
+def test_replay_jobs_have_their_account_in_the_namespaces_that_are_named(
+    cluster: Cluster, kube_namespace: str
+) -> None:
+    chart.prepare_replays(cluster, kube_namespace)
+    user = f"system:serviceaccount:{kube_namespace}:redrive-replay"
+    assert may(cluster, user, "create", "pods", kube_namespace)
+    assert may(cluster, user, "patch", "replays.redrive.io", kube_namespace, "--subresource=status")
+    assert not may(cluster, user, "get", "secrets", kube_namespace)
+    assert not may(cluster, user, "create", "pods", "default")

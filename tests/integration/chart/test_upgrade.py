@@ -1,0 +1,81 @@
+"""Upgrades from the chart before this one, and uninstalls while policies are in use."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import chart, installation
+from sandbox.sandbox import Sandbox
+from tests.integration.provision.conftest import Shop
+
+PREVIOUS = Path(__file__).with_name("previous.tgz")
+"""The chart as it was before; `helm package` made it."""
+OPERATOR = "upgraded-operator"
+
+
+@pytest.fixture
+def shop(sandbox: Sandbox) -> Iterator[Shop]:
+    """A tenant and a Kubernetes namespace."""
+    name = f"t-{secrets.token_hex(4)}"
+    sandbox.cluster.kubectl("create", "namespace", name)
+    made = Shop(sandbox.pulsar, sandbox.cluster, name, name)
+    clusters = {"adminRoles": [made.role], "allowedClusters": ["standalone"]}
+    made.request("PUT", f"tenants/{name}", clusters)
+    made.request("PUT", f"namespaces/{name}/prod")
+    made.create_topic(made.topic("orders"))
+    yield made
+    sandbox.processes.stop(OPERATOR)
+    sandbox.cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def values(shop: Shop) -> dict[str, Any]:
+    return {**installation.VALUES, "namespaces": [shop.namespace], "clusterId": "upgraded"}
+
+
+def start(sandbox: Sandbox, shop: Shop) -> None:
+    installation.start_operator(sandbox, namespace=shop.namespace, name=OPERATOR)
+
+
+def topics(shop: Shop) -> set[str]:
+    """Return the topics of the tenant, without Pulsar's own."""
+    found = shop.dump()["namespaces"][f"{shop.tenant}/prod"]["topics"]
+    return {topic for topic in found if not topic.endswith("/__change_events")}
+
+
+def test_policies_outlive_an_upgrade_and_an_uninstall_and_then_nothing_hangs(
+    sandbox: Sandbox, shop: Shop
+) -> None:
+    cluster, release = sandbox.cluster, shop.namespace
+    before = {**values(shop), "replay": {"image": "job", "application": "local:///replay.py"}}
+    chart.install(cluster, "redrive", release, before, PREVIOUS)
+    shop.secret("pulsar-admin", token=shop.token(shop.role))
+    shop.connection()
+    shop.policies({"kept": {}, "deleted": {"subscription": "b", "deletionPolicy": "Delete"}})
+
+    chart.install(cluster, "redrive", release, values(shop))
+    start(sandbox, shop)
+    made = [shop.ready(name) for name in ("kept", "deleted")]
+    lease = shop.get("lease", "redrive")
+
+    sandbox.processes.stop(OPERATOR)
+    chart.uninstall(cluster, "redrive", release)
+    left = [shop.get("retrypolicy", name) for name in ("kept", "deleted")]
+    assert [each["metadata"]["uid"] for each in left] == [each["metadata"]["uid"] for each in made]
+    assert [each["spec"] for each in left] == [each["spec"] for each in made]
+    found = topics(shop)
+    assert len(found) == 5
+    shop.kubectl("delete", "retrypolicy", "kept", "--timeout=10s")  # Retain asks no operator
+    assert topics(shop) == found
+    shop.kubectl("delete", "retrypolicy", "deleted", "--wait=false")
+
+    chart.install(cluster, "redrive", release, values(shop))  # a deletion waits for it, no longer
+    start(sandbox, shop)
+    shop.kubectl("wait", "--for=delete", "retrypolicy/deleted", "--timeout=60s")
+    assert found - topics(shop) == {shop.topic(f"orders-b-{kind}") for kind in ("RETRY", "DLQ")}
+    assert shop.get("lease", "redrive")["metadata"]["uid"] == lease["metadata"]["uid"]
+    chart.uninstall(cluster, "redrive", release)
