@@ -144,7 +144,7 @@ async def test_a_broker_that_fails_for_once_sets_nobody_astir(
 
 ORDERS = "persistent://shop/prod/orders"
 RETRY, DEAD_LETTER = f"{ORDERS}-fulfilment-RETRY", f"{ORDERS}-fulfilment-DLQ"
-LEDGER = f"{ORDERS}-fulfilment-RETRY", f"{ORDERS}-fulfilment-DLQ-LEDGER"
+LEDGER = f"{DEAD_LETTER}-LEDGER"
 BOTH, PRODUCE, CONSUME = frozenset({"produce", "consume"}), frozenset({"produce"}), frozenset[str]()
 PERMISSIONS = {
     RETRY: {"fulfilment": BOTH, "replayer": BOTH},
