@@ -13,14 +13,12 @@ import argparse
 import contextlib
 import json
 import os
-import signal
-import threading
-from datetime import timedelta
 from pathlib import Path
+from typing import Any, TextIO
 
 import pulsar
 
-from redrive import PolicyFile, RetryConsumer
+from redrive import FailureRules, PolicyFile, RetryConsumer
 
 
 class WarehouseDown(Exception):  # noqa: N818 - a dead letter shows this name
@@ -31,16 +29,35 @@ class PaymentTimeout(Exception):  # noqa: N818 - a dead letter shows this name
     """The payment service answered too late: worth a retry."""
 
 
-class Shop:
-    """Handles orders against services that have their moods."""
+RULES = FailureRules(retry_on=(WarehouseDown, PaymentTimeout))
+"""Whatever else is raised, the order itself is wrong: it is dead-lettered at its first failure."""
 
-    def __init__(self, warehouse: Path) -> None:
+
+class Shop:
+    """Handles orders against services that have their moods.
+
+    Args:
+        warehouse: a file that is there while the warehouse answers.
+        log: gets a line for each handling, as JSON.
+    """
+
+    def __init__(self, warehouse: Path, log: TextIO) -> None:
         self._warehouse = warehouse
+        self._log = log
         self._asked_before: set[str] = set()
 
-    def handle(self, order_id: str, body: bytes) -> None:
+    def handle(self, message: pulsar.Message) -> None:
         """Fulfil one order, or raise why not."""
-        order = json.loads(body)
+        order_id, outcome = message.partition_key(), "done"
+        try:
+            self._fulfil(order_id, json.loads(message.data()))
+        except Exception as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._log.write(json.dumps({"id": order_id, "outcome": outcome}) + "\n")
+
+    def _fulfil(self, order_id: str, order: Any) -> None:  # noqa: ANN401 - whatever was sent
         if order["needs"] == "warehouse" and not self._warehouse.exists():
             msg = f"no answer from the warehouse about {order_id}"
             raise WarehouseDown(msg)
@@ -51,36 +68,19 @@ class Shop:
 
 
 def main() -> None:
-    """Consume until SIGTERM; what is in flight then is finished first."""
+    """Consume until SIGTERM; what is in hand then is finished first."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--log", type=Path, required=True)
     options.add_argument("--warehouse", type=Path, required=True)
     given = options.parse_args()
     token = Path(os.environ["PULSAR_TOKEN_FILE"]).read_text(encoding="ascii").strip()
     authentication = pulsar.AuthenticationToken(token)
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    shop = Shop(given.warehouse)
     with (
         contextlib.closing(pulsar.Client(os.environ["PULSAR_URL"], authentication)) as client,
         given.log.open("a", encoding="utf-8", buffering=1) as log,
         RetryConsumer(client, PolicyFile()) as consumer,
     ):
-        while not stopping.is_set():
-            message = consumer.receive(timeout=timedelta(seconds=1))
-            if message is None:
-                continue
-            order_id, outcome = message.partition_key(), "done"
-            try:
-                shop.handle(order_id, message.data())
-                consumer.acknowledge(message)
-            except json.JSONDecodeError as error:  # no retry will fix it
-                consumer.reconsume_later(message, level=-1, cause=error)
-                outcome = type(error).__name__
-            except (WarehouseDown, PaymentTimeout) as error:
-                consumer.reconsume_later(message, cause=error)
-                outcome = type(error).__name__
-            log.write(json.dumps({"id": order_id, "outcome": outcome}) + "\n")
+        consumer.run(Shop(given.warehouse, log).handle, rules=RULES)
 
 
 if __name__ == "__main__":

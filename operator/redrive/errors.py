@@ -20,8 +20,6 @@ class Requeue(enum.Enum):
     """When a watch, a resync or another object has a reason for it."""
     BACKOFF = enum.auto()
     """After a back-off of 1 s that doubles up to 15 s, each shortened at random by up to half."""
-    NEVER = enum.auto()
-    """The object is gone: its task ends."""
 
     @property
     def result(self) -> str:
@@ -41,11 +39,14 @@ class RedriveError(Exception):
         reason: of the conditions that show it.
         stalls: whether an object stays like that until its spec, or its surroundings, are changed.
         requeue: when an object that it keeps from being ready is reconciled again.
+        private: whether the message names Secrets, keys or invalid values of a connection, which
+            only objects of the connection's own namespace show.
     """
 
     reason: ClassVar[str] = "InternalError"
     stalls: ClassVar[bool] = False
     requeue: ClassVar[Requeue] = Requeue.BACKOFF
+    private: bool = False
 
     def __init__(self, problem: str, *, got: object = _NOTHING, remedy: str) -> None:
         found = "" if got is _NOTHING else f"; got {got!r}"

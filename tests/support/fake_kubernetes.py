@@ -93,7 +93,10 @@ class FakeKubernetes(Kubernetes):
         version = patch.get("metadata", {}).get("resourceVersion")
         if version not in {None, stored["metadata"]["resourceVersion"]}:
             raise ConflictError(f"{resource.kind} {key} has been modified", remedy="read it")
-        return self._write("patch", resource, merge_patch(stored, patch))
+        patched = merge_patch(stored, patch)
+        if patched.get("spec") != stored.get("spec") and "generation" in patched["metadata"]:
+            patched["metadata"]["generation"] += 1
+        return self._write("patch", resource, patched)
 
     async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
         """Merge *status* into the status."""
@@ -116,6 +119,13 @@ class FakeKubernetes(Kubernetes):
         self.writes.append(Write(verb, resource, copy.deepcopy(written)))
         self._unseen.put_nowait(self.writes[-1])
         return copy.deepcopy(written)
+
+
+def edit(body: dict[str, Any], **spec: object) -> dict[str, Any]:
+    """Change the spec of *body* in place, as the API server does: with another generation."""
+    body["spec"].update(spec)
+    body["metadata"]["generation"] += 1
+    return body
 
 
 def merge_patch(body: Body, patch: Body) -> dict[str, Any]:

@@ -7,6 +7,7 @@ each call.
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,15 +24,30 @@ class Access:
     Attributes:
         headers: sent with every call.
         tls: how to speak TLS; None trusts the certificate authorities of this machine.
+        hosts: where else than to the host of the call's URL they may go when the broker redirects,
+            as patterns in which `*` stands for any characters but a dot; None for anywhere.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    hosts: tuple[str, ...] | None = None
 
     @classmethod
-    def bearer(cls, token: str, tls: ssl.SSLContext | None = None) -> Access:
+    def bearer(
+        cls,
+        token: str,
+        tls: ssl.SSLContext | None = None,
+        hosts: tuple[str, ...] | None = None,
+    ) -> Access:
         """Act as the role of *token*."""
-        return cls({"Authorization": f"Bearer {token}"}, tls)
+        return cls({"Authorization": f"Bearer {token}"}, tls, hosts)
+
+    def may_go_to(self, host: str) -> bool:
+        """Whether one of `hosts` is *host*."""
+        if self.hosts is None:
+            return True
+        patterns = ("[^.]*".join(map(re.escape, each.split("*"))) for each in self.hosts)
+        return any(re.fullmatch(pattern, host, re.IGNORECASE) for pattern in patterns)
 
     @property
     def held(self) -> Access:

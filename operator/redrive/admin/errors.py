@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import ClassVar
 
 from redrive.errors import RedriveError, Requeue
@@ -14,9 +13,13 @@ class AdminError(RedriveError):
 
 
 class BrokerRefusedError(AdminError):
-    """The broker does not do what was asked, for a reason that only its answer tells."""
+    """The broker does not do what was asked, for a reason that only its answer tells.
+
+    Asked again it will say the same, in most cases.
+    """
 
     reason: ClassVar[str] = "BrokerRefused"
+    stalls = True
 
 
 class BrokerUnreachableError(AdminError):
@@ -36,6 +39,14 @@ class AdminUrlInvalidError(AdminError):
 
     reason = "AdminUrlInvalid"
     stalls = True
+    private = True
+
+
+class RedirectRefusedError(AdminError):
+    """The broker redirects to a host that the connection does not name."""
+
+    reason = "RedirectRefused"
+    stalls = True
 
 
 class UnexpectedAnswerError(AdminError):
@@ -49,6 +60,7 @@ class AuthenticationFailedError(AdminError):
 
     reason = "AuthenticationFailed"
     stalls = True
+    private = True
 
 
 class CertificateRefusedError(AdminError):
@@ -56,12 +68,14 @@ class CertificateRefusedError(AdminError):
 
     reason = "CertificateRefused"
     stalls = True
+    private = True
 
 
 class IssuerFailedError(AdminError):
     """The issuer of OAuth 2.0 tokens gives none, for now or because it was asked wrongly."""
 
     reason = "IssuerFailed"
+    private = True
 
 
 class AdminForbiddenError(AdminError):
@@ -117,52 +131,55 @@ _LACKS_RIGHT = ("Unauthorized to ", "Don't have permission to ")
 
 def error_for(call: str, status: int, answer: str) -> AdminError:
     """Name the failure of *call* by its HTTP *status* and the body of the broker's *answer*."""
-    said = _what_it_says(answer)
-    if status in _OF_GATEWAYS and _reason(answer) is None:
+    said = _reason(answer)
+    found = f"{status} {_size(answer) if said is None else _one_line(said)}".rstrip()
+    if status in _OF_GATEWAYS and said is None:
         return BrokerUnreachableError(
             f"the broker did not answer to {call}, says what stands before it",
-            got=f"{status} {said}".rstrip(),
+            got=found,
             remedy="check that the broker runs, and that its gateway or load balancer finds it",
         )
     kind = _KINDS.get(status, BrokerFailedError if status >= 500 else BrokerRefusedError)  # noqa: PLR2004
-    if said.startswith(_LACKS_RIGHT):
+    if said is not None and said.lstrip().startswith(_LACKS_RIGHT):
         # Some calls answer 401 where others answer 403: the token is good, a right is missing.
         kind = AdminForbiddenError
     return kind(
         f"the broker refused to {call}",
-        got=f"{status} {said}".rstrip(),
+        got=found,
         remedy=_REMEDIES.get(kind, "it is tried again; see the answer for what to fix"),
     )
 
 
-def is_of_broker(answer: str) -> bool:
-    """Whether *answer* has the form in which brokers say why they don't do something."""
-    return _reason(answer) is not None
+def unexpected(call: str, got: str) -> UnexpectedAnswerError:
+    """Name an answer to *call*, given as a success, that Pulsar would not give: *got* tells of it.
 
-
-def unexpected(call: str, answer: str) -> UnexpectedAnswerError:
-    """Name an *answer* to *call*, given as a success, that Pulsar would not give."""
+    It never repeats the answer: the owner of `adminUrl` could else read, in a status, what only the
+    operator can reach.
+    """
     return UnexpectedAnswerError(
         f"what answers when asked to {call} is not Pulsar's admin API",
-        got=_what_it_says(answer),
+        got=got,
         remedy="check adminUrl: it is where the admin REST API answers, without /admin/v2",
     )
 
 
-def _what_it_says(answer: str) -> str:
-    """Return the reason in a broker's JSON, the title of its HTML, or the text; one line of it."""
-    said = _reason(answer)
-    if said is None:
-        title = re.search("<title>(.*?)</title>", answer, re.DOTALL)
-        said = answer if title is None else title[1]
+def _one_line(said: str) -> str:
     words = " ".join(said.split())[:300]
     # Whatever answers there may say anything, and this ends up in logs and conditions.
     return "".join(c if c.isprintable() else "\ufffd" for c in words)
 
 
+def _size(answer: str) -> str:
+    return f"and {len(answer)} characters that are no error of Pulsar's" if answer else ""
+
+
 def _reason(answer: str) -> str | None:
-    """Return the reason that a broker gives; None where no broker speaks."""
+    """Return the reason of an error as Pulsar writes it, `{"reason": …}`; None for all else."""
     try:
-        return str(json.loads(answer)["reason"])
-    except (ValueError, KeyError, TypeError):
+        document = json.loads(answer)
+    except ValueError:
         return None
+    match document:
+        case {"reason": str(said)} if len(document) == 1:
+            return said
+    return None

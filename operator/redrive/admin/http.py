@@ -1,8 +1,9 @@
 """One call to a broker's admin API, and its outcome: a value, or an `AdminError`.
 
 Called by `client` alone. Neither the token nor a URL that the broker redirects to is ever part
-of an error, nor what answers there, unless it answers as a broker does: the owner of `adminUrl`
-could else read, in a status, what only the operator can reach.
+of an error, nor what answers at any address, unless it answers with an error as a broker does: the
+owner of `adminUrl` could else read, in a status, what only the operator can reach. Credentials go
+to the host of `adminUrl`, and by redirects to those that the connection names.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from redrive.admin.errors import (
     BrokerUnreachableError,
     CertificateRefusedError,
     IssuerFailedError,
+    RedirectRefusedError,
     error_for,
-    is_of_broker,
     unexpected,
 )
 from redrive.admin.fence import Fence, FenceClosedError, guarding
@@ -68,11 +69,10 @@ class Call:
 
 
 class _Reply(NamedTuple):
-    """A broker's answer, and what of it an error may show."""
+    """A broker's answer."""
 
     status: int
     text: str
-    shown: str
 
 
 class _TooLongError(Exception):
@@ -109,13 +109,13 @@ class Http:
         Raises:
             AdminError: the call failed; the subclass says how.
         """
-        status, answer, shown = await self._answer(call, admin_url, access)
+        status, answer = await self._answer(call, admin_url, access)
         if status not in range(200, 300):
-            raise error_for(call.does, status, shown)
+            raise error_for(call.does, status, answer)
         try:
             return json.loads(answer) if answer else None
         except ValueError as error:
-            raise unexpected(call.does, shown) from error
+            raise unexpected(call.does, f"{len(answer)} characters that are no JSON") from error
 
     async def _answer(self, call: Call, admin_url: str, access: Access) -> _Reply:
         """Return the broker's answer, and count it."""
@@ -144,6 +144,9 @@ class Http:
         except _TooLongError as error:
             outcome = "too long"
             raise unexpected(call.does, str(error)) from error
+        except RedirectRefusedError:
+            outcome = "redirect refused"
+            raise
         except FenceClosedError:
             outcome = "fenced"
             raise
@@ -194,15 +197,14 @@ class Http:
                 ssl=access.tls or True,
             ) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
-                    text = await _text(response)
-                    own = url.origin() == asked.origin() or is_of_broker(text)
-                    shown = text if own else f"{len(text)} characters of {response.content_type}"
-                    return _Reply(response.status, text, shown)
+                    return _Reply(response.status, await _text(response))
                 target = url.join(URL(response.headers["Location"], encoded=True))
                 if not may_follow(url, target):
-                    return _refusal(response, "a redirect from https to http, not followed")
+                    raise _not_followed(call, "one from https to http")
+                if target.host != asked.host and not access.may_go_to(target.host or ""):
+                    raise _not_followed(call, "one to a host that the connection does not name")
                 url = target
-        return _refusal(response, f"more than {MAX_REDIRECTS} redirects")
+        raise _not_followed(call, f"more than {MAX_REDIRECTS} redirects")
 
     @asynccontextmanager
     async def _request(
@@ -251,8 +253,13 @@ async def _text(response: aiohttp.ClientResponse) -> str:
     return read.decode(errors="replace")
 
 
-def _refusal(response: aiohttp.ClientResponse, why: str) -> _Reply:
-    return _Reply(response.status, why, why)
+def _not_followed(call: Call, why: str) -> RedirectRefusedError:
+    return RedirectRefusedError(
+        f"a redirect was not followed when asked to {call.does}",
+        got=why,
+        remedy="name the hosts of the cluster's brokers in the connection's redirectHosts, or give "
+        "the address of a Pulsar proxy as adminUrl",
+    )
 
 
 def _refused(url: str, error: aiohttp.ClientConnectorCertificateError) -> CertificateRefusedError:

@@ -1,4 +1,4 @@
-"""Where things lie below `/admin/v2/`, their names quoted; called by `client` and `granting`."""
+"""Where a broker's admin API answers, and where things lie below it, their names quoted."""
 
 from __future__ import annotations
 
@@ -38,3 +38,11 @@ def subscription_path(topic: TopicName, name: str) -> str:
 def permission_path(topic: TopicName, role: str) -> str:
     """Return where the rights of a role on a topic lie."""
     return f"{topic_path(topic)}/permissions/{quote(role, safe='')}"
+
+
+def broker_at(admin_url: str) -> str:
+    """Name a broker by its admin URL, for lack of anything that a tenant admin may read.
+
+    Two connections to one broker name it alike, unless they call it by different addresses.
+    """
+    return admin_url.rstrip("/").lower()

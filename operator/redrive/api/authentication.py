@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -39,21 +40,17 @@ FileName = Annotated[
 ]
 
 
-CaKind = Annotated[
-    str,
-    Field(max_length=16),
-    Form(
-        "ConfigMap|Secret",
-        "certificate authorities lie in a ConfigMap or a Secret",
-        "write ConfigMap or Secret",
-    ),
-]
+class CaKind(enum.StrEnum):
+    """Where certificate authorities may lie."""
+
+    CONFIG_MAP = "ConfigMap"
+    SECRET = "Secret"  # noqa: S105  a kind of object
 
 
 class CaRef(ApiModel):
     """Certificate authorities, as PEM under a key of a ConfigMap or Secret."""
 
-    kind: CaKind = "ConfigMap"
+    kind: CaKind = CaKind.CONFIG_MAP
     """`ConfigMap` or `Secret`; it lies in the namespace of the PulsarConnection."""
 
     name: ObjectName

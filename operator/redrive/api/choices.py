@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 from typing import Annotated, Self, TypeVar
 
 from pydantic import (
@@ -16,7 +15,7 @@ from pydantic import (
 
 from redrive.api.ladder import DelayLadder, Levels
 from redrive.api.model import ApiModel
-from redrive.api.rules import QUOTED, Rule, refusing
+from redrive.api.rules import refusing
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import MAX_RETRIES_LIMIT, check_max_retries
 
@@ -49,9 +48,8 @@ def one_of(kind: type[E], problem: str, remedy: str) -> tuple[object, ...]:
             raise InvalidSpecError(problem, got=str(value)[:64], remedy=remedy)
         return found
 
-    schema = WithJsonSchema({"type": "string", "maxLength": 64})
-    rule = Rule(f"self in {json.dumps(list(kind))}", problem, remedy, got=QUOTED)
-    return schema, rule, BeforeValidator(refusing(parse)), PlainSerializer(str)
+    schema = WithJsonSchema({"type": "string", "enum": [word.value for word in kind]})
+    return schema, BeforeValidator(refusing(parse)), PlainSerializer(str)
 
 
 class Choices(ApiModel):

@@ -16,6 +16,7 @@ from redrive.api.model import ApiModel, StatusModel
 from redrive.api.permissions import (
     MAX_PATTERNS,
     MAX_RULES,
+    SET,
     AllowRule,
     Namespaces,
     Permissions,
@@ -50,6 +51,17 @@ AdminUrl = Annotated[
     ),
 ]
 
+HostPattern = Annotated[
+    str,
+    Field(max_length=253),
+    Form(
+        r"[-.*:_a-zA-Z0-9\[\]]+",
+        "a pattern of hosts is a host name or address without port, where * stands for any "
+        "characters but a dot",
+        "write one like broker-*.pulsar.svc",
+    ),
+]
+
 _OLD_FIELDS = ("allowedTopics", "allowedRoles", "allowedNamespaces")
 _ALLOWS = Rule(
     "has(self.allow) ? !has(self.allowedTopics) && !has(self.allowedRoles)"
@@ -81,6 +93,14 @@ class PulsarConnectionSpec(ApiModel):
 
     admin_url: AdminUrl
     """Where the admin REST API answers: `http://host:port` or `https://host:port`."""
+
+    redirect_hosts: Annotated[
+        tuple[HostPattern, ...], Field(max_length=64, json_schema_extra=SET)
+    ] = ()
+    """Hosts, beside that of `adminUrl`, to which the brokers of the cluster may redirect calls with
+    the operator's credentials, as patterns: `*` stands for any characters but a dot. Left out:
+    none, which is right for one broker and for a Pulsar proxy. Example:
+    `pulsar-broker-*.pulsar-broker.pulsar.svc.cluster.local`."""
 
     authentication: Authentication
     """The operator's credentials at the broker."""

@@ -42,10 +42,15 @@ def _topic(value: object) -> naming.TopicName:
 
 TopicField = Annotated[
     naming.TopicName,
-    WithJsonSchema({"type": "string", "maxLength": MAX_TOPIC}),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "maxLength": MAX_TOPIC,
+            "pattern": r"^persistent://[-=:.\w]+/[-=:.\w]+/[^/\s\x00-\x1f\x7f]{1,255}$",
+        }
+    ),
     Rule(
-        r"self.matches('^persistent://[-=:.\\w]+/[-=:.\\w]+/[^/\\s\\x00-\\x1f\\x7f]{1,255}$')"
-        r" && !self.matches('/[.][.]?(/|$)')",
+        r"!self.matches('/[.][.]?(/|$)')",
         "a topic is written persistent://tenant/namespace/name, the name without slashes or "
         f"white space and of at most {naming.MAX_NAME} characters, no part . or ..",
         "give the full name of a persistent topic",

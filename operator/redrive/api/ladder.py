@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, Strict, WithJsonSchema, model_validator
@@ -40,11 +39,8 @@ def _check_preset(name: str) -> str:
     return name
 
 
-IS_DURATION = Rule(
-    WRITTEN,
-    "a duration is whole numbers with the units d, h, m, s, largest first",
-    "write it like 90s, 1m30s, 2h or 10d",
-    got=QUOTED,
+IS_DURATION = WithJsonSchema(
+    {"type": "string", "minLength": 1, "maxLength": 40, "pattern": durations.PATTERN}
 )
 
 Delay = Annotated[
@@ -62,44 +58,29 @@ Delay = Annotated[
 
 Preset = Annotated[
     str,
-    Field(max_length=64),
-    Rule(
-        f"self in {json.dumps(list(PRESETS))}",
-        "the delay ladder names an unknown preset",
-        f"use one of {', '.join(PRESETS)}",
-        got=QUOTED,
-    ),
+    WithJsonSchema({"type": "string", "enum": list(PRESETS)}),
     AfterValidator(refusing(_check_preset)),
 ]
 
 Rungs = Annotated[
     tuple[Delay, ...],
-    Field(max_length=MAX_RUNGS),
-    Rule(
-        "self.size() > 0",
-        f"a delay ladder has from 1 to {MAX_RUNGS} rungs",
-        "list at least one delay, or name a preset",
-        got='"0"',
-    ),
+    Field(max_length=MAX_RUNGS, json_schema_extra={"minItems": 1}),
 ]
 
 
 def _check_levels(levels: tuple[str, ...]) -> tuple[str, ...]:
     if not levels:
-        raise InvalidSpecError(_SOME.problem, got=0, remedy=_SOME.remedy)
+        raise InvalidSpecError(
+            f"there are from 1 to {MAX_LEVELS} delay levels",
+            got=0,
+            remedy="list at least one delay, or leave delayLevels out for the default",
+        )
     return levels
 
 
-_SOME = Rule(
-    "self.size() > 0",
-    f"there are from 1 to {MAX_LEVELS} delay levels",
-    "list at least one delay, or leave delayLevels out for the default",
-    got='"0"',
-)
 Levels = Annotated[
     tuple[Delay, ...],
-    Field(max_length=MAX_LEVELS),
-    _SOME,
+    Field(max_length=MAX_LEVELS, json_schema_extra={"minItems": 1}),
     AfterValidator(refusing(_check_levels)),
 ]
 

@@ -37,9 +37,12 @@ _CHANGE = '"\'" + self + "\' where it was \'" + oldSelf + "\'"'
 
 Subscription = Annotated[
     str,
-    Field(max_length=names.MAX_NAME),
+    Field(
+        max_length=names.MAX_NAME,
+        json_schema_extra={"pattern": r"^[^/\s\x00-\x1f\x7f]+$"},
+    ),
     Rule(
-        r"self.matches('^[^/\\s\\p{Z}\\x00-\\x1f\\x7f\\x85]+$') && !(self in ['.', '..'])",
+        r"!self.matches('[\\p{Z}\\x85]') && !(self in ['.', '..'])",
         f"a subscription is 1 to {names.MAX_NAME} characters without slashes or white space, and "
         "not . or .., because topics and addresses are made of it",
         "use another subscription name",
@@ -49,7 +52,7 @@ Subscription = Annotated[
 ]
 
 
-_DELAYED = tuple(kind.value for kind in SubscriptionType if kind.honours_delays)
+_DELAYED = [kind.value for kind in SubscriptionType if kind.honours_delays]
 _NOT_DELAYED = (
     "retries with a delay need a Shared or Key_Shared subscription: "
     "on the others the broker delivers a delayed message at once"
@@ -66,13 +69,7 @@ def _subscription_type(value: object) -> SubscriptionType:
 
 SharedType = Annotated[
     SubscriptionType,
-    WithJsonSchema({"type": "string", "maxLength": 64}),
-    Rule(
-        f"self in {list(_DELAYED)}",
-        _NOT_DELAYED,
-        _DELAYED_REMEDY,
-        got=QUOTED,
-    ),
+    WithJsonSchema({"type": "string", "enum": _DELAYED}),
     BeforeValidator(refusing(_subscription_type)),
 ]
 
@@ -205,6 +202,11 @@ class RetryPolicySpec(Choices):
         check_order(self.subscription_type, ordered=ordered)
 
     @property
+    def edits(self) -> tuple[str, ...]:
+        """Return what to edit where fields are in use that others have replaced."""
+        return tuple(self.dead_letter.edits)
+
+    @property
     def retry_topic(self) -> names.TopicName:
         """Return where messages wait for their next attempt."""
         return self.naming.retry_topic or names.retry_topic(
@@ -221,7 +223,7 @@ class RetryPolicySpec(Choices):
     @property
     def own_topics(self) -> tuple[names.TopicName, ...]:
         """Return the topics that have to exist for this policy alone."""
-        if self.dead_letter.enabled:
+        if self.dead_letter.keeps:
             return self.retry_topic, self.dead_letter_topic
         return (self.retry_topic,)
 
@@ -244,7 +246,7 @@ class RetryPolicySpec(Choices):
             ladder=Ladder.from_preset(DEFAULT_PRESET) if ladder is None else ladder.to_ladder(),
             levels=DEFAULT_LEVELS if levels is None else Ladder.from_delays(levels),
             ordered=ladder is not None and ladder.ordered is not None,
-            dead_letters=self.dead_letter.enabled,
+            dead_letters=self.dead_letter.keeps,
             retry_topic=self.retry_topic,
             dead_letter_topic=self.dead_letter_topic,
             name=name,

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import json
+import enum
+import math
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Strict, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    Strict,
+    WithJsonSchema,
+    model_validator,
+)
 
 from redrive.api.fields import MAX_LIST, Role, TopicField
 from redrive.api.ladder import IS_DURATION, SECONDS, WRITTEN
 from redrive.api.model import ApiModel
-from redrive.api.rules import QUOTED, Rule, refusing
+from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
 from redrive.errors import InvalidSpecError
-from redrive.policy import durations
+from redrive.policy import durations, sizes
 from redrive.policy.ladder import MAX_DELAY
 from redrive.policy.naming import Scheme
 
 MAX_PARTITIONS = 1_000
 MAX_TTL = timedelta(days=3_650)
 MAX_MEGABYTES = 2**30
+MIB = 2**20
 
 
 def _scheme(value: object) -> Scheme:
@@ -28,14 +40,8 @@ def _scheme(value: object) -> Scheme:
 
 SchemeField = Annotated[
     Scheme,
-    WithJsonSchema({"type": "string", "maxLength": 64}),
+    WithJsonSchema({"type": "string", "enum": [scheme.value for scheme in Scheme]}),
     Field(validate_default=True),
-    Rule(
-        f"self in {json.dumps(list(Scheme))}",
-        "the naming scheme is an unknown one",
-        f"use one of {', '.join(Scheme)}",
-        got=QUOTED,
-    ),
     BeforeValidator(refusing(_scheme)),
     PlainSerializer(str),
 ]
@@ -108,21 +114,29 @@ Ttl = Annotated[
 RetryTtl = Annotated[Ttl, _OUTLIVES, AfterValidator(refusing(_check_retry_ttl))]
 
 
-def _check_megabytes(size: int) -> int:
-    if not 1 <= size <= MAX_MEGABYTES:
-        raise InvalidSpecError(
-            f"a size is from 1 to {MAX_MEGABYTES} MB",
-            got=size,
-            remedy="choose a number within these bounds",
-        )
-    return size
+Megabytes = Annotated[int, Strict(), Field(ge=1, le=MAX_MEGABYTES)]
+"""The old way to write a size."""
 
 
-Megabytes = Annotated[
-    int,
-    Strict(),
-    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_MEGABYTES}),
-    AfterValidator(refusing(_check_megabytes)),
+def _check_size(text: str) -> str:
+    if not MIB <= sizes.parse(text) <= MAX_MEGABYTES * MIB:
+        raise InvalidSpecError(_IN_BOUNDS.problem, got=text, remedy=_IN_BOUNDS.remedy)
+    return text
+
+
+_BYTES = "quantity(self)"
+_IN_BOUNDS = Rule(
+    f"!isQuantity(self) || ({_BYTES}.compareTo(quantity('1Mi')) >= 0"
+    f" && {_BYTES}.compareTo(quantity('1024Ti')) <= 0)",
+    "a size is from 1Mi to 1024Ti",
+    "choose one within these bounds",
+    got=QUOTED,
+)
+Size = Annotated[
+    str,
+    WithJsonSchema({"type": "string", "maxLength": 17, "pattern": sizes.PATTERN}),
+    _IN_BOUNDS,
+    AfterValidator(refusing(_check_size)),
 ]
 
 
@@ -143,42 +157,119 @@ class RetryTopic(ApiModel):
         return int(durations.parse(self.message_ttl).total_seconds())
 
 
+def _check_retention_time(text: str) -> str:
+    if durations.parse(text) < timedelta(minutes=1):
+        raise InvalidSpecError(_A_MINUTE.problem, got=text[:64], remedy=_A_MINUTE.remedy)
+    return text
+
+
+_A_MINUTE = Rule(
+    f"!({WRITTEN}) || {SECONDS} >= 60",
+    "a time of retention is at least 1m, because brokers count it in minutes",
+    "use 1m or more, or leave it out for no limit of time",
+    got=QUOTED,
+)
+RetentionTime = Annotated[Ttl, _A_MINUTE, AfterValidator(refusing(_check_retention_time))]
+
+
 class Retention(ApiModel):
     """What is kept of messages that are acknowledged, until the first of the limits is reached."""
 
-    time: Ttl | None = None
-    """For how long after their acknowledgement, up to 3650d. Left out: without limit of time."""
+    time: RetentionTime | None = None
+    """For how long after their acknowledgement, 1m to 3650d; brokers round it up to minutes. Left
+    out: without limit of time."""
+
+    size: Size | None = None
+    """How much at most, `1Mi` to `1024Ti`; brokers round it up to MiB. Left out: without limit of
+    size. Example: `10Gi`."""
 
     megabytes: Megabytes | None = None
-    """How many MB at most, 1 to 1073741824. Left out: without limit of size."""
+    """Deprecated: `size`."""
+
+    @property
+    def bytes(self) -> int | None:
+        """Return the limit of size; None for none."""
+        return _bytes(self.size, self.megabytes)
 
     def to_broker(self) -> dict[str, int]:
         """Write it as the broker does, in minutes and MB; -1 is no limit."""
-        minutes = -1 if self.time is None else int(durations.parse(self.time).total_seconds() / 60)
-        size = -1 if self.megabytes is None else self.megabytes
-        return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": size}
+        seconds = None if self.time is None else durations.parse(self.time).total_seconds()
+        return {
+            "retentionTimeInMinutes": -1 if seconds is None else math.ceil(seconds / 60),
+            "retentionSizeInMB": -1 if self.bytes is None else math.ceil(self.bytes / MIB),
+        }
+
+
+def _bytes(size: str | None, megabytes: int | None) -> int | None:
+    if size is not None:
+        return sizes.parse(size)
+    return None if megabytes is None else megabytes * MIB
+
+
+_SOME_SIZE = Rule(
+    "has(self.size) || has(self.megabytes)",
+    "a backlog quota has a size",
+    "give it one, like 10Gi",
+)
 
 
 class BacklogQuota(ApiModel):
     """How much the topic holds. Once it is full, it refuses messages and drops none."""
 
-    megabytes: Megabytes
-    """How many MB, 1 to 1073741824. A message that can't be dead-lettered because of it is handled
-    again by its consumer, until there is room."""
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_SOME_SIZE.to_schema()]})
+
+    size: Size | None = None
+    """How much, `1Mi` to `1024Ti`; it has to be given. A message that can't be dead-lettered
+    because of it is handled again by its consumer, until there is room. Example: `10Gi`."""
+
+    megabytes: Megabytes | None = None
+    """Deprecated: `size`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(BacklogQuota._check_size)(self)
+        return self
+
+    def _check_size(self) -> None:
+        if self.size is None and self.megabytes is None:
+            raise InvalidSpecError(_SOME_SIZE.problem, got="none", remedy=_SOME_SIZE.remedy)
 
     @property
     def bytes(self) -> int:
         """Return the size in bytes."""
-        return self.megabytes * 1024 * 1024
+        return _bytes(self.size, self.megabytes) or 0
+
+
+class DeadLetterMode(enum.StrEnum):
+    """What becomes of messages that have used up their retries."""
+
+    KEEP = "Keep"
+    DISCARD = "Discard"
+
+
+_MORE_THAN_THE_QUOTA = Rule(
+    "!has(self.retention) || !has(self.backlogQuota) || !has(self.retention.size)"
+    " || !has(self.backlogQuota.size) || !isQuantity(self.retention.size)"
+    " || !isQuantity(self.backlogQuota.size)"
+    " || quantity(self.retention.size).isGreaterThan(quantity(self.backlogQuota.size))",
+    "retention.size has to be more than backlogQuota.size, or the broker refuses both",
+    "raise retention.size, or lower backlogQuota.size",
+    got="'retention ' + self.retention.size + ', quota ' + self.backlogQuota.size",
+)
 
 
 class DeadLetterTopic(ApiModel):
     """What becomes of messages that have used up their retries."""
 
-    enabled: Annotated[bool, Strict()] = True
-    """Whether they are kept in the dead-letter topic. `false` discards them: there is no such
-    topic, and consumers acknowledge a message for good once its retries are used up. Java
-    consumers can't discard: without a dead-letter topic they retry for ever."""
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_MORE_THAN_THE_QUOTA.to_schema()]})
+
+    mode: DeadLetterMode | None = None
+    """`Keep`: they are kept in the dead-letter topic. `Discard`: there is no such topic, and
+    consumers acknowledge a message for good once its retries are used up. Java consumers can't
+    discard: without a dead-letter topic they retry for ever. Left out: Keep."""
+
+    enabled: Annotated[bool, Strict()] | None = None
+    """Deprecated: `mode`, which wins where both are given."""
 
     message_ttl: Annotated[Ttl, Field(alias="messageTTL")] = "0s"
     """How long a dead letter is kept before the broker drops it, up to 3650d. Left out: `0s`, for
@@ -200,3 +291,37 @@ class DeadLetterTopic(ApiModel):
     def ttl_seconds(self) -> int:
         """Return `message_ttl` in seconds."""
         return int(durations.parse(self.message_ttl).total_seconds())
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(DeadLetterTopic._check_sizes)(self)
+        return self
+
+    def _check_sizes(self) -> None:
+        kept = None if self.retention is None else self.retention.bytes
+        if kept is not None and self.backlog_quota and kept <= self.backlog_quota.bytes:
+            raise InvalidSpecError(
+                _MORE_THAN_THE_QUOTA.problem,
+                got=f"{kept} and {self.backlog_quota.bytes} bytes",
+                remedy=_MORE_THAN_THE_QUOTA.remedy,
+            )
+
+    @property
+    def keeps(self) -> bool:
+        """Whether dead letters are kept."""
+        if self.mode is not None:
+            return self.mode is DeadLetterMode.KEEP
+        return self.enabled is not False
+
+    @property
+    def edits(self) -> Iterator[str]:
+        """Yield what to edit where fields are in use that others have replaced."""
+        # true was the default, which the API server wrote into every object.
+        if self.mode is None and self.enabled is False:
+            yield "replace deadLetter.enabled by deadLetter.mode: Discard"
+        for name, part in (("retention", self.retention), ("backlogQuota", self.backlog_quota)):
+            if part is not None and part.size is None and part.megabytes is not None:
+                yield (
+                    f"replace deadLetter.{name}.megabytes by "
+                    f"deadLetter.{name}.size: {part.megabytes}Mi"
+                )

@@ -1,4 +1,4 @@
-"""Cache of one kind of object, as the informer has last seen it, with listeners for changes.
+"""Cache of one kind of object, as the informer has last seen it, with listeners and indexes.
 
 Listeners enqueue what a change affects. They are attached here and not to the watch, because what
 redrive's own writes return goes into the cache too, before a watch shows it.
@@ -6,15 +6,33 @@ redrive's own writes return goes into the cache too, before a watch shows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from redrive.api import GROUP
+from redrive.errors import RedriveError
 from redrive.kube.resources import Body, Key
 
 Listener = Callable[[Key, Body | None, Body | None], None]
 """Called with an object's key, its body before and after; None before it came, after it went."""
 L = TypeVar("L", bound=Listener)
+T = TypeVar("T")
+
+
+class _Derived(NamedTuple):
+    """What was computed from one generation of an object: a value, or what kept it from being."""
+
+    generation: tuple[str, int | None]
+    others: tuple[object, ...]
+    value: Any
+    error: RedriveError | None
+
+    def is_of(self, generation: tuple[str, int | None], others: tuple[object, ...]) -> bool:
+        """Whether it was computed from these."""
+        # Different lengths are different functions.
+        same = all(one is other for one, other in zip(self.others, others, strict=True))
+        return same and self.generation == generation
 
 
 class Cache:
@@ -23,10 +41,16 @@ class Cache:
     def __init__(self, bodies: Iterable[Body] = ()) -> None:
         self._bodies = {Key.of(body): body for body in bodies}
         self._listeners: list[Listener] = []
+        self._indexes: dict[Callable[[Body], Hashable], Index] = {}
+        self._derived: dict[Key, dict[Callable[..., Any], _Derived]] = {}
 
     def __iter__(self) -> Iterator[Body]:
         """Go through the bodies as they are now; the cache may change meanwhile."""
         return iter(tuple(self._bodies.values()))
+
+    def __len__(self) -> int:
+        """Return how many objects there are."""
+        return len(self._bodies)
 
     def get(self, key: Key) -> Body | None:
         """Return the body last seen, or None if there is no such object."""
@@ -56,6 +80,7 @@ class Cache:
         before = self._bodies.get(key)
         if before is not None and _uid(before) == _uid(body):
             del self._bodies[key]
+            self._derived.pop(key, None)
             self._notify(key, before, None)
 
     def on_event(self, event: Mapping[str, Any]) -> None:
@@ -70,9 +95,80 @@ class Cache:
         self._listeners.append(listener)
         return listener
 
+    def index(self, value_of: Callable[[Body], Hashable]) -> Index:
+        """Return the index of the objects by what *value_of* returns; one for each function."""
+        if value_of not in self._indexes:
+            self._indexes[value_of] = Index(self, value_of)
+        return self._indexes[value_of]
+
+    def derive(self, make: Callable[..., T], body: Body, *others: object) -> T:
+        """Return what *make* makes of *body* and *others*, computed once for each generation.
+
+        The last value is kept, for each function and for as long as the object is in the cache.
+
+        Args:
+            make: a pure function at the top of a module; it reads of an object its spec, and what
+                never changes of its metadata.
+            body: an object of this kind, in any state of it.
+            others: what else it reads; each is another one as soon as it is not the same object.
+
+        Raises:
+            RedriveError: as *make* does; the same one each time.
+        """
+        key, generation = Key.of(body), _generation(body)
+        known = self._derived.get(key, {}).get(make)
+        if known is None or not known.is_of(generation, others):
+            known = _computed(make, body, others)
+            if key in self._bodies:
+                self._derived.setdefault(key, {})[make] = known
+        if known.error is not None:
+            # Its traceback would grow with every caller that it is raised to.
+            raise known.error.with_traceback(None)
+        value: T = known.value
+        return value
+
     def _notify(self, key: Key, before: Body | None, after: Body | None) -> None:
+        for index in self._indexes.values():  # first: listeners read them
+            index.note(key, before, after)
         for listener in self._listeners:
             listener(key, before, after)
+
+
+class Index:
+    """The objects of a cache by a value of each, so that finding some does not visit all.
+
+    Args:
+        bodies: the objects.
+        value_of: what an object is found by.
+    """
+
+    def __init__(self, bodies: Iterable[Body], value_of: Callable[[Body], Hashable]) -> None:
+        self._value_of = value_of
+        self._found: dict[Hashable, dict[Key, Body]] = defaultdict(dict)
+        for body in bodies:
+            self.note(Key.of(body), None, body)
+
+    def get(self, value: Hashable) -> tuple[Body, ...]:
+        """Return the objects that have *value*, as they are now."""
+        return tuple(self._found.get(value, {}).values())
+
+    def keys(self, value: Hashable) -> tuple[Key, ...]:
+        """Return the keys of the objects that have *value* now."""
+        return tuple(self._found.get(value, ()))
+
+    def count(self, value: Hashable) -> int:
+        """Return how many objects have *value* now."""
+        return len(self._found.get(value, ()))
+
+    def note(self, key: Key, before: Body | None, after: Body | None) -> None:
+        """Follow a change."""
+        if before is not None:
+            value = self._value_of(before)
+            self._found[value].pop(key, None)
+            if not self._found[value]:
+                del self._found[value]
+        if after is not None:
+            self._found[self._value_of(after)][key] = after
 
 
 def needs_reconcile(before: Body | None, after: Body | None) -> bool:
@@ -88,6 +184,18 @@ def needs_reconcile(before: Body | None, after: Body | None) -> bool:
 def _uid(body: Body) -> str:
     uid: str = body["metadata"]["uid"]
     return uid
+
+
+def _generation(body: Body) -> tuple[str, int | None]:
+    """Return what is another one when the spec is."""
+    return _uid(body), body["metadata"].get("generation")
+
+
+def _computed(make: Callable[..., object], body: Body, others: tuple[object, ...]) -> _Derived:
+    try:
+        return _Derived(_generation(body), others, make(body, *others), None)
+    except RedriveError as error:
+        return _Derived(_generation(body), others, None, error)
 
 
 def _version(body: Body) -> int:

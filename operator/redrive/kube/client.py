@@ -188,6 +188,9 @@ class Kubernetes:
                 got=str(where),
                 remedy="create it, or correct the reference",
             ) from None
+        except KubernetesError as error:
+            error.private = True  # it names the object
+            raise
         if key not in data:
             raise SecretKeyNotFoundError(
                 f"the {resource.kind} {where} has no key {key!r}",

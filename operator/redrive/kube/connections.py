@@ -8,7 +8,7 @@ described in `credentials`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -16,11 +16,12 @@ from functools import partial
 from redrive.admin.breaker import Breaker
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
+from redrive.admin.paths import broker_at
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
 from redrive.api.permissions import Permissions
 from redrive.api.retrypolicy import ConnectionRef
-from redrive.errors import InvalidSpecError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import metrics
 from redrive.kube.cache import Cache
 from redrive.kube.credentials import CredentialReader, KeptCredentials
@@ -74,6 +75,21 @@ def find(
     return spec
 
 
+def shown_to(body: Body, error: RedriveError) -> RedriveError:
+    """Return *error* as *body*, which refers to a connection, may show it.
+
+    The Secrets and fields of a connection are for its own namespace alone.
+    """
+    connection = connection_of(body)
+    if not error.private or connection.namespace == Key.of(body).namespace:
+        return error
+    return type(error)(
+        f"the PulsarConnection {connection}, of another namespace, can't be used",
+        got=error.reason,
+        remedy="its own conditions say why; this goes on by itself once that is fixed",
+    )
+
+
 def permissions(
     spec: PulsarConnectionSpec, connection: Key, namespace: str, labels: NamespaceLabels
 ) -> Permissions:
@@ -100,24 +116,25 @@ def _allow(connection: Body) -> Iterable[Body]:
     return (connection.get("spec") or {}).get("allow") or ()
 
 
-def users(connection: Key, objects: Cache) -> Iterator[Body]:
-    """Yield those of *objects* whose `connectionRef` means *connection*."""
-    return (body for body in objects if connection_of(body) == connection)
+def users(connection: Key, objects: Cache) -> tuple[Body, ...]:
+    """Return those of *objects* whose `connectionRef` means *connection*."""
+    return objects.index(connection_of).get(connection)
 
 
 def connection_of(body: Body) -> Key:
-    """Return which connection the `connectionRef` of an object means."""
-    ref = body["spec"]["connectionRef"]
-    return Key(ref.get("namespace", body["metadata"]["namespace"]), ref["name"])
+    """Return which connection the `connectionRef` of an object means.
+
+    Its name is empty, as that of no connection is, in an object that is older than the schema that
+    requires it.
+    """
+    ref = (body.get("spec") or {}).get("connectionRef") or {}
+    return Key(ref.get("namespace", body["metadata"]["namespace"]), ref.get("name", ""))
 
 
 def broker_of(connection: Key, connections: Cache) -> str | None:
-    """Return where the broker of a connection answers; None where there is no such connection.
-
-    Two connections to one broker have one answer, unless they call it by different names.
-    """
+    """Return the broker of a connection, as `broker_at` names it; None without the connection."""
     body = connections.get(connection)
-    return None if body is None else str(body["spec"]["adminUrl"]).rstrip("/")
+    return None if body is None else broker_at(str(body["spec"]["adminUrl"]))
 
 
 class Connections:
@@ -193,11 +210,11 @@ class Connections:
 
     def _credentials_of(self, key: Key, spec: PulsarConnectionSpec) -> KeptCredentials:
         """Return what is kept for the connection as it is; other references are other ones."""
-        said = spec.authentication, spec.tls
+        said = spec.authentication, spec.tls, spec.redirect_hosts
         known = self._credentials.get(key)
         if known is None or known[0] != said:
             read = partial(self._reader.read, key.namespace, spec)
-            known = self._credentials[key] = said, KeptCredentials(read)
+            known = self._credentials[key] = said, KeptCredentials(read, hosts=spec.redirect_hosts)
         return known[1]
 
     def _admin(self, key: Key, admin_url: str, credentials: KeptCredentials) -> Admin:
@@ -263,9 +280,13 @@ def _spec_at(key: Key, table: Cache) -> PulsarConnectionSpec:
             remedy="create it, or correct the connectionRef",
         )
     try:
-        return parse_spec(PulsarConnectionSpec, body)
+        return table.derive(_parsed, body)
     except InvalidSpecError as error:
         raise ConnectionInvalidError(
             f"the PulsarConnection {key} has an invalid spec: {error}",
             remedy="correct it; what uses it goes on by itself then",
         ) from error
+
+
+def _parsed(body: Body) -> PulsarConnectionSpec:
+    return parse_spec(PulsarConnectionSpec, body)

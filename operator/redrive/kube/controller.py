@@ -1,4 +1,4 @@
-"""Controller: a work queue with one task for each object, which reconciles until nothing is left.
+"""Controller: a work queue with one task for each object that has to be reconciled.
 
 Watches come through kopf; the work queue is ours. kopf's timers and daemons put a finalizer on each
 object that they serve. An object that waits for something without a watch (a Secret, a broker) has
@@ -94,10 +94,13 @@ class Controller:
                 failures = 0
             changed.clear()
             requeue = await self._try(key)
-            if requeue is Requeue.NEVER and not changed.is_set():
+            if requeue is Requeue.BACKOFF:
+                failures += 1
+            elif changed.is_set():
+                failures = 0
+            else:
                 del self._changes[key], self._tasks[key]
                 return
-            failures = failures + 1 if requeue is Requeue.BACKOFF else 0
 
     async def _try(self, key: Key) -> Requeue:
         try:

@@ -74,13 +74,18 @@ class KeptCredentials:
     Args:
         read: reads what they are made of; raises a `RedriveError` where it can't.
         clock: monotonic seconds.
+        hosts: where they may go by a redirect, as `Access.hosts`.
     """
 
     def __init__(
-        self, read: Callable[[], Awaitable[Material]], clock: Callable[[], float] = time.monotonic
+        self,
+        read: Callable[[], Awaitable[Material]],
+        clock: Callable[[], float] = time.monotonic,
+        hosts: tuple[str, ...] = (),
     ) -> None:
         self._read = read
         self._clock = clock
+        self._hosts = hosts
         self._reading = asyncio.Lock()
         self._held = Access()
         self._material: Material | None = None
@@ -146,7 +151,7 @@ class KeptCredentials:
         kept = KEPT_SECONDS if material.lifetime is None else lifetime * (1 - _EARLY)
         self._due = max(began + kept, self._looked_at + REFUSED_SECONDS)
         if material != self._material:
-            self._held = _access(material)
+            self._held = _access(material, self._hosts)
             self._material = material
 
 
@@ -258,8 +263,10 @@ class CredentialReader:
         return await oauth2.issue(client, self._http)
 
 
-def _access(material: Material) -> Access:
+def _access(material: Material, hosts: tuple[str, ...]) -> Access:
     tls = None
     if material.ca is not None or material.certificate is not None:
         tls = context(ca=material.ca, certificate=material.certificate, key=material.key)
-    return Access(tls=tls) if material.token is None else Access.bearer(material.token, tls)
+    if material.token is None:
+        return Access(tls=tls, hosts=hosts)
+    return Access.bearer(material.token, tls, hosts)

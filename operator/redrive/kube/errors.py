@@ -61,18 +61,21 @@ class SecretNotFoundError(RedriveError):
     """A Secret that a spec refers to is not there."""
 
     reason = "SecretNotFound"
+    private = True
 
 
 class SecretKeyNotFoundError(RedriveError):
     """A Secret lacks the key that a spec refers to, or holds nothing usable there."""
 
     reason = "SecretKeyNotFound"
+    private = True
 
 
 class TokenFileError(RedriveError):
     """The file that a spec names holds no token, or can't be read."""
 
     reason = "TokenFileInvalid"
+    private = True
     stalls = True
 
 
@@ -80,6 +83,7 @@ class CertificateInvalidError(RedriveError):
     """A Secret holds no client certificate with its key."""
 
     reason = "CertificateInvalid"
+    private = True
     stalls = True
 
 
@@ -87,6 +91,7 @@ class CaInvalidError(RedriveError):
     """There are no certificate authorities where a spec says."""
 
     reason = "CaInvalid"
+    private = True
     stalls = True
 
 
@@ -101,6 +106,7 @@ class ConnectionInvalidError(RedriveError):
     """The PulsarConnection has a spec that cannot be read."""
 
     reason = "ConnectionInvalid"
+    private = True
     stalls = True
     requeue = Requeue.ON_CHANGE
 

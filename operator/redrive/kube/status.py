@@ -118,19 +118,22 @@ def is_new(body: Body) -> bool:
 
 def is_progressing(body: Body) -> bool:
     """Whether the first reconcile of a new spec is under way, or waits for its turn."""
-    ready = find(body, READY)
-    return ready is not None and ready.reason == PROGRESSING
+    return reason(body) == PROGRESSING
 
 
 def is_settled(body: Body) -> bool:
     """Whether the object was found as it should be, for the spec as it is, and is not going."""
-    ready = find(body, READY)
-    return (
-        ready is not None
-        and ready.status is ConditionStatus.TRUE
-        and not is_new(body)
-        and "deletionTimestamp" not in body["metadata"]
-    )
+    ready = find(body, READY)  # read whole: one that can't be is written again
+    return ready is not None and is_ready(body) and not is_new(body)
+
+
+def is_ready(body: Body) -> bool:
+    """Whether the object was found as it should be, maybe for an older spec, and is not going.
+
+    Cheap enough to ask it of every object again and again, as `reason` is.
+    """
+    ready = _written_ready(body).get("status") == ConditionStatus.TRUE
+    return ready and "deletionTimestamp" not in body["metadata"]
 
 
 def find(body: Body, kind: str) -> Condition | None:
@@ -139,12 +142,8 @@ def find(body: Body, kind: str) -> Condition | None:
 
 
 def reason(body: Body) -> str:
-    """Return the reason of the Ready condition; empty before the first reconcile.
-
-    Cheap enough to ask it of every object again and again.
-    """
-    written = (body.get("status") or {}).get("conditions") or []
-    return next((str(c["reason"]) for c in written if c["type"] == READY), "")
+    """Return the reason of the Ready condition; empty before the first reconcile."""
+    return str(_written_ready(body).get("reason", ""))
 
 
 @dataclass(frozen=True)
@@ -225,6 +224,11 @@ def _condition(kind: str, status: ConditionStatus, reason: str, message: str) ->
     """Make a condition; of a message that has no room in one, it shows as much as has."""
     shown = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - len(_CUT)] + _CUT
     return Condition(type=kind, status=status, reason=reason, message=shown)
+
+
+def _written_ready(body: Body) -> Mapping[str, Any]:
+    written = (body.get("status") or {}).get("conditions") or ()
+    return next((condition for condition in written if condition.get("type") == READY), {})
 
 
 def _conditions(body: Body) -> list[Condition]:

@@ -3,7 +3,7 @@
 The three journeys never import one another; they agree through the values of this package.
 Reading order:
 
-1. `durations`: how a length of time is written.
+1. `durations`, `sizes`: how a length of time, and a number of bytes, is written.
 2. `ladder`: retry number → delay; the presets and the delay levels.
 3. `naming`: topic and subscription → names of the retry and the dead-letter topic.
 4. `model`: `Policy`, all that a consumer or a replay must know.

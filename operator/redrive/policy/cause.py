@@ -100,15 +100,15 @@ class Cause:
         redact: Callable[[str], str],
     ) -> Cause:
         """Describe *error*, raised by a handler."""
-        chain = list(_chain(error))
+        chain = [(error, _shown(_text(error), redact)) for error in _chain(error)]
         return cls(
             type=type(error).__name__,
-            message=redact(_text(error)),
+            message=chain[0][1],
             failed_at=failed_at,
             consumer=consumer,
             attempt=attempt,
-            fingerprint=_fingerprint(chain, redact),
-            trace=redact(_trace(chain)),
+            fingerprint=_fingerprint(chain),
+            trace=redact(_trace(chain)[:MAX_TRACE_BYTES]),
         )
 
     @classmethod
@@ -146,6 +146,9 @@ WRITTEN = frozenset({
 })  # fmt: skip
 """The properties that `Cause.to_properties` writes."""
 
+_EDGE = 3_072
+"""So long may a secret be that a pattern has to see as a whole, in a text that is cut."""
+
 _MAX_CHAIN = 5
 _MAX_FRAMES = 50
 # What makes two texts of one failure differ: ids, quoted values, and every word with a digit in it.
@@ -179,6 +182,16 @@ def _text(error: BaseException) -> str:
         return ""
 
 
+def _shown(text: str, redact: Callable[[str], str]) -> str:
+    """Redact the beginning of *text*: a pattern may take the square of the length.
+
+    What stands at the end of a text that is cut may be a part of what a pattern would have matched,
+    so it is not shown.
+    """
+    longest = MAX_TEXT_BYTES + _EDGE
+    return redact(text) if len(text) <= longest else redact(text[:longest])[:-_EDGE]
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Go from *error* to what it was caused by, and on."""
     following: BaseException | None = error
@@ -205,25 +218,25 @@ def _calls(traceback: TracebackType | None) -> list[tuple[str, int]]:
     return calls[: -_MAX_FRAMES - 1 : -1]
 
 
-def _trace(chain: Sequence[BaseException]) -> str:
+def _trace(chain: Sequence[tuple[BaseException, str]]) -> str:
     lines: list[str] = []
-    for number, error in enumerate(chain):
+    for number, (error, text) in enumerate(chain):
         if number:
-            lines.append(f"caused by {type(error).__name__}: {_text(error)}")
+            lines.append(f"caused by {type(error).__name__}: {text}")
         lines += [f"at {function}:{line}" for function, line in _calls(error.__traceback__)]
     return "\n".join(lines)
 
 
-def _fingerprint(chain: Sequence[BaseException], redact: Callable[[str], str]) -> str:
+def _fingerprint(chain: Sequence[tuple[BaseException, str]]) -> str:
     import hashlib  # noqa: PLC0415 - loads OpenSSL, and a consumer may never see a failure
 
     parts = []
-    for error in chain:
+    for error, text in chain:
         parts += [type(error).__module__, type(error).__qualname__]
-        parts.append(_VARIABLE.sub("?", redact(_text(error))))
+        parts.append(_VARIABLE.sub("?", text))
         parts += [function for function, _ in _calls(error.__traceback__)]
-    text = "\0".join(parts).encode("utf-8", "backslashreplace")
-    return hashlib.sha256(text).hexdigest()[:16]
+    hashed = "\0".join(parts).encode("utf-8", "backslashreplace")
+    return hashlib.sha256(hashed).hexdigest()[:16]
 
 
 def _cut(text: str, limit: int) -> str:

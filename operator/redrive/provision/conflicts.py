@@ -5,20 +5,27 @@ dead-letter topic, which derived names make possible: topic `orders-eu` with sub
 and topic `orders` with `eu-billing` meet in one name. So do all topics of a namespace that share
 a subscription's name under a scheme that leaves the topic out. Nor may a name that is given be that
 of another policy's source topic, which would be kept as if it held retries.
+
+Names are those of one broker: the same policies in development and in production have nothing to do
+with each other, although one cluster may hold both.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.errors import InvalidSpecError
 from redrive.kube.cache import Cache, needs_reconcile
+from redrive.kube.connections import broker_of, connection_of, users
 from redrive.kube.resources import Body, Key
 from redrive.provision.standing import Standing
+
+_Name = tuple[str, str]
+"""A broker, and a name there."""
 
 
 @dataclass(frozen=True)
@@ -26,37 +33,43 @@ class _Names:
     """The names of one policy.
 
     Attributes:
+        broker: where its topics are.
         claimed: what it is found by.
         met: what those claim that it meets. Two that retry the same topic do not meet for that.
     """
 
-    claimed: frozenset[str] = frozenset()
-    met: frozenset[str] = frozenset()
+    broker: str | None = None
+    claimed: frozenset[_Name] = frozenset()
+    met: frozenset[_Name] = frozenset()
 
 
 _NONE = _Names()
 
 
 class Conflicts:
-    """Every name that a policy claims → the policies that claim it, on whatever broker.
+    """Every name that a policy claims at a broker → the policies that claim it.
 
     Args:
         policies: all that there are.
+        connections: the same; a policy without one claims nothing, unless it has lost it.
         enqueue: called with each policy that lost or gained a rival, or whose rival has a new spec
-            or stands otherwise: whether a rival may be obeyed, and at which broker, decides about
+            or another connection, or stands otherwise: whether a rival may be obeyed decides about
             others too.
     """
 
-    def __init__(self, policies: Cache, enqueue: Callable[[Key], None]) -> None:
+    def __init__(self, policies: Cache, connections: Cache, enqueue: Callable[[Key], None]) -> None:
+        self._policies = policies
+        self._connections = connections
         self._enqueue = enqueue
-        self._claimants: dict[str, set[Key]] = defaultdict(set)
+        self._claimants: dict[_Name, set[Key]] = defaultdict(set)
         self._names: dict[Key, _Names] = {}
         for body in policies:
-            self._claim(Key.of(body), _names(body))
-        policies.listen(self._note)
+            self._claim(Key.of(body), self._names_of(body))
+        policies.listen(self._policy_changed)
+        connections.listen(self._connection_changed)
 
     def rivals(self, key: Key) -> frozenset[Key]:
-        """Return the policies that claim a name which *key* claims too, on whatever broker.
+        """Return the policies that claim a name which *key* claims too.
 
         Those whose source topic is a retry or dead-letter topic of *key* are among them, and those
         that its own source topic is one of.
@@ -64,11 +77,18 @@ class Conflicts:
         met = self._names.get(key, _NONE).met
         return frozenset(other for name in met for other in self._claimants.get(name, ())) - {key}
 
-    def _note(self, key: Key, before: Body | None, after: Body | None) -> None:
-        if not needs_reconcile(before, after) and not _stands_otherwise(before, after):
-            return
+    def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+        if needs_reconcile(before, after) or _stands_otherwise(before, after):
+            self._changed(key, after)
+
+    def _connection_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+        if needs_reconcile(before, after):
+            for body in users(key, self._policies):
+                self._changed(Key.of(body), body)
+
+    def _changed(self, key: Key, after: Body | None) -> None:
         rivals = self.rivals(key)
-        self._claim(key, _NONE if after is None else _names(after))
+        self._claim(key, _NONE if after is None else self._names_of(after))
         for rival in rivals | self.rivals(key):
             self._enqueue(rival)
 
@@ -82,6 +102,29 @@ class Conflicts:
         for name in names.claimed:
             self._claimants[name].add(key)
 
+    def _names_of(self, body: Body) -> _Names:
+        """Return what a policy claims; one that can't be obeyed claims nothing.
+
+        One that is being deleted still claims what it may be about to delete, and at the broker
+        where that is, if its connection went first.
+        """
+        before = self._names.get(Key.of(body), _NONE).broker
+        broker = broker_of(connection_of(body), self._connections) or before
+        try:
+            spec = spec_of(body, self._policies)
+        except InvalidSpecError:
+            return _NONE  # its own reconcile says so in its status
+        if broker is None:
+            return _NONE
+        # No topic has the name of an identity, or of a source.
+        common = {f"{spec.topic}/{spec.subscription}", *map(str, spec.own_topics)}
+        sources = {f"source of {topic}" for topic in spec.own_topics}
+        return _Names(
+            broker=broker,
+            claimed=_at(broker, {*common, f"source of {spec.topic}"}),
+            met=_at(broker, {*common, *sources, str(spec.topic)}),
+        )
+
 
 def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
     if before is None or after is None:
@@ -89,19 +132,18 @@ def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
     return Standing.of(before) is not Standing.of(after)
 
 
-def _names(body: Body) -> _Names:
-    """Return what a policy claims; one that can't be obeyed claims nothing.
+def spec_of(body: Body, policies: Cache) -> RetryPolicySpec:
+    """Read the spec of a RetryPolicy, without the defaults of its connection.
 
-    One that is being deleted still claims what it may be about to delete.
+    Raises:
+        InvalidSpecError: it can't be obeyed.
     """
-    try:
-        spec = parse_spec(RetryPolicySpec, body)
-    except InvalidSpecError:
-        return _NONE  # its own reconcile says so in its status
-    # No topic has the name of an identity, or of a source.
-    common = {f"{spec.topic}/{spec.subscription}", *map(str, spec.own_topics)}
-    sources = {f"source of {topic}" for topic in spec.own_topics}
-    return _Names(
-        claimed=frozenset({*common, f"source of {spec.topic}"}),
-        met=frozenset({*common, *sources, str(spec.topic)}),
-    )
+    return policies.derive(_parsed, body)
+
+
+def _parsed(body: Body) -> RetryPolicySpec:
+    return parse_spec(RetryPolicySpec, body)
+
+
+def _at(broker: str, names: Iterable[str]) -> frozenset[_Name]:
+    return frozenset((broker, name) for name in names)

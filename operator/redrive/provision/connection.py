@@ -19,18 +19,17 @@ from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, StatusWarning
 from redrive.provision import errors
 from redrive.provision.outcome import Outcome, publish
+from redrive.provision.status_warnings import deprecated_fields
 
 CONNECTED = "Connected"
 """Reason: the broker accepts the token, and its role administers the tenants concerned."""
-DEPRECATED_FIELDS = "DeprecatedFields"
-"""Condition and reason: the spec has fields that others have replaced."""
 
 
 async def reconcile(key: Key, ctx: Context) -> Requeue:
     """Check one PulsarConnection; its status and Events are written last."""
     body = ctx.connections.get(key)
     if body is None:
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     logs.identify(body)
     out = Publisher(ctx.kubernetes, resources.CONNECTIONS, ctx.connections, ctx.clock)
     try:
@@ -40,7 +39,7 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
         await publish(body, outcome, out)
     except NotFoundError:
         ctx.connections.drop(body)  # no watch has shown that it is gone
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     return outcome.requeue
 
 
@@ -60,11 +59,8 @@ async def connect(key: Key, ctx: Context) -> Outcome:
 
 def warnings(spec: PulsarConnectionSpec) -> tuple[StatusWarning, ...]:
     """Say which fields others have replaced, and what to write in their place."""
-    if not spec.edits:
-        return ()
-    edits = "; ".join(spec.edits)
-    message = f"fields are in use that are still read, and will not be for ever; {edits}"
-    return (StatusWarning(DEPRECATED_FIELDS, message),)
+    found = deprecated_fields(spec.edits)
+    return () if found is None else (found,)
 
 
 async def check(connection: Connection) -> None:

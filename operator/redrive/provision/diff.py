@@ -1,9 +1,11 @@
 """What is wanted, what is there → the actions between them; pure.
 
 The order is the broker's: a grant on a missing topic is refused, and it costs least when topics
-are made first, then all rights are granted at once, then subscriptions are made. What redrive adds
-to the rights of roles is on record before it is granted, and off the record after it is taken back;
-a subscription is on record after it was made, so that none on record was made by others.
+are made first, then all rights are granted at once, then subscriptions are made. All this comes
+before what tunes the topics: a topic policy that a broker refuses must not cost messages. What
+redrive adds to the rights of roles is on record before it is granted, and off the record after it
+is taken back; a subscription is on record after it was made, so that none on record was made by
+others.
 
 What was not read (None in `TopicState`) needs no action. So the same function serves a reconcile,
 with all facts, and a resync, with those that lists of a Pulsar namespace show.
@@ -97,13 +99,6 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
     pairs = tuple(_pairs(desired, observed))
     return (
         *_topics(pairs, desired, observed),
-        *(action for pair in pairs for action in _topic_policies(pair, observed)),
-        *(
-            action
-            for pair in pairs
-            if pair.want is not desired.ledger  # its records are redrive's own
-            for action in _schema(pair, desired, observed.source_schema)
-        ),
         *_grants(pairs),
         *(
             CreateSubscription(pair.want.name, pair.want.subscription)
@@ -111,6 +106,13 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
             if pair.lacks_subscription
         ),
         *_marks_after(pairs),
+        *(action for pair in pairs for action in _topic_policies(pair, observed)),
+        *(
+            action
+            for pair in pairs
+            if pair.want is not desired.ledger  # its records are redrive's own
+            for action in _schema(pair, desired, observed.source_schema)
+        ),
         *config_map_actions(desired.config_map, observed.config_map),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redrive.admin.model import Schema, TopicSubscriptions
+from redrive.admin.paths import broker_at
 from redrive.api.choices import DeletionPolicy
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.permissions import Permissions
@@ -50,8 +51,8 @@ class Request:
 
     @property
     def broker(self) -> str:
-        """Tell brokers apart: by their admin URL, for lack of anything a tenant admin may read."""
-        return self.connection.admin_url.rstrip("/").lower()
+        """Return the broker, as `broker_at` names it."""
+        return broker_at(self.connection.admin_url)
 
     def subscribes_like(self, other: Request) -> bool:
         """Whether both are for one subscription of one topic."""

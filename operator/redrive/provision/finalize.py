@@ -15,11 +15,10 @@ from datetime import datetime, timedelta
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError as TopicGoneError
 from redrive.api.choices import DeletionPolicy
-from redrive.api.parsing import parse_spec
-from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
+from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import status
-from redrive.kube.connections import Connection
+from redrive.kube.connections import Connection, shown_to
 from redrive.kube.context import Context
 from redrive.kube.errors import (
     ConnectionNotFoundError,
@@ -32,7 +31,7 @@ from redrive.policy import naming
 from redrive.provision import conditions, pause
 from redrive.provision.actions import in_words
 from redrive.provision.apply import apply
-from redrive.provision.conflicts import Conflicts
+from redrive.provision.conflicts import Conflicts, spec_of
 from redrive.provision.desired import owner_of
 from redrive.provision.facts import Request
 from redrive.provision.finalizer import has_finalizer
@@ -69,7 +68,8 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
         return _retained(f"it was paused, and nothing was touched; {_rest(body)}")
     try:
         done = await _clean_up(body, ctx, conflicts)
-    except Exception as error:
+    except Exception as failure:
+        error = shown_to(body, failure) if isinstance(failure, RedriveError) else failure
         since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
         if ctx.clock() - since >= CLEANUP_DEADLINE:
             return _given_up(body, error, since)
@@ -88,7 +88,7 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
     Raises:
         RedriveError: not now; what was done by then is done.
     """
-    ref = parse_spec(RetryPolicySpec, body).connection_ref
+    ref = spec_of(body, ctx.policies).connection_ref
     connection = await _connection(ref, Key.of(body).namespace, ctx)
     request = resolve_through(body, connection.spec, ctx)
     if request.deletion is DeletionPolicy.RETAIN:

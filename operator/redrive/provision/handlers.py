@@ -84,7 +84,7 @@ class _Journey:
             partition_key=lambda key: key,
             longest_back_off=PROBE_SECONDS,
         )
-        self._conflicts = Conflicts(ctx.policies, self.policies.enqueue)
+        self._conflicts = Conflicts(ctx.policies, ctx.connections, self.policies.enqueue)
         self.facts = NamespaceFacts(ctx, self._conflicts)
         self.stalls = StallChecks(ctx)
         self.health = Health(ctx, self.policies.enqueue)

@@ -50,18 +50,14 @@ class NamespaceFacts:
             RedriveError: the connection can't be used, or its broker can't be reached.
         """
         found: list[Key] = []
-        namespaces: dict[str, list[Desired]] = defaultdict(list)
+        namespaces: dict[str, list[tuple[Request, Body]]] = defaultdict(list)
         for body in bodies:
             await asyncio.sleep(0)  # others come in between: a thousand policies take a while
             request = self._unrefused(body)
             if request is None:
                 found.append(Key.of(body))
             elif not request.only_observes:
-                wanted = self._desired(request, body)
-                if self._lacks_config_map(wanted):
-                    found.append(request.key)
-                else:
-                    namespaces[request.policy.topic.namespace_name].append(wanted)
+                namespaces[request.policy.topic.namespace_name].append((request, body))
         if namespaces:
             admin = (await self.ctx.brokers.open(connection)).admin
             for namespace, each in namespaces.items():
@@ -73,7 +69,10 @@ class NamespaceFacts:
         request = self._unrefused(body)
         if request is None:
             return True
-        return not request.only_observes and self._lacks_config_map(self._desired(request, body))
+        if request.only_observes:
+            return False
+        wanted = self._desired(request, body).config_map
+        return any(config_map_actions(wanted, self.ctx.config_maps.get(Key.of(wanted))))
 
     def _unrefused(self, body: Body) -> Request | None:
         """Return what a policy asks for, or None if it is to be refused."""
@@ -87,11 +86,9 @@ class NamespaceFacts:
     def _desired(self, request: Request, body: Body) -> Desired:
         return desired(request, body, self.ctx.settings.cluster_id)
 
-    def _lacks_config_map(self, wanted: Desired) -> bool:
-        there = self.ctx.config_maps.get(Key.of(wanted.config_map))
-        return any(config_map_actions(wanted.config_map, there))
-
-    async def _drifted_in(self, namespace: str, each: Iterable[Desired], admin: Admin) -> list[Key]:
+    async def _drifted_in(
+        self, namespace: str, each: Iterable[tuple[Request, Body]], admin: Admin
+    ) -> list[Key]:
         try:
             there = await admin.namespace(namespace)
         except BrokerUnreachableError:
@@ -100,13 +97,15 @@ class NamespaceFacts:
             logger.info("resync of Pulsar namespace %s: %s", namespace, error)
             # What stays so is for each policy's status; the rest may be over by the next time.
             stays = error.stalls or isinstance(error, AdminNotFoundError)
-            return [wanted.owner.key for wanted in each] if stays else []
-        found = self.ctx.config_maps
-        return [
-            wanted.owner.key
-            for wanted in each
-            if has_drifted(wanted, there, found.get(Key.of(wanted.config_map)))
-        ]
+            return [request.key for request, _ in each] if stays else []
+        found = []
+        for request, body in each:
+            await asyncio.sleep(0)
+            wanted = self._desired(request, body)
+            config_map = self.ctx.config_maps.get(Key.of(wanted.config_map))
+            if has_drifted(wanted, there, config_map):
+                found.append(request.key)
+        return found
 
 
 def has_drifted(wanted: Desired, namespace: NamespaceState, config_map: Body | None) -> bool:

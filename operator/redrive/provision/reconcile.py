@@ -12,6 +12,7 @@ from typing import Any
 
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
+from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key
@@ -54,7 +55,7 @@ async def reconcile(key: Key, ctx: Context, conflicts: Conflicts, health: Health
     """Bring the broker to what one RetryPolicy asks; its status and Events are written last."""
     body = ctx.policies.get(key)
     if body is None:
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     logs.identify(body)
     try:
         if "deletionTimestamp" in body["metadata"]:
@@ -64,7 +65,7 @@ async def reconcile(key: Key, ctx: Context, conflicts: Conflicts, health: Health
         await publish(body, outcome, _publisher(ctx))
     except NotFoundError:
         ctx.policies.drop(body)  # no watch has shown that it is gone
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     return outcome.requeue
 
 
@@ -79,12 +80,12 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
     try:
         request = resolve(body, ctx)
     except RedriveError as error:
-        return Outcome.failed(error)
+        return Outcome.failed(shown_to(body, error))
     body = await ensure_finalizer(body, request.deletion, _publisher(ctx))
     try:
         made = await converge(request, body, ctx, conflicts)
     except RedriveError as error:
-        return Outcome.failed(error)
+        return Outcome.failed(shown_to(body, error))
     warnings = (*made.warnings, *health.warnings(body))
     return _observed(made, warnings) if request.only_observes else _ready(body, made, warnings)
 

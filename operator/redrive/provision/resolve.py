@@ -1,21 +1,23 @@
 """A RetryPolicy → what it asks for, read and checked; no calls to a broker.
 
-Used by all that looks at policies: reconcile, resync, finalize and health.
+Used by all that looks at policies: reconcile, resync, finalize and health. Each generation of a
+policy is read once with each generation of its connection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from redrive.api.choices import Choices
 from redrive.api.connection import PulsarConnectionSpec
-from redrive.api.parsing import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.errors import RedriveError
 from redrive.kube import connections
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
+from redrive.policy.model import Policy
 from redrive.provision import conditions
-from redrive.provision.conflicts import Conflicts
+from redrive.provision.conflicts import Conflicts, spec_of
 from redrive.provision.facts import Request
 from redrive.provision.ownership import named_in
 from redrive.provision.standing import Standing
@@ -28,7 +30,7 @@ def resolve(body: Body, ctx: Context) -> Request:
         InvalidSpecError: the policy's spec can't be obeyed.
         RedriveError: the connection can't be used; see `redrive.kube.connections.find`.
     """
-    ref = parse_spec(RetryPolicySpec, body).connection_ref
+    ref = spec_of(body, ctx.policies).connection_ref
     namespace = Key.of(body).namespace
     connection = connections.find(ref, namespace, ctx.connections, ctx.namespaces)
     return resolve_through(body, connection, ctx)
@@ -42,13 +44,14 @@ def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) 
         RedriveError: what the connection permits can't be found out.
     """
     key = Key.of(body)
-    metadata = body["metadata"]
-    spec = parse_spec(RetryPolicySpec, body).completed(connection.policy_defaults)
+    spec, policy = ctx.policies.derive(
+        _completed, body, spec_of(body, ctx.policies), connection.policy_defaults
+    )
     return Request(
         key=key,
-        age=(metadata["creationTimestamp"], metadata["uid"]),
+        age=(body["metadata"]["creationTimestamp"], body["metadata"]["uid"]),
         spec=spec,
-        policy=spec.to_policy(str(key), metadata["generation"]),
+        policy=policy,
         connection=connection,
         permissions=connections.permissions(
             connection, connections.connection_of(body), key.namespace, ctx.namespaces
@@ -56,6 +59,14 @@ def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) 
         standing=Standing.of(body),
         takes_over=named_in(body),
     )
+
+
+def _completed(
+    body: Body, spec: RetryPolicySpec, defaults: Choices | None
+) -> tuple[RetryPolicySpec, Policy]:
+    """Return the whole spec, and what of it consumers need."""
+    completed = spec.completed(defaults)
+    return completed, completed.to_policy(str(Key.of(body)), body["metadata"]["generation"])
 
 
 def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:

@@ -3,11 +3,12 @@
 Topics and grants of a whole Pulsar namespace come in three calls, so a *survey* compares them for
 all policies every minute. For subscriptions, partitions and topic policies a broker has no call for
 many topics at once below the super-user, so a *rotation* has one policy after the other reconciled:
-the more policies, the longer it takes. A connection has a survey of its own, and a broker one
-rotation for all connections that lead to it, so that neither many of them call it too often, nor
-one with few policies slows down one with many. A slow broker delays only its own policies. While
-many policies are being provisioned, the rotation of their broker rests: for each call about a topic
-policy a broker reads the list of all topics of a namespace, which is expensive just then.
+the more policies, at its broker or at all together, the longer it takes. A connection has a survey
+of its own, and a broker one rotation for all connections that lead to it, so that neither many of
+them call it too often, nor one with few policies slows down one with many. A slow broker delays
+only its own policies. While many policies are being provisioned, the rotation of their broker
+rests: for each call about a topic policy a broker reads the list of all topics of a namespace,
+which is expensive just then.
 
 Policies that are not ready are no part of that: they are reconciled when something changes, or
 after a back-off. Those that are stalled by what is at a broker, or by a ConfigMap with another
@@ -21,11 +22,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from redrive.errors import RedriveError
 from redrive.kube import status
-from redrive.kube.connections import broker_of, connection_of, users
+from redrive.kube.connections import broker_of, connection_of
 from redrive.kube.resources import Body, Key
 from redrive.provision.namespace_facts import NamespaceFacts
 from redrive.provision.rate_limit import RateLimits
@@ -35,6 +36,11 @@ SURVEY_SECONDS = 60.0
 ROTATION_SECONDS = 15.0
 """How long a rotation takes, unless that were too fast for the broker."""
 CALLS_PER_SECOND = 20.0
+"""The most that a rotation has of calls to its broker."""
+CALLS_PER_SECOND_IN_ALL = 100.0
+"""The most that all rotations have together: what the operator needs grows with the policies that
+it has, not with the brokers.
+"""
 CALLS_PER_LOOK = 24
 """How many reads at the broker a reconcile takes at most where nothing has to be done.
 
@@ -100,6 +106,9 @@ class Resync:
         self._facts = facts
         self._stalls = stalls
         self._policies = facts.ctx.policies
+        self._settled = self._policies.index(_settled_at)
+        self._progressing = self._policies.index(_progressing_at)
+        self._checked = self._policies.index(_checked_at)
         self._connections = facts.ctx.connections
         self._enqueue = enqueue
         self._enqueue_connection = enqueue_connection
@@ -137,8 +146,7 @@ class Resync:
     async def _survey_for_ever(self, connection: Key) -> None:
         while True:
             try:
-                settled = filter(status.is_settled, users(connection, self._policies))
-                for key in await self._facts.drifted(connection, settled):
+                for key in await self._facts.drifted(connection, self._settled.get(connection)):
                     self._enqueue(key)
             except RedriveError as error:
                 logger.info("survey of PulsarConnection %s: %s", connection, error)
@@ -152,30 +160,32 @@ class Resync:
         turns = Turns()
         while True:
             try:
-                bodies = tuple(self._policies_at(broker))
-                rests = sum(map(status.is_progressing, bodies)) >= MANY_BEGUN
-                keys = [Key.of(body) for body in filter(status.is_settled, bodies)]
+                connections = self._connections_to(broker)
+                begun = sum(self._progressing.count(each) for each in connections)
+                rests = begun >= MANY_BEGUN
+                keys = [key for each in connections for key in self._settled.keys(each)]
             except Exception:
                 logger.exception("rotation at %s: failed", broker)
                 rests, keys = False, []
             key = None if rests else turns.next(keys)
-            await asyncio.sleep(pause(len(keys), CALLS_PER_LOOK))
+            settled = len(self._policies) - self._settled.count(None)
+            await asyncio.sleep(pause(len(keys), CALLS_PER_LOOK, of=settled))
             if key is not None:
                 self._enqueue(key)
 
-    def _policies_at(self, broker: str) -> Iterator[Body]:
+    def _connections_to(self, broker: str) -> list[Key]:
         keys = (Key.of(body) for body in self._connections)
-        leading_there = {key for key in keys if broker_of(key, self._connections) == broker}
-        return (body for body in self._policies if connection_of(body) in leading_there)
+        return [key for key in keys if broker_of(key, self._connections) == broker]
 
     async def _ask_for_ever(self, connection: Key) -> None:
-        turns, stalled = Turns(), 0
+        turns, here = Turns(), 0
         while True:
-            await asyncio.sleep(pause(stalled, CALLS_PER_QUESTION))
+            stalled = len(self._policies) - self._checked.count(None)
+            await asyncio.sleep(pause(here, CALLS_PER_QUESTION, of=stalled))
             shared = self._questions.of(broker_of(connection, self._connections))
             # After the pause: what is stalled since then need not wait for another one.
-            keys = [Key.of(body) for body in filter(is_checked, users(connection, self._policies))]
-            key, stalled = turns.next(keys), len(keys)
+            keys = self._checked.keys(connection)
+            key, here = turns.next(keys), len(keys)
             if key is None:
                 continue
             await shared.turn()
@@ -191,6 +201,28 @@ class Resync:
             return False
 
 
-def pause(policies: int, calls: int) -> float:
-    """Return the seconds between the turns of two policies, of so many, at so many calls a turn."""
-    return max(ROTATION_SECONDS / (policies or 1), calls / CALLS_PER_SECOND)
+def pause(policies: int, calls: int, *, of: int) -> float:
+    """Return the seconds between two turns in a rotation.
+
+    Args:
+        policies: how many are in it.
+        calls: how many calls a turn takes.
+        of: how many policies there are in all rotations together.
+    """
+    whole = max(ROTATION_SECONDS, of * calls / CALLS_PER_SECOND_IN_ALL)
+    return max(whole / (policies or 1), calls / CALLS_PER_SECOND)
+
+
+def _settled_at(body: Body) -> Key | None:
+    """Return the connection of a settled policy."""
+    return connection_of(body) if status.is_settled(body) else None
+
+
+def _progressing_at(body: Body) -> Key | None:
+    """Return the connection of a policy that waits for its first reconcile."""
+    return connection_of(body) if status.is_progressing(body) else None
+
+
+def _checked_at(body: Body) -> Key | None:
+    """Return the connection of a policy that `stall_checks` asks about."""
+    return connection_of(body) if is_checked(body) else None

@@ -16,6 +16,8 @@ from redrive.provision.desired import Desired, partitions_of_retry
 from redrive.provision.facts import Observed, Request
 from redrive.provision.topic_policies import delay_limit
 
+DEPRECATED_FIELDS = "DeprecatedFields"
+"""The spec has fields that others have replaced."""
 LADDER_DESCENDS = "LadderDescends"
 """Some retry waits a shorter time than the one before it."""
 
@@ -58,6 +60,21 @@ class Seen:
         """Return the rivals that it keeps from their topics, the oldest first."""
         found = [rival for rival in self.rivals if rival.yields_to(self.request)]
         return sorted(found, key=lambda rival: rival.age)
+
+
+def fields_are_deprecated(seen: Seen) -> StatusWarning | None:
+    """Find fields that others have replaced."""
+    return deprecated_fields(seen.request.spec.edits)
+
+
+def deprecated_fields(edits: Sequence[str]) -> StatusWarning | None:
+    """Say what to edit in a spec; None where that is nothing."""
+    if not edits:
+        return None
+    return StatusWarning(
+        DEPRECATED_FIELDS,
+        f"fields are in use that are still read, and will not be for ever; {'; '.join(edits)}",
+    )
 
 
 def ladder_descends(seen: Seen) -> StatusWarning | None:
@@ -177,6 +194,7 @@ def names_are_contested(seen: Seen) -> StatusWarning | None:
 
 
 CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
+    fields_are_deprecated,
     ladder_descends,
     retry_topic_has_too_many_partitions,
     delay_is_limited,

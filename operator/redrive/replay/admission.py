@@ -63,7 +63,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     if not policy.dead_letters:
         raise DeadLettersDiscardedError(
             f"the RetryPolicy {policy_key} discards what it could replay",
-            remedy="set its deadLetter.enabled to true; what was discarded is gone",
+            remedy="set its deadLetter.mode to Keep; what was discarded is gone",
         )
     if connection.replay is None:
         raise ReplayIdentityMissingError(

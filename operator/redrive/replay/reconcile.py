@@ -14,12 +14,13 @@ from redrive.api.conditions import Condition
 from redrive.api.replay import FINAL, Phase, ReplayStatus
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
+from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.errors import ForbiddenError, NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent, Publisher
 from redrive.replay import errors, launch
-from redrive.replay.admission import admit, is_final
+from redrive.replay.admission import admit, is_final, policy_of
 
 LAUNCHED = "Launched"
 """Reason of an Event: the SparkApplication was created."""
@@ -49,7 +50,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     """
     replay = ctx.replays.get(key)
     if replay is None:
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
     logs.identify(replay)
     if is_final(replay) or "deletionTimestamp" in replay["metadata"]:
         return Requeue.ON_CHANGE
@@ -68,7 +69,9 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         if not _state(application):
             requeue = Requeue.BACKOFF  # the state of one that is not run never changes
     except RedriveError as error:
-        conditions, fields = _explain(replay, error, now)
+        policy = ctx.policies.get(policy_of(replay))
+        shown = error if policy is None else shown_to(policy, error)
+        conditions, fields = _explain(replay, shown, now)
         requeue = error.requeue
     out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
     await out.publish(replay, conditions, fields)

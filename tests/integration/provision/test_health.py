@@ -118,7 +118,7 @@ async def ward(shop: Shop, limits: Thresholds = THRESHOLDS) -> AsyncIterator[War
             return await reconcile.reconcile(key, ctx, claims, health)
 
         keeper = Controller("RetryPolicy", look)
-        claims = Conflicts(ctx.policies, keeper.enqueue)
+        claims = Conflicts(ctx.policies, ctx.connections, keeper.enqueue)
         health = Health(ctx, keeper.enqueue, interval=0.1, limits=limits)
         keeper.enqueue(Key(shop.namespace, "orders"))
         watched = Ward(shop, ctx, health)

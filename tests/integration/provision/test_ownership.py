@@ -160,7 +160,7 @@ def test_dead_letters_of_another_namespace_are_never_taken(
     if retained:
         busy.kubectl("delete", "retrypolicy", name, "--timeout=60s")
     else:
-        busy.policy(name, topic=busy.topic(name), deadLetter={"enabled": False})
+        busy.policy(name, topic=busy.topic(name), deadLetter={"mode": "Discard"})
         busy.ready(name)
     other = make_shop()
     lent = {**busy.rule("fulfilment"), "namespaces": {"names": [other.namespace]}}

@@ -302,14 +302,14 @@ def test_a_policy_that_discards_has_no_dead_letter_topic_and_tells_its_consumers
 ) -> None:
     shop.connection(replay=REPLAY)
     shop.create_topic(shop.topic("orders"))
-    shop.policy(deadLetter={"enabled": False})
+    shop.policy(deadLetter={"mode": "Discard"})
     status = shop.ready()["status"]
     assert "deadLetterTopic" not in status
     assert shop.topics().keys() == {shop.topic("orders"), shop.topic("orders-fulfilment-RETRY")}
     assert permissions(shop) == {"fulfilment": {"orders-fulfilment-RETRY": {"consume", "produce"}}}
     written = shop.get("configmap", status["configMap"])["data"]["policy.json"]
     assert not codec.decode(written).dead_letters
-    shop.policy(deadLetter={"enabled": True})
+    shop.policy(deadLetter={"mode": "Keep"})
     assert shop.ready()["status"]["deadLetterTopic"] == shop.topic("orders-fulfilment-DLQ")
 
 

@@ -39,5 +39,23 @@ def test_the_message_has_the_call_the_answer_in_one_line_and_the_remedy() -> Non
 
 
 def test_what_can_not_be_printed_of_an_answer_is_not() -> None:
-    error = errors.error_for("read x", 500, "\x1b[31mred\x00\u202eder")
+    error = errors.error_for("read x", 500, '{"reason": "\\u001b[31mred\\u0000\u202eder"}')
     assert "got '500 \ufffd[31mred\ufffd\ufffdder'" in str(error)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "hidden",
+        "<html><title>hidden</title>",
+        '{"message": "hidden"}',
+        '{"kind": "Status", "reason": "hidden"}',
+        '{"reason": {"hidden": 1}}',
+        '["reason", "hidden"]',
+    ],
+)
+def test_what_is_no_error_of_pulsar_is_never_shown(answer: str) -> None:
+    for status in (400, 401, 404, 500, 503):
+        error = errors.error_for("read x", status, answer)
+        assert "hidden" not in str(error)
+        assert f"{status} and {len(answer)} characters" in str(error)

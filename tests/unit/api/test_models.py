@@ -65,15 +65,21 @@ policies = st.fixed_dictionaries(
         ),
         "deadLetter": st.fixed_dictionaries(
             {
-                "enabled": st.booleans(),
+                "mode": st.sampled_from(["Keep", "Discard"]),
                 "messageTTL": st.just("0s") | delays,
                 "readerRoles": st.lists(words, max_size=3),
             },
             optional={
                 "retention": st.fixed_dictionaries(
-                    {}, optional={"time": delays, "megabytes": st.integers(1, 2**30)}
+                    {},
+                    optional={
+                        "time": st.sampled_from(["1m", "1h30m", "3650d"]),
+                        "size": st.sampled_from(["8Gi", "1024Ti"]),
+                    },
                 ),
-                "backlogQuota": st.fixed_dictionaries({"megabytes": st.integers(1, 2**30)}),
+                "backlogQuota": st.fixed_dictionaries(
+                    {"size": st.sampled_from(["1Mi", "2000k", "7Gi"])}
+                ),
             },
         ),
     },
@@ -110,6 +116,7 @@ connections = st.fixed_dictionaries(
         "serviceUrl": st.builds("pulsar://{}:{}".format, names, st.integers(1, 65_535)),
         "adminUrl": st.builds("https://{}:{}".format, names, st.integers(1, 65_535)),
         "authentication": st.fixed_dictionaries({"token": tokens}),
+        "redirectHosts": st.lists(words, max_size=3),
         "allow": st.lists(rules, max_size=3),
     },
     optional={
@@ -198,7 +205,7 @@ def test_an_exponential_ladder_has_a_factor_of_two_and_no_jitter_unless_said() -
 
 def test_names_and_dead_lettering_are_as_the_policy_says() -> None:
     naming = {"scheme": "tdmq-2.6.1", "deadLetterTopic": "persistent://shop/prod/dead"}
-    policy = policy_spec(naming=naming, deadLetter={"enabled": False}).to_policy("", 1)
+    policy = policy_spec(naming=naming, deadLetter={"mode": "Discard"}).to_policy("", 1)
     assert str(policy.retry_topic) == "persistent://shop/prod/fulfilment-retry"
     assert str(policy.dead_letter_topic) == "persistent://shop/prod/dead"
     assert not policy.dead_letters
@@ -264,3 +271,49 @@ def test_a_connection_allows_by_rules_or_by_the_old_lists(fields: dict[str, Any]
 def test_a_status_of_a_newer_operator_can_be_read() -> None:
     status = ReplayStatus.model_validate({"phase": "Running", "matched": 3, "fromTheFuture": 1})
     assert status.to_manifest() == {"phase": "Running", "matched": 3, "conditions": []}
+
+
+def test_the_old_fields_of_dead_letters_are_read_and_say_what_to_write() -> None:
+    old = policy_spec(
+        deadLetter={
+            "enabled": False,
+            "retention": {"megabytes": 2048},
+            "backlogQuota": {"megabytes": 1024},
+        }
+    )
+    new = policy_spec(
+        deadLetter={
+            "mode": "Discard",
+            "retention": {"size": "2Gi"},
+            "backlogQuota": {"size": "1Gi"},
+        }
+    )
+    assert old.edits == (
+        "replace deadLetter.enabled by deadLetter.mode: Discard",
+        "replace deadLetter.retention.megabytes by deadLetter.retention.size: 2048Mi",
+        "replace deadLetter.backlogQuota.megabytes by deadLetter.backlogQuota.size: 1024Mi",
+    )
+    assert new.edits == ()
+    for spec in (old.dead_letter, new.dead_letter):
+        assert not spec.keeps
+        assert spec.retention is not None
+        assert spec.retention.to_broker() == {
+            "retentionTimeInMinutes": -1,
+            "retentionSizeInMB": 2048,
+        }
+        assert spec.backlog_quota is not None
+        assert spec.backlog_quota.bytes == 2**30
+
+
+def test_the_old_default_that_was_written_into_every_object_asks_for_no_edit() -> None:
+    assert policy_spec(deadLetter={"enabled": True}).edits == ()
+    both = policy_spec(deadLetter={"enabled": True, "mode": "Discard"})
+    assert not both.dead_letter.keeps
+    assert both.edits == ()
+
+
+def test_a_broker_keeps_at_least_what_was_asked_for() -> None:
+    retention = {"time": "1m30s", "size": "1500k"}
+    spec = policy_spec(deadLetter={"retention": retention}).dead_letter
+    assert spec.retention is not None
+    assert spec.retention.to_broker() == {"retentionTimeInMinutes": 2, "retentionSizeInMB": 2}

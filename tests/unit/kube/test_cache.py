@@ -71,3 +71,24 @@ def test_a_new_spec_a_new_object_and_a_deletion_need_a_reconcile(
 
 def test_a_changed_status_or_label_needs_no_reconcile() -> None:
     assert not needs_reconcile(body(), {**body(labels={"a": "b"}), "status": {"x": 1}})
+
+
+def test_an_index_follows_what_comes_changes_and_goes_and_listeners_find_it_current() -> None:
+    def color(object_: Body) -> str:
+        return str(object_["metadata"]["labels"])
+
+    def made(name: str, color: str, version: str = "9") -> Body:
+        return body(name=name, labels=color, resourceVersion=version)
+
+    table = Cache([made("a", "red"), made("b", "blue")])
+    index = table.index(color)
+    assert table.index(color) is index
+    seen: list[tuple[Key, ...]] = []
+    table.listen(lambda *_: seen.append(index.keys("red")))
+    table.put(made("b", "red", "10"))
+    table.put(made("c", "red"))
+    table.drop(made("a", "red"))
+    a, b, c = (Key("n", name) for name in "abc")
+    assert seen == [(a, b), (a, b, c), (b, c)]
+    assert [each["metadata"]["resourceVersion"] for each in index.get("red")] == ["10", "9"]
+    assert (index.count("red"), index.count("blue"), len(table)) == (2, 0, 2)

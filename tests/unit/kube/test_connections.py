@@ -10,13 +10,21 @@ from prometheus_client import REGISTRY
 
 from redrive.admin.breaker import FAILURES
 from redrive.admin.client import Admin
-from redrive.admin.errors import BrokerUnreachableError
+from redrive.admin.errors import AdminUrlInvalidError, BrokerUnreachableError
 from redrive.api.retrypolicy import ConnectionRef
+from redrive.errors import RedriveError
 from redrive.kube.cache import Cache
-from redrive.kube.connections import REMEMBERED, Connections
+from redrive.kube.connections import REMEMBERED, Connections, shown_to
 from redrive.kube.credentials import Material
-from redrive.kube.errors import ConnectionNotFoundError
+from redrive.kube.errors import (
+    ConnectionInvalidError,
+    ConnectionNotFoundError,
+    ForbiddenError,
+    NamespaceNotAllowedError,
+    SecretNotFoundError,
+)
 from redrive.kube.resources import Key
+from tests.support.fake_kubernetes import FakeKubernetes
 
 REF = ConnectionRef(name="main", namespace=None)
 KEY = Key("shop", "main")
@@ -96,7 +104,7 @@ def connections(
 
 def at(admin_url: str, version: int) -> dict[str, Any]:
     """The connection with another broker."""
-    metadata = BODY["metadata"] | {"resourceVersion": str(version)}
+    metadata = BODY["metadata"] | {"resourceVersion": str(version), "generation": version}
     return {"metadata": metadata, "spec": BODY["spec"] | {"adminUrl": admin_url}}
 
 
@@ -187,3 +195,44 @@ async def test_nothing_is_shown_of_a_connection_that_is_gone(
     while_it_went = await connections.open(KEY)
     await fail(while_it_went.admin)
     assert shown() is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SecretNotFoundError("no Secret pulsar-admin", got="shop/pulsar-admin", remedy="create it"),
+        ConnectionInvalidError("spec.adminUrl: got 'pulsar-admin'", remedy="correct it"),
+        AdminUrlInvalidError("can't be called", got="http://pulsar-admin:99999", remedy="correct"),
+    ],
+)
+def test_secrets_and_fields_of_a_connection_are_shown_in_its_own_namespace_only(
+    error: RedriveError,
+) -> None:
+    def policy(namespace: str) -> dict[str, Any]:
+        reference = {"name": "main", "namespace": "shop"}
+        metadata = {"namespace": namespace, "name": "orders"}
+        return {"metadata": metadata, "spec": {"connectionRef": reference}}
+
+    assert shown_to(policy("shop"), error) is error
+    shown = shown_to(policy("other"), error)
+    assert type(shown) is type(error)
+    assert str(shown) == (
+        "the PulsarConnection shop/main, of another namespace, can't be used; "
+        f"got '{error.reason}'; its own conditions say why; this goes on by itself once that is "
+        "fixed"
+    )
+    harmless = NamespaceNotAllowedError("no", remedy="ask")
+    assert shown_to(policy("other"), harmless) is harmless
+
+
+async def test_a_refused_read_of_a_secret_is_private() -> None:
+    api = FakeKubernetes()
+
+    def refuse(*_: object) -> None:
+        raise ForbiddenError("may not GET secrets/pulsar-admin", remedy="grant it")
+
+    api.before = refuse
+    with pytest.raises(ForbiddenError) as refused:
+        await api.read_secret_key(Key("shop", "pulsar-admin"), "token")
+    assert refused.value.private
+    assert not ForbiddenError("may not", remedy="grant it").private

@@ -113,8 +113,8 @@ async def test_a_change_during_a_look_leads_to_one_more_look() -> None:
     await kept.stop()
 
 
-async def test_the_task_of_an_object_that_is_gone_ends_and_a_new_one_may_come() -> None:
-    looks = Looks(Requeue.NEVER)
+async def test_the_task_of_an_object_that_is_done_ends_and_a_new_one_may_come() -> None:
+    looks = Looks(Requeue.ON_CHANGE)
     kept = Controller("Kind", looks)
     kept.enqueue(ORDERS)
     await looks.reach(1)

@@ -49,7 +49,7 @@ async def test_what_a_controller_does_is_about_its_object_and_gathered_calls_are
         lines["after"] = written("look")
         await batcher.submit(key)
         ended.set()
-        return Requeue.NEVER
+        return Requeue.ON_CHANGE
 
     controller = Controller("RetryPolicy", reconcile)
     controller.enqueue(Key("shop", "orders"))

@@ -196,6 +196,25 @@ def test_a_whole_payload_in_a_text_keeps_nobody_waiting(text: str) -> None:
     assert time.monotonic() - began < 5
 
 
+def test_a_pattern_that_takes_the_square_of_a_texts_length_keeps_nobody_waiting() -> None:
+    error = ValueError("x" * 40_000)
+    error.__cause__ = LookupError("x" * 40_000)
+    began = time.monotonic()
+    cause = describe(error, Redaction([r"\S+@\S+"]))
+    assert time.monotonic() - began < 1
+    assert "x" * 1_024 in cause.message
+    assert "x" * 1_024 in cause.trace
+
+
+@given(st.integers(0, 8_000), st.integers(1, 3_000))
+def test_a_cut_does_not_show_a_part_of_what_a_pattern_would_match(before: int, size: int) -> None:
+    error = ValueError("." * before + "<" + "s" * size + ">" + "." * 10_000)
+    error.__cause__ = LookupError(str(error))
+    cause = describe(error, Redaction(["<s+>"]))
+    shown = cause.message + cause.trace + "".join(cause.to_properties().values())
+    assert "<s" not in shown
+
+
 @pytest.mark.parametrize("pattern", ["(", b"x", re.compile(b"x"), 3])
 def test_a_pattern_that_matches_no_text_is_refused_at_once(pattern: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="no regular expression for text"):

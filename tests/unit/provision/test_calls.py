@@ -36,7 +36,7 @@ from redrive.provision.errors import (
 from redrive.provision.resolve import resolve
 from redrive.provision.resync import CALLS_PER_LOOK
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
-from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.fake_kubernetes import FakeKubernetes, edit
 
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING: Any = None
@@ -45,8 +45,8 @@ ALL = {
     "retry": {"partitions": 3},
     "deadLetter": {
         "messageTTL": "30d",
-        "retention": {"time": "7d", "megabytes": 100},
-        "backlogQuota": {"megabytes": 100},
+        "retention": {"time": "7d", "size": "200Mi"},
+        "backlogQuota": {"size": "100Mi"},
         "readerRoles": ["shop-oncall"],
     },
 }
@@ -87,11 +87,12 @@ async def test_a_look_at_a_policy_that_only_observes_reads_once_though_all_diffe
         for name in ("orders-fulfilment-RETRY", "orders-fulfilment-DLQ"):
             for subscriptions in topics[name].parts.values():
                 subscriptions.clear()
-        body["spec"]["managementPolicy"] = "Observe"
-        assert len((await look()).planned_changes) == 2  # reads the namespace
-        body["status"] = {"observedGeneration": 7, "conditions": [READY]}
+        edit(body, managementPolicy="Observe")
+        # Two subscriptions, and the ConfigMap, which shows the generation; reads the namespace.
+        assert len((await look()).planned_changes) == 3
+        body["status"] = {"observedGeneration": 8, "conditions": [READY]}
         before = len(broker.calls)
-        assert len((await look()).planned_changes) == 2
+        assert len((await look()).planned_changes) == 3
         assert len(broker.calls) - before == CALLS_PER_LOOK
 
 
@@ -172,7 +173,12 @@ async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         ctx = make_world(admin, connection, body)
         with pytest.raises(SubscriptionExpiryError):
-            await converge(resolve(body, ctx), body, ctx, Conflicts(ctx.policies, lambda _: None))
+            await converge(
+                resolve(body, ctx),
+                body,
+                ctx,
+                Conflicts(ctx.policies, ctx.connections, lambda _: None),
+            )
         assert len(broker.calls) == 3
 
 
@@ -205,7 +211,7 @@ async def test_only_what_no_watch_shows_the_end_of_is_looked_at_again(
     ctx.kubernetes.add(POLICIES, body)
     ctx.clock = wall_clock
     monkeypatch.setattr(reconcile, "converge", refuse)
-    conflicts = Conflicts(ctx.policies, lambda _: None)
+    conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
     assert await reconcile.reconcile(Key.of(body), ctx, conflicts, NOTHING) is again
 
 
@@ -220,7 +226,7 @@ async def serving(
         broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})}, {}, replicated)}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         ctx = make_world(admin, connection, body)
-        conflicts = Conflicts(ctx.policies, lambda _: None)
+        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
 
         async def look() -> Converged:
             return await converge(resolve(body, ctx), body, ctx, conflicts)

@@ -60,7 +60,7 @@ def test_what_is_kept_and_for_how_long_is_as_the_policy_says(
         deadLetter={
             "messageTTL": "30d",
             "retention": {"time": "7d"},
-            "backlogQuota": {"megabytes": 3},
+            "backlogQuota": {"size": "3Mi"},
         },
     )
     wanted = desired(requested(body), body, "here")
@@ -86,7 +86,7 @@ def test_consumers_read_and_write_retries_and_only_write_dead_letters(
 def test_a_policy_that_discards_needs_no_dead_letter_topic_and_no_rights_on_one(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
-    body = policy(deadLetter={"enabled": False})
+    body = policy(deadLetter={"mode": "Discard"})
     assert desired(requested(body), body, "here").dead_letter is None
     assert granted(requested(body), body) == {(RETRY, "fulfilment"): {"produce", "consume"}}
     written = desired(requested(body), body, "here").config_map["data"]["policy.json"]

@@ -73,14 +73,14 @@ class Shop:
     async def look(self, http: Http | None = None) -> Converged:
         """Provision the policy as a restarted operator would: nothing is remembered."""
         ctx = self.ctx(http)
-        conflicts = Conflicts(ctx.policies, lambda _: None)
+        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         asked = resolve(self.policy, ctx)
         return await converge(asked, self.policy, ctx, conflicts)
 
     async def finalize(self, http: Http | None = None) -> Requeue:
         """Do what the deletion of the policy asks for, as a restarted operator would."""
         ctx = self.ctx(http)
-        conflicts = Conflicts(ctx.policies, lambda _: None)
+        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         out = Publisher(self.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
         body = self.kubernetes.objects[resources.POLICIES][Key.of(self.policy)]
         outcome = await finalize(body, ctx, conflicts)

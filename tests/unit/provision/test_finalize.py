@@ -122,7 +122,7 @@ async def look(
         settings=settings,
         kubernetes=api,
     )
-    outcome = await finalize(known, ctx, Conflicts(table, lambda _: None))
+    outcome = await finalize(known, ctx, Conflicts(table, ctx.connections, lambda _: None))
     await publish(known, outcome, out_of(api, table))
     return outcome.requeue
 

@@ -33,9 +33,12 @@ async def test_an_object_that_went_unseen_is_forgotten_and_never_looked_at_again
     body = policy()
     policies, connections = Cache([body]), Cache([body | {"kind": "PulsarConnection"}])
     emptied, key = ctx(policies, connections), Key.of(body)
-    conflicts, health = Conflicts(policies, lambda _: None), Health(emptied, lambda _: None)
-    assert await reconcile.reconcile(key, emptied, conflicts, health) is Requeue.NEVER
+    conflicts, health = (
+        Conflicts(policies, connections, lambda _: None),
+        Health(emptied, lambda _: None),
+    )
+    assert await reconcile.reconcile(key, emptied, conflicts, health) is Requeue.ON_CHANGE
     await health.stop()
-    assert await connection.reconcile(key, emptied) is Requeue.NEVER
+    assert await connection.reconcile(key, emptied) is Requeue.ON_CHANGE
     assert policies.get(key) is None
     assert connections.get(key) is None

@@ -26,7 +26,7 @@ from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, an
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
 MAIN = Key("shop", "main")
-NEW = {"uid": "c", "resourceVersion": "1"}
+NEW = {"uid": "c", "resourceVersion": "1", "generation": 1}
 NAMES = [f"orders-{number}" for number in range(30)]
 
 
@@ -71,7 +71,7 @@ async def survey(
             for grant in wanted.grants:
                 roles = there.grants.setdefault(str(grant.topic), {})
                 roles[grant.role] = sorted(grant.actions)
-        yield NamespaceFacts(ctx, Conflicts(ctx.policies, lambda _: None)), broker
+        yield NamespaceFacts(ctx, Conflicts(ctx.policies, ctx.connections, lambda _: None)), broker
 
 
 async def drifted_of(survey: NamespaceFacts) -> set[str]:
@@ -104,11 +104,11 @@ async def test_what_may_not_be_obeyed_any_more_is_found_without_asking_the_broke
     survey: tuple[NamespaceFacts, FakeBroker], connection: dict[str, Any], policy: MakeBody
 ) -> None:
     surveyor, broker = survey
-    changed = {"namespace": "shop", "name": "main", **NEW, "resourceVersion": "2"}
+    changed = {"namespace": "shop", "name": "main", **NEW, "resourceVersion": "2", "generation": 2}
     narrowed = {**connection, "allow": [{"topics": ["persistent://shop/n2/*"], "roles": ["*"]}]}
     for table, body in (
         (surveyor.ctx.connections, {"metadata": changed, "spec": narrowed}),
-        (surveyor.ctx.policies, policy("broken", maxRetries=-1)),
+        (surveyor.ctx.policies, policy("broken", maxRetries=-1, generation=8)),
     ):
         table.put(body)
     found = await drifted_of(surveyor)
@@ -203,7 +203,7 @@ def test_a_missing_topic_is_drift(wanted: Desired, missing: str) -> None:
 def test_without_dead_letters_nobody_misses_their_topic(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
-    body = policy(deadLetter={"enabled": False})
+    body = policy(deadLetter={"mode": "Discard"})
     discards = desired(requested(body), body, "here")
     state = listed()
     rest = dataclasses.replace(state, unpartitioned=state.unpartitioned - {DEAD_LETTER})

@@ -48,7 +48,7 @@ async def shop(connection: dict[str, Any], body: Body, **there: Topic) -> AsyncI
         broker.namespaces = {"shop/prod": Namespace(topics)}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         ctx = make_world(admin, connection, body)
-        conflicts = Conflicts(ctx.policies, lambda _: None)
+        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         yield Shop(
             broker,
             body,

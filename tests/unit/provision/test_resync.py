@@ -38,7 +38,7 @@ class Surveys(NamespaceFacts):
 
 @pytest.fixture
 def survey(ctx: Context) -> Surveys:
-    made = Surveys(ctx, Conflicts(ctx.policies, lambda _: None))
+    made = Surveys(ctx, Conflicts(ctx.policies, ctx.connections, lambda _: None))
     for name, value in (("asked", asyncio.Queue()), ("drifted_now", []), ("fails", [])):
         object.__setattr__(made, name, value)
     return made
@@ -210,14 +210,14 @@ async def test_a_rotation_goes_on_after_a_failure(
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
     walk = Resync(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
-    spoilt = policy("spoilt") | {"spec": {}}
-    survey.ctx.policies.put(spoilt)
+    surprises = dict[str, str]()
     survey.ctx.policies.put(settled(policy("a")))
     survey.ctx.connections.put(connection("main"))
-    await asyncio.sleep(0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resync, "broker_of", lambda *_: surprises["one"])
+        await asyncio.sleep(0.01)
     assert woken.empty()
     assert "rotation at http://pulsar:8080: failed" in caplog.text
-    survey.ctx.policies.drop(spoilt)
     async with asyncio.timeout(5):
         assert await woken.get() == "a"
     await walk.stop()
@@ -309,7 +309,7 @@ def test_a_rotation_costs_at_most_twenty_calls_a_second_and_ends_within_fifteen_
     policies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    between = pause(policies, resync.CALLS_PER_LOOK)
+    between = pause(policies, resync.CALLS_PER_LOOK, of=policies)
     assert resync.CALLS_PER_LOOK / between <= 20
     assert 15 <= policies * between <= 15 * 60
 
@@ -319,9 +319,19 @@ def test_to_ask_stalled_policies_costs_at_most_twenty_calls_a_second_and_two_min
     policies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    between = pause(policies, resync.CALLS_PER_QUESTION)
+    between = pause(policies, resync.CALLS_PER_QUESTION, of=policies)
     assert resync.CALLS_PER_QUESTION / between <= 20
     assert 15 <= policies * between <= 105
+
+
+def test_all_rotations_together_cost_a_hundred_calls_a_second_and_keep_small_brokers_no_busier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    hundred = pause(100, resync.CALLS_PER_LOOK, of=10_000)
+    assert 100 * resync.CALLS_PER_LOOK / hundred <= 100 + 1e-6
+    assert 100 * hundred == 10 * pause(10, resync.CALLS_PER_LOOK, of=10_000)  # one period for all
+    assert pause(1, resync.CALLS_PER_LOOK, of=1) == resync.ROTATION_SECONDS
 
 
 def gaps(population: Callable[[int], Iterable[Key]], laps: int = 3) -> dict[Key, float]:
@@ -338,7 +348,7 @@ def gaps(population: Callable[[int], Iterable[Key]], laps: int = 3) -> dict[Key,
         for gone in last.keys() - set(keys):
             del last[gone]
         (key,) = filter(None, [turns.next(keys)])
-        now += pause(len(keys), resync.CALLS_PER_LOOK) + OVERHEAD_SECONDS
+        now += pause(len(keys), resync.CALLS_PER_LOOK, of=len(keys)) + OVERHEAD_SECONDS
         longest[key] = max(longest.get(key, 0.0), now - last[key])
         last[key] = now
     return longest

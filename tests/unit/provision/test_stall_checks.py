@@ -76,7 +76,7 @@ class Scene:
         await converge(asked, self.body, self.ctx, self._claims())
 
     def _claims(self) -> Conflicts:
-        return Conflicts(self.ctx.policies, lambda _: None)
+        return Conflicts(self.ctx.policies, self.ctx.connections, lambda _: None)
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ async def test_whatever_else_is_in_the_way_is_for_a_look_to_tell(
     assert await asks.is_over(scene.body)
     scene.broker.fault = None
     assert not await asks.is_over(scene.body)
-    broken = policy(maxRetries=-1)
+    broken = policy(maxRetries=-1, generation=8)
     assert await asks.is_over({**broken, "status": scene.body["status"]})
 
 

@@ -129,8 +129,8 @@ def test_a_selection_that_cannot_be_is_refused_before_anything_else_is_asked() -
 
 def test_a_policy_that_discards_has_nothing_to_replay() -> None:
     discarding = policy()
-    discarding["spec"]["deadLetter"] = {"enabled": False}
-    with pytest.raises(DeadLettersDiscardedError, match=r"set its deadLetter\.enabled to true"):
+    discarding["spec"]["deadLetter"] = {"mode": "Discard"}
+    with pytest.raises(DeadLettersDiscardedError, match=r"set its deadLetter\.mode to Keep"):
         admit(replay(), ctx(policies=[discarding]))
 
 

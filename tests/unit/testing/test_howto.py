@@ -24,6 +24,8 @@ SECTIONS = {
     for heading, text in PARTS
     if (shown := re.search("^```python\n(.+?)^```", text, re.MULTILINE | re.DOTALL))
 }
+HOSTILE = (b"", b"{}", b"[]", b"null", b"\xff", b"{", b"[" * 100_000)
+GOOD = b'{"needs": "nothing"}'
 POLICY = redrive.Policy(
     TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("20m")
 )
@@ -74,6 +76,35 @@ def test_every_section_with_an_example_is_known() -> None:
         "Go easy on what a handler calls",
         "Test a handler without a broker",
     ]
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "Say what a retry fixes",
+        "Keep personal data out of dead letters and logs",
+        "Handle in batches",
+        "Receive, and lose no message to a bug",
+        "Go easy on what a handler calls",
+    ],
+)
+def test_a_hostile_message_ends_no_example(stage: Stage, section: str) -> None:
+    done: list[bytes] = []
+
+    def handle(message: pulsar.Message) -> None:
+        json.loads(message.data())["needs"]
+        done.append(message.data())
+
+    class Table:
+        def insert(self, rows: list[bytes]) -> dict[int, Exception]:
+            done.extend(row for row in rows if row == GOOD)
+            return {n: ValueError("no order") for n, row in enumerate(rows) if row != GOOD}
+
+    stage.send(*HOSTILE, GOOD)
+    stage.play(section, handle=handle, work=handle, table=Table())
+    assert done == [GOOD]
+    assert sorted(letter.data() for letter in stage.broker.dead_letters) == sorted(HOSTILE)
+    assert stage.broker.unsettled() == []
 
 
 def test_rules_decide_by_the_exception(stage: Stage) -> None:

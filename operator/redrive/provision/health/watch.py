@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from redrive.admin.errors import AdminError, AdminNotFoundError
-from redrive.api.conditions import READY, ConditionStatus
 from redrive.api.replay import FINAL
 from redrive.api.retrypolicy import Backlog
 from redrive.errors import RedriveError
@@ -96,9 +95,9 @@ class Health:
         self._requested.add(_uid(body))
 
     def _policy_changed(self, _key: Key, before: Body | None, after: Body | None) -> None:
-        if after is None or not _is_ready(after):
+        if after is None or not status.is_ready(after):
             return
-        if needs_reconcile(before, after) or not _is_ready(before or {}):
+        if needs_reconcile(before, after) or not status.is_ready(before or {}):
             self.request(after)
 
     def _replay_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
@@ -117,7 +116,7 @@ class Health:
             await asyncio.sleep(min(TICK_SECONDS, self._interval))
 
     def _begin_walks(self) -> None:
-        ready = [body for body in self._ctx.policies if _is_ready(body)]
+        ready = [body for body in self._ctx.policies if status.is_ready(body)]
         self._forget(ready)
         for connection, due in self._due(ready).items():
             if connection not in self._walks:
@@ -224,12 +223,6 @@ class Health:
             resources.POLICIES, policy, backlog.to_patch(found)
         )
         self._ctx.policies.renew(after)
-
-
-def _is_ready(body: Body) -> bool:
-    conditions = (body.get("status") or {}).get("conditions") or ()
-    ready = any(c["type"] == READY and c["status"] == ConditionStatus.TRUE for c in conditions)
-    return ready and "deletionTimestamp" not in body["metadata"]
 
 
 def _is_final(replay: Body) -> bool:
