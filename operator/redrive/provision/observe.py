@@ -60,7 +60,7 @@ async def observe(
             if desired.dead_letter is None
             else await _topic(desired.dead_letter, namespace, admin)
         ),
-        ledger=(None if desired.ledger is None else await _topic(desired.ledger, namespace, admin)),
+        ledger=await _ledger(desired.ledger, namespace, admin, recent=recent),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         replicated_to=namespace.replicated_to,
@@ -173,6 +173,19 @@ async def _topic(
             else namespace.replicated_to
         ),
     )
+
+
+async def _ledger(
+    wanted: DesiredTopic | None, namespace: NamespaceState, admin: Admin, *, recent: bool
+) -> TopicState | None:
+    """Read a ledger; of that of a settled policy only whether it is there.
+
+    Calls for each topic are what limits how often a policy is looked at, and of a ledger nothing
+    changes once it is made: no client but jobs of replays uses it.
+    """
+    if wanted is None:
+        return None
+    return _listed(wanted, namespace) if recent else await _topic(wanted, namespace, admin)
 
 
 async def _partitions(name: TopicName, namespace: NamespaceState, admin: Admin) -> int:
