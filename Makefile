@@ -12,7 +12,7 @@ BENCH ?=
 python := $(PYTHON) .ci/python
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint chaos bench demo sandbox sandbox-down lock
+.PHONY: help test test-images lint chaos bench dist demo sandbox sandbox-down lock
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
@@ -28,6 +28,9 @@ lint: ## Check style, types and the imports between layers
 	$(python) -m mypy operator/redrive release sandbox tests
 	$(python) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
+test-images: ## Build both images by the documented commands and look into them (root, mmdebstrap, buildah)
+	$(python) -m pytest -o python_files='image_*.py' -o timeout=1800 --durations=5 tests/images
+
 chaos: ## Run the chaos tests in a sandbox of their own (15 minutes)
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='chaos_*.py' -o timeout=900 --durations=10 tests/chaos $(CHAOS)
@@ -35,6 +38,9 @@ chaos: ## Run the chaos tests in a sandbox of their own (15 minutes)
 bench: ## Run the benchmarks in a sandbox of their own (30 minutes) and print a table
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='bench_*.py' -o timeout=0 tests/benchmarks $(BENCH)
+
+dist: ## Build what a release consists of, into dist/: wheel, source, chart, install.yaml, checksums
+	$(python) -m release.archives dist
 
 demo: ## Show it: from kubectl apply to a replayed message
 	$(python) -m sandbox.demo

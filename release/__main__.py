@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from release import chart_readme
+from release import chart_readme, dashboard, versions
 
-GENERATED = {chart_readme.README: chart_readme.render}
+GENERATED = {
+    chart_readme.README: chart_readme.render,
+    dashboard.DASHBOARD: dashboard.render,
+    versions.CHART_FILE: versions.render_chart_file,
+}
 
 if __name__ == "__main__":
     for file, render in GENERATED.items():

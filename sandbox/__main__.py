@@ -31,8 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def prepare(_state: Path) -> None:
-    """Fetch and build what a sandbox needs, without starting one."""
+    """Fetch and build what a sandbox and the tests need, without starting one."""
     builds.prepare()
+    builds.promtool()
 
 
 def up(state: Path) -> None:

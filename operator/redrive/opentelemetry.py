@@ -20,14 +20,20 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
-from redrive.delivery.handling.answer import Handle, Outcome
+from redrive.delivery.middleware.chain import (
+    BoundConsumer,
+    Forward,
+    Handle,
+    Middleware,
+    Outcome,
+    Settle,
+)
+from redrive.delivery.middleware.settlement import Hop, Settlement
 from redrive.delivery.receiving import reading
 from redrive.delivery.receiving.reading import id_text
-from redrive.delivery.telemetry.tracing import Settle, TracedConsumer
-from redrive.policy.naming import TopicName
 
 
-class Tracing:
+class Tracing(Middleware):
     """Makes a span of each attempt, and one of each send to the retry or dead-letter topic.
 
     May be shared by consumers. Of an exception the class is shown, and never the text: that may
@@ -39,11 +45,9 @@ class Tracing:
 
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer or trace.get_tracer("redrive")
-        # Of attempts that are not settled yet, by the identity of the message object.
-        self._attempts: dict[int, Context] = {}
 
     @contextlib.contextmanager
-    def attempt(self, consumer: TracedConsumer, *messages: pulsar.Message) -> Iterator[Span]:
+    def attempt(self, consumer: BoundConsumer, *messages: pulsar.Message) -> Iterator[Span]:
         """Make a span of what is done inside; for programs that call `receive` themselves.
 
         One message continues the trace that it carries; with several there is a new trace, linked
@@ -60,59 +64,23 @@ class Tracing:
         ) as span:
             yield span
 
-    def handling(self, handle: Handle, consumer: TracedConsumer) -> Handle:
-        """Return *handle* with a span around each call."""
-
-        def traced(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
-            with self.attempt(consumer, *messages) as span:
-                here = contexts.get_current()
-                self._attempts |= {id(message): here for message in messages}
-                try:
-                    outcomes = handle(messages)
-                except pulsar.Interrupted:
-                    self._forget(messages)
-                    raise  # the client's word for KeyboardInterrupt
-                except Exception:
-                    raise  # a failure, which will be settled
-                except BaseException:
-                    self._forget(messages)
-                    raise
-                for failure in filter(None, outcomes):
-                    _fail(span, failure)
-            return outcomes
-
-        return traced
-
-    def settling(self, settle: Settle) -> Settle:
-        """Return *settle* as a part of the attempt, also in another thread when time is out."""
-
-        def traced(message: pulsar.Message, outcome: Outcome) -> None:
-            attempt = self._attempts.pop(id(message), None)
-            if attempt is None:
-                settle(message, outcome)
-                return
-            before = contexts.attach(attempt)
-            try:
-                settle(message, outcome)
-            finally:
-                contexts.detach(before)
-
-        return traced
-
     @contextlib.contextmanager
-    def sending(
-        self, topic: TopicName, properties: Mapping[str, str]
-    ) -> Iterator[Mapping[str, str]]:
-        """Make a span of what is done inside; gives the properties that carry it on.
+    def sending(self, hop: Hop) -> Iterator[Span]:
+        """Make a span of what is done inside, which sends *hop*.
 
         Outside of any span, as where an invisible duration has ended, it goes on from what came
         with the message.
         """
-        attributes = {**_COMMON, **_operation("send"), "messaging.destination.name": str(topic)}
+        name = str(hop.topic)
+        attributes = {**_COMMON, **_operation("send"), "messaging.destination.name": name}
         inside = trace.get_current_span().get_span_context().is_valid
-        parent = None if inside else propagate.extract(properties)
-        with self._span(f"send {topic}", SpanKind.PRODUCER, attributes, parent):
-            yield _carrying(properties)
+        parent = None if inside else propagate.extract(hop.properties)
+        with self._span(f"send {name}", SpanKind.PRODUCER, attributes, parent) as span:
+            yield span
+
+    def bind(self, consumer: BoundConsumer) -> Middleware:
+        """Return the middleware that traces *consumer*."""
+        return _ConsumerTracing(self, consumer)
 
     @contextlib.contextmanager
     def _span(
@@ -138,6 +106,63 @@ class Tracing:
                 _fail(span, error)
                 raise
 
+
+class _ConsumerTracing(Middleware):
+    """The spans of one consumer."""
+
+    def __init__(self, tracing: Tracing, consumer: BoundConsumer) -> None:
+        self._tracing = tracing
+        self._consumer = consumer
+        # Of attempts that are not settled yet, by the identity of the message object.
+        self._attempts: dict[int, Context] = {}
+
+    def handle(self, handle: Handle) -> Handle:
+        """Make a span of each call of the handler."""
+
+        def handle_traced(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+            with self._tracing.attempt(self._consumer, *messages) as span:
+                here = contexts.get_current()
+                self._attempts |= {id(message): here for message in messages}
+                try:
+                    outcomes = handle(messages)
+                except pulsar.Interrupted:
+                    self._forget(messages)
+                    raise  # the client's word for KeyboardInterrupt
+                except Exception:
+                    raise  # a failure, which will be settled
+                except BaseException:
+                    self._forget(messages)
+                    raise
+                for failure in filter(None, outcomes):
+                    _fail(span, failure)
+            return outcomes
+
+        return handle_traced
+
+    def settle(self, settle: Settle) -> Settle:
+        """Make the end a part of the attempt, also in another thread when time is out."""
+
+        def settle_traced(settlement: Settlement) -> pulsar.MessageId | None:
+            attempt = self._attempts.pop(id(settlement.message), None)
+            if attempt is None:
+                return settle(settlement)
+            before = contexts.attach(attempt)
+            try:
+                return settle(settlement)
+            finally:
+                contexts.detach(before)
+
+        return settle_traced
+
+    def forward(self, forward: Forward) -> Forward:
+        """Make a span of each send; the copy carries it on."""
+
+        def forward_traced(hop: Hop) -> pulsar.MessageId:
+            with self._tracing.sending(hop):
+                return forward(hop._replace(properties=_carrying(hop.properties)))
+
+        return forward_traced
+
     def _forget(self, messages: Sequence[pulsar.Message]) -> None:
         for message in messages:
             self._attempts.pop(id(message), None)
@@ -151,7 +176,7 @@ def _operation(name: str) -> dict[str, str | int]:
 
 
 def _attributes(
-    consumer: TracedConsumer, messages: Sequence[pulsar.Message]
+    consumer: BoundConsumer, messages: Sequence[pulsar.Message]
 ) -> dict[str, str | int]:
     common = {
         **_COMMON,

@@ -68,7 +68,7 @@ _COUNTERS_BY_REASON = {
     ),
     Name.UNSENT: Counter(
         "redrive_consumer_unsent_messages",
-        "Messages without a receipt from their next topic, which are handled again.",
+        "Sends without a receipt from the next topic, which are tried again.",
         (*_WHERE, "reason"),
     ),
 }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp import web
 from yarl import URL
+
+from tests.chaos.threads import in_thread, stop_accepting
 
 Do = Callable[[], Awaitable[web.Response]]
 Fault = Callable[[web.Request, Do], Awaitable[web.StreamResponse]]
@@ -64,19 +67,9 @@ class Proxy:
     @contextmanager
     def before(cls, target: str) -> Iterator[Proxy]:
         """Serve in a thread of its own, until the block ends."""
-        proxy, loop = cls(target), asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, name="proxy")
-        thread.start()
-        try:
-            runner = asyncio.run_coroutine_threadsafe(proxy._serve(), loop).result(30)
-            try:
-                yield proxy
-            finally:
-                asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
+        proxy = cls(target)
+        with in_thread(proxy._serving, name="proxy"):
+            yield proxy
 
     @contextmanager
     def trap(self, about: str, number: int, fault: Fault) -> Iterator[Trap]:
@@ -88,19 +81,21 @@ class Proxy:
         finally:
             self.traps.remove(trap)
 
-    async def _serve(self) -> web.AppRunner:
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self._pass)
-        application.cleanup_ctx.append(self._connect)
         runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        return runner
-
-    async def _connect(self, _: web.Application) -> AsyncIterator[None]:
         async with aiohttp.ClientSession() as self._session:
-            yield
+            await runner.setup()
+            try:
+                listener = socket.create_server(("127.0.0.1", 0))
+                await web.SockSite(runner, listener).start()
+                self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+                yield
+                await stop_accepting(listener)
+            finally:
+                await runner.cleanup()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()

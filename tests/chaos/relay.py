@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+from tests.chaos.threads import in_thread, stop_accepting
 
 
 class Relay:
@@ -17,7 +19,6 @@ class Relay:
 
     def __init__(self, target: int) -> None:
         self._target = target
-        self._loop = asyncio.new_event_loop()
         self._open = True
         self._writers: set[asyncio.StreamWriter] = set()
         self._relays: set[asyncio.Task[None]] = set()
@@ -28,36 +29,30 @@ class Relay:
     def before(cls, target: int) -> Iterator[Relay]:
         """Relay until the block ends."""
         relay = cls(target)
-        thread = threading.Thread(target=relay._loop.run_forever, name="relay")
-        thread.start()
-        try:
-            relay._call(relay._listen())
+        with in_thread(relay._serving, name="relay"):
             yield relay
-            relay._call(relay._end())
-        finally:
-            relay._loop.call_soon_threadsafe(relay._loop.stop)
-            thread.join()
-            relay._loop.close()
 
     def cut(self) -> None:
         """Cut all connections, and let none come until `mend`."""
         self._open = False
-        self._call(self._cut())
+        asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(30)
 
     def mend(self) -> None:
         """Let connections come again."""
         self._open = True
 
-    def _call(self, work: object) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)  # type: ignore[arg-type]
-
-    async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _end(self) -> None:
-        self._server.close()
-        await self._cut()
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        self._loop = asyncio.get_running_loop()
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = await asyncio.start_server(self._relay, sock=listener)
+        self.port = listener.getsockname()[1]
+        try:
+            yield
+        finally:
+            await stop_accepting(listener)
+            server.close()
+            await self._cut()
 
     async def _cut(self) -> None:
         for writer in self._writers:

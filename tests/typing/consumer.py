@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import assert_type
 
 import pulsar
+import pulsar.schema
 
 import redrive
 from redrive import (
@@ -23,6 +24,7 @@ from redrive import (
     load_policy,
     prometheus,
 )
+from redrive.middleware import Middleware
 from redrive.opentelemetry import Tracing
 
 client = pulsar.Client("pulsar://localhost:6650")
@@ -69,6 +71,7 @@ with RetryConsumer(client, load_policy(), name="till-1") as consumer:
         consumer.reconsume_later(message, cause="broken")  # type: ignore[arg-type]
         consumer.reconsume_later(message, timedelta(seconds=1))  # type: ignore[call-arg]
     consumer.run(handle)
+    RetryConsumer(client, load_policy(), schema=pulsar.schema.StringSchema())
     consumer.run(handle_and_answer)
     consumer.run(handle_two)  # type: ignore[arg-type]
     consumer.run(handle, workers=4, timeout=timedelta(seconds=5), max_rate=0.5, explicit=True)
@@ -91,11 +94,14 @@ prometheus.follow(load_policy())  # type: ignore[arg-type]
 with Tracing().attempt(consumer, consumer.receive()):
     RetryConsumer(client, PolicyFile(), tracing=Tracing())
 RetryConsumer(client, PolicyFile(), tracing=Tracing)  # type: ignore[arg-type]
+RetryConsumer(client, PolicyFile(), middleware=[Tracing(), Middleware()])
+RetryConsumer(client, PolicyFile(), middleware=Tracing())  # type: ignore[arg-type]
+RetryConsumer(client, PolicyFile(), middle=())  # type: ignore[call-arg]
 RetryConsumer(client, PolicyFile(), ack_timeout=SECOND, crash_log=CrashLog("/notes"))
 RetryConsumer(client, PolicyFile(), ack_timeout=30)  # type: ignore[arg-type]
 RetryConsumer(client, PolicyFile(), nack_delay=30)  # type: ignore[arg-type]
 RetryConsumer(client, "policy.json")  # type: ignore[arg-type]
-RetryConsumer(client, load_policy(), "till-1")  # type: ignore[call-arg]
+RetryConsumer(client, load_policy(), "till-1")  # type: ignore  # noqa: PGH003 - mypy gives one of two codes
 
 try:
     load_policy()

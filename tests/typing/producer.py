@@ -21,6 +21,7 @@ with RetryProducer(client, "orders", send_retries=0, timeout=SECOND, in_flight=4
     producer.send(b"x", deliver_after=5)  # type: ignore[arg-type]
 RetryProducer(client, "orders", timeout=3)  # type: ignore[arg-type]
 RetryProducer(client, "orders", schema=pulsar.schema.StringSchema()).close()
+RetryProducer(client, "orders", compression=pulsar.CompressionType.LZ4).close()
 
 
 async def send() -> None:

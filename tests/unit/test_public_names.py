@@ -14,9 +14,9 @@ from redrive.delivery.receiving.reading import id_text
 OPTIONAL = {
     "aiohttp", "kopf", "kubernetes", "opentelemetry", "prometheus_client", "pydantic", "pyspark",
     "yaml", "redrive.admin", "redrive.api", "redrive.delivery.consumers.async_consumer",
-    "redrive.delivery.consumers.broadcast", "redrive.delivery.in_flight.crash_log_file",
+    "redrive.delivery.consumers.broadcast", "redrive.delivery.middleware.crash_log_file",
     "redrive.opentelemetry", "redrive.prometheus", "redrive.delivery.producing.retry_producer",
-    "redrive.delivery.consumers.simple", "redrive.delivery.in_flight.poison_guard",
+    "redrive.delivery.consumers.simple", "redrive.delivery.middleware.poison_guard",
     "redrive.testing",
 }  # fmt: skip
 SLOW = {

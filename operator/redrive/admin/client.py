@@ -16,8 +16,8 @@ from redrive.admin.access import Credentials
 from redrive.admin.breaker import Breaker
 from redrive.admin.cached_reads import CachedRead
 from redrive.admin.errors import AdminNotFoundError, AuthenticationFailedError, unexpected
-from redrive.admin.granting import Granter, Granting
-from redrive.admin.http import Call, Http
+from redrive.admin.granting import Granter, Granting, Permissions
+from redrive.admin.http import CALLS_AT_A_TIME, Call, Http, Way
 from redrive.admin.model import (
     NamespaceState,
     Schema,
@@ -60,6 +60,7 @@ class Admin:
         self._breaker = breaker
         self._admin_url = admin_url
         self._credentials = credentials
+        self._turns = asyncio.Semaphore(CALLS_AT_A_TIME)
         self._tenants: dict[str, CachedRead[frozenset[str]]] = {}
         self._namespaces: dict[str, CachedRead[NamespaceState]] = {}
         self._grantings: dict[str, Granting] = {}
@@ -213,14 +214,15 @@ class Admin:
         Args:
             topic: the whole topic, never one partition.
             partitioned: whether it is; a broker has two calls for this.
-            oldest: read the oldest message of each backlog too, which costs the broker a read.
+            oldest: read the oldest message of each backlog too, which costs the broker a read, and
+                how many bytes it has.
 
         Raises:
             AdminNotFoundError: there is no such topic, or *partitioned* is wrong about it.
         """
         kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
         query = f"&getEarliestTimeInBacklog={str(oldest).lower()}&excludePublishers=true"
-        path = f"{topic_path(topic)}/{kind}{query}&subscriptionBacklogSize=false"
+        path = f"{topic_path(topic)}/{kind}{query}&subscriptionBacklogSize={str(oldest).lower()}"
         return await self._get(f"read the statistics of {topic}", path, read_stats)
 
     async def usage(self, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
@@ -303,15 +305,18 @@ class Admin:
 
     @contextmanager
     def granting(self, namespace: str) -> Iterator[Granter]:
-        """Announce that rights on topics of one namespace may be set within the block.
+        """Announce that rights on topics of one namespace may be changed within the block.
 
-        What this yields sets rights, once. It waits for others that are announced, while they keep
-        coming, and goes out with them in one call. It raises an `AdminError` if one of its grants
-        was refused; the others may have been made.
+        What this yields changes rights, once. It waits for others that are announced, while they
+        keep coming, and goes out with them in one call. It raises an `AdminError` if one of its
+        changes was refused; the others may have been made.
         """
         if namespace not in self._grantings:
             self._grantings[namespace] = Granting(
-                namespace, self._send, lambda: self.namespace(namespace)
+                namespace,
+                self._send,
+                lambda: self._permissions(namespace),
+                lambda: self.namespace(namespace),
             )
         with self._grantings[namespace].announced() as grant:
             yield grant
@@ -319,6 +324,10 @@ class Admin:
     async def _namespaces_of(self, tenant: str) -> frozenset[str]:
         does = f"list the namespaces of tenant {tenant}"
         return await self._get(does, f"namespaces/{quoted(tenant)}", frozenset[str])
+
+    async def _permissions(self, namespace: str) -> Permissions:
+        does, path = f"read the rights in {namespace}", f"namespaces/{quoted(namespace)}"
+        return await self._get(does, path, lambda found: answers.policies(found)["permissions"])
 
     async def _read(self, namespace: str) -> NamespaceState:
         does = f"read namespace {namespace}"
@@ -348,11 +357,11 @@ class Admin:
         async def send() -> Any:  # noqa: ANN401  JSON
             access = self._credentials.held
             try:
-                return await self._http.send(call, admin_url=self._admin_url, access=access)
+                return await self._http.send(call, Way(self._admin_url, access, self._turns))
             except AuthenticationFailedError:
                 renewed = await self._credentials.renewed(access)
                 if renewed is None:
                     raise
-            return await self._http.send(call, admin_url=self._admin_url, access=renewed)
+            return await self._http.send(call, Way(self._admin_url, renewed, self._turns))
 
         return await (send() if self._breaker is None else self._breaker.guard(send, probe=probe))

@@ -20,6 +20,7 @@ class BrokerRefusedError(AdminError):
 
     reason: ClassVar[str] = "BrokerRefused"
     stalls = True
+    requeue: ClassVar[Requeue] = Requeue.SLOW_BACKOFF
 
 
 class BrokerUnreachableError(AdminError):
@@ -39,6 +40,7 @@ class AdminUrlInvalidError(AdminError):
 
     reason = "AdminUrlInvalid"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
     private = True
 
 
@@ -47,12 +49,14 @@ class RedirectRefusedError(AdminError):
 
     reason = "RedirectRefused"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class UnexpectedAnswerError(AdminError):
     """Something answers, but not as Pulsar's admin API does."""
 
     reason = "UnexpectedAnswer"
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class AuthenticationFailedError(AdminError):
@@ -60,6 +64,7 @@ class AuthenticationFailedError(AdminError):
 
     reason = "AuthenticationFailed"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
     private = True
 
 
@@ -68,6 +73,7 @@ class CertificateRefusedError(AdminError):
 
     reason = "CertificateRefused"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
     private = True
 
 
@@ -83,6 +89,7 @@ class AdminForbiddenError(AdminError):
 
     reason = "Forbidden"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class AdminNotFoundError(AdminError):
@@ -107,6 +114,7 @@ class UnsupportedError(AdminError):
     """This broker does not know the call (405)."""
 
     reason = "Unsupported"
+    requeue = Requeue.SLOW_BACKOFF
 
 
 _KINDS: dict[int, type[AdminError]] = {

@@ -1,7 +1,11 @@
-"""Set rights of roles in one Pulsar namespace, for many policies in one call.
+"""Change rights of roles in one Pulsar namespace, for many policies in one call.
 
 Called by `client`. A broker keeps all rights of a namespace in one record, and every topic that is
 loaded reads it again after each change: a call for each topic costs the square of their number.
+
+A grant replaces all that the role could do on the topic. So the record is read right before it is
+written, and what others gave since a policy was looked at stays. A broker has no conditional write:
+what another client gives to the same role on the same topic between these two calls is lost.
 """
 
 from __future__ import annotations
@@ -14,24 +18,30 @@ from typing import Any
 from redrive.admin.batcher import Batcher
 from redrive.admin.errors import AdminError, AdminNotFoundError, UnsupportedError
 from redrive.admin.http import Call
-from redrive.admin.model import Grant, NamespaceState
+from redrive.admin.model import Grant, NamespaceState, RightsChange
 from redrive.admin.paths import permission_path
+from redrive.policy.naming import TopicName
 
 logger = logging.getLogger(__name__)
 
-Grants = Sequence[Grant]
-Granter = Callable[[Grants], Awaitable[None]]
-Refusals = Mapping[Grant, AdminError]
+Changes = Sequence[RightsChange]
+Granter = Callable[[Changes], Awaitable[None]]
+Permissions = Mapping[str, Mapping[str, frozenset[str]]]
+"""Topic → role → actions."""
+Place = tuple[TopicName, str]
+"""A topic, and a role that has rights on it."""
+Refusals = Mapping[Place, AdminError]
 
 MAX_GAP_SECONDS = 2.0
 
 
 class Granting:
-    """Sets rights in one namespace, in one call for all that are announced together.
+    """Changes rights in one namespace, in one call for all that are announced together.
 
     Args:
         namespace: `tenant/namespace`.
         send: makes a call.
+        permissions: reads all rights on topics of the namespace.
         read: reads what is in the namespace now.
     """
 
@@ -39,28 +49,31 @@ class Granting:
         self,
         namespace: str,
         send: Callable[[Call], Awaitable[Any]],
+        permissions: Callable[[], Awaitable[Permissions]],
         read: Callable[[], Awaitable[NamespaceState]],
     ) -> None:
         self._namespace = namespace
         self._send = send
+        self._permissions = permissions
         self._read = read
-        self._batcher: Batcher[Grants, Refusals] = Batcher(self._set, max_gap=MAX_GAP_SECONDS)
+        self._batcher: Batcher[Changes, Refusals] = Batcher(self._set, max_gap=MAX_GAP_SECONDS)
 
     @contextmanager
     def announced(self) -> Iterator[Granter]:
         """Announce that rights may be set within the block; see `Admin.granting`."""
         with self._batcher.announced() as submit:
 
-            async def grant(grants: Grants) -> None:
-                refusals = await submit(grants)
-                for grant in grants:
-                    if grant in refusals:
-                        raise refusals[grant]
+            async def grant(changes: Changes) -> None:
+                refusals = await submit(changes)
+                for change in changes:
+                    if (change.topic, change.role) in refusals:
+                        raise refusals[change.topic, change.role]
 
             yield grant
 
-    async def _set(self, requests: Sequence[Grants]) -> Refusals:
-        grants = [grant for request in requests for grant in request]
+    async def _set(self, requests: Sequence[Changes]) -> Refusals:
+        changes = [change for request in requests for change in request]
+        grants = _merged(changes, await self._permissions())
         given = [grant for grant in grants if grant.actions]
         taken = [grant for grant in grants if not grant.actions]
         refused = {
@@ -71,9 +84,9 @@ class Granting:
         logger.info("%d rights in %s: set for %d policies", len(grants), self._namespace, policies)
         return refused
 
-    async def _together(self, verb: str, grants: Grants) -> Refusals:
+    async def _together(self, verb: str, grants: Sequence[Grant]) -> Refusals:
         """Set *grants* in one call; again without those whose topics are gone, if it is refused."""
-        refused: dict[Grant, AdminError] = {}
+        refused: dict[Place, AdminError] = {}
         while grants:
             try:
                 await self._in_one_call(verb, grants)
@@ -86,13 +99,13 @@ class Granting:
                 missing = [grant for grant in grants if not there.exists(grant.topic)]
                 if not missing:
                     raise
-                refused.update((grant, _is_missing(verb, grant)) for grant in missing)
-                grants = [grant for grant in grants if grant not in refused]
+                refused.update((_place(grant), _is_missing(verb, grant)) for grant in missing)
+                grants = [grant for grant in grants if _place(grant) not in refused]
             else:
                 break
         return refused
 
-    async def _in_one_call(self, verb: str, grants: Grants) -> None:
+    async def _in_one_call(self, verb: str, grants: Sequence[Grant]) -> None:
         body = [
             {"topic": str(grant.topic), "role": grant.role, "actions": sorted(grant.actions)}
             for grant in grants
@@ -100,7 +113,7 @@ class Granting:
         does = f"{verb} {len(grants)} rights in {self._namespace}"
         await self._send(Call(does, "POST", f"namespaces/{verb}PermissionsOnTopics", body))
 
-    async def _one_by_one(self, grants: Grants) -> Refusals:
+    async def _one_by_one(self, grants: Sequence[Grant]) -> Refusals:
         """Set in sequence: a broker answers parallel changes in one namespace with 409."""
         refusals = {}
         for grant in grants:
@@ -113,8 +126,29 @@ class Granting:
             try:
                 await self._send(call)
             except AdminError as error:
-                refusals[grant] = error
+                refusals[_place(grant)] = error
         return refusals
+
+
+def _merged(changes: Changes, permissions: Permissions) -> tuple[Grant, ...]:
+    """Return what has to be written so that *changes* are in force beside all other rights."""
+    after: dict[Place, frozenset[str]] = {}
+    for change in changes:
+        place = change.topic, change.role
+        after[place] = change.on(after.get(place, _may(permissions, *place)))
+    return tuple(
+        Grant(topic, role, actions)
+        for (topic, role), actions in after.items()
+        if actions != _may(permissions, topic, role)
+    )
+
+
+def _may(permissions: Permissions, topic: TopicName, role: str) -> frozenset[str]:
+    return permissions.get(str(topic), {}).get(role, frozenset())
+
+
+def _place(grant: Grant) -> Place:
+    return grant.topic, grant.role
 
 
 def _is_missing(verb: str, grant: Grant) -> AdminNotFoundError:

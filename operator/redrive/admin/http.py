@@ -12,10 +12,9 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 import aiohttp
 from yarl import URL
@@ -41,7 +40,7 @@ The time that a call waits for its turn is not counted: with many policies and a
 be long, and would be taken for a broker that is silent.
 """
 CALLS_AT_A_TIME = 20
-"""To one broker; other calls wait for their turn."""
+"""Of one connection; its other calls wait for their turn, and no other connection for them."""
 LONGEST_ANSWER = 64 * 2**20
 """In bytes; a longer answer is not a broker's, and is not read to its end."""
 MAX_REDIRECTS = 5
@@ -68,6 +67,20 @@ class Call:
     seconds: float = WHOLE_SECONDS
 
 
+class Way(NamedTuple):
+    """How a connection reaches its broker.
+
+    Attributes:
+        admin_url: where the broker's admin API answers.
+        access: the credentials to show.
+        turns: what limits the calls of the connection at a time, wherever they are redirected.
+    """
+
+    admin_url: str
+    access: Access
+    turns: asyncio.Semaphore
+
+
 class _Reply(NamedTuple):
     """A broker's answer."""
 
@@ -84,7 +97,6 @@ class Http:
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._turns = WeakValueDictionary[URL, asyncio.Semaphore]()
 
     @classmethod
     @asynccontextmanager
@@ -103,13 +115,13 @@ class Http:
         ) as session:
             yield cls(session)
 
-    async def send(self, call: Call, *, admin_url: str, access: Access) -> Any:  # noqa: ANN401  JSON
+    async def send(self, call: Call, way: Way) -> Any:  # noqa: ANN401  JSON
         """Make *call* and return the JSON that the broker answers, None for an empty answer.
 
         Raises:
             AdminError: the call failed; the subclass says how.
         """
-        status, answer = await self._answer(call, admin_url, access)
+        status, answer = await self._answer(call, way)
         if status not in range(200, 300):
             raise error_for(call.does, status, answer)
         try:
@@ -117,13 +129,13 @@ class Http:
         except ValueError as error:
             raise unexpected(call.does, f"{len(answer)} characters that are no JSON") from error
 
-    async def _answer(self, call: Call, admin_url: str, access: Access) -> _Reply:
+    async def _answer(self, call: Call, way: Way) -> _Reply:
         """Return the broker's answer, and count it."""
-        outcome = "uncallable"
+        outcome, admin_url = "uncallable", way.admin_url
         try:
             with metrics.SECONDS.labels(call.method).time():
                 url = URL(f"{admin_url.rstrip('/')}/admin/v2/{call.path}", encoded=True)
-                answer = await self._follow(call, url, access)
+                answer = await self._follow(call, url, way)
             outcome = str(answer.status)
         except aiohttp.ClientConnectorCertificateError as error:  # a ValueError too
             outcome = "certificate refused"
@@ -178,13 +190,13 @@ class Http:
                 remedy="check oauth2.issuerUrl, and that it can be reached from here",
             ) from error
 
-    async def _follow(self, call: Call, url: URL, access: Access) -> _Reply:
+    async def _follow(self, call: Call, url: URL, way: Way) -> _Reply:
         """Make *call*, following redirects to the broker that serves the namespace.
 
         The HTTP library would drop the token on the way to another host.
         """
         # Without a content type a broker answers 415 to a PUT, even to one without a body.
-        headers = {**access.headers, "Content-Type": call.content_type}
+        headers = {**way.access.headers, "Content-Type": call.content_type}
         body = None if call.body is None else json.dumps(call.body)
         asked = url
         for _ in range(MAX_REDIRECTS):
@@ -194,14 +206,15 @@ class Http:
                 seconds=call.seconds,
                 data=body,
                 headers=headers,
-                ssl=access.tls or True,
+                ssl=way.access.tls or True,
+                turns=way.turns,
             ) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
                     return _Reply(response.status, await _text(response))
                 target = url.join(URL(response.headers["Location"], encoded=True))
                 if not may_follow(url, target):
                     raise _not_followed(call, "one from https to http")
-                if target.host != asked.host and not access.may_go_to(target.host or ""):
+                if target.host != asked.host and not way.access.may_go_to(target.host or ""):
                     raise _not_followed(call, "one to a host that the connection does not name")
                 url = target
         raise _not_followed(call, f"more than {MAX_REDIRECTS} redirects")
@@ -213,6 +226,7 @@ class Http:
         url: URL,
         *,
         seconds: float = WHOLE_SECONDS,
+        turns: AbstractAsyncContextManager[object] = nullcontext(),  # noqa: B008  it never changes
         **options: Any,  # noqa: ANN401  as the session takes them
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Wait for a turn, then send; yield the answer, to be read within the same *seconds*.
@@ -220,7 +234,6 @@ class Http:
         Raises:
             TimeoutError: the time is over.
         """
-        turns = self._turns.setdefault(url.origin(), asyncio.Semaphore(CALLS_AT_A_TIME))
         async with turns, _within(seconds):
             request = self._session.request(method, url, allow_redirects=False, **options)
             async with request as response:

@@ -28,6 +28,20 @@ class Grant:
 
 
 @dataclass(frozen=True)
+class RightsChange:
+    """What is added to the rights of a role on a topic, and what is taken; all else stays."""
+
+    topic: TopicName
+    role: str
+    give: frozenset[str] = frozenset()
+    take: frozenset[str] = frozenset()
+
+    def on(self, actions: frozenset[str]) -> frozenset[str]:
+        """Return what the role may do then, if it may do *actions* now."""
+        return (actions | self.give) - self.take
+
+
+@dataclass(frozen=True)
 class Schema:
     """The schema of a topic's messages, as the broker reads and writes it."""
 
@@ -151,6 +165,8 @@ class SubscriptionStats:
             persists so many of each partition, and forgets the others when it unloads it.
         oldest: when the oldest message of the backlog was published; None if there is none, or if
             that was not asked for.
+        unacknowledged: messages that consumers have.
+        bytes: of the backlog, about, in the partition where most are; 0 if not asked for.
     """
 
     backlog: int
@@ -159,3 +175,5 @@ class SubscriptionStats:
     durable: bool
     ack_holes: int
     oldest: datetime | None
+    unacknowledged: int = 0
+    bytes: int = 0

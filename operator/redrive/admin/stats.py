@@ -77,6 +77,8 @@ def _read(found: Mapping[str, Any]) -> SubscriptionStats:
         durable=bool(found.get("isDurable", True)),
         ack_holes=int(found.get("nonContiguousDeletedMessagesRanges", 0)),
         oldest=datetime.fromtimestamp(oldest / 1_000, UTC) if oldest > 0 else None,
+        unacknowledged=int(found.get("unackedMessages", 0)),
+        bytes=max(0, int(found.get("backlogSize", 0))),  # -1 where it was not asked for
     )
 
 
@@ -89,4 +91,6 @@ def _united(parts: Iterable[SubscriptionStats]) -> SubscriptionStats:
         durable=any(part.durable for part in parts),
         ack_holes=max(part.ack_holes for part in parts),
         oldest=min((part.oldest for part in parts if part.oldest is not None), default=None),
+        unacknowledged=sum(part.unacknowledged for part in parts),
+        bytes=max(part.bytes for part in parts),
     )

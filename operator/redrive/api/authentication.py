@@ -126,10 +126,14 @@ class OAuth2(ApiModel):
     image trusts."""
 
 
+class NoAuthentication(ApiModel):
+    """No credentials; an empty object."""
+
+
 class Authentication(OneOf):
     """The operator's credentials at the broker."""
 
-    ONE = exactly_one("authentication", "token", "tls", "oauth2")
+    ONE = exactly_one("authentication", "token", "tls", "oauth2", "none")
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
 
     token: TokenOrigin | None = None
@@ -141,3 +145,6 @@ class Authentication(OneOf):
 
     oauth2: OAuth2 | None = None
     """A token that an issuer of OAuth 2.0 gives for client credentials."""
+
+    none: NoAuthentication | None = None
+    """No credentials, written `none: {}`: for development brokers that ask for none."""

@@ -62,8 +62,7 @@ class Choices(ApiModel):
 
     # No default in the schema: a default choice would stay beside the one a user makes later.
     delay_ladder: DelayLadder | None = None
-    """The delay before each retry: exactly one of preset, delays, fixed, exponential
-    and ordered. Left out:
+    """The delay before each retry: exactly one of preset, delays, fixed and exponential. Left out:
     what the connection's `policyDefaults` say, else the preset `tdmq`."""
 
     delay_levels: Levels | None = None

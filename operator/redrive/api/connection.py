@@ -197,3 +197,11 @@ class PulsarConnectionStatus(StatusModel):
     conditions: Conditions = ()
     """Ready: the broker answers and the token has rights. Reconciling and Stalled are there only
     while true."""
+
+    warnings: Annotated[str, Field(max_length=1024)] | None = None
+    """The types of the conditions that need attention although the object is ready, separated by
+    commas; not there while there is none."""
+
+    policies: int | None = None
+    """How many RetryPolicies use it, of all namespaces, counted every minute. Those that are being
+    deleted count: their deletion needs the connection."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from redrive.api.model import ApiModel
 from redrive.api.rules import QUOTED, Form, Rule, refusing
@@ -64,6 +64,23 @@ TopicField = Annotated[
     ),
     BeforeValidator(refusing(_topic)),
     PlainSerializer(str),
+]
+
+
+Subscription = Annotated[
+    str,
+    Field(
+        max_length=naming.MAX_NAME,
+        json_schema_extra={"pattern": r"^[^/\s\x00-\x1f\x7f]+$"},
+    ),
+    Rule(
+        r"!self.matches('[\\p{Z}\\x85]') && !(self in ['.', '..'])",
+        f"a subscription is 1 to {naming.MAX_NAME} characters without slashes or white space, and "
+        "not . or .., because topics and addresses are made of it",
+        "use another subscription name",
+        got=QUOTED,
+    ),
+    AfterValidator(refusing(naming.check_subscription)),
 ]
 
 

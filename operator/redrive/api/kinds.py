@@ -47,6 +47,8 @@ PULSAR_CONNECTION = Kind(
     columns=(
         Column("Ready", f"{_READY}.status", "Whether the broker answers and the token has rights."),
         Column("Reason", f"{_READY}.reason", "Why, in one word."),
+        Column("Policies", ".status.policies", "RetryPolicies that use it.", "integer"),
+        Column("Warnings", ".status.warnings", "Conditions that need attention.", wide=True),
         Column("URL", ".spec.serviceUrl", "Where Pulsar clients connect."),
         Column("Admin URL", ".spec.adminUrl", "Where the admin REST API answers.", wide=True),
         _AGE,
@@ -63,6 +65,11 @@ RETRY_POLICY = Kind(
     columns=(
         Column("Ready", f"{_READY}.status", "Whether everything is as the policy asks."),
         Column("Reason", f"{_READY}.reason", "Why, in one word."),
+        Column(
+            "Warnings",
+            ".status.warnings",
+            "Conditions that need attention although the policy is ready.",
+        ),
         Column("Topic", ".spec.topic", "The source topic."),
         Column("Subscription", ".spec.subscription", "Whose failed messages are retried."),
         Column("Retries", ".status.maxRetries", "Retries of one message.", "integer"),

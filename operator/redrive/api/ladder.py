@@ -150,7 +150,7 @@ _CHOICES = (
 )
 _ONE_OF = Rule(
     f"{_CHOICES} == 1",
-    "a delay ladder is exactly one of preset, delays, fixed, exponential and ordered",
+    "a delay ladder is exactly one of preset, delays, fixed and exponential",
     "keep one of them, or leave delayLadder out for the default",
     got=f"({_CHOICES} == 0 ? 'none of them' : 'more than one of them')",
 )
@@ -176,8 +176,7 @@ class DelayLadder(ApiModel):
     """Delays that grow by a factor from retry to retry, with jitter if wanted."""
 
     ordered: Delay | None = None
-    """The same delay before every retry. The failed message waits in its consumer, and so do later
-    messages of its key; those of other keys go on. Needs `Key_Shared`. Example: `5s`."""
+    """Deprecated: `fixed`, and `ordering: PerKey` beside `delayLadder`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -89,6 +89,10 @@ class ReplayStatus(StatusModel):
     observed_generation: int | None = None
     """The `metadata.generation` that this status is about."""
 
+    warnings: Annotated[str, Field(max_length=1024)] | None = None
+    """The types of the conditions that need attention although the object is ready, separated by
+    commas; not there while there is none."""
+
     phase: Phase | None = None
     """Pending, Submitted, Running, Completed or Failed; the last two are final."""
 

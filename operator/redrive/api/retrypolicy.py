@@ -6,7 +6,6 @@ import enum
 from typing import Annotated, Self
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -16,9 +15,9 @@ from pydantic import (
 
 from redrive.api.choices import Choices, one_of
 from redrive.api.conditions import Conditions, Timestamp
-from redrive.api.fields import MAX_LIST, ObjectName, Role, TopicField
+from redrive.api.fields import MAX_LIST, ObjectName, Role, Subscription, TopicField
 from redrive.api.model import ApiModel, StatusModel
-from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
+from redrive.api.rules import VALIDATIONS, Rule, refusing
 from redrive.api.topology import DeadLetterTopic, Naming, RetryTopic
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming as names
@@ -33,24 +32,14 @@ class ManagementPolicy(enum.StrEnum):
     OBSERVE = "Observe"
 
 
+class Ordering(enum.StrEnum):
+    """Which order retries keep."""
+
+    NONE = "None"
+    PER_KEY = "PerKey"
+
+
 _CHANGE = '"\'" + self + "\' where it was \'" + oldSelf + "\'"'
-
-Subscription = Annotated[
-    str,
-    Field(
-        max_length=names.MAX_NAME,
-        json_schema_extra={"pattern": r"^[^/\s\x00-\x1f\x7f]+$"},
-    ),
-    Rule(
-        r"!self.matches('[\\p{Z}\\x85]') && !(self in ['.', '..'])",
-        f"a subscription is 1 to {names.MAX_NAME} characters without slashes or white space, and "
-        "not . or .., because topics and addresses are made of it",
-        "use another subscription name",
-        got=QUOTED,
-    ),
-    AfterValidator(refusing(names.check_subscription)),
-]
-
 
 _DELAYED = [kind.value for kind in SubscriptionType if kind.honours_delays]
 _NOT_DELAYED = (
@@ -86,10 +75,11 @@ def _beside(field: str) -> Rule:
 
 
 _KEPT_TOGETHER = Rule(
-    "!has(self.delayLadder) || !has(self.delayLadder.ordered) || "
+    "(has(self.ordering) ? self.ordering == 'None'"
+    " : !has(self.delayLadder) || !has(self.delayLadder.ordered)) || "
     "self.subscriptionType == 'Key_Shared'",
     "an ordered policy needs a subscription that keeps the messages of a key together",
-    "use Key_Shared, or another delay ladder than ordered",
+    "use Key_Shared, or ordering None",
     got='"\'" + self.subscriptionType + "\'"',
 )
 
@@ -160,6 +150,11 @@ class RetryPolicySpec(Choices):
     """How consumers share the source topic: `Shared` or `Key_Shared`. Exclusive and Failover are
     refused: there the broker ignores delays."""
 
+    ordering: Ordering | None = None
+    """`None`: a failed message waits in the retry topic, and later ones overtake it. `PerKey`: it
+    waits in its consumer, and so do later messages of its key; those of other keys go on. PerKey
+    needs `Key_Shared`, and goes with any ladder. Left out: None."""
+
     naming: Naming = Naming()
     """How retry and dead-letter topic are named. Left out: by the scheme `pulsar`. Immutable."""
 
@@ -198,13 +193,29 @@ class RetryPolicySpec(Choices):
                 names.check_sibling(given, self.topic)
 
     def _check_order(self) -> None:
-        ordered = self.delay_ladder is not None and self.delay_ladder.ordered is not None
-        check_order(self.subscription_type, ordered=ordered)
+        check_order(self.subscription_type, ordered=self.is_ordered)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether failed messages are retried before later ones of their key."""
+        if self.ordering is not None:
+            return self.ordering is Ordering.PER_KEY
+        return self.delay_ladder is not None and self.delay_ladder.ordered is not None
 
     @property
     def edits(self) -> tuple[str, ...]:
         """Return what to edit where fields are in use that others have replaced."""
-        return tuple(self.dead_letter.edits)
+        ladder = self.delay_ladder
+        ordered = () if ladder is None or ladder.ordered is None else (ladder.ordered,)
+        return (
+            *(
+                f"replace delayLadder.ordered, here or in the connection's policyDefaults, by "
+                f"delayLadder.fixed: {delay}, and give ordering: "
+                "PerKey"
+                for delay in ordered
+            ),
+            *self.dead_letter.edits,
+        )
 
     @property
     def retry_topic(self) -> names.TopicName:
@@ -245,8 +256,11 @@ class RetryPolicySpec(Choices):
             max_retries=DEFAULT_MAX_RETRIES if self.max_retries is None else self.max_retries,
             ladder=Ladder.from_preset(DEFAULT_PRESET) if ladder is None else ladder.to_ladder(),
             levels=DEFAULT_LEVELS if levels is None else Ladder.from_delays(levels),
-            ordered=ladder is not None and ladder.ordered is not None,
+            ordered=self.is_ordered,
             dead_letters=self.dead_letter.keeps,
+            dead_letter_subscription=(
+                self.dead_letter.subscription or names.DEAD_LETTER_SUBSCRIPTION
+            ),
             retry_topic=self.retry_topic,
             dead_letter_topic=self.dead_letter_topic,
             name=name,
@@ -279,6 +293,10 @@ class RetryPolicyStatus(StatusModel):
     conditions: Conditions = ()
     """Ready: topics, subscriptions, grants and the ConfigMap are as the policy asks. Reconciling
     and Stalled are there only while true."""
+
+    warnings: Annotated[str, Field(max_length=1024)] | None = None
+    """The types of the conditions that need attention although the object is ready, separated by
+    commas; not there while there is none."""
 
     retry_topic: str | None = None
     """Full name of the topic where messages wait for their next attempt."""

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from redrive.api.fields import MAX_LIST, Role, TopicField
+from redrive.api.fields import MAX_LIST, Role, Subscription, TopicField
 from redrive.api.ladder import IS_DURATION, SECONDS, WRITTEN
 from redrive.api.model import ApiModel
 from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
@@ -270,6 +270,14 @@ class DeadLetterTopic(ApiModel):
 
     enabled: Annotated[bool, Strict()] | None = None
     """Deprecated: `mode`, which wins where both are given."""
+
+    partitions: Partitions | None = None
+    """How many partitions the topic has, 1 to 1000, where redrive makes it; they are only ever
+    added. Left out: it has none, which keeps dead letters in the order in which they came."""
+
+    subscription: Subscription | None = None
+    """The durable subscription that keeps dead letters, and that replays read. Name that of a
+    consumer of your own here, if one acknowledges dead letters. Left out: `redrive`."""
 
     message_ttl: Annotated[Ttl, Field(alias="messageTTL")] = "0s"
     """How long a dead letter is kept before the broker drops it, up to 3650d. Left out: `0s`, for

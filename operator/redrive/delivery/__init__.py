@@ -3,16 +3,18 @@
 For consumers in Python; `from redrive import RetryConsumer, PolicyFile` is the way in. The folders,
 in reading order, are what happens to a message:
 
-- `consumers`: what an application calls; `consumer` and its base `receiver` are the spine
-- `receiving`: subscriptions; `fetcher` makes one stream of them, `key_ordering` keeps keys in order
-- `handling`: workers run handlers within a time and a rate, and `answer` reads what they returned
-- `in_flight`: messages that are not acknowledged yet: ack time-outs, poison messages, timers
-- `retrying`: `retry_handler` finds the verdict about a failed message, `forwarder` carries it out
+- `processor`: the spine; what a consumer does with a message, from its reception to its end
+- `consumers`: what an application calls; `assembly` puts them together
+- `receiving`: subscriptions; `fetcher` makes one stream of them
+- `handling`: workers run handlers within a time, and `answer` reads what they returned
+- `retrying`: `decisions` finds the verdict about a failed message, `forwarder` sends it on
+- `middleware`: what lies around all this, one concern to a file; `chain` is the protocol
 - `producing`: `RetryProducer`, which stands alone beside the consumers
-- `telemetry`: events for log and hook; where traces are made
+- `telemetry`: events for log and hook
 
-What all of them share lies here: `parts`, of which a consumer is built, `policy_file`, and small
-tools. Programs import from `redrive`, `redrive.prometheus` and `redrive.opentelemetry` only.
+What all of them share lies here: `parts`, of which a consumer is built, `connection`, which makes
+them at a broker, `policy_file`, and small tools. Programs import from `redrive`,
+`redrive.middleware`, `redrive.prometheus` and `redrive.opentelemetry` only.
 
 Nothing is imported here: `redrive` imports each name from its module when it is first used, so that
 a program pays for what it uses. What only some consumers need (`poison_guard`, `crash_log_file`) is

@@ -1,19 +1,30 @@
-"""What a consumer is put together from: at a broker by `consumer`, in memory by `testing`.
+"""What a consumer is put together from: at a broker by `connection`, in memory by `testing`.
 
 `fetcher`, `producers` and the client's own consumers are the real ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pulsar
+import pulsar.schema
 
+from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
+
+if TYPE_CHECKING:
+    from redrive.delivery.handling.run import Run
+
+
+BYTES = pulsar.schema.BytesSchema()
+"""The schema of messages that are not decoded."""
 
 
 class Clock(Protocol):
@@ -51,14 +62,11 @@ class Subscription(Protocol):
 class Incoming(Protocol):
     """All subscriptions as one stream; see `fetcher.Fetcher`."""
 
-    def take(
-        self, timeout: float | None = None, *, only_again: bool = False
-    ) -> pulsar.Message | None:
-        """Return the next message, or None if none came within *timeout* seconds.
+    def take(self, timeout: float | None = None) -> pulsar.Message | None:
+        """Return the next message, or None if none came within *timeout* seconds."""
 
-        Args:
-            only_again: of those alone that are handed out again.
-        """
+    def hold_new(self, holder: object, *, held: bool) -> None:
+        """Hand out only what is handed out again, while it is *held* by any *holder*."""
 
     def pause(self) -> None:
         """Hand out nothing until `resume`."""
@@ -95,11 +103,70 @@ class Outgoing(Protocol):
         """Close what was opened."""
 
 
+class AnyTimer(Protocol):
+    """Calls at moments that change; see `timer.Timer`."""
+
+    def look(self) -> None:
+        """Look again when the next moment is."""
+
+    def close(self) -> None:
+        """End."""
+
+
+MakeTimer = Callable[[Callable[[], float | None], Callable[[], None]], AnyTimer]
+
+
 @dataclass(frozen=True)
 class Parts:
-    """One of each."""
+    """One of each.
+
+    Attributes:
+        timer: makes a timer; see `timer.Timer`.
+        work: has the workers of a `Run` work until the consumer is stopped.
+        linger: seconds in which further messages follow a first one.
+    """
 
     clock: Clock
     subscriptions: Mapping[TopicName, Subscription]
     incoming: Incoming
     outgoing: Outgoing
+    timer: MakeTimer
+    work: Callable[[Run], None]
+    linger: float
+
+    def close(self) -> None:
+        """Leave the subscriptions, and close the producers."""
+        with contextlib.ExitStack() as closing:
+            closing.callback(self.outgoing.close)
+            closing.callback(self.incoming.close)
+
+
+@dataclass(frozen=True)
+class Subscribing:
+    """How a consumer subscribes.
+
+    Attributes:
+        name: of the consumer, in the broker's statistics.
+        nack_delay: when the broker delivers again what is acknowledged negatively.
+        prefetch: at most so many messages of a topic's partition wait in the client.
+        schema: decodes the messages; the broker refuses one that does not fit that of a topic.
+    """
+
+    name: str
+    nack_delay: timedelta
+    prefetch: int
+    schema: pulsar.schema.Schema = BYTES
+
+
+class BrokerConnection(ABC):
+    """Where consumers get their parts: a `pulsar.Client`, or a broker in memory."""
+
+    clock: Clock
+
+    @abstractmethod
+    def open(self, policy: Policy, subscribing: Subscribing) -> Parts:
+        """Subscribe to the topics of *policy*.
+
+        Raises:
+            SubscribeError: the broker refused one of the two subscriptions.
+        """

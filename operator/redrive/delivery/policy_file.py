@@ -122,6 +122,11 @@ def in_force(policy: Policy | PolicyFile, clock: Clock) -> Callable[[], Policy]:
     return lambda: policy.current(clock.monotonic())
 
 
+def at_first(policy: Policy | PolicyFile) -> Policy:
+    """Return the policy that a consumer begins with; of a file, read again."""
+    return policy if isinstance(policy, Policy) else load_policy(policy.path)
+
+
 def _found(path: str | os.PathLike[str] | None) -> str:
     return os.fspath(path or os.environ.get(VARIABLE) or MOUNTED)
 

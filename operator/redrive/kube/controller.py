@@ -26,6 +26,8 @@ share a call for their grants, which is expensive whatever their number.
 """
 FIRST_BACK_OFF_SECONDS = 1.0
 LAST_BACK_OFF_SECONDS = 15.0
+SLOWEST_BACK_OFF_SECONDS = 300.0
+"""For what a user has to end, or a new version: many such objects must not keep a broker busy."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +42,15 @@ class Controller:
     Where there are many objects, those with one partition key wait for one another and for no
     others: what is slow holds up its own partition alone.
 
-    An exception from *reconcile* is logged with the object's identity, and counts as `BACKOFF`.
+    An exception from *reconcile* is logged with the object's identity, and counts as
+    `SLOW_BACKOFF`; a `RedriveError` requeues as it says.
 
     Args:
         kind: for logs.
         reconcile: brings one object to its desired state.
         mark_progressing: called before that, while the object may have to wait in the queue.
         partition_key: which partition an object is in; by default all are in the same.
-        longest_back_off: the longest back-off, in seconds.
+        longest_back_off: the longest back-off for what passes by itself, in seconds.
     """
 
     def __init__(
@@ -69,6 +72,11 @@ class Controller:
         self._longest_back_off = longest_back_off
         self._changes: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._failures: dict[Key, int] = {}
+
+    def failures(self, key: Key) -> int:
+        """Return how often in a row an object was requeued with back-off."""
+        return self._failures.get(key, 0)
 
     def enqueue(self, key: Key) -> None:
         """Reconcile an object now; during its reconcile: once more right after it."""
@@ -87,20 +95,24 @@ class Controller:
     async def _work(self, key: Key) -> None:
         logs.about(self._kind, key)
         changed = self._changes[key]
-        failures = 0
+        failures, pause = 0, None
         while True:
-            pause = back_off(failures, self._longest_back_off) if failures else None
             if await _is_set(changed, within=pause):
                 failures = 0
             changed.clear()
+            self._failures[key] = failures
             requeue = await self._try(key)
-            if requeue is Requeue.BACKOFF:
-                failures += 1
-            elif changed.is_set():
-                failures = 0
+            if requeue is Requeue.ON_CHANGE:
+                if not changed.is_set():
+                    del self._changes[key], self._tasks[key], self._failures[key]
+                    return
+                failures, pause = 0, None
             else:
-                del self._changes[key], self._tasks[key]
-                return
+                slow = requeue is Requeue.SLOW_BACKOFF
+                failures += 1
+                pause = back_off(
+                    failures, SLOWEST_BACK_OFF_SECONDS if slow else self._longest_back_off
+                )
 
     async def _try(self, key: Key) -> Requeue:
         try:
@@ -108,11 +120,11 @@ class Controller:
         except RedriveError as error:
             logger.warning("%s %s: %s", self._kind, key, error)
             self._count("error")
-            return Requeue.BACKOFF
+            return Requeue.BACKOFF if error.requeue is Requeue.ON_CHANGE else error.requeue
         except Exception:
             logger.exception("%s %s: reconciling failed, will be retried", self._kind, key)
             self._count("error")
-            return Requeue.BACKOFF
+            return Requeue.SLOW_BACKOFF
         self._count(requeue.result)
         return requeue
 

@@ -22,7 +22,13 @@ from redrive.admin import oauth2
 from redrive.admin.access import Access, context
 from redrive.admin.errors import AdminError
 from redrive.admin.http import Http
-from redrive.api.authentication import Authentication, CaRef, OAuth2, TokenOrigin
+from redrive.api.authentication import (
+    Authentication,
+    CaRef,
+    NoAuthentication,
+    OAuth2,
+    TokenOrigin,
+)
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import RedriveError
 from redrive.kube import resources
@@ -182,6 +188,8 @@ class CredentialReader:
             case Authentication(oauth2=OAuth2() as client):
                 issued = await self._issued(namespace, client)
                 return Material(token=issued.token, ca=ca, lifetime=issued.lifetime)
+            case Authentication(none=NoAuthentication()):
+                return Material(ca=ca)
             case Authentication(tls=certificate) if certificate is not None:
                 found = await self._certificate(Key(namespace, certificate.secret_ref.name))
                 return Material(ca=ca, certificate=found[0], key=found[1])

@@ -31,6 +31,7 @@ class ForbiddenError(KubernetesError):
 
     reason = "KubernetesForbidden"
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class NoClusterError(KubernetesError):
@@ -77,6 +78,7 @@ class TokenFileError(RedriveError):
     reason = "TokenFileInvalid"
     private = True
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class CertificateInvalidError(RedriveError):
@@ -85,6 +87,7 @@ class CertificateInvalidError(RedriveError):
     reason = "CertificateInvalid"
     private = True
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class CaInvalidError(RedriveError):
@@ -93,6 +96,7 @@ class CaInvalidError(RedriveError):
     reason = "CaInvalid"
     private = True
     stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class ConnectionNotFoundError(RedriveError):

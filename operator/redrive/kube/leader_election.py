@@ -9,7 +9,8 @@ replaced by hand, does not show what the former holder does: a standby waits for
 
 What remains: a write that was sent before the fence closed and that takes longer than
 `LEASE_SECONDS - FENCE_SECONDS` to arrive. The next reconcile of any operator corrects each write of
-redrive: it can't lose a message.
+redrive: it can't lose a message. The deletion of a policy waits for such writes, see
+`redrive.provision.finalize`.
 """
 
 from __future__ import annotations

@@ -13,14 +13,19 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from redrive.api.conditions import READY
+from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.resources import Resource
+from redrive.kube.resources import Body, Key, Resource
 
 LEASE_HELD = Gauge(
     "redrive_lease_held", "1 while this operator holds the lease and may write, else 0."
 )
 OBJECTS = "redrive_objects"
 _LABELS = ("kind", "condition", "status", "reason")
+POLICY_READY = "redrive_policy_ready"
+POLICY_LABELS = ("policy", "policy_namespace", "source_topic", "subscription")
+"""The metrics of consumers have the same. Scrapers overwrite a label `namespace`."""
 RECONCILES = Counter(
     "redrive_reconciles_total",
     "Reconciles, by kind and by result: success, requeue or error.",
@@ -45,7 +50,7 @@ BREAKER_OPEN = Gauge(
 
 
 class ConditionMetrics(Collector):
-    """Objects by kind, and by each condition in their status."""
+    """Objects by kind and by each condition in their status, and whether each policy is Ready."""
 
     def __init__(self, caches: Mapping[Resource, Cache]) -> None:
         self._caches = caches
@@ -64,6 +69,23 @@ class ConditionMetrics(Collector):
         for labels, count in counts.items():
             family.add_metric(labels, count)
         yield family
+        yield self._readiness()
+
+    def _readiness(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(
+            POLICY_READY, "1 while a RetryPolicy is Ready, else 0.", labels=POLICY_LABELS
+        )
+        for body in self._caches.get(resources.POLICIES, ()):
+            spec, key = body["spec"], Key.of(body)
+            family.add_metric(
+                (key.name, key.namespace, spec["topic"], spec["subscription"]), _is_ready(body)
+            )
+        return family
+
+
+def _is_ready(body: Body) -> bool:
+    conditions = (body.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == READY and each["status"] == "True" for each in conditions)
 
 
 @contextmanager

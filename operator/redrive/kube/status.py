@@ -133,7 +133,7 @@ def is_ready(body: Body) -> bool:
     Cheap enough to ask it of every object again and again, as `reason` is.
     """
     ready = _written_ready(body).get("status") == ConditionStatus.TRUE
-    return ready and "deletionTimestamp" not in body["metadata"]
+    return ready and "deletionTimestamp" not in body.get("metadata", {})
 
 
 def find(body: Body, kind: str) -> Condition | None:
@@ -179,7 +179,13 @@ class Publisher:
         generation = body["metadata"]["generation"]
         observed = [c.model_copy(update={"observed_generation": generation}) for c in conditions]
         merged = [c.to_manifest() for c in merge(_conditions(body), observed, self.clock())]
-        status = {"observedGeneration": generation, "conditions": merged, **fields}
+        warnings = ", ".join(c.type for c in conditions if c.type not in _STATES) or None
+        status = {
+            "observedGeneration": generation,
+            "conditions": merged,
+            "warnings": warnings,
+            **fields,
+        }
         have = body.get("status") or {}
         if all(have.get(name) == value for name, value in status.items()):
             return body

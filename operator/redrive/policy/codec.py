@@ -14,7 +14,7 @@ from redrive.errors import InvalidSpecError
 from redrive.policy import durations
 from redrive.policy.ladder import LEVELS, Ladder
 from redrive.policy.model import Policy, SubscriptionType
-from redrive.policy.naming import TopicName
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 
 VERSION = 1
 _T = TypeVar("_T")
@@ -37,6 +37,7 @@ def encode(policy: Policy) -> str:
         "retryTopic": str(policy.retry_topic),
         "deadLetterEnabled": policy.dead_letters,
         "deadLetterTopic": str(policy.dead_letter_topic),
+        "deadLetterSubscription": policy.dead_letter_subscription,
     }
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
@@ -75,6 +76,7 @@ def decode(text: str) -> Policy:
         dead_letters=_value(document, "deadLetterEnabled", bool),
         retry_topic=_topic(document, "retryTopic"),
         dead_letter_topic=_topic(document, "deadLetterTopic"),
+        dead_letter_subscription=_value(document, "deadLetterSubscription", str),
         name=_value(document, "name", str),
         generation=_value(document, "generation", int),
     )
@@ -86,6 +88,7 @@ _ADDED: Mapping[str, Any] = {
     "ordered": False,
     "delayLevels": [durations.text_of(rung) for rung in LEVELS],
     "deadLetterEnabled": True,
+    "deadLetterSubscription": DEAD_LETTER_SUBSCRIPTION,
 }
 
 

@@ -54,7 +54,7 @@ def check_unordered(policy: Policy) -> Policy:
         raise InvalidSpecError(
             "a simple consumer keeps no order, which the policy promises",
             got=f"the ordered policy {policy.name or policy.subscription}",
-            remedy="use RetryConsumer, or a policy with another delay ladder than ordered",
+            remedy="use RetryConsumer, or a policy with ordering None",
         )
     return policy
 

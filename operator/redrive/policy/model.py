@@ -75,7 +75,7 @@ def check_order(kind: SubscriptionType, *, ordered: bool) -> None:
         raise InvalidSpecError(
             "an ordered policy needs a subscription that keeps the messages of a key together",
             got=kind.value,
-            remedy="use Key_Shared, or another delay ladder than ordered",
+            remedy="use Key_Shared, or ordering None",
         )
 
 
@@ -102,6 +102,7 @@ class Policy:
             topic; else it is discarded, and there is no such topic.
         retry_topic: where messages wait for their next attempt; left out, it is named after
             topic and subscription by the scheme `pulsar`.
+        dead_letter_subscription: what keeps dead letters in that topic, and what replays read.
         dead_letter_topic: where messages rest that have used up their attempts, or would if the
             policy kept them; left out, it is named like the retry topic.
 
@@ -119,6 +120,7 @@ class Policy:
     levels: Ladder = DEFAULT_LEVELS
     ordered: bool = False
     dead_letters: bool = True
+    dead_letter_subscription: str = naming.DEAD_LETTER_SUBSCRIPTION
     retry_topic: naming.TopicName = None  # type: ignore[assignment]  # never None once made
     dead_letter_topic: naming.TopicName = None  # type: ignore[assignment]
     name: str = ""
@@ -128,6 +130,7 @@ class Policy:
         """Refuse what no consumer could follow."""
         naming.TopicName.parse_whole(str(self.topic))
         naming.check_subscription(self.subscription)
+        naming.check_subscription(self.dead_letter_subscription)
         check_max_retries(self.max_retries)
         check_order(self.subscription_type, ordered=self.ordered)
         for field, derive in _DERIVED:

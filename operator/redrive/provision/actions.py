@@ -5,10 +5,10 @@ An action as a string says what has been done, once it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from redrive.admin.model import Grant, Schema
+from redrive.admin.model import RightsChange, Schema
 from redrive.admin.policies import TopicPolicy, Write
 from redrive.kube.resources import Body
 from redrive.policy.naming import TopicName
@@ -94,18 +94,13 @@ class CopySchema:
 
 
 @dataclass(frozen=True)
-class SetGrants:
-    """Set what roles may do: what others gave them, and what they need."""
+class ChangeRights:
+    """Give roles what they need, and take what they need no more; what others gave stays."""
 
-    grants: tuple[Grant, ...]
+    changes: tuple[RightsChange, ...]
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"granted {'+'.join(sorted(grant.actions))} on {grant.topic.local} to {grant.role}"
-            if grant.actions
-            else f"revoked all rights on {grant.topic.local} of {grant.role}"
-            for grant in self.grants
-        )
+        return ", ".join(line for change in self.changes for line in _in_words(change))
 
 
 @dataclass(frozen=True)
@@ -172,9 +167,16 @@ OnTopic = (
     | DeleteSubscription
 )
 """What is one call about one topic."""
-Action = OnTopic | CopySchema | SetGrants | CreateConfigMap | PatchConfigMap
+Action = OnTopic | CopySchema | ChangeRights | CreateConfigMap | PatchConfigMap
 
 
 def in_words(actions: Iterable[Action]) -> str:
     """Describe *actions*, done, in one line."""
     return "; ".join(map(str, actions))
+
+
+def _in_words(change: RightsChange) -> Iterator[str]:
+    if change.give:
+        yield f"granted {'+'.join(sorted(change.give))} on {change.topic.local} to {change.role}"
+    if change.take:
+        yield f"revoked {'+'.join(sorted(change.take))} on {change.topic.local} of {change.role}"

@@ -31,7 +31,7 @@ async def apply(
     """Do what is *planned*, in order; return what was refused of it.
 
     Args:
-        grant: grants rights, together with others who announced theirs to *admin*.
+        grant: changes rights, together with others who announced theirs to *admin*.
 
     Raises:
         AdminError, KubernetesError: an action failed; those before it are done.
@@ -42,8 +42,8 @@ async def apply(
             case actions.CopySchema():
                 if (error := await _copy_schema(action, admin)) is not None:
                     refused.append(Refused(action, error))
-            case actions.SetGrants(grants):
-                await grant(grants)
+            case actions.ChangeRights(changes):
+                await grant(changes)
             case actions.CreateConfigMap(body):
                 await kubernetes.create(resources.CONFIG_MAPS, body)
             case actions.PatchConfigMap(body):

@@ -118,9 +118,18 @@ def role_is_not_allowed(request: Request) -> RedriveError | None:
 
 
 def is_of_the_other_kind(want: Desired, have: Observed) -> bool:
-    """Whether the retry topic has partitions where it should have none, or the other way round."""
+    """Whether the retry topic has partitions where it should have none, or the other way round.
+
+    So is a dead-letter topic without partitions where a number of them is asked for.
+    """
     should = partitions_of_retry(want, have.source_partitions)
-    return have.retry is not None and bool(have.retry.partitions) != bool(should)
+    differs = have.retry is not None and bool(have.retry.partitions) != bool(should)
+    return differs or _lacks_partitions(want, have)
+
+
+def _lacks_partitions(want: Desired, have: Observed) -> bool:
+    found = have.dead_letter
+    return found is not None and not found.partitions and want.dead_letter_partitions > 0
 
 
 def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
@@ -129,9 +138,9 @@ def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
     Nothing can turn the one into the other, and it holds messages that wait.
     """
     retry, source = facts.observed.retry, facts.observed.source_partitions
-    if retry is None or not is_of_the_other_kind(facts.desired, facts.observed):
-        return None
     want = partitions_of_retry(facts.desired, source)
+    if retry is None or bool(retry.partitions) == bool(want):
+        return None
     ways = ["delete it once it is drained, then it is created again"]
     if retry.partitions:
         ways.append(f"set retry.partitions to {retry.partitions}")
@@ -143,6 +152,23 @@ def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
         f"{_partitions(want)}, {why}; a topic can't change between the two",
         got=_partitions(retry.partitions),
         remedy=", or ".join(ways),
+    )
+
+
+def dead_letter_topic_lacks_partitions(facts: Buildable) -> RedriveError | None:
+    """Find a dead-letter topic without partitions where some are asked for.
+
+    Nothing can give it any, and it may hold dead letters.
+    """
+    if facts.desired.dead_letter is None or not _lacks_partitions(facts.desired, facts.observed):
+        return None
+    return PartitionsDifferError(
+        f"the dead-letter topic {facts.desired.dead_letter.name} exists already and should have "
+        f"{_partitions(facts.desired.dead_letter_partitions)}, as asked for; a topic can't change "
+        "between the two",
+        got=_partitions(0),
+        remedy="delete it once it is empty, then it is created again, or leave "
+        "deadLetter.partitions out",
     )
 
 
@@ -216,6 +242,7 @@ ADMISSIBLE: tuple[Callable[[Request], RedriveError | None], ...] = (
 BUILDABLE: tuple[Callable[[Buildable], RedriveError | None], ...] = (
     topic_has_another_owner,
     retry_topic_is_of_the_other_kind,
+    dead_letter_topic_lacks_partitions,
     config_map_is_not_ours,
 )
 """Does what is there already leave room for what the policy needs?"""

@@ -12,7 +12,7 @@ from redrive.admin.errors import BrokerDownError
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
-from redrive.kube.connections import Connection
+from redrive.kube.connections import Connection, users
 from redrive.kube.context import Context
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Key
@@ -35,7 +35,8 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
     try:
         if status.is_new(body):
             body = await out.publish(body, status.progressing("asking the broker"))
-        outcome = await connect(key, ctx)
+        used = {"policies": len(users(key, ctx.policies))}
+        outcome = replace(await connect(key, ctx), fields=used)
         await publish(body, outcome, out)
     except NotFoundError:
         ctx.connections.drop(body)  # no watch has shown that it is gone

@@ -10,7 +10,7 @@ from redrive.admin.model import Grant
 from redrive.admin.policies import TopicPolicy
 from redrive.kube import resources
 from redrive.kube.resources import Body, Key
-from redrive.policy import codec, naming
+from redrive.policy import codec
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import topic_policies
@@ -49,7 +49,10 @@ class Desired:
         retry_partitions: of the retry topic; None means as many as the source topic has.
         dead_letter: None where the policy discards.
         ledger: what replays have moved of it; None where no replay can run.
+        dead_letter_partitions: of the dead-letter topic; 0 for one without partitions.
         grants: the rights that these roles need; others that they or others have are kept.
+        unused: the dead-letter topic of a policy that discards, which may be there from before.
+        tolerated: the rights on it that stay, if they are there.
         config_map: the ConfigMap for consumers.
     """
 
@@ -60,6 +63,9 @@ class Desired:
     dead_letter: DesiredTopic | None
     grants: tuple[Grant, ...]
     config_map: Body
+    dead_letter_partitions: int = 0
+    unused: TopicName | None = None
+    tolerated: tuple[Grant, ...] = ()
     ledger: DesiredTopic | None = None
 
 
@@ -79,7 +85,8 @@ def desired(request: Request, body: Body, cluster: str) -> Desired:
         body: the owner of its ConfigMap.
         cluster: the id of the Kubernetes cluster it is in.
     """
-    policy = request.policy
+    policy, keeps = request.policy, request.policy.dead_letters
+    on_dead_letter = _united(_dead_letter_grants(request))
     return Desired(
         policy=policy,
         owner=owner_of(request, cluster),
@@ -89,8 +96,15 @@ def desired(request: Request, body: Body, cluster: str) -> Desired:
         retry_partitions=request.spec.retry.partitions,
         dead_letter=_dead_letter(request),
         ledger=_ledger(request),
-        grants=_united(_grants(request)),
+        grants=(
+            *_united(_retry_grants(request)),
+            *(on_dead_letter if keeps else ()),
+            *_ledger_grants(request),
+        ),
         config_map=_config_map(policy, body),
+        dead_letter_partitions=request.spec.dead_letter.partitions or 0,
+        unused=None if keeps else request.spec.dead_letter_topic,
+        tolerated=() if keeps else on_dead_letter,
     )
 
 
@@ -110,7 +124,8 @@ def _dead_letter(request: Request) -> DesiredTopic | None:
     if not request.policy.dead_letters:
         return None
     policies = topic_policies.of_dead_letter(request.spec.dead_letter)
-    return DesiredTopic(request.policy.dead_letter_topic, naming.DEAD_LETTER_SUBSCRIPTION, policies)
+    policy = request.policy
+    return DesiredTopic(policy.dead_letter_topic, policy.dead_letter_subscription, policies)
 
 
 def _ledger(request: Request) -> DesiredTopic | None:
@@ -130,21 +145,30 @@ def policy_of(config_map: Key) -> Key:
     return Key(config_map.namespace, config_map.name.removesuffix(CONFIG_MAP_SUFFIX))
 
 
-def _grants(request: Request) -> Iterator[Grant]:
-    """Yield what each role needs: consumers only write dead letters, readers and replays read."""
-    retry, dead_letter = request.policy.retry_topic, request.policy.dead_letter_topic
-    keeps, replay = request.policy.dead_letters, request.connection.replay
+def _retry_grants(request: Request) -> Iterator[Grant]:
+    topic, replay = request.policy.retry_topic, request.connection.replay
     for role in request.spec.consumer_roles:
-        yield Grant(retry, role, _PRODUCE | _CONSUME)
-        if keeps:
-            yield Grant(dead_letter, role, _PRODUCE)
-    for role in request.spec.dead_letter.reader_roles if keeps else ():
-        yield Grant(dead_letter, role, _CONSUME)
-    if keeps and replay is not None:
-        # What a replay has moved it looks for in the retry topic, whatever became of it itself.
-        yield Grant(retry, replay.role, _PRODUCE | _CONSUME)
-        yield Grant(dead_letter, replay.role, _CONSUME)
-        yield Grant(request.policy.ledger_topic, replay.role, _PRODUCE | _CONSUME)
+        yield Grant(topic, role, _PRODUCE | _CONSUME)
+    if request.policy.dead_letters and replay is not None:
+        # What a replay has moved it looks for here, whatever became of it itself.
+        yield Grant(topic, replay.role, _PRODUCE | _CONSUME)
+
+
+def _dead_letter_grants(request: Request) -> Iterator[Grant]:
+    """Yield what each role needs: consumers only write dead letters, readers and replays read."""
+    topic, replay = request.spec.dead_letter_topic, request.connection.replay
+    for role in request.spec.consumer_roles:
+        yield Grant(topic, role, _PRODUCE)
+    for role in request.spec.dead_letter.reader_roles:
+        yield Grant(topic, role, _CONSUME)
+    if replay is not None:
+        yield Grant(topic, replay.role, _CONSUME)
+
+
+def _ledger_grants(request: Request) -> Iterator[Grant]:
+    if request.policy.dead_letters and request.connection.replay is not None:
+        topic, role = request.policy.ledger_topic, request.connection.replay.role
+        yield Grant(topic, role, _PRODUCE | _CONSUME)
 
 
 def _united(grants: Iterator[Grant]) -> tuple[Grant, ...]:

@@ -23,6 +23,7 @@ from redrive.provision import ownership
 from redrive.provision.actions import (
     Action,
     AddPartitions,
+    ChangeRights,
     CopySchema,
     CreateConfigMap,
     CreateSubscription,
@@ -30,7 +31,6 @@ from redrive.provision.actions import (
     Mark,
     PatchConfigMap,
     RestorePartitions,
-    SetGrants,
     SetTopicPolicy,
 )
 from redrive.provision.desired import Desired, DesiredTopic, partitions_of_retry
@@ -96,16 +96,17 @@ class _Pair:
 
 def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
     """Return what has to be done, in order; nothing where all is as it should be."""
-    pairs = tuple(_pairs(desired, observed))
+    pairs, unused = tuple(_pairs(desired, observed)), _unused(desired, observed)
     return (
         *_topics(pairs, desired, observed),
-        *_grants(pairs),
+        *_rights(pairs, unused),
         *(
             CreateSubscription(pair.want.name, pair.want.subscription)
             for pair in pairs
             if pair.lacks_subscription
         ),
         *_marks_after(pairs),
+        *_mark_unused(desired, observed, unused),
         *(action for pair in pairs for action in _topic_policies(pair, observed)),
         *(
             action
@@ -149,8 +150,7 @@ def _topics(
     partitions = partitions_of_retry(desired, observed.source_partitions)
     for pair in pairs:
         if pair.have is None:
-            # The dead-letter topic, which no consumer has to keep up with, has no partitions.
-            count = partitions if pair.want is desired.retry else 0
+            count = partitions if pair.want is desired.retry else desired.dead_letter_partitions
             yield CreateTopic(pair.want.name, count, pair.record_before.to_properties())
         elif pair.has_record and (changes := pair.record_before.changes(pair.properties)):
             yield Mark(pair.want.name, changes)
@@ -158,8 +158,10 @@ def _topics(
         found = None if pair.have is None else pair.have.subscriptions
         if found is not None and found.missing:
             yield RestorePartitions(pair.want.name, found.missing)
-    if observed.retry is not None and 0 < observed.retry.partitions < partitions:
-        yield AddPartitions(desired.retry.name, partitions)
+    for pair in pairs:
+        count = partitions if pair.want is desired.retry else desired.dead_letter_partitions
+        if pair.have is not None and 0 < pair.have.partitions < count:
+            yield AddPartitions(pair.want.name, count)
 
 
 def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]:
@@ -176,10 +178,36 @@ def _schema(pair: _Pair, desired: Desired, schema: Schema | None) -> Iterator[Co
         yield CopySchema(pair.want.name, desired.policy.topic, schema)
 
 
-def _grants(pairs: Sequence[_Pair]) -> Iterator[SetGrants]:
-    grants = tuple(grant for pair in pairs for grant in pair.rights.grants)
-    if grants:
-        yield SetGrants(grants)
+def _rights(pairs: Sequence[_Pair], unused: Rights) -> Iterator[ChangeRights]:
+    changes = (*(each for pair in pairs for each in pair.rights.changes), *unused.changes)
+    if changes:
+        yield ChangeRights(changes)
+
+
+def _unused(desired: Desired, observed: Observed) -> Rights:
+    """Return how the rights are changed on the dead-letter topic of a policy that discards.
+
+    Its consumers may still run with the policy before, so nothing is taken from a role that the
+    policy names, and nothing is given either.
+    """
+    have, topic = observed.unused, desired.unused
+    record = OwnershipRecord.of({} if have is None else have.properties or {})
+    if topic is None or not record.is_of(desired.owner):
+        return Rights((), {}, {})
+    may = observed.permissions.get(str(topic), {})
+    named = {grant.role: grant.actions for grant in desired.tolerated}
+    kept = {
+        role: actions & named.get(role, NOTHING) & may.get(role, NOTHING)
+        for role, actions in record.granted.items()
+    }
+    return ownership.rights(topic, kept, may, record.granted)
+
+
+def _mark_unused(desired: Desired, observed: Observed, rights: Rights) -> Iterator[Mark]:
+    if rights.changes and desired.unused is not None and observed.unused is not None:
+        properties = observed.unused.properties or {}
+        after = dataclasses.replace(OwnershipRecord.of(properties), granted=rights.after)
+        yield Mark(desired.unused, after.changes(properties))
 
 
 def _marks_after(pairs: Sequence[_Pair]) -> Iterator[Mark]:

@@ -63,6 +63,12 @@ class OwnerConflictError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class LateWritesError(RedriveError):
+    """A deleted policy was being provisioned: what was sent for it may not be done yet."""
+
+    reason = "LateWrites"
+
+
 class InUseError(RedriveError):
     """Clients are connected to what a deleted policy would delete."""
 

@@ -107,6 +107,7 @@ class Observed:
         replicated_to: the clusters that a topic is replicated to that is made now.
         inherited: what a topic that is made now gets of its topic policies from the namespace.
         config_map: whatever has the name of the policy's ConfigMap.
+        unused: the dead-letter topic from before of a policy that discards.
     """
 
     source_partitions: int = 0
@@ -118,4 +119,5 @@ class Observed:
     config_map: Body | None = None
     replicated_to: frozenset[str] = frozenset()
     enforces_schemas: bool = False
+    unused: TopicState | None = None
     ledger: TopicState | None = None

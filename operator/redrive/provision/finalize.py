@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError as TopicGoneError
 from redrive.api.choices import DeletionPolicy
+from redrive.api.conditions import READY, STALLED, ConditionStatus
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import status
@@ -27,18 +28,20 @@ from redrive.kube.errors import (
 )
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent
-from redrive.policy import naming
 from redrive.provision import conditions, pause
 from redrive.provision.actions import in_words
 from redrive.provision.apply import apply
 from redrive.provision.conflicts import Conflicts, spec_of
 from redrive.provision.desired import owner_of
+from redrive.provision.errors import LateWritesError
 from redrive.provision.facts import Request
 from redrive.provision.finalizer import has_finalizer
 from redrive.provision.outcome import Outcome
 from redrive.provision.removal import Left, Removal, removal
 from redrive.provision.resolve import resolve_through, rivals
 
+LATE_WRITES = timedelta(seconds=30)
+"""How long a broker may still do what it was sent before a deletion: as long as a call waits."""
 CLEANUP_DEADLINE = timedelta(minutes=10)
 """A cleanup that has not succeeded after so long is abandoned: the policy goes, all else stays."""
 SKIP_CLEANUP = "redrive.io/skip-cleanup"
@@ -76,10 +79,35 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
         if not isinstance(error, RedriveError):
             raise
         return Outcome(status.waiting(error, _waits(error, since)), requeue=Requeue.BACKOFF)
-    deleted = ObjectEvent(DELETED, in_words(done.actions))
+    return _cleaned_up(done, _late_writes(body, ctx.clock()))
+
+
+def _cleaned_up(done: Removal, late: LateWritesError | None) -> Outcome:
+    deleted = (ObjectEvent(DELETED, in_words(done.actions)),) if done.actions else ()
+    if late is not None:
+        return Outcome(status.waiting(late), events=deleted, requeue=Requeue.BACKOFF)
     stays = "; ".join(done.stays)
     outcome = _retained(f"at the broker stays: {stays}" if stays else "")
-    return replace(outcome, events=(deleted,) if done.actions else ())
+    return replace(outcome, events=deleted)
+
+
+def _late_writes(body: Body, now: datetime) -> LateWritesError | None:
+    """Say why a cleanup that has found nothing more to do is repeated, if it is.
+
+    An operator that was killed, or whose call had no answer, may have sent the creation of a topic
+    that the broker does only after the cleanup. What is Ready was answered, and what is Stalled was
+    refused before anything was sent.
+    """
+    ready = status.find(body, READY)
+    answered = ready is not None and ready.status is ConditionStatus.TRUE
+    until = datetime.fromisoformat(body["metadata"]["deletionTimestamp"]) + LATE_WRITES
+    if answered or status.find(body, STALLED) is not None or now >= until:
+        return None
+    return LateWritesError(
+        "the policy was deleted while it was provisioned, and the broker may still create a topic",
+        remedy=f"none is needed: its topics are looked at again, and the policy goes after "
+        f"{_at(until)}",
+    )
 
 
 async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
@@ -129,7 +157,7 @@ async def _left(request: Request, others: Sequence[Request], admin: Admin) -> li
     ledger = naming.ledger_topic(dead_letter)
     subscriptions = {
         request.spec.retry_topic: request.policy.subscription,
-        dead_letter: naming.DEAD_LETTER_SUBSCRIPTION,
+        dead_letter: request.policy.dead_letter_subscription,
         ledger: naming.LEDGER_SUBSCRIPTION,
     }
     # No topic passes to another namespace, and none there keeps this one's from being deleted.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from redrive.api.choices import DeletionPolicy
 from redrive.kube import resources
+from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher
 
@@ -20,11 +21,19 @@ async def ensure_finalizer(body: Body, policy: DeletionPolicy, out: Publisher) -
 
     Raises:
         ConflictError: it was changed meanwhile.
+        NotFoundError: it is gone, whatever the API server has answered; see `lost`.
     """
     wanted = [] if policy is DeletionPolicy.RETAIN else [FINALIZER]
     if [name for name in _finalizers(body) if name == FINALIZER] == wanted:
         return body
-    return await _set(body, [*_others(body), *wanted], out)
+    after = await _set(body, [*_others(body), *wanted], out)
+    known = out.table.get(Key.of(body))
+    if known is None or known["metadata"]["uid"] != body["metadata"]["uid"]:
+        raise NotFoundError(
+            f"RetryPolicy {Key.of(body)} was deleted while its finalizer was added",
+            remedy="none is needed: nothing was created for it",
+        )
+    return after
 
 
 async def remove_finalizer(body: Body, out: Publisher) -> None:

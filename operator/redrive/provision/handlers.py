@@ -24,6 +24,7 @@ from redrive.provision.deletion_events import DeletionEvents
 from redrive.provision.desired import policy_of
 from redrive.provision.errors import ConfigMapNotOursError
 from redrive.provision.health.watch import Health
+from redrive.provision.lost import LostPolicies
 from redrive.provision.namespace_facts import NamespaceFacts
 from redrive.provision.resync import Resync
 from redrive.provision.stall_checks import StallChecks
@@ -74,7 +75,14 @@ class _Journey:
         self._ctx = ctx
         self.policies = Controller(
             "RetryPolicy",
-            lambda key: reconcile.reconcile(key, ctx, self._conflicts, self.health),
+            lambda key: reconcile.reconcile(
+                key,
+                ctx,
+                self._conflicts,
+                self.health,
+                self._lost,
+                failures=self.policies.failures(key),
+            ),
             mark_progressing=lambda key: reconcile.mark_progressing(key, ctx),
             partition_key=self._connection_of,
         )
@@ -85,6 +93,7 @@ class _Journey:
             longest_back_off=PROBE_SECONDS,
         )
         self._conflicts = Conflicts(ctx.policies, ctx.connections, self.policies.enqueue)
+        self._lost = LostPolicies(ctx.policies, ctx.clock)
         self.facts = NamespaceFacts(ctx, self._conflicts)
         self.stalls = StallChecks(ctx)
         self.health = Health(ctx, self.policies.enqueue)
@@ -127,6 +136,14 @@ class _Journey:
         if needs_reconcile(before, after):
             self.connections.enqueue(key)
             self._enqueue_users(key)
+        elif after is not None and status.is_ready(after) and not status.is_ready(before or {}):
+            self._enqueue_failed_users(key)
+
+    def _enqueue_failed_users(self, connection: Key) -> None:
+        """Enqueue those that may have failed for what kept the connection from being ready."""
+        for body in users(connection, self._ctx.policies):
+            if not status.is_ready(body) and not status.is_progressing(body):
+                self.policies.enqueue(Key.of(body))
 
     def _breaker_changed(self, connection: Key) -> None:
         self.connections.enqueue(connection)

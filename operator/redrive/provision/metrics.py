@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge
 
-POLICY_LABELS = ("policy", "policy_namespace", "source_topic", "subscription")
-"""The metrics of consumers have the same. Scrapers overwrite a label `namespace`."""
+from redrive.kube.metrics import POLICY_LABELS
 
 BACKLOG = Gauge(
     "redrive_backlog_messages",

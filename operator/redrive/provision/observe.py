@@ -61,6 +61,7 @@ async def observe(
             else await _topic(desired.dead_letter, namespace, admin)
         ),
         ledger=await _ledger(desired.ledger, namespace, admin, recent=recent),
+        unused=await _unused(desired.unused, namespace, admin),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         replicated_to=namespace.replicated_to,
@@ -186,6 +187,17 @@ async def _ledger(
     if wanted is None:
         return None
     return _listed(wanted, namespace) if recent else await _topic(wanted, namespace, admin)
+
+
+async def _unused(
+    name: TopicName | None, namespace: NamespaceState, admin: Admin
+) -> TopicState | None:
+    """Read whose the dead-letter topic of a policy that discards is, if roles may use it."""
+    if name is None or not namespace.exists(name) or str(name) not in namespace.permissions:
+        return None
+    partitioned = str(name) in namespace.partitioned
+    metadata = await admin.metadata(name, partitioned=partitioned)
+    return TopicState(metadata.partitions, properties=metadata.properties)
 
 
 async def _partitions(name: TopicName, namespace: NamespaceState, admin: Admin) -> int:

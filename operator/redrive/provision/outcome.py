@@ -6,17 +6,24 @@ created, and `Progressing`, which shows that its spec was seen.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from redrive.admin.errors import AdminError
 from redrive.api.conditions import Condition
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import status
+from redrive.kube.errors import KubernetesError
 from redrive.kube.resources import Body
 from redrive.kube.status import ObjectEvent, Publisher
 from redrive.provision import finalizer
 from redrive.provision.errors import ContestedError
+
+_OF_SERVERS = (AdminError, KubernetesError)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class Outcome:
         events: what has happened, beside what the conditions tell.
         finalized: whether the finalizer goes.
         last_event: what is true only once the finalizer is gone.
+        error: what keeps the object from being ready.
     """
 
     conditions: tuple[Condition, ...] = ()
@@ -37,12 +45,20 @@ class Outcome:
     finalized: bool = False
     last_event: ObjectEvent | None = None
     requeue: Requeue = Requeue.ON_CHANGE
+    error: RedriveError | None = None
 
     @classmethod
     def failed(cls, error: RedriveError) -> Outcome:
         """Show *error*, which keeps the object from being ready."""
         fields = {"blockedBy": str(error.rival)} if isinstance(error, ContestedError) else {}
-        return cls(status.failed(error), fields, requeue=error.requeue)
+        return cls(status.failed(error), fields, requeue=error.requeue, error=error)
+
+    def unless_it_passes(self) -> Outcome:
+        """Return this without an error of a server that may pass by itself within a second."""
+        if self.requeue is not Requeue.BACKOFF or not isinstance(self.error, _OF_SERVERS):
+            return self
+        logger.info("a look at what is settled failed, and is repeated: %s", self.error)
+        return Outcome(requeue=self.requeue)
 
 
 async def publish(body: Body, outcome: Outcome, out: Publisher) -> None:

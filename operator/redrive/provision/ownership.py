@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from redrive.admin.model import Grant
+from redrive.admin.model import RightsChange
 from redrive.kube.resources import Body, Key
 from redrive.policy.naming import TopicName
 
@@ -156,12 +156,12 @@ class Rights:
     """How the rights on one topic are brought to what is needed.
 
     Attributes:
-        grants: what roles shall be able to do, where that is not so already.
+        changes: what is given to roles, and taken from them.
         before: what has to be on record before that, so that a crash forgets nothing.
         after: what is on record once it is done.
     """
 
-    grants: tuple[Grant, ...]
+    changes: tuple[RightsChange, ...]
     before: Granted
     after: Granted
 
@@ -179,17 +179,16 @@ def rights(topic: TopicName, needed: Granted, have: Granted, recorded: Granted) 
         have: what they may do now.
         recorded: what redrive added of that.
     """
-    grants, before, after = [], dict(recorded), {}
+    changes, before, after = [], dict(recorded), {}
     for role in sorted({*needed, *recorded}):
         need, may = needed.get(role, NOTHING), have.get(role, NOTHING)
         added = recorded.get(role, NOTHING)
         missing, surplus = need - may, (added - need) & may
         if missing or surplus:
-            # A grant replaces what the role had: whatever others gave it, it keeps.
-            grants.append(Grant(topic, role, (may | need) - surplus))
+            changes.append(RightsChange(topic, role, give=missing, take=surplus))
         before[role] = added | missing
         after[role] = (added & need) | missing
-    return Rights(tuple(grants), _filled(before), _filled(after))
+    return Rights(tuple(changes), _filled(before), _filled(after))
 
 
 def _filled(granted: Granted) -> Granted:

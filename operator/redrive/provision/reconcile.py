@@ -25,6 +25,7 @@ from redrive.provision.desired import Desired
 from redrive.provision.finalize import finalize
 from redrive.provision.finalizer import ensure_finalizer
 from redrive.provision.health.watch import Health
+from redrive.provision.lost import LostPolicies
 from redrive.provision.outcome import Outcome, publish
 from redrive.provision.resolve import resolve
 
@@ -51,22 +52,63 @@ async def mark_progressing(key: Key, ctx: Context) -> None:
             await _publisher(ctx).publish(body, status.progressing("looking at the policy"))
 
 
-async def reconcile(key: Key, ctx: Context, conflicts: Conflicts, health: Health) -> Requeue:
-    """Bring the broker to what one RetryPolicy asks; its status and Events are written last."""
+async def reconcile(  # noqa: PLR0913  what a reconcile reads
+    key: Key,
+    ctx: Context,
+    conflicts: Conflicts,
+    health: Health,
+    lost: LostPolicies,
+    *,
+    failures: int = 0,
+) -> Requeue:
+    """Bring the broker to what one RetryPolicy asks; its status and Events are written last.
+
+    A settled policy stays Ready at the first failure that may pass by itself: the next try, a
+    second later, tells whether it has.
+
+    Args:
+        key: the policy.
+        ctx: what the watches have shown.
+        conflicts: which policies claim the same names.
+        health: finds warnings about its topics.
+        lost: policies that went while they were provisioned.
+        failures: how often in a row this has failed.
+    """
     body = ctx.policies.get(key)
     if body is None:
-        return Requeue.ON_CHANGE
+        return await _clean_up_after(key, ctx, conflicts, lost)
+    lost.forget(key)
     logs.identify(body)
     try:
         if "deletionTimestamp" in body["metadata"]:
             outcome = await finalize(body, ctx, conflicts)
         else:
             outcome = await provision(body, ctx, conflicts, health)
+            if not failures and status.is_settled(body):
+                outcome = outcome.unless_it_passes()
         await publish(body, outcome, _publisher(ctx))
     except NotFoundError:
         ctx.policies.drop(body)  # no watch has shown that it is gone
         return Requeue.ON_CHANGE
     return outcome.requeue
+
+
+async def _clean_up_after(
+    key: Key, ctx: Context, conflicts: Conflicts, lost: LostPolicies
+) -> Requeue:
+    """Do what the deletion of a policy asks for that went without its cleanup, if it did."""
+    body = lost.get(key)
+    if body is None:
+        return Requeue.ON_CHANGE
+    logs.identify(body)
+    outcome = await finalize(body, ctx, conflicts)
+    for event in (*outcome.events, outcome.last_event):
+        if event is not None:
+            await _publisher(ctx).emit(body, event)
+    if not outcome.finalized:
+        return outcome.requeue
+    lost.forget(key)
+    return Requeue.ON_CHANGE
 
 
 async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Health) -> Outcome:

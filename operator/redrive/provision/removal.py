@@ -14,7 +14,7 @@ from redrive.api.choices import DeletionPolicy
 from redrive.kube.resources import Key
 from redrive.policy.naming import LEDGER_SUBSCRIPTION, TopicName
 from redrive.provision import ownership
-from redrive.provision.actions import Action, DeleteSubscription, DeleteTopic, Mark, SetGrants
+from redrive.provision.actions import Action, ChangeRights, DeleteSubscription, DeleteTopic, Mark
 from redrive.provision.errors import InUseError
 from redrive.provision.ownership import Granted, Owner, OwnershipRecord, Rights
 
@@ -74,11 +74,11 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
             stays.append(f"{topic.name} was there before")
     stays += [part.stays for part in parts if part.stays]
     _refuse_against_clients([*map(_clients, whole), *(part.clients for part in parts)])
-    grants = tuple(grant for part in parts for grant in part.rights.grants)
+    changes = tuple(change for part in parts for change in part.rights.changes)
     return Removal(
         actions=(
             *(DeleteTopic(topic.name, topic.partitioned) for topic in whole),
-            *([SetGrants(grants)] if grants else []),
+            *([ChangeRights(changes)] if changes else []),
             *(action for part in parts for action in part.actions),
         ),
         stays=tuple(stays),

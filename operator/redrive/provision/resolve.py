@@ -84,8 +84,13 @@ def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request
 
 
 def rivals(key: Key, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:
-    """Return what the admissible policies ask for that claim a name which *key* claims too."""
-    return tuple(_admissible(conflicts.rivals(key), ctx))
+    """Return what the admissible policies ask for that claim a name which *key* claims too.
+
+    A policy that is gone claims nothing any more: any other may be its rival.
+    """
+    gone = ctx.policies.get(key) is None
+    others = map(Key.of, ctx.policies) if gone else conflicts.rivals(key)
+    return tuple(_admissible(others, ctx))
 
 
 def _admissible(keys: Iterable[Key], ctx: Context) -> Iterator[Request]:

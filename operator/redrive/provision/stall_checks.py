@@ -64,7 +64,13 @@ async def _admin(body: Body, ctx: Context) -> Admin:
 
 CHECKS: Mapping[str, tuple[Read, tuple[Check, ...]]] = {
     errors.OwnerConflictError.reason: (_owners, (conditions.topic_has_another_owner,)),
-    errors.PartitionsDifferError.reason: (_listed, (conditions.retry_topic_is_of_the_other_kind,)),
+    errors.PartitionsDifferError.reason: (
+        _listed,
+        (
+            conditions.retry_topic_is_of_the_other_kind,
+            conditions.dead_letter_topic_lacks_partitions,
+        ),
+    ),
     errors.SubscriptionExpiryError.reason: (_listed, ()),
     errors.ConfigMapNotOursError.reason: (_config_map, (conditions.config_map_is_not_ours,)),
 }

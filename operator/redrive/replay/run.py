@@ -16,7 +16,6 @@ from typing import ClassVar
 import pulsar
 
 from redrive.errors import RedriveError
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.replay import bitmap, broker, ranges, reading, snapshot
 from redrive.replay.account import Account
 from redrive.replay.dispatch import Dispatch
@@ -72,7 +71,7 @@ def run(job: ReplayJob, engine: Engine, reporter: Reporter) -> Account:
 
 def _look(job: ReplayJob) -> tuple[Partition, ...]:
     topic = job.policy.dead_letter_topic
-    return snapshot.look(job.admin_url, topic, DEAD_LETTER_SUBSCRIPTION)
+    return snapshot.look(job.admin_url, topic, job.policy.dead_letter_subscription)
 
 
 def _forget(job: ReplayJob, ledger: Ledger, resting: Sequence[Partition]) -> None:
@@ -107,7 +106,7 @@ def _route(job: ReplayJob, ledger: Ledger, owner: str) -> Route:
         service_url=job.service_url,
         admin_url=job.admin_url,
         source=job.policy.dead_letter_topic,
-        subscription=DEAD_LETTER_SUBSCRIPTION,
+        subscription=job.policy.dead_letter_subscription,
         target=job.policy.retry_topic,
         target_partitions=ledger.records.headers[job.uid].target_partitions,
         ledger=job.policy.ledger_topic,
@@ -137,7 +136,7 @@ def _acknowledge_again(job: ReplayJob, ledger: Ledger, resting: Sequence[Partiti
             name = broker.partition_of(job.policy.dead_letter_topic, partition.index)
             consumer = client.subscribe(
                 str(name),
-                DEAD_LETTER_SUBSCRIPTION,
+                job.policy.dead_letter_subscription,
                 consumer_type=pulsar.ConsumerType.Shared,
                 receiver_queue_size=0,
             )

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from redrive.testing.async_consumer import AsyncInMemoryConsumer
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+from redrive.testing.connection import NothingLeftError
 from redrive.testing.consumer import InMemoryConsumer
-from redrive.testing.parts import NothingLeftError
 from redrive.testing.simple import InMemorySimpleConsumer
 
 __all__ = [

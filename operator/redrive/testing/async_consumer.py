@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import overload
+from typing import Unpack, overload
 
 import pulsar
 
+from redrive.delivery.assembly import RetryOptions
 from redrive.delivery.consumers.async_consumer import AsyncRetryConsumer
-from redrive.delivery.consumers.consumer import NACK_DELAY
-from redrive.delivery.policy_file import PolicyFile
-from redrive.delivery.telemetry.events import Hook
-from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
-from redrive.policy.cause import Redaction
+from redrive.delivery.policy_file import PolicyFile, at_first
 from redrive.policy.model import Policy
 from redrive.testing.broker import InMemoryBroker
-from redrive.testing.consumer import InMemoryConsumer
-from redrive.testing.parts import InMemoryTopics
+from redrive.testing.connection import InMemoryConnection
+from redrive.testing.topics import InMemoryTopics
 
 
 class AsyncInMemoryConsumer(InMemoryTopics, AsyncRetryConsumer):
@@ -26,27 +23,19 @@ class AsyncInMemoryConsumer(InMemoryTopics, AsyncRetryConsumer):
     besides, a handler is cancelled after its time-out of real time.
     """
 
-    def __init__(  # noqa: PLR0913 - as of AsyncRetryConsumer
+    def __init__(
         self,
         policy: Policy | PolicyFile,
         *,
         broker: InMemoryBroker | None = None,
-        name: str = "in-memory",
-        redaction: Redaction = Redaction(),
-        nack_delay: timedelta = NACK_DELAY,
-        ack_timeout: timedelta | None = None,
-        on_event: Hook | None = None,
-        tracing: MessageTracing = UNTRACED,
+        **options: Unpack[RetryOptions],
     ) -> None:
-        consumer = InMemoryConsumer(
-            policy, broker=broker, name=name, redaction=redaction, nack_delay=nack_delay,
-            ack_timeout=ack_timeout, on_event=on_event, tracing=tracing,
-        )  # fmt: skip
-        self._open = lambda: consumer
-        self._assemble()
-        self._consumer = consumer
-        self.broker = consumer.broker
-        self._topic = consumer.policy.topic
+        first = at_first(policy)
+        self.broker = broker or InMemoryBroker(first)
+        self._topic = first.topic
+        options.setdefault("name", "in-memory")
+        super().__init__(InMemoryConnection(self.broker), policy, **options)
+        self._consumer = self._open()
 
     @overload
     async def receive(self) -> pulsar.Message: ...

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
+from typing import Any
 
 import pulsar
+import pulsar.schema
 
+from redrive.delivery.parts import BYTES
 from redrive.delivery.retrying.errors import NotSentError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -96,14 +99,15 @@ class InMemoryMessage:
     order: str = ""
     event_time: int = 0
     redeliveries: int = 0
+    schema: pulsar.schema.Schema = BYTES
 
     def data(self) -> bytes:
         """Return the payload; empty for a null value."""
         return self.content or b""
 
-    def value(self) -> bytes:
-        """Return the payload: there are no schemas here."""
-        return self.data()
+    def value(self) -> Any:  # noqa: ANN401 - what the schema decodes
+        """Return the payload as the schema of its consumer decodes it."""
+        return self.schema.decode(self.data())
 
     def has_null_value(self) -> bool:
         """Tell a null value from an empty one."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from datetime import timedelta
+from typing import Unpack
 
-from redrive.delivery.consumers.consumer import NACK_DELAY, RetryConsumer
-from redrive.delivery.handling.run import Run
-from redrive.delivery.policy_file import PolicyFile, load_policy
-from redrive.delivery.receiving.fetcher import ConsumerStoppedError
-from redrive.delivery.telemetry.events import Hook
-from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
-from redrive.policy.cause import Redaction
+from redrive.delivery.assembly import RetryOptions
+from redrive.delivery.consumers.consumer import RetryConsumer
+from redrive.delivery.policy_file import PolicyFile, at_first
 from redrive.policy.model import Policy
-from redrive.testing.broker import InMemoryBroker, VirtualTimer
-from redrive.testing.parts import InMemoryTopics, parts_of
+from redrive.testing.broker import InMemoryBroker
+from redrive.testing.connection import InMemoryConnection
+from redrive.testing.topics import InMemoryTopics
 
 
 class InMemoryConsumer(InMemoryTopics, RetryConsumer):
@@ -29,36 +25,15 @@ class InMemoryConsumer(InMemoryTopics, RetryConsumer):
         broker: one to share with other consumers of the policy; by default one of its own.
     """
 
-    def __init__(  # noqa: PLR0913 - as of RetryConsumer
+    def __init__(
         self,
         policy: Policy | PolicyFile,
         *,
         broker: InMemoryBroker | None = None,
-        name: str = "in-memory",
-        redaction: Redaction = Redaction(),
-        nack_delay: timedelta = NACK_DELAY,
-        ack_timeout: timedelta | None = None,
-        on_event: Hook | None = None,
-        tracing: MessageTracing = UNTRACED,
+        **options: Unpack[RetryOptions],
     ) -> None:
-        first = policy if isinstance(policy, Policy) else load_policy(policy.path)
+        first = at_first(policy)
         self.broker = broker or InMemoryBroker(first)
         self._topic = first.topic
-        parts = parts_of(self.broker, first, nack_delay)
-        self._assemble(parts, policy, name, redaction, on_event, tracing)
-        self._guard(None, ack_timeout, functools.partial(VirtualTimer, self.broker.clock))
-
-    def _execute(self, run: Run) -> None:
-        clock = self.broker.clock
-        while True:
-            try:
-                messages = run.take()
-            except ConsumerStoppedError:
-                return
-            began = clock.now()
-            outcomes = run.outcomes(messages)
-            if clock.now() - began > run.timeout:
-                run.give_up(messages)
-                run.ignore(messages, outcomes)
-            else:
-                run.settle_all(messages, outcomes)
+        options.setdefault("name", "in-memory")
+        super().__init__(InMemoryConnection(self.broker), policy, **options)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from typing import Unpack
 
+from redrive.delivery.assembly import Options
 from redrive.delivery.consumers.simple import SimpleConsumer
-from redrive.delivery.policy_file import PolicyFile, load_policy
-from redrive.delivery.telemetry.events import Hook
-from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
-from redrive.policy.cause import Redaction
-from redrive.policy.invisible import check_unordered
+from redrive.delivery.policy_file import PolicyFile, at_first
 from redrive.policy.model import Policy
-from redrive.testing.broker import InMemoryBroker, VirtualTimer
-from redrive.testing.parts import InMemoryTopics, parts_of
+from redrive.testing.broker import InMemoryBroker
+from redrive.testing.connection import InMemoryConnection
+from redrive.testing.topics import InMemoryTopics
 
 
 class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
@@ -26,19 +24,15 @@ class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
         broker: one to share with other consumers of the policy; by default one of its own.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
+    def __init__(
         self,
         policy: Policy | PolicyFile,
         *,
         broker: InMemoryBroker | None = None,
-        name: str = "in-memory",
-        redaction: Redaction = Redaction(),
-        on_event: Hook | None = None,
-        tracing: MessageTracing = UNTRACED,
+        **options: Unpack[Options],
     ) -> None:
-        first = check_unordered(policy if isinstance(policy, Policy) else load_policy(policy.path))
+        first = at_first(policy)
         self.broker = broker or InMemoryBroker(first)
         self._topic = first.topic
-        parts = parts_of(self.broker, first, timedelta())
-        self._assemble(parts, policy, name, redaction, on_event, tracing, linger=timedelta())
-        self._timer = VirtualTimer(self.broker.clock, self._next_end, self._expire)
+        options.setdefault("name", "in-memory")
+        super().__init__(InMemoryConnection(self.broker), policy, **options)

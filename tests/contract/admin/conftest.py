@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -12,7 +13,7 @@ import pytest
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Call, Http
+from redrive.admin.http import Call, Http, Way
 from sandbox.pulsar import Broker
 from tests.support.fake_admin import SUPERUSER, FakeBroker
 
@@ -54,7 +55,7 @@ class World:
         """What the broker answers the tenant's administrator."""
         token = self.tokens.token(f"{self.tenant}-admin")
         call = Call("try", method, path, body)
-        return await self.http.send(call, admin_url=self.url, access=Access.bearer(token))
+        return await self.http.send(call, Way(self.url, Access.bearer(token), asyncio.Semaphore()))
 
 
 @pytest.fixture(params=["fake", "broker"])
@@ -72,5 +73,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         admins = {"adminRoles": [f"{tenant}-admin"], "allowedClusters": ["standalone"]}
         for path, body in ((f"tenants/{tenant}", admins), (f"namespaces/{tenant}/prod", None)):
             call = Call("make a tenant", "PUT", path, body)
-            await http.send(call, admin_url=url, access=Access.bearer(tokens.token(SUPERUSER)))
+            await http.send(
+                call, Way(url, Access.bearer(tokens.token(SUPERUSER)), asyncio.Semaphore())
+            )
         yield World(http, url, tokens, tenant)

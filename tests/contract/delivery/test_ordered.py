@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redrive import Event
-from redrive.delivery.receiving import key_ordering
+from redrive.delivery.middleware import key_ordering
 from redrive.policy.model import SubscriptionType
 
 MakeWorld = Callable[..., Any]

@@ -110,11 +110,11 @@ def test_java_reads_what_python_has_sent_on(
     assert left_over(stage) == 0
 
 
-@pytest.mark.parametrize("enforced", [False, True])
+@pytest.mark.parametrize(("enforced", "partitions"), [(False, 0), (True, 2)])
 def test_a_reader_of_a_later_version_decodes_a_retry_by_the_version_it_was_written_with(
-    set_stage: SetStage, java_client: MakeClient, *, enforced: bool
+    set_stage: SetStage, java_client: MakeClient, partitions: int, *, enforced: bool
 ) -> None:
-    stage = set_stage(max_retries=1)
+    stage = set_stage(max_retries=1, partitions=partitions)
     if enforced:
         enforce(stage)
     producing, consuming = java_client(stage, SUPERUSER), java_client(stage)

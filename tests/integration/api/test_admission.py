@@ -152,16 +152,18 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
     backlog = {"retry": 3, "deadLetter": 41}
     conditions = [condition("True", "Provisioned")]
     status = {"conditions": conditions, "maxRetries": 3, "backlog": backlog}
+    status["warnings"] = "AckHoles, GeoReplicated"
     patch_status(cluster, kube_namespace, "rp", status)
     patch_status(cluster, kube_namespace, "replay", {"phase": "Running", "matched": 8, "moved": 5})
     shown = cluster.kubectl("get", "rp,replay", f"--namespace={kube_namespace}")
     table = [re.split(r"\s{2,}|\t", line.strip()) for line in shown.splitlines() if line]
     policy_header, policy, replay_header, replay = table
     assert policy_header == (
-        "NAME READY REASON TOPIC SUBSCRIPTION RETRIES WAITING DEAD AGE".split()
+        "NAME READY REASON WARNINGS TOPIC SUBSCRIPTION RETRIES WAITING DEAD AGE".split()
     )
     assert policy[1:-1] == [
-        "True", "Provisioned", "persistent://shop/prod/orders", "fulfilment", "3", "3", "41",
+        "True", "Provisioned", "AckHoles, GeoReplicated", "persistent://shop/prod/orders",
+        "fulfilment", "3", "3", "41",
     ]  # fmt: skip
     assert replay_header == "NAME POLICY PHASE MATCHED REPLAYED AGE".split()
     assert replay[1:-1] == ["orders-fulfilment", "Running", "8", "5"]

@@ -44,6 +44,8 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "monitoring": {
         "podMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}},
         "serviceMonitor": {"enabled": True},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboard": {"enabled": True},
     },
     "everything about pods": {
         "image": {"repository": "registry.test/redrive", "digest": DIGEST},

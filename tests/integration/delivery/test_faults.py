@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from redrive import RetryConsumer
+from redrive import Event, RetryConsumer
 from redrive.delivery.receiving.fetcher import SubscriptionLostError
 from redrive.delivery.receiving.reading import id_text
 from redrive.delivery.receiving.subscribe import SubscribeError
@@ -51,12 +51,34 @@ consumer.reconsume_later(consumer.receive(), level={level})
     assert len({message.properties()["ORIGIN_MESSAGE_ID"] for message in dead}) == 1
 
 
-def test_a_hop_that_is_refused_leaves_the_message_to_be_handled_again(
+def test_a_hop_that_is_refused_is_sent_when_it_may_be_and_burns_no_attempt(
+    set_stage: SetStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = set_stage(retry_rights=["consume"], max_retries=1)
+    stage.send(b"x")
+    events: list[Event] = []
+    consumer = stage.consumer(on_event=events.append)
+    consumer.reconsume_later(consumer.receive(SOON))
+    assert consumer.receive(timedelta(seconds=12)) is None
+    assert stage.backlog(stage.policy.topic) == 1
+    assert [event.event for event in events] == ["redrive.unsent"] * 2  # at once, and after 5 s
+    assert "AuthorizationError" in caplog.text
+
+    stage.grant(stage.policy.retry_topic, "consume", "produce")
+    again = consumer.receive(SOON)
+    assert (again.data(), again.topic_name()) == (b"x", str(stage.policy.retry_topic))
+    assert again.properties()["RECONSUMETIMES"] == "1"
+    consumer.acknowledge(again)
+    consumer.close()
+    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+
+
+def test_a_hop_that_is_refused_leaves_the_message_to_be_handled_again_if_asked_for(
     set_stage: SetStage, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage = set_stage(retry_rights=["consume"])
     stage.send(b"x")
-    consumer = stage.consumer()
+    consumer = stage.consumer(handle_again_when_unsent=True)
     for _ in range(2):
         message = consumer.receive(SOON)
         refused = time.monotonic()

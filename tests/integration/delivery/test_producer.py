@@ -186,6 +186,15 @@ def test_what_nobody_can_take_is_refused_at_once(set_stage: SetStage) -> None:
     assert contents(stage, 1) == [b"small"]
 
 
+def test_a_compressed_message_may_be_bigger_than_the_broker_takes(set_stage: SetStage) -> None:
+    stage = set_stage()
+    client, topic = producing(stage)
+    content = b"0123456789" * 896_000
+    with RetryProducer(client, topic, compression=pulsar.CompressionType.ZSTD) as producer:
+        producer.send(content)
+    assert contents(stage, 1) == [content]
+
+
 def test_who_may_not_produce_is_told_before_the_first_message(set_stage: SetStage) -> None:
     stage = set_stage()
     with pytest.raises(NotSentError, match=r"AuthorizationError.*this role may produce there"):

@@ -26,6 +26,7 @@ from redrive.provision import reconcile
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.health.checks import THRESHOLDS, Thresholds
 from redrive.provision.health.watch import Health
+from redrive.provision.lost import LostPolicies
 from sandbox import installation
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
@@ -115,10 +116,11 @@ async def ward(shop: Shop, limits: Thresholds = THRESHOLDS) -> AsyncIterator[War
     async with Context.open(Settings("here", (shop.namespace,), "", "", "")) as ctx:
 
         async def look(key: Key) -> Any:  # noqa: ANN401 - passed on
-            return await reconcile.reconcile(key, ctx, claims, health)
+            return await reconcile.reconcile(key, ctx, claims, health, lost)
 
         keeper = Controller("RetryPolicy", look)
         claims = Conflicts(ctx.policies, ctx.connections, keeper.enqueue)
+        lost = LostPolicies(ctx.policies, ctx.clock)
         health = Health(ctx, keeper.enqueue, interval=0.1, limits=limits)
         keeper.enqueue(Key(shop.namespace, "orders"))
         watched = Ward(shop, ctx, health)

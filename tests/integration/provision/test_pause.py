@@ -70,6 +70,6 @@ def test_a_policy_that_observes_says_what_it_would_change_and_changes_nothing(ca
     assert status["plannedChanges"] == ["updated ConfigMap seen-redrive"]  # of the new generation
     calm.policy("seen", topic=topic, deletionPolicy="Delete", consumerRoles=[], **only)
     status = calm.reaches("seen", "Observed")["status"]
-    assert "revoked all rights" in " ".join(status["plannedChanges"])
+    assert "revoked consume+produce" in " ".join(status["plannedChanges"])
     calm.kubectl("delete", "retrypolicy", "seen", "--timeout=60s")
     assert calm.dump() == after

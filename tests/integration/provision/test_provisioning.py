@@ -313,6 +313,20 @@ def test_a_policy_that_discards_has_no_dead_letter_topic_and_tells_its_consumers
     assert shop.ready()["status"]["deadLetterTopic"] == shop.topic("orders-fulfilment-DLQ")
 
 
+def test_dead_letters_have_the_partitions_and_the_one_subscription_asked_for(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    dead_letter = shop.topic("orders-fulfilment-DLQ")
+    for partitions in (2, 3):
+        shop.policy(deadLetter={"partitions": partitions, "subscription": "triage"})
+        shop.ready()
+        topics = shop.topics()
+        assert topics[dead_letter]["partitions"] == partitions
+        for index in range(partitions):
+            assert topics[f"{dead_letter}-partition-{index}"]["subscriptions"] == ["triage"]
+    shop.policy(deadLetter={"retention": {"size": "2Gi"}, "backlogQuota": {"size": "1Gi"}})
+    shop.ready()
+
+
 def test_what_policies_leave_out_their_connection_says_and_a_change_reaches_them(
     shop: Shop,
 ) -> None:

@@ -22,8 +22,10 @@ from redrive.admin.errors import (
     UnexpectedAnswerError,
 )
 from redrive.admin.http import Http, may_follow
-from redrive.admin.model import Grant
+from redrive.admin.model import RightsChange
 from redrive.policy.naming import TopicName
+from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace
+from tests.support.fake_admin import Topic as FakeTopic
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOPIC = TopicName("t", "n", "a")
@@ -218,23 +220,26 @@ async def test_rights_are_set_one_by_one_where_no_batch_is_known() -> None:
             return web.Response(status=405)
         if "/missing/" in request.path:
             return web.json_response({"reason": "Topic missing not found"}, status=404)
+        if request.method == "GET":
+            rights = {str(TOPIC): {"gone/now": ["consume"]}}
+            return web.json_response({"auth_policies": {"destination_auth": rights}})
         sent = await request.text()
         called.append((request.method, request.raw_path, json.loads(sent) if sent else None))
         return web.Response(status=204)
 
     async with broker(answer) as url, Http.open() as http:
         admin = Admin(http, url, Access.bearer("x"))
-        grants = [
-            Grant(TOPIC.sibling("missing"), "r", PRODUCE),
-            Grant(TOPIC, "r", PRODUCE | {"consume"}),
-            Grant(TOPIC, "team a/../b", PRODUCE),
-            Grant(TOPIC, "gone/now", frozenset()),
+        changes = [
+            RightsChange(TOPIC.sibling("missing"), "r", PRODUCE),
+            RightsChange(TOPIC, "r", PRODUCE | {"consume"}),
+            RightsChange(TOPIC, "team a/../b", PRODUCE),
+            RightsChange(TOPIC, "gone/now", take=frozenset({"consume"})),
         ]
         with (
             admin.granting("t/n") as grant,
             pytest.raises(AdminNotFoundError, match="Topic missing not found"),
         ):
-            await grant(grants)
+            await grant(changes)
     rights = "/admin/v2/persistent/t/n/a/permissions"
     assert called == [
         ("POST", f"{rights}/r", ["consume", "produce"]),
@@ -263,7 +268,8 @@ async def namespace(
         if "/partitioned" in request.path:
             return web.json_response([])
         if "namespaces" in request.path:
-            return web.json_response({"auth_policies": {"destination_auth": {}}})
+            granted = {"persistent://t/n/gone": {"r": ["consume"]}}
+            return web.json_response({"auth_policies": {"destination_auth": granted}})
         return web.json_response([f"persistent://t/n/{name}" for name in topics])
 
     async with broker(answer) as url, Http.open() as http:
@@ -281,32 +287,34 @@ async def test_missing_topics_cost_one_listing_and_a_second_batch() -> None:
         return 404 if set(asked) & set(missing) else 204
 
     async with namespace(*there, batches=batches) as (admin, calls):
-        grants = [Grant(TOPIC.sibling(name), "r", PRODUCE) for name in [*there, *missing]]
+        changes = [RightsChange(TOPIC.sibling(name), "r", PRODUCE) for name in [*there, *missing]]
         with (
             admin.granting("t/n") as grant,
             pytest.raises(
                 AdminNotFoundError, match="grant rights of r; got 'persistent://t/n/missing"
             ),
         ):
-            await grant(grants)
-        assert set(calls[1:-1]) == READING
-        assert [calls[0], calls[-1], len(calls)] == [
+            await grant(changes)
+        assert set(calls[2:-1]) == READING
+        assert [*calls[:2], calls[-1], len(calls)] == [
+            "namespaces/t/n",
             " ".join([*there, *missing]),
             " ".join(there),
-            5,
+            6,
         ]
 
 
 async def test_a_broker_that_finds_no_topic_but_has_them_all_is_asked_no_more() -> None:
     async with namespace("a", "b", batches=lambda _: 404) as (admin, calls):
+        both = [RightsChange(topic, "r", PRODUCE) for topic in (TOPIC, TOPIC.sibling("b"))]
         with (
             admin.granting("t/n") as grant,
             pytest.raises(AdminNotFoundError, match="refused to grant"),
         ):
-            await grant([Grant(TOPIC, "r", PRODUCE), Grant(TOPIC.sibling("b"), "r", PRODUCE)])
-        assert calls[0] == "a b"
-        assert set(calls[1:]) == READING
-        assert len(calls) == 4
+            await grant(both)
+        assert calls[1] == "a b"
+        assert set(calls[2:]) == READING
+        assert len(calls) == 5
 
 
 async def test_where_all_topics_are_missing_there_is_no_second_batch() -> None:
@@ -315,5 +323,31 @@ async def test_where_all_topics_are_missing_there_is_no_second_batch() -> None:
             admin.granting("t/n") as grant,
             pytest.raises(AdminNotFoundError, match="revoke rights"),
         ):
-            await grant([Grant(TOPIC, "r", frozenset())])
-        assert len(calls) == 4
+            await grant([RightsChange(TOPIC.sibling("gone"), "r", take=frozenset({"consume"}))])
+        assert len(calls) == 5
+
+
+async def test_what_others_give_between_the_look_and_the_write_survives() -> None:
+    async with FakeBroker.serving() as fake, Http.open() as http:
+        fake.tenants = {"t": []}
+        fake.namespaces = {"t/n": Namespace({"a": FakeTopic(0, {})}, {str(TOPIC): {}})}
+        admin = Admin(http, fake.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+        with admin.granting("t/n") as grant:
+            await admin.namespace("t/n")  # the look
+            fake.namespaces["t/n"].grants[str(TOPIC)] = {"r": ["functions"], "s": ["consume"]}
+            await grant(
+                [
+                    RightsChange(TOPIC, "r", give=PRODUCE),
+                    RightsChange(TOPIC, "s", give=PRODUCE, take=frozenset({"packages"})),
+                    RightsChange(TOPIC, "s", take=frozenset({"consume"})),
+                ]
+            )
+        granted = fake.namespaces["t/n"].grants[str(TOPIC)]
+        assert {role: set(may) for role, may in granted.items()} == {
+            "r": {"functions", "produce"},
+            "s": {"produce"},
+        }
+        writes = len(fake.writes)
+        with admin.granting("t/n") as grant:
+            await grant([RightsChange(TOPIC, "r", give=PRODUCE)])
+        assert len(fake.writes) == writes  # another client gave it

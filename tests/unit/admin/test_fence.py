@@ -12,7 +12,7 @@ import pytest
 
 from redrive.admin.access import Access
 from redrive.admin.fence import Fence, FenceClosedError, elapsed
-from redrive.admin.http import Call, Http
+from redrive.admin.http import Call, Http, Way
 
 CONNECTIONS = 20
 """As many as there may be to one broker."""
@@ -62,11 +62,11 @@ async def a_broker() -> AsyncIterator[Broker]:
 async def test_a_write_that_waited_too_long_for_a_connection_never_leaves() -> None:
     clock = Clock()
     fence = Fence(clock)
+    turns = asyncio.Semaphore(CONNECTIONS)
 
     async def send(method: str, body: object = None) -> object:
-        return await http.send(
-            Call("do it", method, "x", body), admin_url=broker.url, access=Access.bearer("t")
-        )
+        way = Way(broker.url, Access.bearer("t"), turns)
+        return await http.send(Call("do it", method, "x", body), way)
 
     async with a_broker() as broker, Http.open(fence) as http, asyncio.TaskGroup() as group:
         fence.open_until(clock.now + 7)

@@ -18,7 +18,7 @@ from redrive.admin.errors import (
     IssuerFailedError,
     UnexpectedAnswerError,
 )
-from redrive.admin.http import Call, Http
+from redrive.admin.http import Call, Http, Way
 from redrive.policy.naming import TopicName
 
 TOPIC = TopicName("t", "n", "a")
@@ -53,7 +53,7 @@ async def test_an_answer_that_never_ends_is_given_up() -> None:
     call = Call("ask", "GET", "x", seconds=0.1)
     async with asyncio.timeout(5), serving(trickle) as (opened, url):
         with pytest.raises(BrokerUnreachableError, match=r"got 'no whole answer within 0\.1 s'"):
-            await opened.send(call, admin_url=url, access=Access.bearer("x"))
+            await opened.send(call, Way(url, Access.bearer("x"), asyncio.Semaphore()))
 
 
 def test_no_call_goes_without_a_limit() -> None:
@@ -72,41 +72,33 @@ async def test_the_time_of_a_call_begins_with_its_turn() -> None:
 
     async with asyncio.timeout(20), serving(slow) as (opened, url):
         call = Call("ask", "GET", "x", seconds=1.8)
-        access = Access.bearer("x")
-        answers = await asyncio.gather(
-            *(opened.send(call, admin_url=url, access=access) for _ in range(waiting))
-        )
+        way = Way(url, Access.bearer("x"), asyncio.Semaphore(http.CALLS_AT_A_TIME))
+        answers = await asyncio.gather(*(opened.send(call, way) for _ in range(waiting)))
     assert answers == [{"partitions": 3}] * waiting
 
 
-async def test_calls_wait_for_their_turn_at_their_own_broker_alone() -> None:
-    running, full, back = 0, asyncio.Event(), asyncio.Event()
+async def test_sixty_hanging_calls_of_one_connection_delay_no_other_at_the_same_broker() -> None:
+    hung, full, back = 0, asyncio.Event(), asyncio.Event()
 
-    async def hanging(_: web.Request) -> web.Response:
-        nonlocal running
-        running += 1
-        if running == http.CALLS_AT_A_TIME:
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal hung
+        if request.headers["Authorization"] == "Bearer quick":
+            return web.json_response({"partitions": 3})
+        hung += 1
+        if hung == http.CALLS_AT_A_TIME:
             full.set()
         await back.wait()
-        return web.json_response("here")
+        return web.json_response({"partitions": 4})
 
-    async def answering(_: web.Request) -> web.Response:
-        return web.json_response("there")
-
-    call, access = Call("ask", "GET", "x"), Access()
-    async with (
-        asyncio.timeout(10),
-        serving(answering) as (_, other),
-        serving(hanging) as (opened, url),
-        asyncio.TaskGroup() as tasks,
-    ):
-        for _ in range(25):
-            tasks.create_task(opened.send(call, admin_url=url, access=access))
+    async with asyncio.timeout(10), serving(answer) as (opened, url), asyncio.TaskGroup() as tasks:
+        slow, quick = (Admin(opened, url, Access.bearer(token)) for token in ("slow", "quick"))
+        for _ in range(60):
+            tasks.create_task(slow.partitions(TOPIC))
         await full.wait()
-        assert await opened.send(call, admin_url=other, access=access) == "there"
-        assert running == http.CALLS_AT_A_TIME
+        assert await quick.partitions(TOPIC) == 3
+        assert hung == http.CALLS_AT_A_TIME
         back.set()
-    assert running == 25
+    assert hung == 60
 
 
 async def test_a_probe_that_hangs_makes_way_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,8 @@ policies = st.fixed_dictionaries(
         "connectionRef": st.fixed_dictionaries({"name": names}, optional={"namespace": names}),
         "topic": topics,
         "subscription": words,
-        "subscriptionType": st.sampled_from(["Shared", "Key_Shared"]),
+        "subscriptionType": st.just("Key_Shared"),
+        "ordering": st.sampled_from(["None", "PerKey"]),
         "consumerRoles": st.lists(words, max_size=3),
         "naming": st.fixed_dictionaries({"scheme": st.sampled_from(list(Scheme))}),
         "managementPolicy": st.sampled_from(["Manage", "Observe"]),
@@ -70,6 +71,8 @@ policies = st.fixed_dictionaries(
                 "readerRoles": st.lists(words, max_size=3),
             },
             optional={
+                "partitions": st.integers(1, 1_000),
+                "subscription": words,
                 "retention": st.fixed_dictionaries(
                     {},
                     optional={
@@ -115,7 +118,7 @@ connections = st.fixed_dictionaries(
     {
         "serviceUrl": st.builds("pulsar://{}:{}".format, names, st.integers(1, 65_535)),
         "adminUrl": st.builds("https://{}:{}".format, names, st.integers(1, 65_535)),
-        "authentication": st.fixed_dictionaries({"token": tokens}),
+        "authentication": st.fixed_dictionaries({"token": tokens}) | st.just({"none": {}}),
         "redirectHosts": st.lists(words, max_size=3),
         "allow": st.lists(rules, max_size=3),
     },
@@ -188,12 +191,35 @@ def test_a_fixed_delay_repeats() -> None:
     assert [ladder.delay(retry) for retry in (1, 2, 99)] == [timedelta(seconds=5)] * 3
 
 
-def test_an_ordered_policy_retries_after_one_delay_before_the_later_messages_of_its_key() -> None:
-    ordered = {"subscriptionType": "Key_Shared", "delayLadder": {"ordered": "5s"}}
-    policy = policy_spec(**ordered).to_policy("shop/orders", 1)
+@pytest.mark.parametrize(
+    ("ladder", "first"),
+    [
+        ({"preset": "tdmq"}, 1),
+        ({"delays": ["3s", "1m"]}, 3),
+        ({"fixed": "5s"}, 5),
+        ({"exponential": {"initial": "2s", "max": "1m"}}, 2),
+        (None, 1),
+    ],
+)
+def test_order_per_key_goes_with_any_ladder(ladder: dict[str, Any] | None, first: int) -> None:
+    fields = {} if ladder is None else {"delayLadder": ladder}
+    asked = {"subscriptionType": "Key_Shared", **fields}
+    policy = policy_spec(ordering="PerKey", **asked).to_policy("shop/orders", 1)
+    assert policy.ordered
+    assert policy.ladder.delay(1) == timedelta(seconds=first)
+    for ordering in ({}, {"ordering": "None"}):
+        assert not policy_spec(**ordering, **asked).to_policy("shop/orders", 1).ordered
+
+
+def test_the_old_ordered_ladder_is_read_and_says_what_to_write() -> None:
+    old = policy_spec(subscriptionType="Key_Shared", delayLadder={"ordered": "5s"})
+    policy = old.to_policy("shop/orders", 1)
     assert policy.ordered
     assert policy.ladder.rungs == (timedelta(seconds=5),)
-    assert not policy_spec(delayLadder={"fixed": "5s"}).to_policy("shop/orders", 1).ordered
+    (edit,) = old.edits
+    assert edit.endswith("by delayLadder.fixed: 5s, and give ordering: PerKey")
+    with pytest.raises(InvalidFieldsError, match="use Key_Shared, or ordering None"):
+        policy_spec(delayLadder={"ordered": "5s"})
 
 
 def test_an_exponential_ladder_has_a_factor_of_two_and_no_jitter_unless_said() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import REGISTRY
 
+from redrive.admin.errors import AuthenticationFailedError
 from redrive.errors import InvalidSpecError, Requeue
 from redrive.kube import controller
 from redrive.kube.controller import Controller
@@ -18,6 +19,9 @@ ORDERS = Key("shop", "orders")
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "FIRST_BACK_OFF_SECONDS", 0.001)
+
+
+REFUSED = AuthenticationFailedError("the token is refused", remedy="give another")
 
 
 class Looks:
@@ -211,6 +215,29 @@ async def test_the_back_off_may_be_bounded_further() -> None:
     kept = Controller("Kind", looks, longest_back_off=0.0)
     kept.enqueue(ORDERS)
     await looks.reach(20)  # with a back-off that doubles each time that would take 17 minutes
+    await kept.stop()
+
+
+async def test_what_stays_backs_off_to_minutes_and_counts_how_often_it_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, float]] = []
+
+    def at_once(failures: int, longest: float) -> float:
+        asked.append((failures, longest))
+        return 0.0
+
+    monkeypatch.setattr(controller, "back_off", at_once)
+    looks = Looks(
+        Requeue.SLOW_BACKOFF, Requeue.BACKOFF, KeyError("surprise"), REFUSED, Requeue.ON_CHANGE
+    )
+    kept = Controller("Kind", looks, longest_back_off=5.0)
+    kept.enqueue(ORDERS)
+    await looks.reach(4)
+    assert kept.failures(ORDERS) == 3
+    await looks.reach(5)
+    await until(lambda: kept.failures(ORDERS) == 0)
+    assert asked == [(1, 300.0), (2, 5.0), (3, 300.0), (4, 300.0)]
     await kept.stop()
 
 

@@ -259,3 +259,19 @@ async def test_without_a_folder_of_files_the_operator_says_so() -> None:
     reader = CredentialReader(unused, unused, None)
     with pytest.raises(TokenFileError, match="no folder of credentials; start it with"):
         await reader.read("shop", spec(FILE))
+
+
+async def test_without_authentication_nothing_is_read_and_no_token_is_sent() -> None:
+    unused: Any = None
+    reader = CredentialReader(unused, unused, None)
+    read = await reader.read("shop", spec({"none": {}}))
+    assert read == Material()
+
+    async def again() -> Material:
+        return read
+
+    kept = KeptCredentials(again, hosts=("broker-*",))
+    await kept.refresh()
+    assert kept.held.headers == {}
+    assert kept.held.may_go_to("broker-1")
+    assert not kept.held.may_go_to("broker-1.elsewhere")

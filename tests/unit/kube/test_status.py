@@ -82,8 +82,10 @@ async def test_a_caution_is_a_condition_of_its_own_and_an_event_when_it_says_som
         caution = status.StatusWarning("NameCollision", message)
         await out.publish(stored(api), status.ready("Provisioned", "all is there", [caution]))
     assert conditions(stored(api)).keys() == {"Ready", "NameCollision"}
+    assert stored(api)["status"]["warnings"] == "NameCollision"
     await out.publish(stored(api), status.ready("Provisioned", "all is there"))
     assert conditions(stored(api)).keys() == {"Ready"}
+    assert "warnings" not in stored(api)["status"]
     assert api.announced() == [
         ("Normal", "Provisioned", "all is there"),
         ("Warning", "NameCollision", "beware"),

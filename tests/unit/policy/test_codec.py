@@ -17,7 +17,7 @@ READ = [
     "version", "name", "generation", "topic", "subscription", "subscriptionType", "maxRetries",
     "delays", "retryTopic", "deadLetterTopic",
 ]  # fmt: skip
-ADDED = ["ordered", "jitter", "delayLevels", "deadLetterEnabled"]
+ADDED = ["ordered", "jitter", "delayLevels", "deadLetterEnabled", "deadLetterSubscription"]
 
 policies = st.from_type(Policy)
 json_values = st.recursive(
@@ -59,6 +59,7 @@ def test_the_written_form_is_the_documented_one() -> None:
         "retryTopic": "persistent://shop/prod/orders-billing-RETRY",
         "deadLetterEnabled": True,
         "deadLetterTopic": "persistent://shop/prod/orders-billing-DLQ",
+        "deadLetterSubscription": "redrive",
     }
     assert written["delays"][:5] == ["1s", "5s", "10s", "30s", "1m"]
     assert written["delayLevels"][:5] == ["1s", "5s", "10s", "30s", "1m"]

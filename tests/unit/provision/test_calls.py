@@ -13,6 +13,7 @@ import pytest
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
+from redrive.admin.errors import AdminForbiddenError, BrokerFailedError, BrokerUnreachableError
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
@@ -20,6 +21,7 @@ from redrive.errors import RedriveError, Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
 from redrive.kube.context import wall_clock
+from redrive.kube.errors import UnavailableError
 from redrive.kube.resources import POLICIES, Body, Key
 from redrive.provision import converge as converging
 from redrive.provision import reconcile
@@ -33,6 +35,7 @@ from redrive.provision.errors import (
     SubscriptionExpiryError,
     TopicNotFoundError,
 )
+from redrive.provision.lost import LostPolicies
 from redrive.provision.resolve import resolve
 from redrive.provision.resync import CALLS_PER_LOOK
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
@@ -212,7 +215,8 @@ async def test_only_what_no_watch_shows_the_end_of_is_looked_at_again(
     ctx.clock = wall_clock
     monkeypatch.setattr(reconcile, "converge", refuse)
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-    assert await reconcile.reconcile(Key.of(body), ctx, conflicts, NOTHING) is again
+    lost = LostPolicies(ctx.policies, wall_clock)
+    assert await reconcile.reconcile(Key.of(body), ctx, conflicts, NOTHING, lost) is again
 
 
 @asynccontextmanager
@@ -251,3 +255,47 @@ def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # 
         brokers=SimpleNamespace(resolve=resolve),
         settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
     )
+
+
+GATEWAY = BrokerUnreachableError("a gateway answers 503", remedy="wait")
+GONE = TopicNotFoundError("the topic is gone", remedy="create it")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_settled", "failures", "ready"),
+    [
+        (GATEWAY, True, 0, "True"),
+        (BrokerFailedError("503", remedy="wait"), True, 0, "True"),
+        (UnavailableError("the API server answers 503", remedy="wait"), True, 0, "True"),
+        (GATEWAY, True, 1, "False"),  # it stays
+        (GATEWAY, False, 0, "False"),  # nothing is known of it otherwise
+        (GONE, True, 0, "False"),  # no failure of a server
+        (AdminForbiddenError("403", remedy="grant"), True, 0, "False"),  # will not pass
+    ],
+)
+async def test_a_single_failure_of_a_server_leaves_what_is_settled_ready(  # noqa: PLR0913, PLR0917
+    connection: dict[str, Any],
+    policy: MakeBody,
+    monkeypatch: pytest.MonkeyPatch,
+    error: RedriveError,
+    is_settled: bool,  # noqa: FBT001
+    failures: int,
+    ready: str,
+) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    body = policy()
+    body["status"] = {"observedGeneration": 7 if is_settled else 6, "conditions": [READY]}
+    ctx = make_world(NOTHING, connection, body)
+    ctx.kubernetes.add(POLICIES, body)
+    ctx.clock = wall_clock
+    monkeypatch.setattr(reconcile, "converge", fail)
+    conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
+    lost = LostPolicies(ctx.policies, ctx.clock)
+    again = await reconcile.reconcile(
+        Key.of(body), ctx, conflicts, NOTHING, lost, failures=failures
+    )
+    assert again is error.requeue
+    (written,) = ctx.kubernetes.objects[POLICIES].values()
+    assert [c["status"] for c in written["status"]["conditions"] if c["type"] == "Ready"] == [ready]

@@ -318,6 +318,32 @@ def test_a_retry_topic_of_the_other_kind_is_refused(  # noqa: PLR0913 - each is 
     assert remedy in str(violation)
 
 
+@pytest.mark.parametrize(
+    ("asks", "partitions", "refused"),
+    [({}, 0, False), ({}, 4, False), ({"partitions": 2}, 4, False), ({"partitions": 2}, 0, True)],
+)
+def test_a_dead_letter_topic_without_the_partitions_asked_for_is_refused(
+    policy: MakeBody,
+    requested: MakeRequest,
+    *,
+    asks: dict[str, int],
+    partitions: int,
+    refused: bool,
+) -> None:
+    body = policy(deadLetter=asks)
+    facts = buildable(body, requested(body), source=0, retry=None)
+    there = TopicState(partitions, NO_SUBSCRIPTIONS, {}, {})
+    facts = dataclasses.replace(
+        facts, observed=dataclasses.replace(facts.observed, dead_letter=there)
+    )
+    violation = conditions.first_violation(BUILDABLE, facts)
+    assert (violation is not None) is refused
+    assert conditions.is_of_the_other_kind(facts.desired, facts.observed) is refused
+    if violation is not None:
+        assert violation.reason == "PartitionsDiffer"
+        assert "or leave deadLetter.partitions out" in str(violation)
+
+
 def test_a_namespace_that_deletes_idle_subscriptions_is_refused() -> None:
     topic = TopicName("shop", "prod", "orders")
     lasting = NamespaceState(frozenset(), frozenset(), {}, 0, {}, None)

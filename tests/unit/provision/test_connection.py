@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,11 +22,13 @@ from tests.support.fake_admin import SUPERUSER, FakeBroker
 from tests.support.fake_kubernetes import FakeKubernetes
 
 KEY = Key("shop", "main")
+MakeBody = Callable[..., dict[str, Any]]
 
 
 async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
-    connection: dict[str, Any],
+    connection: dict[str, Any], policy: MakeBody
 ) -> None:
+    policies = Cache([policy("orders"), policy("elsewhere", connectionRef={"name": "other"})])
     identity = {"namespace": "shop", "name": "main", "uid": "u", "resourceVersion": "1"}
     typed = {"apiVersion": CONNECTIONS.api_version, "kind": CONNECTIONS.kind}
     body = {**typed, "metadata": {**identity, "generation": 1}, "spec": connection}
@@ -44,6 +47,7 @@ async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
         ctx: Any = SimpleNamespace(
             kubernetes=kubernetes,
             connections=Cache([body]),
+            policies=policies,
             brokers=SimpleNamespace(open=open_),
             clock=wall_clock,
         )
@@ -52,6 +56,11 @@ async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
         writes, calls = len(kubernetes.writes), len(broker.calls)
         assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
         assert (len(kubernetes.writes), len(broker.calls)) == (writes, calls + 2)
+
+        assert kubernetes.objects[CONNECTIONS][KEY]["status"]["policies"] == 1
+        policies.put(policy("payments"))
+        assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
+        assert kubernetes.objects[CONNECTIONS][KEY]["status"]["policies"] == 2
 
         missing.append(SecretNotFoundError("the Secret is not there", remedy="make it"))
         assert await reconcile(KEY, ctx) is Requeue.BACKOFF

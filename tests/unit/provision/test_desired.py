@@ -71,6 +71,17 @@ def test_what_is_kept_and_for_how_long_is_as_the_policy_says(
     assert Holds("retention", retention) in wanted.dead_letter.policies
 
 
+def test_dead_letters_have_the_partitions_and_the_subscription_asked_for(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    body = policy(deadLetter={"partitions": 3, "subscription": "triage"})
+    wanted = desired(requested(body), body, "here")
+    assert wanted.dead_letter is not None
+    assert (wanted.dead_letter_partitions, wanted.dead_letter.subscription) == (3, "triage")
+    written = codec.decode(wanted.config_map["data"]["policy.json"])
+    assert written.dead_letter_subscription == "triage"
+
+
 def test_consumers_read_and_write_retries_and_only_write_dead_letters(
     policy: MakeBody, requested: MakeRequest
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.admin.model import Grant, Schema, TopicSubscriptions
+from redrive.admin.model import Grant, RightsChange, Schema, TopicSubscriptions
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, Ttl, Write
 from redrive.kube import resources
 from redrive.kube.resources import Body, Key
@@ -70,10 +70,8 @@ def with_partitions(count: int) -> st.SearchStrategy[TopicState]:
 
 
 states = st.none() | st.integers(0, 4).flatmap(with_partitions)
-wanted = st.dictionaries(
-    st.tuples(st.sampled_from([RETRY, DEAD_LETTER]), roles), rights, max_size=4
-).map(
-    lambda grants: Desired(
+wanted = st.builds(
+    lambda grants, partitions: Desired(
         policy=POLICY,
         owner=OWNER,
         retry=DesiredTopic(RETRY, "fulfilment", (DEDUPLICATES, TTL, STAYS, KEEPS)),
@@ -81,7 +79,10 @@ wanted = st.dictionaries(
         dead_letter=DesiredTopic(DEAD_LETTER, "redrive", (TTL, STAYS, KEEPS)),
         grants=tuple(Grant(topic, role, may) for (topic, role), may in grants.items()),
         config_map=CONFIG_MAP,
-    )
+        dead_letter_partitions=partitions,
+    ),
+    st.dictionaries(st.tuples(st.sampled_from([RETRY, DEAD_LETTER]), roles), rights, max_size=4),
+    st.sampled_from([0, 3]),
 )
 permissions = st.dictionaries(
     st.sampled_from([str(RETRY), str(DEAD_LETTER), "persistent://shop/prod/foreign"]),
@@ -163,13 +164,13 @@ def done(  # noqa: C901 - a case for each action
                 assert state is not None
                 found = written(state.policies or {}, write, policy.read)
                 topics[topic] = change(state, policies=found)
-            case actions.SetGrants(grants):
-                for grant in grants:
-                    assert topics[grant.topic] is not None
-                    by_role = granted.setdefault(str(grant.topic), {})
-                    by_role[grant.role] = grant.actions
-                    if not grant.actions:
-                        del by_role[grant.role]
+            case actions.ChangeRights(changes):
+                for each in changes:
+                    assert topics[each.topic] is not None
+                    by_role = granted.setdefault(str(each.topic), {})
+                    by_role[each.role] = each.on(by_role.get(each.role, frozenset()))
+                    if not by_role[each.role]:
+                        del by_role[each.role]
             case actions.CreateConfigMap(body):
                 assert config_map is None
                 config_map = body
@@ -382,7 +383,7 @@ def test_topics_come_before_rights_then_subscriptions_and_what_tunes_comes_last(
         actions.Mark: 0,
         actions.RestorePartitions: 1,
         actions.AddPartitions: 1.5,
-        actions.SetGrants: 2,
+        actions.ChangeRights: 2,
         actions.CreateSubscription: 3,
         actions.SetTopicPolicy: 4,
         actions.CopySchema: 5,
@@ -404,7 +405,7 @@ def test_topics_come_before_rights_then_subscriptions_and_what_tunes_comes_last(
 @given(wanted, observed)
 def test_rights_of_one_namespace_are_one_step(desired: Desired, before: Observed) -> None:
     planned = diff(desired, before)
-    assert sum(isinstance(action, actions.SetGrants) for action in planned) <= 1
+    assert sum(isinstance(action, actions.ChangeRights) for action in planned) <= 1
 
 
 @given(wanted, observed.filter(lambda before: before.retry is None))
@@ -440,10 +441,10 @@ def test_what_was_done_is_told_in_one_line() -> None:
             actions.AddPartitions(RETRY, 4),
             actions.SetTopicPolicy(RETRY, DEDUPLICATES, Write("deduplicationEnabled", body=True)),
             actions.CopySchema(RETRY, POLICY.topic, SCHEMA),
-            actions.SetGrants(
+            actions.ChangeRights(
                 (
-                    Grant(RETRY, "a", frozenset({"produce", "consume"})),
-                    Grant(RETRY, "b", frozenset()),
+                    RightsChange(RETRY, "a", give=frozenset({"produce", "consume"})),
+                    RightsChange(RETRY, "b", take=frozenset({"produce"})),
                 )
             ),
             actions.CreateSubscription(RETRY, "fulfilment"),
@@ -459,7 +460,7 @@ def test_what_was_done_is_told_in_one_line() -> None:
         "set deduplication on orders-fulfilment-RETRY; "
         "copied the source topic's JSON schema to orders-fulfilment-RETRY; "
         "granted consume+produce on orders-fulfilment-RETRY to a, "
-        "revoked all rights on orders-fulfilment-RETRY of b; "
+        "revoked produce on orders-fulfilment-RETRY of b; "
         "created subscription fulfilment on orders-fulfilment-RETRY; "
         "created ConfigMap orders-redrive; updated ConfigMap orders-redrive"
     )

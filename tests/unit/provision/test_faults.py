@@ -26,7 +26,7 @@ from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.converge import Converged, converge
-from redrive.provision.finalize import finalize
+from redrive.provision.finalize import LATE_WRITES, finalize
 from redrive.provision.finalizer import FINALIZER
 from redrive.provision.outcome import publish
 from redrive.provision.resolve import resolve
@@ -109,7 +109,7 @@ class Shop:
             namespaces=None,
             brokers=SimpleNamespace(resolve=resolve),
             settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
-            clock=lambda: DELETED,
+            clock=lambda: DELETED + LATE_WRITES,
         )
 
 

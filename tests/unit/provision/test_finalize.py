@@ -27,6 +27,7 @@ from redrive.provision.conflicts import Conflicts
 from redrive.provision.deletion_events import DeletionEvents
 from redrive.provision.finalize import (
     CLEANUP_ABANDONED,
+    LATE_WRITES,
     RETAINED,
     SKIP_CLEANUP,
     finalize,
@@ -217,7 +218,7 @@ async def test_a_deletion_asks_the_broker_of_a_connection_that_is_gone_for_a_sig
             with pytest.raises(BrokerUnreachableError):
                 await breaker.guard(silent, probe=False)
         assert breaker.is_open
-        await look(api, table, brokers=Remembered(last))
+        await look(api, table, LATE_WRITES, Remembered(last))
     assert not breaker.is_open
     assert stored(api)["metadata"]["finalizers"] == ["others"]
     assert CLEANUP_ABANDONED not in [reason for _, reason, _ in api.announced()]

@@ -11,6 +11,7 @@ from redrive.kube.resources import Key
 from redrive.provision import connection, reconcile
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.health.watch import Health
+from redrive.provision.lost import LostPolicies
 from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -37,7 +38,8 @@ async def test_an_object_that_went_unseen_is_forgotten_and_never_looked_at_again
         Conflicts(policies, connections, lambda _: None),
         Health(emptied, lambda _: None),
     )
-    assert await reconcile.reconcile(key, emptied, conflicts, health) is Requeue.ON_CHANGE
+    lost = LostPolicies(policies, emptied.clock)
+    assert await reconcile.reconcile(key, emptied, conflicts, health, lost) is Requeue.ON_CHANGE
     await health.stop()
     assert await connection.reconcile(key, emptied) is Requeue.ON_CHANGE
     assert policies.get(key) is None

@@ -31,7 +31,7 @@ class Looks:
     def __init__(self) -> None:
         self.begun: asyncio.Queue[str] = asyncio.Queue()
 
-    async def __call__(self, key: Key, *_: object) -> Requeue:
+    async def __call__(self, key: Key, *_: object, **__: object) -> Requeue:
         """Look at an object."""
         self.begun.put_nowait(key.name)
         if key.name.startswith("slow"):
@@ -97,3 +97,30 @@ async def test_connections_whose_brokers_hang_keep_no_others_waiting(
         spec = {"adminUrl": f"http://{name}:8080"}
         ctx.connections.put({"metadata": metadata, "spec": spec})
     await looks.reach("main")
+
+
+async def test_a_connection_that_becomes_ready_has_those_looked_at_that_failed_without_it(
+    ctx: Context, looks: Looks, policy: MakeBody
+) -> None:
+    def main(version: int, ready: str) -> dict[str, Any]:
+        metadata = {"namespace": "shop", "name": "main", "uid": "m", "generation": 1}
+        conditions = [{"type": "Ready", "status": ready, "reason": "x"}]
+        return {
+            "metadata": metadata | {"resourceVersion": str(version)},
+            "spec": {"adminUrl": "http://main:8080"},
+            "status": {"conditions": conditions},
+        }
+
+    ctx.connections.put(main(1, "False"))
+    for name, ready in (("refused", "False"), ("begun", "Unknown"), ("fine", "True")):
+        reason = "Progressing" if ready == "Unknown" else "Other"
+        conditions = [{"type": "Ready", "status": ready, "reason": reason}]
+        ctx.policies.put(policy(name) | {"status": {"conditions": conditions}})
+    for _ in range(4):
+        await asyncio.sleep(0)
+    while not looks.begun.empty():
+        looks.begun.get_nowait()
+    ctx.connections.put(main(2, "True"))
+    async with asyncio.timeout(5):
+        assert await looks.begun.get() == "refused"
+    assert looks.begun.empty()

@@ -68,8 +68,8 @@ def without_clients(topic: Left) -> Left:
 def touched(plan: Removal) -> set[TopicName]:
     found = set()
     for action in plan.actions:
-        if isinstance(action, actions.SetGrants):
-            found |= {grant.topic for grant in action.grants}
+        if isinstance(action, actions.ChangeRights):
+            found |= {change.topic for change in action.changes}
         else:
             assert isinstance(
                 action, actions.DeleteTopic | actions.DeleteSubscription | actions.Mark
@@ -128,10 +128,10 @@ def test_only_rights_that_are_on_record_are_taken_back(
 ) -> None:
     by_name = {topic.name: topic for topic in found}
     for action in planned(policy, found).actions:
-        for grant in action.grants if isinstance(action, actions.SetGrants) else ():
-            have = by_name[grant.topic].permissions.get(grant.role, frozenset())
-            ours = OwnershipRecord.of(by_name[grant.topic].properties).granted[grant.role]
-            assert grant.actions == have - ours
+        for change in action.changes if isinstance(action, actions.ChangeRights) else ():
+            have = by_name[change.topic].permissions.get(change.role, frozenset())
+            ours = OwnershipRecord.of(by_name[change.topic].properties).granted[change.role]
+            assert change.on(have) == have - ours
 
 
 @given(st.sampled_from(WANTED), left)

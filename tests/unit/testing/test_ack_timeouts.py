@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 import pytest
 
 from redrive import CrashLog, Event, Policy
-from redrive.delivery.in_flight.crash_log_file import CrashLogFile
+from redrive.delivery.middleware.crash_log_file import CrashLogFile
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryConsumer, InMemorySimpleConsumer
-from redrive.testing.broker import VirtualTimer
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("5s"))
 ORDERED = replace(POLICY, ordered=True, subscription_type=SubscriptionType.KEY_SHARED)
@@ -48,7 +46,7 @@ def test_a_message_that_timed_out_can_be_settled_when_it_has_come_again_and_free
 
 
 def test_a_message_that_timed_out_and_could_not_be_sent_on_can_be_settled_later() -> None:
-    consumer = InMemoryConsumer(POLICY, ack_timeout=TEN)
+    consumer = InMemoryConsumer(POLICY, ack_timeout=TEN, handle_again_when_unsent=True)
     consumer.broker.refused.add(POLICY.retry_topic)
     consumer.send(b"x")
     first = receive(consumer)
@@ -85,14 +83,6 @@ def test_no_message_times_out_that_a_rate_holds_back() -> None:
     assert consumer.broker.unsettled() == []
 
 
-class Guarded(InMemoryConsumer):
-    """Keeps a crash log too."""
-
-    def __init__(self, notes: Path) -> None:
-        super().__init__(POLICY)
-        self._guard(CrashLog(notes), TEN, functools.partial(VirtualTimer, self.broker.clock))
-
-
 def test_a_note_that_can_not_be_written_loses_no_message_and_ends_no_alarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +96,7 @@ def test_a_note_that_can_not_be_written_loses_no_message_and_ends_no_alarm(
         end(log_file, key)
 
     monkeypatch.setattr(CrashLogFile, "end", end_but_once)
-    consumer = Guarded(tmp_path)
+    consumer = InMemoryConsumer(POLICY, crash_log=CrashLog(tmp_path), ack_timeout=TEN)
     for content in (b"1", b"2"):
         consumer.send(content)
     receive(consumer)

@@ -70,10 +70,12 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 def test_every_section_with_an_example_is_known() -> None:
     assert list(SECTIONS) == [
         "Say what a retry fixes",
+        "Decode by a schema",
         "Keep personal data out of dead letters and logs",
         "Handle in batches",
         "Receive, and lose no message to a bug",
         "Go easy on what a handler calls",
+        "Add something around each message",
         "Test a handler without a broker",
     ]
 
@@ -125,6 +127,14 @@ def test_rules_decide_by_the_exception(stage: Stage) -> None:
     assert minutes == {"away": [0, 0.5, 20.5, 40.5], "late": [0, 20, 40, 60]}
 
 
+def test_a_handler_gets_what_the_schema_decodes(stage: Stage) -> None:
+    shipped: list[int] = []
+    stage.send(b"{", b'{"number": 7}', b"[7]")
+    stage.play("Decode by a schema", ship=shipped.append)
+    assert shipped == [7]
+    assert [letter.data() for letter in stage.broker.dead_letters] == [b"{", b"[7]"]
+
+
 def test_what_is_redacted_is_told_nowhere(stage: Stage) -> None:
     def handle(_message: pulsar.Message) -> None:
         raise ValueError("ann@example.com paid with 1234567812345678")
@@ -171,6 +181,21 @@ def test_a_rate_holds_messages_back(stage: Stage) -> None:
     stage.play("Go easy on what a handler calls")
     assert len(stage.handled) == 101
     assert (stage.broker.clock.now() - began).total_seconds() == pytest.approx(2, abs=0.05)
+
+
+def test_middleware_sees_every_attempt(stage: Stage) -> None:
+    def handle(message: pulsar.Message) -> None:
+        if message.data() == b"bad" and not reported.count(("failure", 1)):
+            raise ConnectionError
+
+    reported: list[tuple[str, float]] = []
+    stage.send(b"good", b"bad")
+    stage.play(
+        "Add something around each message",
+        handle=handle, report=lambda *given: reported.append(given),
+    )  # fmt: skip
+    names = "seconds success seconds failure seconds success"
+    assert [name for name, _ in reported] == names.split()
 
 
 def test_a_test_as_users_write_it_passes_and_can_fail(stage: Stage) -> None:

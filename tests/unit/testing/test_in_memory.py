@@ -149,8 +149,8 @@ def test_a_batch_of_nothing_is_refused() -> None:
         consumer.run_batches(lambda _: None, size=0)
 
 
-def test_a_send_that_is_refused_leaves_the_message_to_be_handled_again_after_5_s() -> None:
-    consumer = InMemoryConsumer(POLICY)
+def test_a_send_that_is_refused_leaves_the_message_to_be_handled_again_if_asked_for() -> None:
+    consumer = InMemoryConsumer(POLICY, handle_again_when_unsent=True)
     consumer.broker.refused.add(POLICY.retry_topic)
     consumer.send(b"x")
     consumer.reconsume_later(consumer.receive())
@@ -170,7 +170,7 @@ def test_a_send_that_is_refused_leaves_the_message_to_be_handled_again_after_5_s
 
 
 def test_a_message_that_was_handled_after_all_leaves_no_count_behind() -> None:
-    consumer = InMemoryConsumer(POLICY)
+    consumer = InMemoryConsumer(POLICY, handle_again_when_unsent=True)
     consumer.broker.refused.add(POLICY.retry_topic)
     consumer.send(b"x")
     message = consumer.receive()

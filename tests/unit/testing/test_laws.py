@@ -83,10 +83,9 @@ class Delivery(RuleBasedStateMachine):
         self.names: dict[str, str] = {}  # by id, of each message received
         self.since: dict[str, float] = {}  # when that was
         self.late: list[pulsar.Message] = []  # out of time, in the hands of a slow handler
-        self.unsent: list[str] = []  # waiting in the consumer to be handled again
+        self.unsent: list[str] = []  # waiting in the consumer to be sent on
         self.deliveries: Counter[tuple[str, int]] = Counter()
         self.crashes: Counter[str] = Counter()
-        self.refusals: Counter[str] = Counter()
         self.most_retries = POLICY.max_retries
 
     @rule(properties=FORGED)
@@ -106,8 +105,6 @@ class Delivery(RuleBasedStateMachine):
             self.names[message_id] = message.data().decode()
             self.since[message_id] = self.broker.clock.monotonic()
             self.late = [slow for slow in self.late if slow is not message]
-            if message.data().decode() in self.unsent:
-                self.unsent.remove(message.data().decode())
             number = self.consumer.attempt_of(message).number
             self.deliveries[message.data().decode(), number] += 1
 
@@ -136,7 +133,6 @@ class Delivery(RuleBasedStateMachine):
         ends = self.ends(message, asked)  # before the consumer forgets what it could not send
         self.consumer.reconsume_later(message, cause=ValueError(name), **asked)
         if refused:
-            self.refusals[name] += 1
             self.unsent.append(name)
         elif ends and not self.policy.dead_letters:
             self.settled.add(name)
@@ -150,7 +146,6 @@ class Delivery(RuleBasedStateMachine):
         refused = exhausted and self.refused_for(message, {"level": -1})
         self.consumer.negative_acknowledge(message)
         if refused:
-            self.refusals[name] += 1
             self.unsent.append(name)
         elif not exhausted:
             self.crashes[name] += 1  # the same attempt again, as after a crash
@@ -227,8 +222,11 @@ class Delivery(RuleBasedStateMachine):
                 self.in_hand.remove(message)
                 self.late.append(message)
             elif event.event == "redrive.unsent":
-                self.refusals[name] += 1
-                self.unsent.append(name)
+                if name not in self.unsent:
+                    self.unsent.append(name)
+            elif event.event in {"redrive.retried", "redrive.dead_lettered"}:
+                if name in self.unsent:
+                    self.unsent.remove(name)
             elif event.event == "redrive.discarded":
                 self.settled.add(name)
 
@@ -252,7 +250,7 @@ class Delivery(RuleBasedStateMachine):
     @invariant()
     def no_message_is_delivered_more_often_than_the_policy_allows(self) -> None:
         for (name, number), count in self.deliveries.items():
-            assert number <= self.most_retries + 1 + self.refusals[name]
+            assert number <= self.most_retries + 1
             assert count <= 1 + self.crashes[name]
 
     @invariant()

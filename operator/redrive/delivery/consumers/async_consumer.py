@@ -7,28 +7,24 @@ Messages go to the loop one by one as they are awaited, and `bridge` runs handle
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar, overload
+from typing import Self, Unpack, overload
 
 import pulsar
 
 from redrive.delivery import durations
-from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT, NACK_DELAY, RetryConsumer
-from redrive.delivery.handling.bridge import Bridge, RunCancelled
-from redrive.delivery.handling.sigterm import stopping_at_sigterm
-from redrive.delivery.in_flight.crash_log import CrashLog
+from redrive.delivery.assembly import RetryOptions
+from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT, RetryConsumer
+from redrive.delivery.handling.bridge import Bridge
+from redrive.delivery.handling.threads import CallThreads, run_in_thread
 from redrive.delivery.opening import opened
+from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
-from redrive.delivery.telemetry.events import Hook
-from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
 from redrive.errors import InvalidSpecError
-from redrive.policy.cause import Redaction
 from redrive.policy.envelope import Attempt
 from redrive.policy.failure import FailureRules
 from redrive.policy.model import Policy
@@ -41,11 +37,6 @@ AsyncBatchHandler = Callable[
 
 _SLICE = timedelta(seconds=0.25)
 """How long a thread waits for a message before it checks that it is still awaited."""
-_THREADS = 16
-"""At most so many calls of one kind wait for the broker at a time; more wait for their turn."""
-
-_Given = ParamSpec("_Given")
-_T = TypeVar("_T")
 
 
 class AsyncRetryConsumer:
@@ -62,31 +53,16 @@ class AsyncRetryConsumer:
         SubscribeError: on entering, the broker refused one of the two subscriptions.
     """
 
-    def __init__(  # noqa: PLR0913 - as of RetryConsumer
+    def __init__(
         self,
-        client: pulsar.Client,
+        client: pulsar.Client | BrokerConnection,
         policy: Policy | PolicyFile,
-        *,
-        name: str | None = None,
-        redaction: Redaction = Redaction(),
-        nack_delay: timedelta = NACK_DELAY,
-        ack_timeout: timedelta | None = None,
-        crash_log: CrashLog | None = None,
-        on_event: Hook | None = None,
-        tracing: MessageTracing = UNTRACED,
+        **options: Unpack[RetryOptions],
     ) -> None:
-        self._open: Callable[[], RetryConsumer] = functools.partial(
-            RetryConsumer,
-            client, policy, name=name, redaction=redaction, nack_delay=nack_delay,
-            ack_timeout=ack_timeout, crash_log=crash_log, on_event=on_event, tracing=tracing,
-        )  # fmt: skip
-        self._assemble()
-
-    def _assemble(self) -> None:
+        self._open = functools.partial(RetryConsumer, client, policy, **options)
         self._consumer: RetryConsumer | None = None
         self._closed = False
-        self._taking = ThreadPoolExecutor(_THREADS, "redrive-taking")
-        self._settling = ThreadPoolExecutor(_THREADS, "redrive-settling")
+        self._threads = CallThreads(self.hand_back)
 
     @overload
     async def receive(self) -> pulsar.Message: ...
@@ -97,7 +73,7 @@ class AsyncRetryConsumer:
         left = _SLICE if timeout is None else timeout
         while True:
             wait = min(left, _SLICE)
-            for message in await self._taken(self._receive_one, wait):
+            for message in await self._threads.take(self._receive_one, wait):
                 return message
             if timeout is not None:
                 left -= wait
@@ -111,7 +87,7 @@ class AsyncRetryConsumer:
         try:
             while True:
                 left = timedelta(seconds=max(0.0, end - time.monotonic()))
-                messages += await self._taken(
+                messages += await self._threads.take(
                     self._opened.receive_batch, size - len(messages), min(left, _SLICE)
                 )
                 if len(messages) >= size or left <= _SLICE:
@@ -133,7 +109,7 @@ class AsyncRetryConsumer:
         self, message: pulsar.Message, *, cause: BaseException | None = None
     ) -> None:
         """Have the broker deliver *message* again; see `RetryConsumer.negative_acknowledge`."""
-        await self._settled(self._opened.negative_acknowledge, message, cause=cause)
+        await self._threads.settle(self._opened.negative_acknowledge, message, cause=cause)
 
     async def reconsume_later(
         self,
@@ -144,7 +120,7 @@ class AsyncRetryConsumer:
         cause: BaseException | None = None,
     ) -> None:
         """Settle *message* as failed; see `RetryConsumer.reconsume_later`."""
-        await self._settled(
+        await self._threads.settle(
             self._opened.reconsume_later, message, delay=delay, level=level, cause=cause
         )
 
@@ -171,13 +147,11 @@ class AsyncRetryConsumer:
             workers: at most so many handlers run at a time; each costs a thread that waits for it.
         """
         bridge = Bridge(asyncio.get_running_loop())
-        await self._run(
-            bridge,
-            functools.partial(
-                self._opened.run, bridge.handler(handler, timeout),
-                explicit=explicit, rules=rules, workers=workers, timeout=timeout, max_rate=max_rate,
-            ),
+        run = functools.partial(
+            self._opened.run, bridge.handler(handler, timeout),
+            explicit=explicit, rules=rules, workers=workers, timeout=timeout, max_rate=max_rate,
         )  # fmt: skip
+        await run_in_thread(run, bridge, self.stop)
 
     async def run_batches(  # noqa: PLR0913 - as of RetryConsumer
         self,
@@ -193,13 +167,11 @@ class AsyncRetryConsumer:
     ) -> None:
         """Handle messages in batches; see `run`, and `RetryConsumer.run_batches`."""
         bridge = Bridge(asyncio.get_running_loop())
-        await self._run(
-            bridge,
-            functools.partial(
-                self._opened.run_batches, bridge.handler(handler, timeout), size=size, wait=wait,
-                explicit=explicit, rules=rules, workers=workers, timeout=timeout, max_rate=max_rate,
-            ),
+        run = functools.partial(
+            self._opened.run_batches, bridge.handler(handler, timeout), size=size, wait=wait,
+            explicit=explicit, rules=rules, workers=workers, timeout=timeout, max_rate=max_rate,
         )  # fmt: skip
+        await run_in_thread(run, bridge, self.stop)
 
     def hand_back(self, message: pulsar.Message) -> None:
         """Have `receive` hand *message* out again; see `RetryConsumer.hand_back`."""
@@ -236,12 +208,11 @@ class AsyncRetryConsumer:
         if self._closed:
             return
         self._closed = True
-        await self._settled(self._opened.close)
-        self._taking.shutdown(wait=False)
-        self._settling.shutdown(wait=False)
+        await self._threads.settle(self._opened.close)
+        self._threads.close()
 
     async def __aenter__(self) -> Self:
-        self._consumer = await opened(self._open, self._settling)
+        self._consumer = await opened(self._open, self._threads.settling)
         return self
 
     async def __aexit__(
@@ -264,43 +235,3 @@ class AsyncRetryConsumer:
     def _receive_one(self, timeout: timedelta) -> list[pulsar.Message]:
         message = self._opened.receive(timeout)
         return [] if message is None else [message]
-
-    async def _taken(
-        self,
-        take: Callable[_Given, list[pulsar.Message]],
-        *given: _Given.args,
-        **named: _Given.kwargs,
-    ) -> list[pulsar.Message]:
-        """Take in a thread; what comes after a cancellation is handed out again."""
-        taking = self._taking.submit(take, *given, **named)
-        try:
-            return await asyncio.wrap_future(taking)
-        except asyncio.CancelledError:
-            taking.add_done_callback(self._hand_back)
-            raise
-
-    def _hand_back(self, taking: Future[list[pulsar.Message]]) -> None:
-        if not taking.cancelled() and taking.exception() is None:
-            for message in taking.result():
-                self._opened.hand_back(message)
-
-    async def _settled(
-        self, settle: Callable[_Given, _T], *given: _Given.args, **named: _Given.kwargs
-    ) -> _T:
-        settling = self._settling.submit(settle, *given, **named)
-        return await asyncio.shield(asyncio.wrap_future(settling))
-
-    async def _run(self, bridge: Bridge, run: Callable[[], None]) -> None:
-        consumer = self._opened
-        thread = ThreadPoolExecutor(1, "redrive-run")
-        ended = asyncio.wrap_future(thread.submit(run))
-        thread.shutdown(wait=False)
-        with stopping_at_sigterm(self.stop):
-            try:
-                await asyncio.shield(ended)
-            except asyncio.CancelledError:
-                consumer.stop()
-                bridge.cancel()
-                with contextlib.suppress(RunCancelled):
-                    await ended
-                raise

@@ -10,16 +10,18 @@ from datetime import timedelta
 from typing import overload
 
 import pulsar
+import pulsar.schema
 
 from redrive.delivery import durations
 from redrive.delivery.closing import Closing
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
 from redrive.delivery.handling import answer
-from redrive.delivery.handling.answer import Handler, Outcome
-from redrive.delivery.handling.rate_limiter import RateLimiter
+from redrive.delivery.handling.answer import Handler
 from redrive.delivery.handling.run import Run
 from redrive.delivery.identity import identity
-from redrive.delivery.parts import SystemClock
+from redrive.delivery.middleware.chain import Outcome
+from redrive.delivery.middleware.rate_limiter import RateLimiter
+from redrive.delivery.parts import BYTES, SystemClock
 from redrive.delivery.receiving.fetcher import Fetcher
 from redrive.delivery.receiving.reading import id_text
 from redrive.delivery.receiving.subscribe import SubscribeError
@@ -42,6 +44,7 @@ class BroadcastConsumer(Closing):
         topic: partitioned or not.
         name: names this consumer in the broker's statistics; by default the host's name and
             something random.
+        schema: decodes messages for `message.value()`; by default they are bytes.
         redaction: what must not appear in the log of why a message failed.
         on_event: called with every message that was dropped, or handled too late; see `Event`.
 
@@ -49,12 +52,13 @@ class BroadcastConsumer(Closing):
         SubscribeError: the broker refused to let this role read.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
         self,
         client: pulsar.Client,
         topic: str,
         *,
         name: str | None = None,
+        schema: pulsar.schema.Schema = BYTES,
         redaction: Redaction = Redaction(),
         on_event: Hook | None = None,
     ) -> None:
@@ -62,7 +66,7 @@ class BroadcastConsumer(Closing):
         self.name = name
         self._topic = topic
         self._clock = SystemClock()
-        self._incoming = Fetcher([_Reading(_reader(client, topic, name))])
+        self._incoming = Fetcher([_Reading(_reader(client, topic, name, schema))])
         self._redact = redaction
         self._events = Events(on_event)
 
@@ -93,10 +97,7 @@ class BroadcastConsumer(Closing):
         As `RetryConsumer.run`, but that a message which fails is dropped.
         """
         limiter = RateLimiter(max_rate, self._clock, self._incoming.sleep)
-
-        def take() -> list[pulsar.Message]:
-            return limiter.take(lambda: [self.receive()])
-
+        take = limiter.take(lambda: [self.receive()])
         handle = answer.one(handler, explicit=explicit)
         run = Run(take, handle, self._settle, self._late, self.stop, workers, timeout)
         run.until_stopped()
@@ -151,9 +152,11 @@ class _Reading:
         self.close = reader.close
 
 
-def _reader(client: pulsar.Client, topic: str, name: str) -> pulsar.Reader:
+def _reader(
+    client: pulsar.Client, topic: str, name: str, schema: pulsar.schema.Schema
+) -> pulsar.Reader:
     try:
-        return client.create_reader(topic, pulsar.MessageId.latest, reader_name=name)
+        return client.create_reader(topic, pulsar.MessageId.latest, reader_name=name, schema=schema)
     except pulsar.Interrupted:
         raise  # the client's word for KeyboardInterrupt
     except pulsar.exceptions.PulsarException as error:

@@ -7,33 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
+from typing import Unpack
 
 import pulsar
 
+from redrive.delivery.assembly import RetryOptions
 from redrive.delivery.consumers.receiver import Receiver
 from redrive.delivery.handling import answer
 from redrive.delivery.handling.answer import BatchHandler, Handler
-from redrive.delivery.handling.rate_limiter import RateLimiter
 from redrive.delivery.handling.run import Run
-from redrive.delivery.identity import identity
-from redrive.delivery.in_flight.crash_log import CrashLog
-from redrive.delivery.in_flight.timer import Timer
-from redrive.delivery.parts import Parts, SystemClock
-from redrive.delivery.policy_file import PolicyFile, in_force
-from redrive.delivery.receiving.fetcher import Fetcher
-from redrive.delivery.receiving.subscribe import subscribe
-from redrive.delivery.retrying.producers import Producers
-from redrive.delivery.telemetry.events import Hook
-from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
+from redrive.delivery.middleware.chain import Handle, Outcome, Take, compose
+from redrive.delivery.middleware.rate_limiter import RateLimiter
+from redrive.delivery.parts import BrokerConnection
+from redrive.delivery.policy_file import PolicyFile
 from redrive.errors import InvalidSpecError
-from redrive.policy.cause import Redaction
 from redrive.policy.failure import FailureRules
 from redrive.policy.model import Policy
 
 HANDLER_TIMEOUT = timedelta(seconds=60)
-NACK_DELAY = timedelta(minutes=1)
 
 
 class RetryConsumer(Receiver):
@@ -52,6 +45,8 @@ class RetryConsumer(Receiver):
             `load_policy`.
         name: names this consumer in the broker's statistics and in the cause of dead letters;
             by default the host's name and something random.
+        schema: decodes messages for `message.value()`, which raises on those that it can't decode;
+            by default they are bytes. The broker refuses one that does not fit the topics'.
         redaction: what must not appear in the cause that travels with a failed message.
         nack_delay: when `negative_acknowledge` has a message delivered again.
         on_event: called with everything that becomes of a failed message, for metrics; see `Event`
@@ -62,46 +57,23 @@ class RetryConsumer(Receiver):
         crash_log: records which messages are in hand, so that a poison message, one which keeps
             killing its process, is dead-lettered in the end; by default there is none. See
             `CrashLog`.
+        handle_again_when_unsent: have a message that could not be sent to its next topic handled
+            again after 5 s, as its next attempt. By default only the send is tried again.
         tracing: follows messages through their attempts; see `redrive.opentelemetry`.
+        middleware: what the program does around each message; see `redrive.middleware`.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
         InvalidSpecError: the ack time-out is no positive time, or the crash log can't be written.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
+    def __init__(
         self,
-        client: pulsar.Client,
+        client: pulsar.Client | BrokerConnection,
         policy: Policy | PolicyFile,
-        *,
-        name: str | None = None,
-        redaction: Redaction = Redaction(),
-        nack_delay: timedelta = NACK_DELAY,
-        ack_timeout: timedelta | None = None,
-        crash_log: CrashLog | None = None,
-        on_event: Hook | None = None,
-        tracing: MessageTracing = UNTRACED,
+        **options: Unpack[RetryOptions],
     ) -> None:
-        name = name or identity()
-        clock = SystemClock()
-        subscriptions = subscribe(
-            client, in_force(policy, clock)(), name=name, nack_delay=nack_delay
-        )
-        fetcher = Fetcher(list(subscriptions.values()))
-        parts = Parts(clock, subscriptions, fetcher, Producers(client, name=name))
-        self._assemble(parts, policy, name, redaction, on_event, tracing)
-        self._guard(crash_log, ack_timeout, Timer)
-
-    def _assemble(  # noqa: PLR0913, PLR0917 - all that a consumer is made of
-        self,
-        parts: Parts,
-        policy: Policy | PolicyFile,
-        name: str,
-        redaction: Redaction,
-        on_event: Hook | None,
-        tracing: MessageTracing,
-    ) -> None:
-        super()._assemble(parts, policy, name, redaction, on_event, tracing)
+        super().__init__(client, policy, **options)
         self._runs: dict[threading.Thread, threading.Event] = {}
 
     def run(  # noqa: PLR0913 - each is a choice of its own, with a default
@@ -140,11 +112,8 @@ class RetryConsumer(Receiver):
                 failed.
             SubscriptionLostError: the client was closed.
         """
-        limiter = self._limiter(max_rate)
-        self._work(
-            lambda: limiter.take(lambda: [self.receive()]),
-            answer.one(handler, explicit=explicit), rules, workers, timeout,
-        )  # fmt: skip
+        handle = answer.one(handler, explicit=explicit)
+        self._work(lambda: [self.receive()], handle, rules, workers, timeout, max_rate)
 
     def run_batches(  # noqa: PLR0913 - as for run
         self,
@@ -177,18 +146,12 @@ class RetryConsumer(Receiver):
             raise InvalidSpecError(
                 "a batch is of at least one message", got=size, remedy="give size= 1 or more"
             )
-        limiter = self._limiter(max_rate)
 
         def take() -> list[pulsar.Message]:
             return [self.receive(), *self.receive_batch(size - 1, wait)]
 
-        self._work(
-            lambda: limiter.take(take),
-            answer.many(handler, explicit=explicit),
-            rules,
-            workers,
-            timeout,
-        )
+        handle = answer.many(handler, explicit=explicit)
+        self._work(take, handle, rules, workers, timeout, max_rate)
 
     def close(self) -> None:
         """Stop, wait until every `run` in another thread has ended, and leave the subscriptions.
@@ -212,35 +175,27 @@ class RetryConsumer(Receiver):
             del self._runs[threading.current_thread()]
             ended.set()
 
-    def _work(
+    def _work(  # noqa: PLR0913, PLR0917 - what `run` and `run_batches` have in common
         self,
-        take: Callable[[], list[pulsar.Message]],
-        handle: answer.Handle,
+        take: Take,
+        handle: Handle,
         rules: FailureRules,
         workers: int,
         timeout: timedelta,
+        max_rate: float | None,
     ) -> None:
-        def settle(message: pulsar.Message, failure: answer.Outcome) -> None:
-            if failure is None:
-                self.acknowledge(message)
-            elif self._holding.settles(message):
-                subscription = self._subscriptions[message.topic_name()]
-                self._retry_handler.raised(message, subscription, failure, rules)
+        processor = self._processor
+        parts = processor.parts
+        limiter = RateLimiter(max_rate, parts.clock, parts.incoming.sleep)
+        middleware = [limiter, *processor.middleware]
+
+        def settle(message: pulsar.Message, error: Outcome) -> None:
+            processor.process(message, error, rules)
 
         run = Run(
-            take,
-            self._tracing.handling(handle, self),
-            self._tracing.settling(settle),
-            self._retry_handler.late,
-            self.stop,
-            workers,
-            timeout,
-        )
+            compose([m.take for m in middleware], take),
+            compose([m.handle for m in middleware], handle),
+            settle, processor.late, self.stop, workers, timeout,
+        )  # fmt: skip
         with self._registered():
-            self._execute(run)
-
-    def _execute(self, run: Run) -> None:
-        run.until_stopped()
-
-    def _limiter(self, max_rate: float | None) -> RateLimiter:
-        return RateLimiter(max_rate, self._parts.clock, self._parts.incoming.sleep)
+            parts.work(run)

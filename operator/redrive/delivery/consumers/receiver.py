@@ -1,30 +1,21 @@
-"""Receives messages and settles them: the spine of the second journey; what `consumer` is based on.
+"""Receives messages and settles them by hand; what `consumer` is based on.
 
-receive → verdict → settle: a message comes from the source or the retry topic, the application
-handles it, and if that fails, `retry_handler` finds the verdict and `forwarder` carries it out.
+Each method makes one `Settlement`, and `processor` carries it out.
 """
 
 from __future__ import annotations
 
-import contextlib
 from datetime import timedelta
-from typing import overload
+from typing import Unpack, overload
 
 import pulsar
 
 from redrive.delivery import durations
+from redrive.delivery.assembly import RetryOptions, assemble
 from redrive.delivery.closing import Closing
-from redrive.delivery.in_flight.crash_log import CrashLog
-from redrive.delivery.in_flight.holding import Holding, MakeTimer
-from redrive.delivery.parts import Parts
-from redrive.delivery.policy_file import PolicyFile, in_force
-from redrive.delivery.receiving.key_ordering import KeyOrdering
-from redrive.delivery.receiving.origin import SubscriptionsByTopic
-from redrive.delivery.retrying.forwarder import Forwarder
-from redrive.delivery.retrying.retry_handler import RetryHandler
-from redrive.delivery.telemetry.events import Events, Hook
-from redrive.delivery.telemetry.tracing import MessageTracing
-from redrive.policy.cause import Redaction
+from redrive.delivery.middleware.settlement import HAND_BACK, Settlement
+from redrive.delivery.parts import BrokerConnection
+from redrive.delivery.policy_file import PolicyFile
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
 from redrive.policy.verdict import check_asked
@@ -33,44 +24,13 @@ from redrive.policy.verdict import check_asked
 class Receiver(Closing):
     """Receives from source and retry topic, and settles; see `RetryConsumer`."""
 
-    def _assemble(  # noqa: PLR0913, PLR0917 - all that a consumer is made of
+    def __init__(
         self,
-        parts: Parts,
+        client: pulsar.Client | BrokerConnection,
         policy: Policy | PolicyFile,
-        name: str,
-        redaction: Redaction,
-        on_event: Hook | None,
-        tracing: MessageTracing,
+        **options: Unpack[RetryOptions],
     ) -> None:
-        self.name = name
-        self._parts = parts
-        in_force_now = in_force(policy, parts.clock)
-        key_ordering = KeyOrdering(parts.incoming, parts.clock) if in_force_now().ordered else None
-        self._retry_handler = RetryHandler(
-            in_force_now,
-            Forwarder(parts.outgoing, parts.incoming, Events(on_event), tracing),
-            parts.clock,
-            name,
-            redaction,
-            key_ordering,
-        )
-        self._tracing = tracing
-        self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
-        take = parts.incoming.take if key_ordering is None else key_ordering.take
-        self._holding = Holding(take, parts, self._subscriptions, self._retry_handler)
-
-    def _guard(
-        self, crash_log: CrashLog | None, ack_timeout: timedelta | None, make_timer: MakeTimer
-    ) -> None:
-        """Add ack time-out and crash log, where they are wanted; close if that fails."""
-        try:
-            if crash_log is not None:
-                self._holding.guard_against_poison(crash_log)
-            if ack_timeout is not None:
-                self._holding.limit(ack_timeout, make_timer)
-        except BaseException:
-            self.close()  # else the subscriptions would hold messages that are never handed out
-            raise
+        self._processor = assemble(self, client, policy, **options)
 
     @overload
     def receive(self) -> pulsar.Message: ...
@@ -85,7 +45,7 @@ class Receiver(Closing):
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        return self._holding.take(None if timeout is None else durations.seconds(timeout))
+        return self._processor.receive(None if timeout is None else durations.seconds(timeout))
 
     def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages: as soon as there are so many, or what came within *wait*.
@@ -94,11 +54,12 @@ class Receiver(Closing):
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        end = self._parts.clock.monotonic() + durations.seconds(wait)
+        clock = self._processor.parts.clock
+        end = clock.monotonic() + durations.seconds(wait)
         messages: list[pulsar.Message] = []
         try:
             while len(messages) < size:
-                message = self._holding.take(max(0.0, end - self._parts.clock.monotonic()))
+                message = self._processor.receive(max(0.0, end - clock.monotonic()))
                 if message is None:
                     break
                 messages.append(message)
@@ -113,7 +74,7 @@ class Receiver(Closing):
 
         A message of the source topic is at its first attempt, whatever its properties claim.
         """
-        return self._retry_handler.attempt_of(message)
+        return self._processor.decisions.attempts.of(message)
 
     def acknowledge(self, message: pulsar.Message) -> None:
         """Settle *message* as handled. It may come again if the broker doesn't hear of this.
@@ -124,12 +85,7 @@ class Receiver(Closing):
         Raises:
             InvalidSpecError: it is not a message of this consumer.
         """
-        subscription = self._subscriptions[message.topic_name()]
-        if not self._holding.settles(message):
-            self._retry_handler.late(message)
-            return
-        subscription.acknowledge(message)
-        self._retry_handler.forget(message)
+        self._processor.acknowledge(message)
 
     def negative_acknowledge(
         self, message: pulsar.Message, *, cause: BaseException | None = None
@@ -140,8 +96,10 @@ class Receiver(Closing):
         want no retry topic: order and redelivery are the broker's. A message that comes again for
         the `max_retries`-th time and is given here once more is dead-lettered. The count is the
         broker's, which keeps it in memory: it begins again when the last consumer of the
-        subscription has gone. On an Exclusive or Failover subscription no broker counts: there it
-        is this consumer's own, and the broker delivers again all else that is not acknowledged.
+        subscription has gone. On an Exclusive or Failover subscription no broker counts, and of a
+        batch it counts all messages as one: there the count is this consumer's own, so that each
+        consumer gives a message back as often as this. The broker delivers again all else that is
+        not acknowledged, of the subscription or of the batch.
 
         Args:
             cause: travels with the message if it is dead-lettered.
@@ -149,8 +107,8 @@ class Receiver(Closing):
         Raises:
             InvalidSpecError: it is not a message of this consumer.
         """
-        subscription = self._subscriptions[message.topic_name()]
-        self._retry_handler.refused(message, subscription, cause, self._holding.settles)
+        self._processor.check_own(message)
+        self._processor.settle(self._processor.decisions.refused(message, cause))
 
     def reconsume_later(
         self,
@@ -165,9 +123,10 @@ class Receiver(Closing):
         A policy with dead-lettering switched off discards it instead of dead-lettering it.
 
         With neither *delay* nor *level* the policy's ladder says how long to wait. On return the
-        message is in the hands of the broker: either stored on its next hop and acknowledged, or,
-        if that could not be had within some seconds, logged as an error and handed out again by
-        `receive` after 5 s, as the next attempt. In both cases the caller is done with it.
+        message is either stored on its next hop and acknowledged, or, if that could not be had
+        within some seconds, kept by this consumer, unacknowledged, and sent later: after 5 s, then
+        with back-off up to a minute; each try that fails is the event `redrive.unsent`. With 1 000
+        of them nothing new is received. In both cases the caller is done with it.
 
         Args:
             delay: wait this long, 1 s … 864 000 s.
@@ -179,10 +138,10 @@ class Receiver(Closing):
             InvalidSpecError: both were given, the delay is out of bounds, or the message is not
                 one of this consumer. Nothing has been settled then.
         """
-        subscription = self._subscriptions[message.topic_name()]
+        self._processor.check_own(message)
         check_asked(delay, level)
-        self._retry_handler.asked(
-            message, subscription, self._holding.settles, delay=delay, level=level, error=cause
+        self._processor.settle(
+            self._processor.decisions.asked(message, cause, delay=delay, level=level)
         )
 
     def hand_back(self, message: pulsar.Message) -> None:
@@ -193,13 +152,18 @@ class Receiver(Closing):
         Raises:
             InvalidSpecError: it is not a message of this consumer.
         """
-        self._subscriptions[message.topic_name()]  # refuses what is not its own
-        self._holding.hand_back(message)
+        self._processor.check_own(message)
+        self._processor.settle(Settlement(message, HAND_BACK))
+
+    @property
+    def name(self) -> str:
+        """Return the name of this consumer."""
+        return self._processor.decisions.consumer
 
     @property
     def policy(self) -> Policy:
         """Return the policy in force; its `generation` tells which."""
-        return self._retry_handler.policy()
+        return self._processor.decisions.policy()
 
     def pause(self) -> None:
         """Hand out no message until `resume`; those in hand are finished.
@@ -207,20 +171,16 @@ class Receiver(Closing):
         Messages that have come to this consumer stay with it, unacknowledged; other consumers of
         the subscription get the rest.
         """
-        self._parts.incoming.pause()
+        self._processor.parts.incoming.pause()
 
     def resume(self) -> None:
         """Go on after `pause`."""
-        self._parts.incoming.resume()
+        self._processor.parts.incoming.resume()
 
     def stop(self) -> None:
         """Make every `run` return once its messages in hand are settled; callable from a signal."""
-        self._parts.incoming.stop()
+        self._processor.parts.incoming.stop()
 
     def close(self) -> None:
         """Stop, and leave the subscriptions."""
-        self.stop()
-        with contextlib.ExitStack() as closing:
-            closing.callback(self._parts.outgoing.close)
-            closing.callback(self._parts.incoming.close)
-            closing.callback(self._holding.close)
+        self._processor.close()

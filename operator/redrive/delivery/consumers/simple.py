@@ -4,7 +4,7 @@ receive ─ acknowledged in time ──────────▶ settled
         └ its invisible duration ends ─ retries left ▶ to the retry topic, with no delay
                                       └ none ▶ dead-letter topic, or discarded
 
-`policy.invisible` decides whose a message is, `retry_handler` what becomes of it.
+`policy.invisible` decides whose a message is, `decisions` what becomes of it.
 """
 
 from __future__ import annotations
@@ -12,34 +12,23 @@ from __future__ import annotations
 import contextlib
 import threading
 from datetime import timedelta
+from typing import Unpack
 
 import pulsar
 
 from redrive.delivery import durations
+from redrive.delivery.assembly import Options, assemble
 from redrive.delivery.closing import Closing
-from redrive.delivery.identity import identity
-from redrive.delivery.in_flight.expiry import fail_each
-from redrive.delivery.in_flight.timer import AnyTimer, Timer
-from redrive.delivery.parts import Parts, SystemClock
-from redrive.delivery.policy_file import PolicyFile, in_force
-from redrive.delivery.receiving.fetcher import Fetcher
-from redrive.delivery.receiving.origin import SubscriptionsByTopic
+from redrive.delivery.middleware.expiry import fail_each
+from redrive.delivery.parts import BrokerConnection
+from redrive.delivery.policy_file import PolicyFile, at_first
 from redrive.delivery.receiving.reading import id_text
-from redrive.delivery.receiving.subscribe import subscribe
-from redrive.delivery.retrying.forwarder import Forwarder
-from redrive.delivery.retrying.producers import Producers
-from redrive.delivery.retrying.retry_handler import RetryHandler
-from redrive.delivery.telemetry.events import Events, Hook
-from redrive.delivery.telemetry.tracing import UNTRACED, MessageTracing
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.policy.cause import Redaction
 from redrive.policy.envelope import Attempt
 from redrive.policy.invisible import InFlight, check_invisible, check_unordered
 from redrive.policy.model import Policy
 
 _PREFETCH = 1
-_LINGER = timedelta(milliseconds=100)
-"""How long `receive` waits for more once it has a message: others are still on their way."""
 
 
 class InvisibleDurationEndedError(RedriveError, TimeoutError):
@@ -65,61 +54,28 @@ class SimpleConsumer(Closing):
     Args:
         client: connects as a role that the policy lists among its consumer roles.
         policy: see `RetryConsumer`; its ladder means nothing here.
-        name: see `RetryConsumer`, as for *redaction*, *on_event* and *tracing*.
+        name: see `RetryConsumer`, as for *redaction*, *on_event*, *tracing* and *middleware*.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
         InvalidSpecError: the policy is ordered.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
+    def __init__(
         self,
-        client: pulsar.Client,
+        client: pulsar.Client | BrokerConnection,
         policy: Policy | PolicyFile,
-        *,
-        name: str | None = None,
-        redaction: Redaction = Redaction(),
-        on_event: Hook | None = None,
-        tracing: MessageTracing = UNTRACED,
+        **options: Unpack[Options],
     ) -> None:
-        name = name or identity()
-        clock = SystemClock()
-        subscriptions = subscribe(
-            client,
-            check_unordered(in_force(policy, clock)()),
-            name=name,
-            nack_delay=timedelta(),
-            prefetch=_PREFETCH,
+        check_unordered(at_first(policy))
+        self._processor = assemble(
+            self, client, policy, nack_delay=timedelta(), prefetch=_PREFETCH, **options
         )
-        fetcher = Fetcher(list(subscriptions.values()))
-        parts = Parts(clock, subscriptions, fetcher, Producers(client, name=name))
-        self._assemble(parts, policy, name, redaction, on_event, tracing, _LINGER)
-        self._timer: AnyTimer = Timer(self._next_end, self._expire)
-
-    def _assemble(  # noqa: PLR0913, PLR0917 - what it is put together from
-        self,
-        parts: Parts,
-        policy: Policy | PolicyFile,
-        name: str,
-        redaction: Redaction,
-        on_event: Hook | None,
-        tracing: MessageTracing,
-        linger: timedelta,
-    ) -> None:
-        self.name = name
-        self._parts = parts
-        self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
-        self._linger = linger.total_seconds()
-        self._retry_handler = RetryHandler(
-            in_force(policy, parts.clock),
-            Forwarder(parts.outgoing, parts.incoming, Events(on_event), tracing),
-            parts.clock,
-            name,
-            redaction,
-        )
+        self._clock = self._processor.parts.clock
         self._in_flight = InFlight[pulsar.Message]()
         self._changing = threading.Lock()
         self._closed = False
+        self._timer = self._processor.parts.timer(self._next_end, self._expire)
 
     def receive(
         self, max_messages: int, invisible: timedelta, timeout: timedelta | None = None
@@ -145,13 +101,13 @@ class SimpleConsumer(Closing):
         messages: list[pulsar.Message] = []
         wait = None if timeout is None else durations.seconds(timeout)
         while len(messages) < max_messages:
-            message = self._parts.incoming.take(wait)
+            message = self._processor.receive(wait)
             if message is None:
                 break
             messages.append(message)
-            wait = self._linger
+            wait = self._processor.parts.linger
         with self._changing:
-            now = self._parts.clock.monotonic()
+            now = self._clock.monotonic()
             for message in messages:
                 self._in_flight.begin(_key(message), message, now, invisible)
         self._timer.look()
@@ -165,11 +121,10 @@ class SimpleConsumer(Closing):
                 done with it will be done again.
             InvalidSpecError: it is not a message of this consumer.
         """
-        subscription = self._subscriptions[message.topic_name()]
+        self._processor.check_own(message)
         with self._changing:
-            self._in_flight.settle(_key(message), self._parts.clock.monotonic())
-        subscription.acknowledge(message)
-        self._retry_handler.forget(message)
+            self._in_flight.settle(_key(message), self._clock.monotonic())
+        self._processor.acknowledge(message)
 
     def change_invisible_duration(self, message: pulsar.Message, invisible: timedelta) -> None:
         """Have *message* stay invisible for *invisible* from now, longer or shorter than before.
@@ -186,21 +141,26 @@ class SimpleConsumer(Closing):
         """
         check_invisible(invisible)
         with self._changing:
-            self._in_flight.change(_key(message), self._parts.clock.monotonic(), invisible)
+            self._in_flight.change(_key(message), self._clock.monotonic(), invisible)
         self._timer.look()
 
     def attempt_of(self, message: pulsar.Message) -> Attempt:
         """Return which attempt at *message* this is; see `RetryConsumer.attempt_of`."""
-        return self._retry_handler.attempt_of(message)
+        return self._processor.decisions.attempts.of(message)
+
+    @property
+    def name(self) -> str:
+        """Return the name of this consumer."""
+        return self._processor.decisions.consumer
 
     @property
     def policy(self) -> Policy:
         """Return the policy in force; its `generation` tells which."""
-        return self._retry_handler.policy()
+        return self._processor.decisions.policy()
 
     def stop(self) -> None:
         """Make every `receive` raise ConsumerStoppedError; callable from a signal handler."""
-        self._parts.incoming.stop()
+        self._processor.parts.incoming.stop()
 
     def close(self) -> None:
         """Stop, and leave the subscriptions: what is in flight is visible, at the same attempt.
@@ -210,8 +170,7 @@ class SimpleConsumer(Closing):
         self.stop()
         self._closed = True
         with contextlib.ExitStack() as closing:
-            closing.callback(self._parts.outgoing.close)
-            closing.callback(self._parts.incoming.close)
+            closing.callback(self._processor.close)
             closing.callback(self._timer.close)
 
     def _next_end(self) -> float | None:
@@ -220,16 +179,16 @@ class SimpleConsumer(Closing):
 
     def _expire(self) -> None:
         with self._changing:
-            over = self._in_flight.expired(self._parts.clock.monotonic())
+            over = self._in_flight.expired(self._clock.monotonic())
         error = InvisibleDurationEndedError(
             "the message was not settled within its invisible duration",
             remedy="ask for more time, or change it while handling",
         )
 
         def fail(message: pulsar.Message) -> None:
-            self._retry_handler.expired(message, self._subscriptions[message.topic_name()], error)
+            self._processor.settle(self._processor.decisions.expired(message, error))
 
-        fail_each(over, fail, self._parts.incoming, lambda: self._closed)
+        fail_each(over, fail, self._processor.parts.incoming, lambda: self._closed)
 
 
 def _key(message: pulsar.Message) -> str:

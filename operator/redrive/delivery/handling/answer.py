@@ -12,14 +12,12 @@ from typing import TypeVar
 
 import pulsar
 
+from redrive.delivery.middleware.chain import Handle, Outcome
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.verdict import Done
 
 Handler = Callable[[pulsar.Message], object]
 BatchHandler = Callable[[Sequence[pulsar.Message]], Sequence[Done | Exception | None] | None]
-Outcome = Exception | None
-"""Why a message was not handled; None if it was."""
-Handle = Callable[[Sequence[pulsar.Message]], Sequence[Outcome]]
 _Answer = TypeVar("_Answer")
 
 

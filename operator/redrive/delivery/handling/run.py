@@ -15,8 +15,8 @@ from datetime import timedelta
 
 import pulsar
 
-from redrive.delivery.handling.answer import Handle, Outcome
 from redrive.delivery.handling.sigterm import stopping_at_sigterm
+from redrive.delivery.middleware.chain import Handle, Outcome
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.errors import InvalidSpecError, RedriveError
 

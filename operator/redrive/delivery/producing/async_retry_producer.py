@@ -36,13 +36,14 @@ class AsyncRetryProducer:
         *,
         name: str | None = None,
         schema: pulsar.schema.Schema | None = None,
+        compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
         send_retries: int = SEND_RETRIES,
         timeout: timedelta = SEND_TIMEOUT,
         in_flight: int = 1,
     ) -> None:
         self._open = functools.partial(
             RetryProducer,
-            client, topic, name=name, schema=schema,
+            client, topic, name=name, schema=schema, compression=compression,
             send_retries=send_retries, timeout=timeout, in_flight=in_flight,
         )  # fmt: skip
         self._threads = ThreadPoolExecutor(max(1, in_flight), "redrive-producer")

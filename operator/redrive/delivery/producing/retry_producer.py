@@ -47,6 +47,7 @@ class RetryProducer(Closing):
             producer on.
         name: begins the name under which the broker lists this producer; something random follows.
         schema: of the messages; by default they are bytes.
+        compression: of the contents; the broker's limit is on what is left.
         send_retries: a message is sent at most once more than this.
         timeout: how long each send waits for its receipt. Where the client has lost its producer
             for good, making another takes up to the client's own operation time-out on top.
@@ -65,6 +66,7 @@ class RetryProducer(Closing):
         *,
         name: str | None = None,
         schema: pulsar.schema.Schema | None = None,
+        compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
         send_retries: int = SEND_RETRIES,
         timeout: timedelta = SEND_TIMEOUT,
         in_flight: int = 1,
@@ -74,7 +76,10 @@ class RetryProducer(Closing):
         self._topic = topic
         self._turns = itertools.count()
         self._closed = False
-        options = {"schema": schema or pulsar.schema.BytesSchema()}
+        options = {
+            "schema": schema or pulsar.schema.BytesSchema(),
+            "compression_type": compression,
+        }
         self._watchdog = SendWatchdog(timeout.total_seconds() + GRACE_SECONDS)
         opening = Opening(client, options, send_retries + 1, timeout, self._watchdog)
         self._slots = [SendSlot(opening, f"{self.name}-{number}") for number in range(in_flight)]

@@ -53,6 +53,7 @@ class Fetcher:
         self._linger_ms = 0
         self._again: list[tuple[float, int, pulsar.Message]] = []
         self._numbers = itertools.count()
+        self._holders: set[object] = set()  # while there are any, nothing new is handed out
         self._stopping = False
         self._stopped = SignalSafeEvent()
         self._lost: Exception | None = None
@@ -60,24 +61,19 @@ class Fetcher:
         self._topics = [TopicFetcher(consumer, self._flows, self._lose) for consumer in consumers]
         atexit.register(self.close)
 
-    def take(
-        self, timeout: float | None = None, *, only_again: bool = False
-    ) -> pulsar.Message | None:
+    def take(self, timeout: float | None = None) -> pulsar.Message | None:
         """Return the next message, or None if none came within *timeout* seconds.
-
-        Args:
-            only_again: of those alone that are handed out again.
 
         Raises:
             ConsumerStoppedError: `stop` was called.
             SubscriptionLostError: the client ended a subscription.
         """
-        if not (self._stopping or self._pause or self._again or self._lost or only_again):
+        if not (self._stopping or self._pause or self._again or self._lost or self._holders):
             message = self._next()
             if message is not None:
                 return message
         end = None if timeout is None else time.monotonic() + timeout
-        message = self._wait(end, only_again=only_again)
+        message = self._wait(end)
         # The taker may have been woken for more than it takes, or have kept the time of another.
         if self._flowing or self._again:
             self._wake()
@@ -89,6 +85,14 @@ class Fetcher:
             entry = (time.monotonic() + seconds, next(self._numbers), message)
             heapq.heappush(self._again, entry)
         self._wake()
+
+    def hold_new(self, holder: object, *, held: bool) -> None:
+        """Hand out only what is handed out again, while it is *held* by any *holder*."""
+        if held:
+            self._holders.add(holder)
+        elif holder in self._holders:
+            self._holders.discard(holder)
+            self._wake()
 
     def pause(self) -> None:
         """Hand out nothing until `resume`."""
@@ -139,7 +143,7 @@ class Fetcher:
                 return message
         return None
 
-    def _wait(self, end: float | None, *, only_again: bool) -> pulsar.Message | None:
+    def _wait(self, end: float | None) -> pulsar.Message | None:
         while True:
             self._check_running()
             left = None if end is None else max(0.0, end - time.monotonic())
@@ -148,7 +152,7 @@ class Fetcher:
                 if not pause.wait(left):
                     return None
                 continue
-            message = self._due() or (None if only_again else self._next())
+            message = self._due() or (None if self._holders else self._next())
             if message is not None:
                 return message
             wait = self._until_due(left)

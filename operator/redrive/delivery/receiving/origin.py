@@ -1,4 +1,4 @@
-"""Where a message was consumed from; called by `consumer` and `failures`."""
+"""Where a message was consumed from; called by `processor` and `decisions`."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pulsar
 
+from redrive.delivery.parts import Subscribing
 from redrive.errors import RedriveError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
@@ -33,20 +34,11 @@ class SubscribeError(RedriveError):
 
 
 def subscribe(
-    client: pulsar.Client,
-    policy: Policy,
-    *,
-    name: str,
-    nack_delay: timedelta,
-    prefetch: int = PREFETCH,
+    client: pulsar.Client, policy: Policy, subscribing: Subscribing
 ) -> dict[TopicName, pulsar.Consumer]:
     """Subscribe the source and the retry topic of *policy*, both or neither.
 
     Warns where the type of the source's subscription promises what a retry can't keep.
-
-    Args:
-        nack_delay: when the broker delivers again what is acknowledged negatively.
-        prefetch: at most so many messages of a topic's partition wait in the client.
 
     Raises:
         SubscribeError: the broker refused one of them.
@@ -67,10 +59,12 @@ def subscribe(
         for topic, kind in kinds.items():
             options = {
                 "consumer_type": kind,
-                "consumer_name": name,
+                "consumer_name": subscribing.name,
                 "properties": _told(policy),
-                "negative_ack_redelivery_delay_ms": nack_delay // timedelta(milliseconds=1),
-                "receiver_queue_size": prefetch,
+                "negative_ack_redelivery_delay_ms": subscribing.nack_delay
+                // timedelta(milliseconds=1),
+                "receiver_queue_size": subscribing.prefetch,
+                "schema": subscribing.schema,
             }
             consumers[topic] = _subscribe(client, topic, policy.subscription, options)
             undo.callback(consumers[topic].close)
@@ -101,5 +95,6 @@ def _subscribe(
             f"could not subscribe to {topic} as {subscription}",
             got=str(error),
             remedy="check that the RetryPolicy is Ready and lists this consumer's role, "
-            "that the role may consume the source topic, and that the broker answers",
+            "that the role may consume the source topic, that a schema given fits those of the "
+            "source and retry topic, and that the broker answers",
         ) from error

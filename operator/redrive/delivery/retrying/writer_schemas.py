@@ -10,6 +10,7 @@ from __future__ import annotations
 import pulsar
 import pulsar.schema
 
+from redrive.delivery.parts import BYTES
 from redrive.delivery.receiving import reading
 from redrive.delivery.receiving.origin import topic_of
 from redrive.delivery.retrying.errors import (
@@ -20,8 +21,6 @@ from redrive.delivery.retrying.errors import (
 from redrive.policy.naming import TopicName
 
 _KEY_VALUE = 15
-
-_PLAIN = pulsar.schema.BytesSchema()
 
 
 class WriterSchema(pulsar.schema.Schema):  # type: ignore[misc]  # the client has no types
@@ -65,7 +64,7 @@ class WriterSchemas:
         """
         version = reading.schema_version(message)
         if version is None:
-            return _PLAIN
+            return BYTES
         return self.get(topic_of(message), version)
 
     def get(self, topic: TopicName, version: int) -> WriterSchema:

@@ -1,1 +1,1 @@
-"""What is reported of messages: events for log and hook, places for traces."""
+"""What is reported of messages: events for log and hook."""

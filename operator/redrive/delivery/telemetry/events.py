@@ -1,6 +1,6 @@
 """Report what happens to messages under stable names: to the log, and to a hook of the program.
 
-Called by `retry_handler` and `forwarder`. Each record of the logger `redrive.delivery.events` has
+Called by `reporting` and `broadcast`. Each record of the logger `redrive.delivery.events` has
 the fields of its `Event` as attributes (`record.event`, `record.origin` …), for formatters of JSON.
 The text is for people and may change; names and fields don't.
 """

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from redrive.admin.model import SubscriptionStats
 from redrive.kube.status import StatusWarning
+from redrive.policy import durations
 from redrive.policy.model import Policy
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.provision.health.deliveries import Deliveries
 
 ACK_HOLES = "AckHoles"
@@ -23,6 +24,10 @@ RETRY_TOPIC_NOT_CONSUMED = "RetryTopicNotConsumed"
 """The source topic has consumers, and the retry topic has none."""
 RETRY_STORM = "RetryStorm"
 """Most deliveries of the last ten minutes were retries."""
+RETRIES_OVERDUE = "RetriesOverdue"
+"""Retries are due and consumers are connected, but the broker delivers none."""
+QUOTA_NEARLY_REACHED = "QuotaNearlyReached"
+"""The dead-letter topic holds nearly as much as its backlog quota allows."""
 
 _SHOWN = 5
 
@@ -38,12 +43,20 @@ class Thresholds:
             every minute.
         deliveries: fewer within the window are no storm.
         retry_share: more of the deliveries than this are one.
+        overdue: retries that are due for longer than this should have been delivered.
+        undelivered_seconds: nothing else was delivered for so long either.
+        quota_share: from this share of the quota on a dead-letter topic is nearly full.
+        quota_share_cleared: below this share the warning ends.
     """
 
     ack_holes: int = 5_000
     ack_holes_cleared: int = 4_500
     deliveries: int = 100
     retry_share: float = 0.5
+    overdue: timedelta = timedelta(minutes=5)
+    undelivered_seconds: float = 60.0
+    quota_share: float = 0.8
+    quota_share_cleared: float = 0.7
 
 
 THRESHOLDS = Thresholds()
@@ -59,6 +72,9 @@ class CheckInput:
         dead_letter: those of the dead-letter topic; empty where the policy discards.
         unconsumed_before: whether the previous reading found `unconsumed`, too.
         published: the warnings of the policy so far, by reason.
+        now: the moment before the statistics were read.
+        quota: the bytes that a partition of the dead-letter topic may hold; None where the policy
+            sets no quota.
     """
 
     policy: Policy
@@ -68,6 +84,8 @@ class CheckInput:
     deliveries: Deliveries
     unconsumed_before: bool
     published: Mapping[str, StatusWarning]
+    now: datetime
+    quota: int | None = None
 
     @property
     def retries(self) -> SubscriptionStats | None:
@@ -107,7 +125,7 @@ def foreign_subscriptions_take_messages(given: CheckInput, _: Thresholds) -> Sta
     policy = given.policy
     own = (
         (policy.retry_topic, given.retry, policy.subscription),
-        (policy.dead_letter_topic, given.dead_letter, DEAD_LETTER_SUBSCRIPTION),
+        (policy.dead_letter_topic, given.dead_letter, policy.dead_letter_subscription),
     )
     found = [
         f"{name} on {topic.local}"
@@ -160,13 +178,64 @@ def most_deliveries_are_retries(given: CheckInput, limits: Thresholds) -> Status
     )
 
 
+def retries_are_overdue(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
+    """Find a retry topic with consumers whose oldest message is due, while nothing is delivered.
+
+    A message is due once the longest delay of the policy is over: what a consumer asks for beyond
+    that (`delay=`) is known to the message alone.
+    """
+    retries, window, policy = given.retries, given.deliveries, given.policy
+    if retries is None or retries.oldest is None or not retries.consumers:
+        return None
+    longest = max(*policy.ladder.rungs, *policy.levels.rungs)
+    is_due = given.now - retries.oldest > longest + limits.overdue
+    is_delivered = retries.unacknowledged > 0 or window.retries > 0
+    if not is_due or is_delivered or window.now - window.since < limits.undelivered_seconds:
+        return None
+    return given.published.get(RETRIES_OVERDUE) or StatusWarning(
+        RETRIES_OVERDUE,
+        f"messages wait in {policy.retry_topic.local} for longer than any delay of the policy, and "
+        "the broker delivers none, although consumers are connected; got a message published at "
+        f"{retries.oldest:%Y-%m-%dT%H:%M:%SZ} and a longest delay of {durations.text_of(longest)}; "
+        "if the consumers are neither paused nor ask for longer delays, have the broker load the "
+        f"topic again: pulsar-admin topics unload {policy.retry_topic}",
+    )
+
+
+def quota_is_nearly_reached(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
+    """Find a dead-letter topic that will soon refuse dead letters, which then wait in consumers."""
+    dead_letter = given.dead_letter.get(given.policy.dead_letter_subscription)
+    published = given.published.get(QUOTA_NEARLY_REACHED)
+    share = limits.quota_share if published is None else limits.quota_share_cleared
+    if given.quota is None or dead_letter is None or dead_letter.bytes < share * given.quota:
+        return None
+    return published or StatusWarning(
+        QUOTA_NEARLY_REACHED,
+        f"the dead-letter topic {given.policy.dead_letter_topic.local} nears its backlog quota, "
+        "beyond which the broker refuses dead letters, and consumers keep them; got "
+        f"{dead_letter.bytes} of {given.quota} bytes; replay or delete dead letters, or raise "
+        "deadLetter.backlogQuota",
+    )
+
+
 CHECKS: tuple[Callable[[CheckInput, Thresholds], StatusWarning | None], ...] = (
     acknowledged_range_has_holes,
     foreign_subscriptions_take_messages,
     retry_topic_is_not_consumed,
     most_deliveries_are_retries,
+    retries_are_overdue,
+    quota_is_nearly_reached,
 )
-REASONS = frozenset({ACK_HOLES, FOREIGN_SUBSCRIPTION, RETRY_TOPIC_NOT_CONSUMED, RETRY_STORM})
+REASONS = frozenset(
+    {
+        ACK_HOLES,
+        FOREIGN_SUBSCRIPTION,
+        RETRY_TOPIC_NOT_CONSUMED,
+        RETRY_STORM,
+        RETRIES_OVERDUE,
+        QUOTA_NEARLY_REACHED,
+    }
+)
 
 
 def check(given: CheckInput, limits: Thresholds) -> tuple[StatusWarning, ...]:

@@ -10,7 +10,6 @@ from redrive.admin.model import SubscriptionStats
 from redrive.api.retrypolicy import Backlog
 from redrive.kube.status import StatusWarning
 from redrive.policy.model import Policy
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.provision.health import backlog
 from redrive.provision.health.checks import CheckInput, Thresholds, check
 from redrive.provision.health.deliveries import Deliveries
@@ -26,12 +25,14 @@ class Reading:
         seconds: the same of a clock that never goes back.
         requested: whether the reading was requested, maybe right after another.
         dead_letter: empty where the policy discards.
+        quota: see `CheckInput`.
     """
 
     policy: Policy
     begun: datetime
     seconds: float
     requested: bool
+    quota: int | None
     source: TopicStats
     retry: TopicStats
     dead_letter: TopicStats
@@ -47,7 +48,7 @@ class Reading:
         """Return what waits in the policy's own subscriptions."""
         return backlog.backlog_of(
             self.retry.get(self.policy.subscription),
-            self.dead_letter.get(DEAD_LETTER_SUBSCRIPTION),
+            self.dead_letter.get(self.policy.dead_letter_subscription),
             discards=not self.policy.dead_letters,
             now=self.begun,
         )
@@ -97,5 +98,7 @@ class Findings:
             # A requested reading may come right after another: too early for a second finding.
             unconsumed_before=before is not None and before.unconsumed and not reading.requested,
             published={warning.reason: warning for warning in published},
+            now=reading.begun,
+            quota=reading.quota,
         )
         return cls(window, given.unconsumed, check(given, limits))

@@ -1,9 +1,8 @@
-"""Backlogs, ages and deliveries of policies as metrics, there only while a policy is ready."""
+"""Backlogs, ages and deliveries of policies as metrics, there until a policy is gone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from datetime import datetime
 
 from redrive.api.retrypolicy import Backlog
@@ -47,10 +46,10 @@ class Gauges:
         oldest = backlog.oldest_dead_letter
         metrics.OLDEST_DEAD_LETTER.labels(*labels).set_function(lambda: self._age(oldest))
 
-    def keep(self, policies: AbstractSet[Key]) -> None:
-        """Remove the metrics of all other policies."""
-        for key in self._shown.keys() - policies:
-            _remove(self._shown.pop(key))
+    def remove(self, policy: Key) -> None:
+        """Remove the metrics of a policy that is gone."""
+        if policy in self._shown:
+            _remove(self._shown.pop(policy))
 
     def _age(self, oldest: datetime | None) -> float:
         return 0.0 if oldest is None else max(0.0, (self._clock() - oldest).total_seconds())

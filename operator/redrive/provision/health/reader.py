@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from redrive.admin.client import Admin
@@ -31,12 +31,12 @@ class Reader:
 
     Args:
         interval: in seconds.
-        pace: of the calls to its broker.
+        paces: of the calls to its broker, and to all.
     """
 
-    def __init__(self, interval: float, pace: RateLimit) -> None:
+    def __init__(self, interval: float, paces: Sequence[RateLimit]) -> None:
         self._interval = interval
-        self._pace = pace
+        self._paces = paces
         self._answers: dict[tuple[TopicName, bool], _Answer] = {}
 
     async def read(
@@ -73,7 +73,8 @@ class Reader:
     async def _ask(
         self, admin: Admin, topic: TopicName, *, partitioned: bool, oldest: bool
     ) -> TopicStats:
-        await self._pace.turn()
+        for pace in self._paces:
+            await pace.turn()
         stats = await admin.stats(topic, partitioned=partitioned, oldest=oldest)
         self._answers[topic, oldest] = _Answer(_now(), partitioned, stats)
         return stats

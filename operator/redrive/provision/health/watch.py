@@ -1,18 +1,24 @@
-"""Looks at the topics of every ready policy once a minute, and at once when that is requested.
+"""Looks at the topics of every provisioned policy once a minute, and at once when requested.
 
 Made by `handlers`, beside the controllers. For each connection one task asks the broker, all that
-lead to one broker at most ten times a second: with more policies than that is enough for, a look
-comes later than every minute.
+lead to one broker at most ten times a second, and all together a hundred times: with more policies
+than that is enough for, a look comes later than every minute. A policy that is not ready any more
+is looked at all the same: its messages still wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from redrive.admin.errors import AdminError, AdminNotFoundError
+from redrive.admin.errors import (
+    AdminNotFoundError,
+    AuthenticationFailedError,
+    BrokerFailedError,
+    BrokerUnreachableError,
+)
 from redrive.api.replay import FINAL
 from redrive.api.retrypolicy import Backlog
 from redrive.errors import RedriveError
@@ -22,27 +28,33 @@ from redrive.kube.connections import broker_of, connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import StatusWarning
+from redrive.provision import conditions
 from redrive.provision.health import backlog
 from redrive.provision.health.checks import REASONS, THRESHOLDS, Thresholds
 from redrive.provision.health.findings import Findings, Reading
 from redrive.provision.health.gauges import Gauges
 from redrive.provision.health.reader import Reader
-from redrive.provision.rate_limit import RateLimits
+from redrive.provision.rate_limit import RateLimit, RateLimits
 from redrive.provision.resolve import resolve
 
 INTERVAL_SECONDS = 60.0
 CALLS_PER_SECOND = 10.0
+"""To one broker."""
+CALLS_PER_SECOND_IN_ALL = 100.0
+"""To all brokers together."""
 TICK_SECONDS = 1.0
 AT_A_TIME = 20
 """After so many policies, those that are new or requested come first again."""
 REST_SECONDS = 15.0
 """A broker that fails is left alone for so long."""
+_OF_THE_WHOLE_BROKER = (BrokerUnreachableError, BrokerFailedError, AuthenticationFailedError)
+"""What other policies of the connection would meet, too."""
 
 logger = logging.getLogger(__name__)
 
 
 class Health:
-    """Reads the topics of all ready policies; must be made in a running event loop.
+    """Reads the topics of all provisioned policies; must be made in a running event loop.
 
     It writes `status.backlog`, which nothing else does, and no condition: a reconcile, enqueued
     when a warning came or went, takes them from here.
@@ -65,10 +77,12 @@ class Health:
         self._interval = interval
         self._limits = limits
         self._gauges = Gauges(ctx.clock)
+        self._provisioned = ctx.policies.index(_provisioned_at)
         self._looked: dict[str, float] = {}
         self._requested: set[str] = set()
         self._findings: dict[str, Findings] = {}
         self._paces = RateLimits(1 / CALLS_PER_SECOND)
+        self._pace_of_all = RateLimit(1 / CALLS_PER_SECOND_IN_ALL)
         self._readers: dict[tuple[Key, str | None], Reader] = {}
         self._walks: dict[Key, asyncio.Task[None]] = {}
         ctx.policies.listen(self._policy_changed)
@@ -94,11 +108,20 @@ class Health:
         """Have a policy's topics read at once, and its backlog written even if unchanged."""
         self._requested.add(_uid(body))
 
-    def _policy_changed(self, _key: Key, before: Body | None, after: Body | None) -> None:
+    def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+        if before is not None and (after is None or _uid(before) != _uid(after)):
+            self._forget(key, _uid(before))
         if after is None or not status.is_ready(after):
             return
         if needs_reconcile(before, after) or not status.is_ready(before or {}):
             self.request(after)
+
+    def _forget(self, key: Key, uid: str) -> None:
+        """Drop what is known of a policy that is gone."""
+        self._gauges.remove(key)
+        self._requested.discard(uid)
+        for known in (self._looked, self._findings):
+            known.pop(uid, None)
 
     def _replay_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if after is None or _is_final(before or {}) or not _is_final(after):
@@ -116,55 +139,48 @@ class Health:
             await asyncio.sleep(min(TICK_SECONDS, self._interval))
 
     def _begin_walks(self) -> None:
-        ready = [body for body in self._ctx.policies if status.is_ready(body)]
-        self._forget(ready)
-        for connection, due in self._due(ready).items():
-            if connection not in self._walks:
+        connections = [Key.of(body) for body in self._ctx.connections]
+        for at in self._readers.keys() - {self._at(connection) for connection in connections}:
+            del self._readers[at]
+        for connection in connections:
+            if connection not in self._walks and (due := self._due(connection)):
                 self._walks[connection] = asyncio.create_task(
-                    self._walk(connection, due[:AT_A_TIME]), name=f"health {connection}"
+                    self._walk(connection, due), name=f"health {connection}"
                 )
 
-    def _due(self, ready: Sequence[Body]) -> Mapping[Key, list[Body]]:
-        """Return what is to be looked at, by connection, what waits for longest first."""
-        never = float("-inf")
-        due = defaultdict(list)
+    def _due(self, connection: Key) -> list[Body]:
+        """Return some that are to be looked at, what waits for longest first."""
+        never, latest = float("-inf"), _now() - self._interval
 
         def since(body: Body) -> float:
             uid = _uid(body)
             return never if uid in self._requested else self._looked.get(uid, never)
 
-        for body in sorted(ready, key=since):
-            if since(body) + self._interval <= _now():
-                due[connection_of(body)].append(body)
-        return due
-
-    def _forget(self, ready: Sequence[Body]) -> None:
-        """Drop what is known of policies that are gone, and show no figures of unready ones."""
-        self._gauges.keep({Key.of(body) for body in ready})
-        there = {_uid(body) for body in self._ctx.policies}
-        for known in (self._looked, self._findings):
-            for uid in known.keys() - there:
-                del known[uid]
-        self._requested &= there
-        connections = [Key.of(body) for body in self._ctx.connections]
-        for key in self._readers.keys() - {self._at(connection) for connection in connections}:
-            del self._readers[key]
+        due = (body for body in self._provisioned.get(connection) if since(body) <= latest)
+        return heapq.nsmallest(AT_A_TIME, due, key=since)
 
     def _at(self, connection: Key) -> tuple[Key, str | None]:
         return connection, broker_of(connection, self._ctx.connections)
 
     async def _walk(self, connection: Key, due: Sequence[Body]) -> None:
         at = self._at(connection)
-        reader = self._readers.setdefault(at, Reader(self._interval, self._paces.of(at[1])))
+        paces = (self._paces.of(at[1]), self._pace_of_all)
+        reader = self._readers.setdefault(at, Reader(self._interval, paces))
         reader.tidy()
         try:
             for body in due:
+                if not self._is_there(body):
+                    continue
                 self._looked[_uid(body)] = _now()
                 if not await self._is_answered(body, reader):
                     await asyncio.sleep(REST_SECONDS)
                     return
         finally:
             del self._walks[connection]
+
+    def _is_there(self, body: Body) -> bool:
+        known = self._ctx.policies.get(Key.of(body))
+        return known is not None and _uid(known) == _uid(body)
 
     async def _is_answered(self, body: Body, reader: Reader) -> bool:
         """Look at one policy; return whether it makes sense to go on to the next."""
@@ -174,8 +190,10 @@ class Health:
             # The rounds find that as drift, and say what they do about it.
             logger.info("RetryPolicy %s: no statistics: %s", Key.of(body), error)
         except RedriveError as error:
-            logger.warning("RetryPolicy %s: no statistics: %s", Key.of(body), error)
-            return not isinstance(error, AdminError)
+            # Of one that is not ready, its status says why.
+            level = logging.WARNING if status.is_ready(body) else logging.DEBUG
+            logger.log(level, "RetryPolicy %s: no statistics: %s", Key.of(body), error)
+            return not isinstance(error, _OF_THE_WHOLE_BROKER)
         except Exception:
             logger.exception("RetryPolicy %s: reading statistics failed", Key.of(body))
         return True
@@ -185,7 +203,8 @@ class Health:
         requested = _uid(body) in self._requested
         self._requested.discard(_uid(body))
         asked = resolve(body, self._ctx)
-        policy = asked.policy
+        conditions.check(conditions.ADMISSIBLE, asked)
+        policy, quota = asked.policy, asked.spec.dead_letter.backlog_quota
         connection = await self._ctx.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
         admin = connection.admin
         reading = Reading(
@@ -193,8 +212,9 @@ class Health:
             begun=self._ctx.clock(),
             seconds=_now(),
             requested=requested,
+            quota=None if quota is None else quota.bytes,
             source=await reader.read(admin, policy.topic),
-            retry=await reader.read(admin, policy.retry_topic, fresh=True),
+            retry=await reader.read(admin, policy.retry_topic, oldest=True, fresh=True),
             dead_letter=(
                 await reader.read(admin, policy.dead_letter_topic, oldest=True, fresh=True)
                 if policy.dead_letters
@@ -210,7 +230,7 @@ class Health:
         key, uid = Key.of(body), _uid(body)
         findings = Findings.of(reading, self._findings.get(uid), self.warnings(body), self._limits)
         self._findings[uid] = findings
-        if set(findings.warnings) != set(_published(body)):
+        if status.is_ready(body) and set(findings.warnings) != set(_published(body)):
             self._enqueue(key)
         found = reading.backlog
         self._gauges.show(key, reading.policy, found, findings.deliveries)
@@ -223,6 +243,12 @@ class Health:
             resources.POLICIES, policy, backlog.to_patch(found)
         )
         self._ctx.policies.renew(after)
+
+
+def _provisioned_at(body: Body) -> Key | None:
+    """Return the connection of a policy whose topics were made, and that is not going."""
+    made = "retryTopic" in (body.get("status") or {}) or status.is_ready(body)  # it may observe
+    return connection_of(body) if made and "deletionTimestamp" not in body["metadata"] else None
 
 
 def _is_final(replay: Body) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from redrive.delivery.handling.answer import Outcome, one
+from redrive.delivery.handling.answer import one
 from redrive.delivery.handling.run import HandlerTimeoutError, Run
+from redrive.delivery.middleware.chain import Outcome
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.errors import InvalidSpecError
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from redrive import Policy, RetryConsumer
-from redrive.delivery.in_flight.ack_timeouts import AckTimeouts
-from redrive.delivery.in_flight.timer import Timer
+from redrive.delivery.middleware.ack_timeouts import AckTimeouts
+from redrive.delivery.middleware.timer import Timer
 from redrive.delivery.parts import SystemClock
 from redrive.delivery.receiving.fetcher import Fetcher
 from redrive.policy.naming import TopicName

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ from redrive.provision.health.deliveries import Deliveries
 
 TOPIC = TopicName("shop", "prod", "orders")
 QUIET = Deliveries.begin(0.0, 0, 0)
+STILL = QUIET.seen(60.0, 0, 0)
+NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 
 
 def policy(max_retries: int = 16) -> Policy:
@@ -49,6 +53,7 @@ def found(published: Iterable[StatusWarning] = (), **changes: Any) -> tuple[Stat
         "deliveries": QUIET,
         "unconsumed_before": False,
         "published": {warning.reason: warning for warning in published},
+        "now": NOW,
     }
     return check(CheckInput(**(well | changes)), THRESHOLDS)
 
@@ -136,3 +141,51 @@ def test_a_storm_keeps_its_words_and_is_over_when_enough_was_seen() -> None:
     restarted = Deliveries.begin(0.0, 500, 500)
     assert found(told, deliveries=restarted) == told
     assert found(told, deliveries=restarted.seen(600.0, 501, 510)) == ()
+
+
+def waiting(since: timedelta, **changes: Any) -> SubscriptionStats:  # noqa: ANN401
+    """A retry subscription with consumers, whose oldest message was published so long ago."""
+    return replace(stats(consumers=1), backlog=1, oldest=NOW - since, **changes)
+
+
+LATE = timedelta(hours=2, minutes=6)
+
+
+def test_retries_that_are_due_and_are_not_delivered_to_consumers_are_overdue() -> None:
+    (overdue,) = found(retry={"s": waiting(LATE)}, deliveries=STILL)
+    assert overdue.reason == "RetriesOverdue"
+    assert "a longest delay of 2h" in overdue.message
+    assert f"pulsar-admin topics unload {policy().retry_topic}" in overdue.message
+    later = waiting(LATE + timedelta(minutes=1))
+    assert found([overdue], retry={"s": later}, deliveries=STILL) == (overdue,)
+
+
+@pytest.mark.parametrize(
+    ("retry", "deliveries"),
+    [
+        (waiting(timedelta(hours=2, minutes=4)), STILL),  # maybe not due
+        (waiting(LATE, consumers=0), STILL),  # nothing to deliver it to
+        (waiting(LATE, unacknowledged=1), STILL),  # delivered
+        (waiting(LATE), QUIET.seen(30.0, 0, 0)),  # seen for too short
+        (waiting(LATE), STILL.seen(90.0, 0, 1)),  # others are delivered
+        (stats(consumers=1), STILL),  # nothing waits
+    ],
+)
+def test_retries_that_may_not_be_due_or_are_being_delivered_are_not_overdue(
+    retry: SubscriptionStats, deliveries: Deliveries
+) -> None:
+    assert found(retry={"s": retry}, deliveries=deliveries, source=None) == ()
+
+
+def dead_letters(size: int) -> dict[str, SubscriptionStats]:
+    return {"redrive": replace(stats(), bytes=size)}
+
+
+def test_a_dead_letter_topic_near_its_quota_is_warned_of_until_it_is_well_below() -> None:
+    assert found(dead_letter=dead_letters(799), quota=1_000) == ()
+    (near,) = found(dead_letter=dead_letters(800), quota=1_000)
+    assert near.reason == "QuotaNearlyReached"
+    assert "got 800 of 1000 bytes" in near.message
+    assert found([near], dead_letter=dead_letters(700), quota=1_000) == (near,)
+    assert found([near], dead_letter=dead_letters(699), quota=1_000) == ()
+    assert found(dead_letter=dead_letters(10**9), quota=None) == ()

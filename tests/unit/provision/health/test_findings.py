@@ -18,7 +18,7 @@ def reading(seconds: float, *, requested: bool = False) -> Reading:
         SubscriptionStats(2, 0, consumers, durable=True, ack_holes=0, oldest=None)
         for consumers in (1, 0)
     )
-    return Reading(POLICY, MOMENT, seconds, requested, {"s": source}, {"s": retry}, {})
+    return Reading(POLICY, MOMENT, seconds, requested, None, {"s": source}, {"s": retry}, {})
 
 
 def test_a_requested_reading_is_no_second_finding_of_a_retry_topic_without_consumers() -> None:

@@ -36,7 +36,7 @@ def test_the_metrics_of_a_policy_name_its_object_and_its_topic_and_subscription(
     assert value("redrive_oldest_dead_letter_age_seconds") == 60
     assert value("redrive_deliveries_total", role="source") == 5
     assert value("redrive_deliveries_total", role="retry") == 1
-    gauges.keep(set())
+    gauges.remove(KEY)
     assert value("redrive_backlog_messages", role="retry") is None
     assert value("redrive_oldest_dead_letter_age_seconds") is None
 
@@ -47,4 +47,4 @@ def test_a_policy_made_again_for_another_topic_takes_the_place_of_the_first() ->
     gauges.show(KEY, Policy(POLICY.topic.sibling("other"), "fulfilment"), WAITING, DELIVERED)
     assert value("redrive_backlog_messages", role="retry") is None
     assert value("redrive_backlog_messages", str(POLICY.topic.sibling("other")), role="retry")
-    gauges.keep(set())
+    gauges.remove(KEY)

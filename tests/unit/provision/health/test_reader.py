@@ -47,7 +47,7 @@ async def broker() -> AsyncIterator[tuple[Admin, list[str]]]:
 
 async def test_a_topic_is_read_once_within_the_interval_whoever_asks() -> None:
     async with broker() as (admin, calls):
-        reader = Reader(60.0, RateLimit(0.001))
+        reader = Reader(60.0, [RateLimit(0.001)])
         for _ in range(3):
             assert await reader.read(admin, PLAIN) == {}
         assert calls == ["plain/stats"]
@@ -55,7 +55,7 @@ async def test_a_topic_is_read_once_within_the_interval_whoever_asks() -> None:
 
 async def test_a_fresh_answer_is_asked_for_at_once() -> None:
     async with broker() as (admin, calls):
-        reader = Reader(60.0, RateLimit(0.001))
+        reader = Reader(60.0, [RateLimit(0.001)])
         for _ in range(2):
             await reader.read(admin, PLAIN, fresh=True)
         assert calls == ["plain/stats", "plain/stats"]
@@ -63,7 +63,7 @@ async def test_a_fresh_answer_is_asked_for_at_once() -> None:
 
 async def test_of_what_kind_a_topic_is_has_to_be_found_out_once() -> None:
     async with broker() as (admin, calls):
-        reader = Reader(0.0, RateLimit(0.001))
+        reader = Reader(0.0, [RateLimit(0.001)])
         for _ in range(2):
             await reader.read(admin, PARTS)
         assert calls == ["parts/stats", "parts/partitioned-stats", "parts/partitioned-stats"]
@@ -72,12 +72,12 @@ async def test_of_what_kind_a_topic_is_has_to_be_found_out_once() -> None:
 async def test_a_topic_that_is_not_there_is_an_error() -> None:
     async with broker() as (admin, _):
         with pytest.raises(AdminNotFoundError):
-            await Reader(60.0, RateLimit(0.001)).read(admin, TopicName("t", "n", "absent"))
+            await Reader(60.0, [RateLimit(0.001)]).read(admin, TopicName("t", "n", "absent"))
 
 
 async def test_a_broker_is_asked_no_more_often_than_so_many_times_a_second() -> None:
     async with broker() as (admin, calls):
-        reader, loop = Reader(60.0, RateLimit(0.02)), asyncio.get_running_loop()
+        reader, loop = Reader(60.0, [RateLimit(0.02)]), asyncio.get_running_loop()
         begun = loop.time()
         await asyncio.gather(*(reader.read(admin, PLAIN.sibling(str(n))) for n in range(3)),
                              return_exceptions=True)  # fmt: skip

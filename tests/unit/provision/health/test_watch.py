@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
+from prometheus_client import REGISTRY
 
 from redrive.admin.model import SubscriptionStats
 from redrive.api.connection import PulsarConnectionSpec
@@ -37,9 +38,9 @@ async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
     class Noting(Reader):
         """A reader that tells its pace."""
 
-        def __init__(self, interval: float, pace: RateLimit) -> None:
-            super().__init__(interval, pace)
-            paces.append(pace)
+        def __init__(self, interval: float, given: Sequence[RateLimit]) -> None:
+            super().__init__(interval, given)
+            paces.append(given[0])
             if len(paces) == 3:
                 all_begun.set()
 
@@ -67,7 +68,7 @@ class Cluster:
 
     def __init__(self, ctx: Context, connection: Mapping[str, Any], body: Body) -> None:
         self.kubernetes = FakeKubernetes()
-        self.seen = 0
+        self.seen = self.waits = 0
         self.now = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
         self.ctx = dataclasses.replace(
             ctx, kubernetes=self.kubernetes, brokers=cast("Any", self), clock=lambda: self.now
@@ -83,8 +84,9 @@ class Cluster:
         return self
 
     async def stats(self, *_: object, **__: object) -> dict[str, SubscriptionStats]:
-        """Answer for every topic that nothing waits there."""
-        return {"fulfilment": NOTHING_WAITS, "redrive": NOTHING_WAITS}
+        """Answer for every topic that as much waits there."""
+        waits = dataclasses.replace(NOTHING_WAITS, backlog=self.waits)
+        return {"fulfilment": waits, "redrive": waits}
 
     def change(self, policy: Body) -> None:
         """Change the policy, and have a watch show it."""
@@ -172,3 +174,38 @@ async def test_a_backlog_is_not_read_again_for_what_does_not_concern_it(
         cluster.ctx.replays.put(replay("Completed", policy="others"))
         cluster.change(cluster.ctx.policies.get(ORDERS) or {})
         await asyncio.sleep(0.05)
+
+
+NOT_READY = READY | {"status": "False", "reason": "BrokerFailed"}
+
+
+async def test_a_policy_that_is_not_ready_any_more_keeps_its_series_until_it_is_gone(
+    cluster: Cluster, policy: MakeBody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {
+        "policy": "orders",
+        "policy_namespace": "shop",
+        "source_topic": "persistent://shop/prod/orders",
+        "subscription": "fulfilment",
+        "role": "dead-letter",
+    }
+
+    def shown() -> float | None:
+        return REGISTRY.get_sample_value("redrive_backlog_messages", labels)
+
+    async def reaches(count: float) -> None:
+        async with asyncio.timeout(5):
+            while shown() != count:  # noqa: ASYNC110 - a gauge has no event
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(watch, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "CALLS_PER_SECOND", 1_000.0)
+    health = Health(cluster.ctx, lambda _: None, interval=0.05)
+    await reaches(0)
+    failed = policy() | {"status": {"conditions": [NOT_READY], "retryTopic": "x"}}
+    cluster.change(failed | {"metadata": failed["metadata"] | {"resourceVersion": "100000"}})
+    cluster.waits = 7
+    await reaches(7)
+    await health.stop()
+    cluster.ctx.policies.drop(policy())
+    assert shown() is None

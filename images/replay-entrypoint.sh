@@ -1,0 +1,25 @@
+#!/bin/bash
+# Starts what Spark on Kubernetes asks a container for: `driver …`, `executor`, or any other command.
+set -euo pipefail
+
+case "${1:-}" in
+  driver)
+    shift
+    set -- "$SPARK_HOME/bin/spark-submit" --deploy-mode client \
+      --conf "spark.driver.bindAddress=$SPARK_DRIVER_BIND_ADDRESS" \
+      --conf "spark.executorEnv.SPARK_DRIVER_POD_IP=$SPARK_DRIVER_BIND_ADDRESS" "$@"
+    ;;
+  executor)
+    options=()
+    while read -r name; do  # by number: SPARK_JAVA_OPT_0, SPARK_JAVA_OPT_1, …
+      options+=("${!name}")
+    done < <(compgen -e SPARK_JAVA_OPT_ | sort --version-sort)
+    set -- "$JAVA_HOME/bin/java" "${options[@]}" "-Xms$SPARK_EXECUTOR_MEMORY" "-Xmx$SPARK_EXECUTOR_MEMORY" \
+      -cp "${SPARK_CONF_DIR:-$SPARK_HOME/conf}:$SPARK_HOME/jars/*" \
+      org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend \
+      --driver-url "$SPARK_DRIVER_URL" --executor-id "$SPARK_EXECUTOR_ID" --cores "$SPARK_EXECUTOR_CORES" \
+      --app-id "$SPARK_APPLICATION_ID" --hostname "$SPARK_EXECUTOR_POD_IP" \
+      --resourceProfileId "$SPARK_RESOURCE_PROFILE_ID" --podName "$SPARK_EXECUTOR_POD_NAME"
+    ;;
+esac
+exec tini -s -- "$@"

@@ -1,0 +1,40 @@
+# Replay jobs: drivers and executors. From the root of a checkout:
+#   docker build --file images/replay.Dockerfile --tag registry.example/redrive-replay:1 .
+
+# Debian or Ubuntu, with Python 3.11 or newer and its module venv.
+ARG BASE_IMAGE=python:3.13-slim
+
+FROM ${BASE_IMAGE} AS build
+WORKDIR /src
+COPY requirements.lock ./
+# The versions that the tests have run with.
+RUN sed -e '/^ *--hash=/d' -e 's/ \\$//' requirements.lock > constraints.txt && python3 -m venv /opt/redrive
+COPY pyproject.toml README.md LICENSE ./
+COPY operator operator
+# pyspark brings all of Spark: there is no second one in the image.
+RUN /opt/redrive/bin/pip install --constraint constraints.txt '.[replay]' && \
+    /opt/redrive/bin/pip uninstall --yes pip setuptools && \
+    site=$(/opt/redrive/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+    ln -s "$site/pyspark" /opt/redrive/spark && \
+    ln -s "$site/redrive/replay/__main__.py" /opt/redrive/replay.py
+
+FROM ${BASE_IMAGE}
+RUN apt-get update && \
+    DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends default-jre-headless tini && \
+    rm -rf /var/lib/apt/lists/* && \
+    # Java finds no name for a user without an entry.
+    echo 'spark:x:185:185::/work:/usr/sbin/nologin' >> /etc/passwd && echo 'spark:x:185:' >> /etc/group && \
+    install --directory --owner=185 --group=185 /work
+ARG VERSION=""
+LABEL org.opencontainers.image.title="redrive-replay" \
+      org.opencontainers.image.description="Retry and dead-letter topics for Apache Pulsar on Kubernetes: replay jobs" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+COPY --from=build /opt/redrive /opt/redrive
+COPY --chmod=755 images/replay-entrypoint.sh /opt/entrypoint.sh
+ENV JAVA_HOME=/usr/lib/jvm/default-java SPARK_HOME=/opt/redrive/spark PYSPARK_PYTHON=/opt/redrive/bin/python3 \
+    PATH=/opt/redrive/bin:/opt/redrive/spark/bin:$PATH PYTHONDONTWRITEBYTECODE=1
+WORKDIR /work
+# A number, so that Kubernetes can tell that it is not root.
+USER 185:185
+ENTRYPOINT ["/opt/entrypoint.sh"]

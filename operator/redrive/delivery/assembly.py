@@ -1,0 +1,108 @@
+"""Puts a consumer together: its parts, its verdicts and the chain of its middleware."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TypedDict
+
+import pulsar
+import pulsar.schema
+
+from redrive.delivery.connection import ClientConnection
+from redrive.delivery.identity import identity
+from redrive.delivery.middleware.ack_timeouts import AckDeadline
+from redrive.delivery.middleware.chain import BoundConsumer, Middleware
+from redrive.delivery.middleware.crash_log import CrashLog
+from redrive.delivery.middleware.key_ordering import KeyOrdering
+from redrive.delivery.parts import BYTES, BrokerConnection, Subscribing
+from redrive.delivery.policy_file import PolicyFile, in_force
+from redrive.delivery.processor import Processor
+from redrive.delivery.receiving.subscribe import PREFETCH
+from redrive.delivery.retrying.attempts import Attempts
+from redrive.delivery.retrying.decisions import Decisions
+from redrive.delivery.retrying.reporting import Reporting
+from redrive.delivery.telemetry.events import Events, Hook
+from redrive.policy.cause import Redaction
+from redrive.policy.failure import FailureRules
+from redrive.policy.model import Policy
+
+NACK_DELAY = timedelta(minutes=1)
+
+
+class Options(TypedDict, total=False):
+    """What each kind of consumer can be given; see `RetryConsumer`."""
+
+    name: str | None
+    schema: pulsar.schema.Schema
+    redaction: Redaction
+    on_event: Hook | None
+    tracing: Middleware | None
+    middleware: Sequence[Middleware]
+
+
+class RetryOptions(Options, total=False):
+    """What a `RetryConsumer` can be given besides, with asyncio and in memory too."""
+
+    nack_delay: timedelta
+    ack_timeout: timedelta | None
+    crash_log: CrashLog | None
+    handle_again_when_unsent: bool
+
+
+def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaults
+    consumer: BoundConsumer,
+    client: pulsar.Client | BrokerConnection,
+    policy: Policy | PolicyFile,
+    *,
+    name: str | None = None,
+    schema: pulsar.schema.Schema = BYTES,
+    redaction: Redaction = Redaction(),
+    nack_delay: timedelta = NACK_DELAY,
+    ack_timeout: timedelta | None = None,
+    crash_log: CrashLog | None = None,
+    handle_again_when_unsent: bool = False,
+    on_event: Hook | None = None,
+    tracing: Middleware | None = None,
+    middleware: Sequence[Middleware] = (),
+    prefetch: int = PREFETCH,
+) -> Processor:
+    """Return what *consumer* works with; everything is closed again if that fails.
+
+    Raises:
+        SubscribeError: the broker refused one of the two subscriptions.
+        InvalidSpecError: the ack time-out is no positive time, or the crash log can't be written.
+    """
+    connection = client if isinstance(client, BrokerConnection) else ClientConnection(client)
+    in_force_now = in_force(policy, connection.clock)
+    name = name or identity()
+    parts = connection.open(in_force_now(), Subscribing(name, nack_delay, prefetch, schema))
+    attempts = Attempts(in_force_now, parts.clock)
+    decisions = Decisions(in_force_now, attempts, parts.clock, name, redaction)
+    reporting = Reporting(Events(on_event), in_force_now, attempts)
+
+    def fail(message: pulsar.Message, error: Exception) -> None:
+        processor.settle(decisions.raised(message, error, FailureRules()))
+
+    def dead_letter(message: pulsar.Message, error: Exception) -> None:
+        processor.settle(decisions.crashed(message, error))
+
+    chain: list[Middleware] = [] if tracing is None else [tracing.bind(consumer)]
+    with contextlib.ExitStack() as undo:
+        undo.callback(parts.close)  # else subscriptions would hold messages never handed out
+        if ack_timeout is not None:
+            chain.append(AckDeadline(ack_timeout, parts, fail, reporting.late))
+            undo.callback(chain[-1].close)
+        if crash_log is not None:
+            # What writes the crash log takes long to import, and most consumers have none.
+            from redrive.delivery.middleware.poison_guard import PoisonGuard  # noqa: PLC0415
+
+            chain.append(PoisonGuard(parts, crash_log, in_force_now(), dead_letter))
+            undo.callback(chain[-1].close)
+        chain += [theirs.bind(consumer) for theirs in middleware]
+        undo.pop_all()
+    if in_force_now().ordered:
+        chain.append(KeyOrdering(parts.incoming, parts.clock))
+    processor = Processor(parts, decisions, chain, reporting, handle_again=handle_again_when_unsent)
+    return processor

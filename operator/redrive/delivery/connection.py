@@ -1,0 +1,37 @@
+"""The parts of a consumer at a broker: subscriptions, one stream of them, and producers."""
+
+from __future__ import annotations
+
+import pulsar
+
+from redrive.delivery.handling.run import Run
+from redrive.delivery.middleware.timer import Timer
+from redrive.delivery.parts import BrokerConnection, Parts, Subscribing, SystemClock
+from redrive.delivery.receiving.fetcher import Fetcher
+from redrive.delivery.receiving.subscribe import subscribe
+from redrive.delivery.retrying.producers import Producers
+from redrive.policy.model import Policy
+
+_LINGER_SECONDS = 0.1
+"""How long further messages may be on their way when a first one has come."""
+
+
+class ClientConnection(BrokerConnection):
+    """A connection of *client*, which it leaves open."""
+
+    def __init__(self, client: pulsar.Client) -> None:
+        self.clock = SystemClock()
+        self._client = client
+
+    def open(self, policy: Policy, subscribing: Subscribing) -> Parts:
+        """Subscribe both topics of *policy*, or neither."""
+        subscriptions = subscribe(self._client, policy, subscribing)
+        return Parts(
+            self.clock,
+            subscriptions,
+            Fetcher(list(subscriptions.values())),
+            Producers(self._client, name=subscribing.name),
+            Timer,
+            Run.until_stopped,
+            _LINGER_SECONDS,
+        )

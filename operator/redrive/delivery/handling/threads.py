@@ -1,0 +1,83 @@
+"""Calls that block, in threads, while an event loop awaits them; called by `async_consumer`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+import pulsar
+
+from redrive.delivery.handling.bridge import Bridge, RunCancelled
+from redrive.delivery.handling.sigterm import stopping_at_sigterm
+
+_THREADS = 16
+"""At most so many calls of one kind wait for the broker at a time; more wait for their turn."""
+
+_Given = ParamSpec("_Given")
+_T = TypeVar("_T")
+
+
+class CallThreads:
+    """Threads of one consumer, in which nothing that was begun is lost by a cancellation.
+
+    Args:
+        hand_back: gets each message that no caller awaits any more.
+    """
+
+    def __init__(self, hand_back: Callable[[pulsar.Message], None]) -> None:
+        self._hand_back = hand_back
+        self._taking = ThreadPoolExecutor(_THREADS, "redrive-taking")
+        self.settling = ThreadPoolExecutor(_THREADS, "redrive-settling")
+
+    async def take(
+        self,
+        take: Callable[_Given, list[pulsar.Message]],
+        *given: _Given.args,
+        **named: _Given.kwargs,
+    ) -> list[pulsar.Message]:
+        """Return what *take* brings; what comes after a cancellation is handed back."""
+        taking = self._taking.submit(take, *given, **named)
+        try:
+            return await asyncio.wrap_future(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._taken_in_vain)
+            raise
+
+    async def settle(
+        self, settle: Callable[_Given, _T], *given: _Given.args, **named: _Given.kwargs
+    ) -> _T:
+        """Return what *settle* does, which goes on after a cancellation."""
+        settling = self.settling.submit(settle, *given, **named)
+        return await asyncio.shield(asyncio.wrap_future(settling))
+
+    def close(self) -> None:
+        """End the threads, once they have nothing to do."""
+        self._taking.shutdown(wait=False)
+        self.settling.shutdown(wait=False)
+
+    def _taken_in_vain(self, taking: Future[list[pulsar.Message]]) -> None:
+        if not taking.cancelled() and taking.exception() is None:
+            for message in taking.result():
+                self._hand_back(message)
+
+
+async def run_in_thread(run: Callable[[], None], bridge: Bridge, stop: Callable[[], None]) -> None:
+    """Await *run*, whose handlers *bridge* brings to the loop.
+
+    SIGTERM calls *stop* meanwhile; so does a cancellation, which cancels the handlers too.
+    """
+    thread = ThreadPoolExecutor(1, "redrive-run")
+    ended = asyncio.wrap_future(thread.submit(run))
+    thread.shutdown(wait=False)
+    with stopping_at_sigterm(stop):
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            stop()
+            bridge.cancel()
+            with contextlib.suppress(RunCancelled):
+                await ended
+            raise

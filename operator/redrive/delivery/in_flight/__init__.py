@@ -1,1 +1,0 @@
-"""Messages between reception and acknowledgement: ack time-outs, poison messages, timers."""

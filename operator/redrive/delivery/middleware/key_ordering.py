@@ -1,0 +1,109 @@
+"""Messages of one key, one after the other; for ordered policies.
+
+A message goes when those before it with its key are settled, a retry of one of them included: then
+it is the others that wait. They wait in this consumer, unacknowledged.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pulsar
+
+from redrive.delivery.middleware.chain import Middleware, Receive, Settle
+from redrive.delivery.middleware.settlement import HandBack, RetryInPlace, Settlement
+from redrive.delivery.parts import Clock, Incoming
+from redrive.delivery.receiving import reading
+from redrive.delivery.receiving.reading import id_text
+from redrive.policy.verdict import Retry
+
+MAX_HELD = 1_000
+"""With so many messages in hand or waiting, nothing new is taken from the broker."""
+
+
+class KeyOrdering(Middleware):
+    """Hands out at most one message of a key at a time, and keeps retries in this consumer.
+
+    May be used by several threads.
+
+    Args:
+        incoming: where the messages come from.
+    """
+
+    def __init__(self, incoming: Incoming, clock: Clock) -> None:
+        self._incoming = incoming
+        self._clock = clock
+        self._queues: dict[str, dict[str, pulsar.Message]] = {}  # by key and id; the first one goes
+        self._held = 0
+        self._taking = threading.Lock()
+        self._changing = threading.Lock()
+
+    def receive(self, receive: Receive) -> Receive:
+        """Receive the next message whose turn it is."""
+
+        def receive_in_turn(timeout: float | None) -> pulsar.Message | None:
+            end = None if timeout is None else self._clock.monotonic() + timeout
+            # One at a time: what another thread took later must not get into its queue earlier.
+            if not self._taking.acquire(timeout=-1 if timeout is None else timeout):
+                return None
+            try:
+                while True:
+                    left = None if end is None else max(0.0, end - self._clock.monotonic())
+                    message = receive(left)
+                    if message is None or self._may_go(message):
+                        return message
+            finally:
+                self._taking.release()
+
+        return receive_in_turn
+
+    def settle(self, settle: Settle) -> Settle:
+        """Retry in place, and let the next message of the key go once one is settled."""
+
+        def settle_in_turn(settlement: Settlement) -> pulsar.MessageId | None:
+            match settlement.verdict:
+                case Retry(delay=delay, reconsume_times=times):
+                    return settle(settlement._replace(verdict=RetryInPlace(delay, times)))
+                case HandBack():
+                    return settle(settlement)
+            receipt = settle(settlement)
+            self._free(settlement.message)
+            return receipt
+
+        return settle_in_turn
+
+    def _free(self, message: pulsar.Message) -> None:
+        key, message_id = _queue_of(message)
+        with self._changing:
+            queue = self._queues.get(key, {})
+            if queue.pop(message_id, None) is None:
+                return
+            self._count(-1)
+            if not queue:
+                del self._queues[key]
+                return
+            following = next(iter(queue.values()))
+        self._incoming.again(following, 0)
+
+    def _count(self, more: int) -> None:
+        self._held += more
+        self._incoming.hold_new(self, held=self._held >= MAX_HELD)
+
+    def _may_go(self, message: pulsar.Message) -> bool:
+        key, message_id = _queue_of(message)
+        with self._changing:
+            queue = self._queues.setdefault(key, {})
+            if message_id not in queue:
+                queue[message_id] = message
+                self._count(+1)
+                return len(queue) == 1
+            # Handed out again by us, or else a copy: a broker that lost the connection sends all
+            # again, and to acknowledge the one acknowledges the other.
+            return next(iter(queue.values())) is message
+
+
+def _queue_of(message: pulsar.Message) -> tuple[str, str]:
+    message_id = id_text(message.message_id())
+    # What has no key has no order.
+    key = reading.ordering_key(message) or reading.partition_key(message)
+    return key or message_id, message_id

@@ -1,0 +1,163 @@
+"""What a consumer does with a message, from its reception to its end: the spine of delivery.
+
+    receive ─▶ handle ─▶ verdict ─▶ settle: acknowledge
+                                    or forward, and acknowledge after the receipt
+
+Called by the consumers. `middleware` lies around each stage; `decisions` finds the verdict.
+
+At least once: send → receipt → acknowledge, in this order. A crash in between duplicates the
+message, under the same origin and count, and never loses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+
+import pulsar
+
+from redrive.delivery.middleware.chain import Forward, Middleware, Outcome, Receive, Settle, compose
+from redrive.delivery.middleware.settlement import (
+    DONE,
+    HANDLE_AGAIN_AFTER,
+    HandBack,
+    Redeliver,
+    RetryInPlace,
+    Settlement,
+)
+from redrive.delivery.parts import Parts
+from redrive.delivery.receiving.origin import SubscriptionsByTopic
+from redrive.delivery.retrying.decisions import Decisions
+from redrive.delivery.retrying.errors import NotSentError
+from redrive.delivery.retrying.forwarder import destination, forward, hop_of
+from redrive.delivery.retrying.reporting import Reporting
+from redrive.delivery.retrying.unsent import UnsentMessages
+from redrive.policy.failure import FailureRules
+from redrive.policy.verdict import Dead, Done, Retry
+
+
+class Processor:
+    """What one consumer does with its messages.
+
+    Attributes:
+        receive: returns the next message, as `Incoming.take` does.
+        late: reports a message that was handled well, but after its time.
+
+    Args:
+        handle_again: have what could not be sent handled again, instead of sent again.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        decisions: Decisions,
+        middleware: Sequence[Middleware],
+        reporting: Reporting,
+        *,
+        handle_again: bool,
+    ) -> None:
+        self.parts = parts
+        self.decisions = decisions
+        self.middleware = middleware
+        self.late = reporting.late
+        self._handle_again = handle_again
+        self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
+        receive: Receive = parts.incoming.take
+        settle: Settle = self._carry_out
+        send: Forward = functools.partial(forward, parts.outgoing)
+        self.receive = compose([m.receive for m in middleware], receive)
+        self._settle = compose([m.settle for m in middleware], settle)
+        self._unsent = UnsentMessages(parts, self._settle)
+        self._wrapped = self._settle is not settle
+        self._end = reporting.settle(self._end_failed)
+        self._forward = compose([m.forward for m in middleware], send)
+
+    def check_own(self, message: pulsar.Message) -> None:
+        """Pass if *message* came to this consumer.
+
+        Raises:
+            InvalidSpecError: it did not.
+        """
+        self._subscriptions[message.topic_name()]
+
+    def process(self, message: pulsar.Message, error: Outcome, rules: FailureRules) -> None:
+        """Settle *message*, which was handled, or failed with *error*."""
+        if error is None:
+            self.acknowledge(message)
+        else:
+            self.settle(self.decisions.raised(message, error, rules))
+
+    def acknowledge(self, message: pulsar.Message) -> None:
+        """Settle *message* as handled; at no cost for what wraps nothing.
+
+        Raises:
+            InvalidSpecError: it is not a message of this consumer.
+        """
+        if self._wrapped:
+            self.settle(Settlement(message, DONE))
+        else:
+            self._acknowledge(message)
+
+    def settle(self, settlement: Settlement) -> None:
+        """End an attempt as was decided.
+
+        Without a receipt nothing is acknowledged: the message stays in this consumer, and is sent
+        again later, or handled again if that was asked for. If it was stored all the same, it will
+        have been duplicated. Should the process end before, the broker delivers it again at once.
+
+        Raises:
+            InvalidSpecError: it is not a message of this consumer.
+        """
+        try:
+            self._settle(settlement)
+        except NotSentError:
+            message, verdict, failure = settlement.message, settlement.verdict, settlement.failed()
+            if self._handle_again or not isinstance(verdict, (Retry, Dead)):
+                # Not by the broker: it delivers no chunked message again while its consumer lives.
+                self.decisions.attempts.remember(message, failure)
+                self.parts.incoming.again(message, HANDLE_AGAIN_AFTER.total_seconds())
+            else:
+                known = settlement._replace(failure=failure._replace(raised=False))
+                self._unsent.keep(destination(verdict, failure.policy), known)
+
+    def _carry_out(self, settlement: Settlement) -> pulsar.MessageId | None:
+        message, verdict, _ = settlement
+        match verdict:
+            case Done():
+                self._acknowledge(message)
+            case Redeliver(counted=counted):
+                if not counted:
+                    self.decisions.attempts.give_back(message)
+                self._subscriptions[message.topic_name()].negative_acknowledge(message)
+            case HandBack():
+                self.parts.incoming.again(message, 0)
+            case _:
+                return self._end(settlement)
+        return None
+
+    def _end_failed(self, settlement: Settlement) -> pulsar.MessageId | None:
+        message, verdict, failure = settlement.message, settlement.verdict, settlement.failed()
+        receipt = None
+        match verdict:
+            case RetryInPlace(delay=delay):
+                self.decisions.attempts.remember(message, failure)
+                self.parts.incoming.again(message, delay.total_seconds())
+                return None
+            case Retry() | Dead():
+                receipt = self._forward(hop_of(message, verdict, failure))
+        self._acknowledge(message)  # only after the receipt
+        return receipt
+
+    def _acknowledge(self, message: pulsar.Message) -> None:
+        self._subscriptions[message.topic_name()].acknowledge(message)
+        self.decisions.attempts.forget(message)
+
+    def close(self) -> None:
+        """Stop, and leave the subscriptions: what was not settled stays unacknowledged."""
+        self.parts.incoming.stop()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self.parts.close)
+            closing.callback(self._unsent.close)
+            for middleware in reversed(self.middleware):
+                closing.callback(middleware.close)

@@ -1,0 +1,150 @@
+"""Reports what becomes of failed messages: the innermost middleware of all consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pulsar
+
+from redrive.delivery.middleware.chain import Middleware, Settle
+from redrive.delivery.middleware.settlement import (
+    Failure,
+    RetryInPlace,
+    Settlement,
+)
+from redrive.delivery.receiving.reading import id_text
+from redrive.delivery.retrying.attempts import Attempts
+from redrive.delivery.retrying.errors import NotSentError
+from redrive.delivery.retrying.forwarder import destination
+from redrive.delivery.telemetry.events import Event, Events, Name
+from redrive.policy.cause import Cause
+from redrive.policy.envelope import Attempt
+from redrive.policy.model import Policy
+from redrive.policy.verdict import Dead, Discard, Retry
+
+
+class Reporting(Middleware):
+    """Reports failed attempts, hops and late successes as `Event`."""
+
+    def __init__(self, events: Events, policy: Callable[[], Policy], attempts: Attempts) -> None:
+        self._events = events
+        self._policy = policy
+        self._attempts = attempts
+
+    def settle(self, settle: Settle) -> Settle:
+        """Report before that an attempt failed, and after what became of its message."""
+
+        def settle_reported(settlement: Settlement) -> pulsar.MessageId | None:
+            message, verdict, failure = settlement.message, settlement.verdict, settlement.failed()
+            if failure.raised and failure.cause is not None:
+                self._failed(message, failure, failure.cause)
+            try:
+                receipt = settle(settlement)
+            except NotSentError as error:
+                if isinstance(verdict, (Retry, Dead)):
+                    self._unsent(message, verdict, failure, error)
+                raise
+            self._settled(settlement, failure, receipt)
+            return receipt
+
+        return settle_reported
+
+    def late(self, message: pulsar.Message) -> None:
+        """Report that *message* was handled well, but after its time."""
+        attempt = self._attempts.of(message)
+        self._events.report(
+            _event(Name.LATE_SUCCESS, message, attempt, self._policy()),
+            "handled well, but after its time; what was done may be done again: origin %s",
+            attempt.origin,
+        )
+
+    def _failed(self, message: pulsar.Message, failure: Failure, cause: Cause) -> None:
+        self._report(
+            Name.ATTEMPT_FAILED, message, failure,
+            "attempt %d failed of %s: %s: %s\n%s",
+            failure.attempt.number, failure.attempt.origin, cause.type, cause.message, cause.trace,
+            reason=cause.type,
+        )  # fmt: skip
+
+    def _unsent(
+        self, message: pulsar.Message, verdict: Retry | Dead, failure: Failure, error: NotSentError
+    ) -> None:
+        self._report(
+            Name.UNSENT, message, failure,
+            "%s; origin %s, id %s stays in this consumer, unacknowledged",
+            error, failure.attempt.origin, id_text(message.message_id()),
+            topic=str(destination(verdict, failure.policy)), reason=error.reason,
+        )  # fmt: skip
+
+    def _settled(
+        self, settlement: Settlement, failure: Failure, receipt: pulsar.MessageId | None
+    ) -> None:
+        message, verdict, _ = settlement
+        origin, previous = failure.attempt.origin, id_text(message.message_id())
+        match verdict:
+            case RetryInPlace(delay, failed):
+                self._report(
+                    Name.RETRIED_IN_PLACE, message, failure,
+                    "retried in its consumer in %g s, its key waits: origin %s, failed attempts %d",
+                    delay.total_seconds(), origin, failed,
+                )  # fmt: skip
+            case Discard(reason, failed):
+                self._report(
+                    Name.DISCARDED, message, failure,
+                    "discarded (%s), as the policy asks: origin %s, id %s, failed attempts %d",
+                    reason, origin, previous, failed,
+                    reason=reason,
+                )  # fmt: skip
+            case Retry():
+                self._moved(Name.RETRIED, message, verdict, failure, id_text(receipt))
+            case Dead(reason):
+                self._moved(Name.DEAD_LETTERED, message, verdict, failure, id_text(receipt), reason)
+
+    def _moved(  # noqa: PLR0913, PLR0917 - all that the event shows
+        self,
+        name: Name,
+        message: pulsar.Message,
+        verdict: Retry | Dead,
+        failure: Failure,
+        new_id: str,
+        reason: str = "",
+    ) -> None:
+        topic = str(destination(verdict, failure.policy))
+        self._report(
+            name, message, failure,
+            "moved to %s: origin %s, previous id %s, new id %s, failed attempts %d",
+            topic, failure.attempt.origin, id_text(message.message_id()), new_id,
+            verdict.reconsume_times,
+            topic=topic, new_id=new_id, reason=reason,
+        )  # fmt: skip
+
+    def _report(  # noqa: PLR0913 - all that an event shows
+        self,
+        name: Name,
+        message: pulsar.Message,
+        failure: Failure,
+        text: str,
+        *values: object,
+        topic: str = "",
+        new_id: str = "",
+        reason: str = "",
+    ) -> None:
+        event = replace(
+            _event(name, message, failure.attempt, failure.policy),
+            topic=topic, new_id=new_id, reason=reason,
+        )  # fmt: skip
+        self._events.report(event, text, *values)
+
+
+def _event(name: Name, message: pulsar.Message, attempt: Attempt, policy: Policy) -> Event:
+    return Event(
+        name,
+        origin=attempt.origin,
+        message_id=id_text(message.message_id()),
+        attempt=attempt.number,
+        generation=policy.generation,
+        source=str(policy.topic),
+        subscription=policy.subscription,
+        policy=policy.name,
+    )

@@ -1,0 +1,113 @@
+"""Messages that could not be sent on: kept, and sent again; called by `processor`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from redrive.delivery.middleware.settlement import Settlement
+from redrive.delivery.parts import AnyTimer, Parts
+from redrive.delivery.receiving.reading import id_text
+from redrive.delivery.retrying.errors import NotSentError
+from redrive.policy.naming import TopicName
+
+MAX_UNSENT = 1_000
+"""With so many messages that wait to be sent on, nothing new is taken from the broker."""
+
+_FIRST_SECONDS = 5.0
+_LONGEST_SECONDS = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Waiting:
+    """What waits to be sent to one topic."""
+
+    next_try: float
+    pause: float = _FIRST_SECONDS
+    settlements: deque[Settlement] = field(default_factory=deque)
+
+
+class UnsentMessages:
+    """Keeps settlements whose message could not be sent, and tries the send again.
+
+    For each topic one message is tried after 5 s, then with back-off up to a minute. When one is
+    sent the others follow at once. All stay unacknowledged: a crash loses none, and the broker
+    delivers them again. May be used by several threads.
+
+    Args:
+        send: settles again; raises NotSentError if there is no receipt.
+    """
+
+    def __init__(self, parts: Parts, send: Callable[[Settlement], object]) -> None:
+        self._parts = parts
+        self._send = send
+        self._waiting: dict[TopicName, _Waiting] = {}
+        self._timer: AnyTimer | None = None
+        self._closed = False
+        self._changing = threading.Lock()
+
+    def keep(self, topic: TopicName, settlement: Settlement) -> None:
+        """Send *settlement* to *topic* later."""
+        with self._changing:
+            if topic not in self._waiting:
+                self._waiting[topic] = _Waiting(self._now() + _FIRST_SECONDS)
+            self._waiting[topic].settlements.append(settlement)
+            if self._timer is None and not self._closed:
+                self._timer = self._parts.timer(self._next_try, self._try)
+            timer = self._timer
+        self._bound()
+        if timer is not None:
+            timer.look()
+
+    def close(self) -> None:
+        """Send nothing more, once a send that has begun has ended."""
+        with self._changing:
+            self._closed = True
+            timer = self._timer
+        if timer is not None:
+            timer.close()
+
+    def _now(self) -> float:
+        return self._parts.clock.monotonic()
+
+    def _next_try(self) -> float | None:
+        with self._changing:
+            return min((topic.next_try for topic in self._waiting.values()), default=None)
+
+    def _try(self) -> None:
+        """Send one message to a topic that is due."""
+        with self._changing:
+            topic, waiting = min(self._waiting.items(), key=lambda entry: entry[1].next_try)
+            settlement = waiting.settlements.popleft()
+        sent = self._sent(settlement)
+        with self._changing:
+            if sent:
+                waiting.pause = _FIRST_SECONDS
+            else:  # the others first: it may be this message that can't be sent
+                waiting.settlements.append(settlement)
+                waiting.pause = min(2 * waiting.pause, _LONGEST_SECONDS)
+                waiting.next_try = self._now() + waiting.pause
+            if not waiting.settlements:
+                del self._waiting[topic]
+        self._bound()
+
+    def _sent(self, settlement: Settlement) -> bool:
+        try:
+            self._send(settlement)
+        except NotSentError:
+            return False
+        except Exception:  # noqa: BLE001 - of a middleware; else this and the others would stay
+            message_id = id_text(settlement.message.message_id())
+            _log.exception("message %s is kept, and settled again later", message_id)
+            return False
+        return True
+
+    def _bound(self) -> None:
+        with self._changing:
+            count = sum(len(topic.settlements) for topic in self._waiting.values())
+        self._parts.incoming.hold_new(self, held=count >= MAX_UNSENT)

@@ -1,0 +1,56 @@
+"""Middleware of one's own: what a program adds around each message of a consumer.
+
+    from redrive.middleware import Middleware
+
+    class Timing(Middleware):
+        def handle(self, handle): ...
+
+    with RetryConsumer(client, PolicyFile(), middleware=[Timing()]) as consumer:
+        consumer.run(handle)
+
+The stages are described at `Middleware`; docs/howto/handle.md shows how to use them.
+"""
+
+from __future__ import annotations
+
+from redrive.delivery.middleware.chain import (
+    BoundConsumer,
+    Forward,
+    Handle,
+    Middleware,
+    Outcome,
+    Receive,
+    Settle,
+    Take,
+)
+from redrive.delivery.middleware.settlement import (
+    Failure,
+    HandBack,
+    Hop,
+    Redeliver,
+    RetryInPlace,
+    Settlement,
+)
+from redrive.policy.verdict import Dead, DeadReason, Discard, Done, Retry
+
+__all__ = [
+    "BoundConsumer",
+    "Dead",
+    "DeadReason",
+    "Discard",
+    "Done",
+    "Failure",
+    "Forward",
+    "HandBack",
+    "Handle",
+    "Hop",
+    "Middleware",
+    "Outcome",
+    "Receive",
+    "Redeliver",
+    "Retry",
+    "RetryInPlace",
+    "Settle",
+    "Settlement",
+    "Take",
+]

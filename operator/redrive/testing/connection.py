@@ -1,0 +1,188 @@
+"""The parts of a consumer on a broker in memory: what a `ClientConnection` is at a real one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import itertools
+from datetime import datetime, timedelta
+from typing import cast
+
+import pulsar
+import pulsar.schema
+
+from redrive.delivery.handling.run import Run
+from redrive.delivery.parts import BrokerConnection, Parts, Subscribing
+from redrive.delivery.receiving.fetcher import ConsumerStoppedError
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock, VirtualTimer
+
+_LONGEST_WAIT = timedelta(days=1)
+"""For timers alone, where no message waits: a send that is refused is tried again for ever."""
+
+
+class NothingLeftError(ConsumerStoppedError):
+    """Whoever waited for a message would have waited for ever; `run` returns instead."""
+
+    reason = "NothingLeft"
+
+
+class InMemoryConnection(BrokerConnection):
+    """A connection to *broker*, in whose virtual time its consumers work."""
+
+    clock: VirtualClock
+
+    def __init__(self, broker: InMemoryBroker) -> None:
+        self.clock = broker.clock
+        self._broker = broker
+
+    def open(self, policy: Policy, subscribing: Subscribing) -> Parts:
+        """Consume source and retry topic of *policy*."""
+        subscription = _Subscription(self._broker, subscribing.nack_delay)
+        return Parts(
+            self.clock,
+            dict.fromkeys((policy.topic, policy.retry_topic), subscription),
+            _Incoming(self._broker, subscribing.schema),
+            _Outgoing(self._broker),
+            functools.partial(VirtualTimer, self.clock),
+            self._work,
+            linger=0,
+        )
+
+    def _work(self, run: Run) -> None:
+        while True:
+            try:
+                messages = run.take()
+            except ConsumerStoppedError:
+                return
+            began = self.clock.now()
+            outcomes = run.outcomes(messages)
+            if self.clock.now() - began > run.timeout:
+                run.give_up(messages)
+                run.ignore(messages, outcomes)
+            else:
+                run.settle_all(messages, outcomes)
+
+
+class _Subscription:
+    def __init__(self, broker: InMemoryBroker, nack_delay: timedelta) -> None:
+        self._broker = broker
+        self._nack_delay = nack_delay
+
+    def acknowledge(self, message: pulsar.Message) -> None:
+        self._broker.acknowledge(message)
+
+    def negative_acknowledge(self, message: pulsar.Message) -> None:
+        self._broker.negative_acknowledge(message, self._nack_delay)
+
+
+class _Outgoing:
+    def __init__(self, broker: InMemoryBroker) -> None:
+        self._broker = broker
+
+    def send(
+        self,
+        topic: TopicName,
+        message: pulsar.Message,
+        properties: dict[str, str],
+        deliver_after: timedelta | None,
+    ) -> pulsar.MessageId:
+        original = cast("InMemoryMessage", message)
+        copy = InMemoryMessage(
+            topic, original.id, original.content, original.published,
+            properties, original.key, original.order, original.event_time,
+        )  # fmt: skip
+        return self._broker.store(topic, copy, deliver_after)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class _Incoming:
+    def __init__(self, broker: InMemoryBroker, schema: pulsar.schema.Schema) -> None:
+        self._broker = broker
+        self._schema = schema
+        self._paused = False
+        self._stopped = False
+        self._holders: set[object] = set()
+        self._again: list[tuple[datetime, int, pulsar.Message]] = []
+        self._numbers = itertools.count()
+
+    def take(self, timeout: float | None = None) -> pulsar.Message | None:
+        if self._stopped:
+            raise ConsumerStoppedError(
+                "this consumer was stopped", remedy="make a new one to go on consuming"
+            )
+        clock = self._broker.clock
+        end = None if timeout is None else clock.now() + timedelta(seconds=timeout)
+        message = None if self._paused else self._next(end)
+        if message is not None:
+            return message
+        if end is None:
+            raise NothingLeftError(
+                "no message will ever come",
+                got="paused" if self._paused else "empty topics",
+                remedy="send one before, or wait with a time-out",
+            )
+        clock.advance(end - clock.now())
+        return None
+
+    def _next(self, end: datetime | None) -> pulsar.Message | None:
+        clock = self._broker.clock
+        last = clock.now() + _LONGEST_WAIT if end is None else end
+        while clock.fire_next(min([due for due in (last, self._next_due()) if due])):
+            pass  # what rings may send a message that comes earlier
+        theirs = self._theirs_due()
+        # What is due again goes before all that waits at the broker, as in a `Fetcher`.
+        if self._again and (theirs is None or self._again[0][0] <= max(theirs, clock.now())):
+            return self._hand_out_again(end)
+        if theirs is None:
+            return None
+        message = self._broker.hand_out(self, None if end is None else end - clock.now())
+        return None if message is None else _decoded_by(self._schema, message)
+
+    def _hand_out_again(self, end: datetime | None) -> pulsar.Message | None:
+        due, _, message = self._again[0]
+        if end is not None and due > end:
+            return None
+        heapq.heappop(self._again)
+        self._broker.clock.advance(due - self._broker.clock.now())
+        return message
+
+    def _theirs_due(self) -> datetime | None:
+        return None if self._holders else self._broker.next_due()
+
+    def _next_due(self) -> datetime | None:
+        theirs = self._theirs_due()
+        mine = self._again[0][0] if self._again else None
+        return min([due for due in (theirs, mine) if due], default=None)
+
+    def again(self, message: pulsar.Message, seconds: float) -> None:
+        due = self._broker.clock.now() + timedelta(seconds=seconds)
+        heapq.heappush(self._again, (due, next(self._numbers), message))
+
+    def hold_new(self, holder: object, *, held: bool) -> None:
+        (self._holders.add if held else self._holders.discard)(holder)
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def sleep(self, seconds: float) -> None:
+        self._broker.clock.advance(timedelta(seconds=seconds))
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def close(self) -> None:
+        self.stop()
+        self._broker.take_back(self)
+
+
+def _decoded_by(schema: pulsar.schema.Schema, message: pulsar.Message) -> pulsar.Message:
+    found = dataclasses.replace(cast("InMemoryMessage", message), schema=schema)
+    return cast("pulsar.Message", found)

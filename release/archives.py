@@ -1,0 +1,63 @@
+"""`make dist`: everything that a release consists of but its images, with checksums.
+
+Called as `python -m release.archives DIRECTORY`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from redrive import __version__
+from release import CHART, CHECKOUT, manifests
+from sandbox import chart
+
+CHECKSUMS = "SHA256SUMS"
+
+
+def build(target: Path) -> list[Path]:
+    """Fill *target*, which is emptied first, and return the files in it.
+
+    Wheel, source archive, chart, install.yaml, kustomize base; SHA256SUMS lists them.
+    """
+    if target.exists():
+        shutil.rmtree(target)
+    target.mkdir(parents=True)
+    _run("-m", "hatchling", "build", "-d", str(target.absolute()))
+    versions = f"--version={__version__}", f"--app-version={__version__}"
+    chart.helm("package", str(CHART), f"--destination={target}", *versions)
+    (target / f"redrive-{__version__}-install.yaml").write_text(manifests.install_yaml(), "utf-8")
+    _archive_kustomize_base(target / f"redrive-{__version__}-kustomize.tar.gz")
+    files = sorted(target.iterdir())
+    sums = "".join(f"{_sha256(file)}  {file.name}\n" for file in files)
+    (target / CHECKSUMS).write_text(sums, "ascii")
+    return [*files, target / CHECKSUMS]
+
+
+def _archive_kustomize_base(archive: Path) -> None:
+    with TemporaryDirectory() as folder, tarfile.open(archive, "w:gz") as packed:
+        base = Path(folder) / "redrive"
+        manifests.write_kustomize_base(base)
+        packed.add(base, arcname="redrive")
+
+
+def _run(*arguments: str) -> None:
+    subprocess.run([sys.executable, *arguments], cwd=CHECKOUT, check=True)  # noqa: S603
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m release.archives")
+    parser.add_argument("directory", type=Path)
+    for made in build(parser.parse_args().directory):
+        print(made)  # noqa: T201  what a command answers

@@ -1,0 +1,77 @@
+"""Prints the series of an operator and a consumer that have done a little of everything, as JSON.
+
+A process of its own: what is counted here would be counted in other tests too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from prometheus_client import REGISTRY
+
+from redrive import prometheus
+from redrive.admin import metrics as admin
+from redrive.delivery.telemetry.events import Event, Name
+from redrive.kube import metrics as kube
+from redrive.kube import resources
+from redrive.kube.cache import Cache
+from redrive.provision import metrics as provision
+
+POLICY = ("orders", "shop", "persistent://shop/prod/orders", "fulfilment")
+
+
+def objects(kind: str, reason: str) -> Cache:
+    """Return one object of a kind, with a Ready condition."""
+    condition = {"type": "Ready", "status": "True", "reason": reason}
+    name, namespace, topic, subscription = POLICY
+    body = {
+        "kind": kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"topic": topic, "subscription": subscription},
+        "status": {"conditions": [condition]},
+    }
+    return Cache([body])
+
+
+def work() -> None:
+    """Count one of each."""
+    kube.LEASE_HELD.set(1)
+    kube.RECONCILES.labels("RetryPolicy", "success").inc()
+    kube.QUEUE_DEPTH.labels("RetryPolicy").set(1)
+    kube.BREAKER_OPEN.labels("shop", "main").set(1)
+    admin.CALLS.labels("GET", "200").inc()
+    provision.BACKLOG.labels(*POLICY, "retry").set(1)
+    provision.BACKLOG.labels(*POLICY, "dead-letter").set(1)
+    provision.OLDEST_DEAD_LETTER.labels(*POLICY).set(1)
+    provision.DELIVERIES.labels(*POLICY, "source").inc()
+    provision.REPAIRS.labels("CreateTopic").inc()
+    name, namespace, topic, subscription = POLICY
+    for event in (Name.ATTEMPT_FAILED, Name.RETRIED, Name.UNSENT):
+        prometheus.count(
+            Event(
+                event=event, policy=f"{namespace}/{name}", source=topic, subscription=subscription,
+                origin="1:1", message_id="1:1", attempt=1, generation=1, reason="Why",
+            )
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Print each series with its value."""
+    work()
+    shown = {
+        resources.POLICIES: objects("RetryPolicy", "Provisioned"),
+        resources.REPLAYS: objects("Replay", "Completed"),
+    }
+    series = {}
+    with kube.counting(shown):
+        for family in REGISTRY.collect():
+            for sample in family.samples:
+                if sample.name.startswith("redrive_") and not sample.name.endswith("_created"):
+                    labels = ", ".join(f'{k}="{v}"' for k, v in sample.labels.items())
+                    series[f"{sample.name}{{{labels}}}"] = sample.value
+    json.dump(series, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

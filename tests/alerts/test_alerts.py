@@ -1,0 +1,128 @@
+"""Alerts and dashboard, evaluated by Prometheus itself; and a page for each alert."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import redrive
+from release import CHART, dashboard
+from sandbox import builds
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = CHART / "alerts.yaml"
+TESTS = Path(__file__).with_name("alerts.yaml")
+ALERTS: list[dict[str, Any]] = [
+    rule for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"] for rule in group["rules"]
+]
+HEADINGS = ["What it means", "What to look at", "What to do"]
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [builds.promtool() / "promtool", *arguments], check=False, text=True, capture_output=True
+    )
+
+
+def test_every_alert_fires_when_it_should_and_only_then() -> None:
+    ran = promtool("test", "rules", TESTS)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_alert_is_tested_firing_and_silent() -> None:
+    tested: dict[str, set[bool]] = {}
+    for case in yaml.safe_load(TESTS.read_text("utf-8"))["tests"]:
+        for check in case["promql_expr_test"]:
+            (name,) = re.findall('alertname="(\\w+)"', check["expr"])
+            tested.setdefault(name, set()).add(bool(check["exp_samples"]))
+    assert tested == {alert["alert"]: {True, False} for alert in ALERTS}
+
+
+def test_a_rule_that_never_fires_fails_its_test(tmp_path: Path) -> None:
+    broken = RULES.read_text("utf-8").replace("redrive_policy_ready) == 0", "redrive_policy) == 0")
+    (tmp_path / "alerts.yaml").write_text(broken, "utf-8")
+    tests = TESTS.read_text("utf-8").replace("../../charts/redrive/alerts.yaml", "alerts.yaml")
+    (tmp_path / "tests.yaml").write_text(tests, "utf-8")
+    ran = promtool("test", "rules", tmp_path / "tests.yaml")
+    assert ran.returncode != 0
+    assert "RedrivePolicyNotReady" in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_every_alert_has_a_page_that_says_what_to_do(alert: dict[str, Any]) -> None:
+    page = ROOT / alert["annotations"]["runbook"]
+    assert page == ROOT / "docs" / "runbooks" / f"{alert['alert']}.md"
+    text = page.read_text("utf-8")
+    assert text.startswith(f"# {alert['alert']}\n")
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
+    index = (ROOT / "docs" / "runbooks" / "index.md").read_text("utf-8")
+    assert f"({page.name})" in index
+
+
+def test_no_page_is_for_an_alert_that_is_gone() -> None:
+    pages = {page.stem for page in (ROOT / "docs" / "runbooks").glob("*.md")} - {"index"}
+    assert pages == {alert["alert"] for alert in ALERTS}
+
+
+def metric_names(query: str) -> set[str]:
+    return set(re.findall(r"\bredrive_\w+", query))
+
+
+def documented() -> set[str]:
+    pages = [ROOT / "docs" / "reference" / f"{name}.md" for name in ("metrics", "consumer-metrics")]
+    text = "".join(page.read_text("utf-8") for page in pages)
+    return set(re.findall(r"^\| `(redrive_\w+)` \|", text, re.MULTILINE))
+
+
+def test_alerts_and_panels_ask_for_metrics_that_exist() -> None:
+    queries = [alert["expr"] for alert in ALERTS] + [panel.query for panel in dashboard.PANELS]
+    asked = set().union(*map(metric_names, queries))
+    assert asked <= documented()
+
+
+def test_the_dashboard_is_generated_from_its_panels() -> None:
+    assert dashboard.DASHBOARD.read_text("utf-8") == dashboard.render()
+    shown = [panel["targets"][0]["expr"] for panel in json.loads(dashboard.render())["panels"]]
+    assert shown == [panel.query for panel in dashboard.PANELS]
+
+
+def recorded() -> dict[str, float]:
+    """Return the samples of an operator and a consumer that have done a little of everything."""
+    ran = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("record.py"))],
+        env={"PYTHONPATH": f"{Path(redrive.__file__).parents[1]}:{ROOT}"},
+        check=True, text=True, capture_output=True,
+    )  # fmt: skip
+    samples: dict[str, float] = json.loads(ran.stdout)
+    return samples
+
+
+def test_every_panel_shows_something_of_recorded_metrics(tmp_path: Path) -> None:
+    """Each query is evaluated by Prometheus over the recorded series, which grow every minute."""
+    series = [{"series": name, "values": f"{value:g}+1x60"} for name, value in recorded().items()]
+    checks = [
+        {
+            "expr": f"count({chosen_all(panel.query)}) > bool 0",
+            "eval_time": "30m",
+            "exp_samples": [{"labels": "{}", "value": 1}],
+        }
+        for panel in dashboard.PANELS
+    ]
+    test = {"input_series": series, "interval": "1m", "promql_expr_test": checks}
+    file = tmp_path / "panels.yaml"
+    file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}), "utf-8")
+    ran = promtool("test", "rules", file)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def chosen_all(query: str) -> str:
+    """Fill in the variables of the dashboard as Grafana does for *All*."""
+    filled = query.replace("$namespace", ".*").replace("$policy", ".*")
+    return filled.replace("$__rate_interval", "5m")

@@ -1,0 +1,45 @@
+"""A consumer with a schema hands its handler what the schema decodes, at every attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pulsar.schema
+
+from redrive import FailureRules
+
+MakeWorld = Callable[..., Any]
+SOON = timedelta(seconds=30)
+
+
+class Order(pulsar.schema.Record):  # type: ignore[misc]  # the client has no types
+    """What the producers of the source topic send."""
+
+    number = pulsar.schema.Integer(required=True)
+
+
+def test_a_handler_gets_what_the_schema_decodes_and_what_it_does_not_is_dead_lettered(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(max_retries=1)
+    orders = pulsar.schema.JsonSchema(Order)
+    handled: list[tuple[int, int]] = []
+
+    def handle(message: pulsar.Message) -> None:
+        number = message.value().number
+        attempt = consumer.attempt_of(message).number
+        handled.append((number, attempt))
+        if len(handled) == 2:
+            consumer.stop()
+        if attempt == 1:
+            raise ConnectionError
+
+    with world.consumer(schema=orders) as consumer:
+        world.send(b"\xff no order", orders.encode(Order(number=7)))
+        consumer.run(handle, rules=FailureRules(retry_on=(ConnectionError,)))
+    assert handled == [(7, 1), (7, 2)]
+    (dead,) = world.dead_letters(1)
+    assert dead.data() == b"\xff no order"

@@ -1,0 +1,133 @@
+"""Images built by the documented commands, from a base that stands in for one of a registry.
+
+They need what `make test` does not: root, mmdebstrap, and buildah, which builds without a daemon
+(on Debian: `apt install mmdebstrap buildah`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import ssl
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import cache as sandbox_cache
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "docs" / "howto" / "install.md").read_text("utf-8").replace("\\\n", " ")
+BUILDS = re.findall(r"^docker (build .+)$", GUIDE, re.MULTILINE)
+BASE = "localhost/redrive-test-base:1"
+MIRROR = "http://deb.debian.org/debian"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """buildah with a store of its own.
+
+    Args:
+        store: the folder of images and containers.
+        cache: what pip has fetched, kept between runs.
+    """
+
+    store: Path
+    cache: Path
+
+    def __call__(self, *arguments: str) -> str:
+        """Run buildah; fail with what it printed."""
+        run = subprocess.run(
+            [_program("buildah"), f"--root={self.store}/root", f"--runroot={self.store}/run",
+             *arguments],
+            env={**os.environ, "BUILDAH_ISOLATION": "chroot"},
+            cwd=ROOT, check=False, text=True, capture_output=True,
+        )  # fmt: skip
+        assert run.returncode == 0, f"{arguments}\n{run.stdout[-4000:]}\n{run.stderr[-4000:]}"
+        return run.stdout
+
+    def build(self, command: str, *more: str) -> None:
+        """Run a documented `docker build`, on the base of the tests."""
+        pip = f"--volume={self.cache}:/root/.cache/pip"
+        arguments = shlex.split(command)
+        self(*arguments[:1], "--network=host", pip, f"--build-arg=BASE_IMAGE={BASE}", *more,
+             *arguments[1:])  # fmt: skip
+
+    def run(self, image: str, *command: str) -> str:
+        """Run *command* in a container of *image*, as its user."""
+        container = self("from", image).strip()
+        try:
+            return self("run", container, "--", *command)
+        finally:
+            self("rm", container)
+
+    def config(self, image: str) -> dict[str, Any]:
+        """Return what the image says of itself."""
+        found: dict[str, Any] = json.loads(self("inspect", "--type=image", image))["OCIv1"][
+            "config"
+        ]
+        return found
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    # Not in a folder of pytest's, which could not delete it: buildah mounts a part of it.
+    store = sandbox_cache.root() / "images"
+    store.mkdir(parents=True, exist_ok=True)
+    cache = Path.home() / ".cache" / "pip"
+    cache.mkdir(parents=True, exist_ok=True)
+    made = Engine(store, cache)
+    _make_base(made, store)
+    yield made
+    mounted = store / "root" / "overlay"
+    if mounted.is_mount():
+        subprocess.run([_program("umount"), str(mounted)], check=True)
+
+
+@pytest.fixture(scope="session")
+def images(engine: Engine) -> dict[str, str]:
+    """The two images, by what they are for, under the names that the guide gives them."""
+    names = {}
+    for command in BUILDS[:2]:
+        file = re.search(r"--file images/(\w+)\.Dockerfile", command)
+        name = re.search(r"--tag (\S+)", command)
+        assert file
+        assert name
+        engine.build(command)
+        names[file[1]] = name[1]
+    return names
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    assert found is not None, f"install {name} to test the images"
+    return found
+
+
+def _make_base(engine: Engine, folder: Path) -> None:
+    """Make an image of Debian with Python, and with the certificates that this machine trusts."""
+    if BASE in engine("images", "--format={{.Name}}:{{.Tag}}").splitlines():
+        return
+    archive = folder / "base.tar"
+    packages = "python3,python3-venv,ca-certificates"
+    subprocess.run(
+        [_program("mmdebstrap"), "--quiet", "--variant=minbase", f"--include={packages}",
+         "bookworm", str(archive), MIRROR],
+        check=True,
+    )  # fmt: skip
+    container = engine("from", "scratch").strip()
+    engine("add", "--quiet", container, str(archive), "/")
+    trusted = ssl.get_default_verify_paths().cafile
+    assert trusted is not None
+    bundle = "/etc/ssl/certs/ca-certificates.crt"
+    engine("add", "--quiet", container, trusted, bundle)
+    engine("config", f"--env=PIP_CERT={bundle}", container)
+    engine("commit", "--quiet", container, BASE)
+    engine("rm", container)
+    archive.unlink()

@@ -1,0 +1,48 @@
+"""The broker counts the redeliveries of a batch as a whole; a message dies for its own failures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+
+from sandbox.pulsar import SUPERUSER
+from tests.support.stage import Stage
+
+SetStage = Callable[..., Stage]
+SOON = timedelta(seconds=30)
+
+
+def send_batch(stage: Stage, *contents: bytes) -> None:
+    producer = stage.client(SUPERUSER).create_producer(
+        str(stage.policy.topic), batching_enabled=True, batching_max_publish_delay_ms=1_000
+    )
+    for content in contents:
+        producer.send_async(content, lambda *_: None)
+    producer.flush()
+    producer.close()
+
+
+def test_a_message_does_not_die_for_the_failures_of_another_in_its_batch(
+    set_stage: SetStage,
+) -> None:
+    stage = set_stage(max_retries=2)
+    send_batch(stage, b"bad", b"late", b"good")
+    given_back: Counter[bytes] = Counter()
+    before = {}
+    with stage.consumer(nack_delay=timedelta(seconds=0.5)) as consumer:
+        while message := consumer.receive(SOON if given_back.total() < 4 else timedelta(seconds=3)):
+            content = message.data()
+            failed_first = content == b"bad" and given_back[content] < 3
+            if failed_first or (content == b"late" and given_back == {b"bad": 3}):
+                before[content] = message.redelivery_count()
+                given_back[content] += 1
+                consumer.negative_acknowledge(message)
+            elif content != b"late" or given_back[content]:
+                consumer.acknowledge(message)  # what is acknowledged comes again with the others
+
+    assert given_back == {b"bad": 3, b"late": 1}
+    assert before[b"late"] >= stage.policy.max_retries
+    [dead] = stage.dead_letters(1)
+    assert (dead.data(), dead.properties()["RECONSUMETIMES"]) == (b"bad", "3")
+    assert stage.backlog(stage.policy.topic) == 0

@@ -1,0 +1,85 @@
+"""One RetryPolicy, an operator that reconciles it, a fake broker with its source topic."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+
+from redrive.admin.access import Access
+from redrive.admin.client import Admin
+from redrive.admin.http import Http
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.retrypolicy import ConnectionRef
+from redrive.errors import Requeue
+from redrive.kube import resources
+from redrive.kube.cache import Cache
+from redrive.kube.connections import Connection
+from redrive.kube.resources import Body, Key
+from redrive.provision.conflicts import Conflicts
+from redrive.provision.lost import LostPolicies
+from redrive.provision.reconcile import reconcile
+from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
+from tests.support.fake_kubernetes import FakeKubernetes
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+KEY = Key("shop", "orders")
+SOURCE = "orders"
+
+
+@dataclass
+class Scene:
+    """An operator with one policy, at a broker with its source topic."""
+
+    ctx: Any
+    broker: FakeBroker
+    kubernetes: FakeKubernetes
+    now: datetime = NOW
+
+    def __post_init__(self) -> None:
+        self.ctx.clock = lambda: self.now
+        self.conflicts = Conflicts(self.ctx.policies, self.ctx.connections, lambda _: None)
+        self.lost = LostPolicies(self.ctx.policies, self.ctx.clock)
+
+    async def reconcile(self) -> Requeue:
+        health = cast("Any", SimpleNamespace(warnings=lambda _: ()))
+        return await reconcile(KEY, self.ctx, self.conflicts, health, self.lost)
+
+    def watch_shows_deletion(self) -> None:
+        """Have the watch show that the policy is gone."""
+        if body := self.ctx.policies.get(KEY):
+            self.ctx.policies.drop(body)
+
+    @property
+    def topics(self) -> set[str]:
+        return set(self.broker.namespaces["shop/prod"].topics)
+
+
+@asynccontextmanager
+async def scene(connection: Body, body: Body, kubernetes: FakeKubernetes) -> AsyncIterator[Scene]:
+    through = {"metadata": {"namespace": "shop", "name": "main", "uid": "u"}, "spec": connection}
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        broker.tenants = {"shop": []}
+        broker.namespaces = {"shop/prod": Namespace({SOURCE: Topic(2, {})})}
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+
+        async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
+            spec = PulsarConnectionSpec.model_validate(connection)
+            return Connection(Key(namespace, ref.name), spec, admin)
+
+        kubernetes.add(resources.POLICIES, body)
+        ctx = SimpleNamespace(
+            kubernetes=kubernetes,
+            policies=Cache([body]),
+            connections=Cache([through]),
+            namespaces=None,
+            config_maps=Cache(),
+            brokers=SimpleNamespace(resolve=resolve),
+            settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
+        )
+        yield Scene(ctx, broker, kubernetes)

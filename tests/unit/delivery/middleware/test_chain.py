@@ -1,0 +1,227 @@
+"""What a middleware is called for, in which order, and what it may change."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive import NotSentError, Policy
+from redrive.delivery.assembly import Options, RetryOptions, assemble
+from redrive.middleware import (
+    BoundConsumer,
+    Dead,
+    DeadReason,
+    Forward,
+    Handle,
+    Hop,
+    Middleware,
+    Outcome,
+    Receive,
+    Retry,
+    Settle,
+    Settlement,
+    Take,
+)
+from redrive.policy.ladder import Ladder
+from redrive.policy.naming import TopicName
+from redrive.testing import AsyncInMemoryConsumer, InMemoryConsumer, InMemorySimpleConsumer
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "billing", ladder=Ladder.from_fixed("5s"))
+TEN = timedelta(seconds=10)
+Stage = Callable[..., Any]
+
+
+class Recorder(Middleware):
+    """Notes what it is called for, under a name."""
+
+    def __init__(self, name: str, notes: list[str]) -> None:
+        self.name = name
+        self.consumer: BoundConsumer | None = None
+        self._notes = notes
+
+    def _noted(self, stage: str, inner: Stage) -> Stage:
+        def noted(*given: Any) -> Any:  # noqa: ANN401 - as the stage has it
+            self._notes.append(f"{self.name} {stage}")
+            return inner(*given)
+
+        return noted
+
+    def bind(self, consumer: BoundConsumer) -> Middleware:
+        self.consumer = consumer
+        return self
+
+    def take(self, take: Take) -> Take:
+        return self._noted("take", take)
+
+    def receive(self, receive: Receive) -> Receive:
+        return self._noted("receive", receive)
+
+    def handle(self, handle: Handle) -> Handle:
+        return self._noted("handle", handle)
+
+    def settle(self, settle: Settle) -> Settle:
+        return self._noted("settle", settle)
+
+    def forward(self, forward: Forward) -> Forward:
+        return self._noted("forward", forward)
+
+    def close(self) -> None:
+        self._notes.append(f"{self.name} close")
+
+
+def pairs(*stages: str) -> list[str]:
+    """Name each of *stages* as two middlewares note it."""
+    return [f"{name} {stage}" for stage in stages for name in ("outer", "inner")]
+
+
+SUCCESS = pairs("take", "receive", "handle", "settle")
+FAILURE = [*SUCCESS, *pairs("forward")]
+END = [*pairs("take", "receive"), *pairs("close")]
+
+
+def fail_once() -> Callable[[object], None]:
+    left = [LookupError()]
+
+    def handle(_message: object) -> None:
+        if left:
+            raise left.pop()
+
+    return handle
+
+
+def test_each_stage_passes_the_list_from_its_first_to_its_last() -> None:
+    notes: list[str] = []
+    outer, inner = Recorder("outer", notes), Recorder("inner", notes)
+    with InMemoryConsumer(POLICY, middleware=[outer, inner]) as consumer:
+        consumer.send(b"x")
+        consumer.run(fail_once())
+    assert notes == [*FAILURE, *SUCCESS, *END]
+    assert outer.consumer is inner.consumer is consumer
+
+
+async def test_the_same_middleware_serves_consumers_for_asyncio() -> None:
+    notes: list[str] = []
+    both: Sequence[Middleware] = [Recorder("outer", notes), Recorder("inner", notes)]
+    fail = fail_once()
+
+    async def handle(message: pulsar.Message) -> None:
+        fail(message)
+
+    async with AsyncInMemoryConsumer(POLICY, middleware=both) as consumer:
+        consumer.send(b"x")
+        await consumer.run(handle)
+    assert notes == [*FAILURE, *SUCCESS, *END]
+
+
+class Bury(Middleware):
+    """Dead-letters at once what would be retried, with one more property."""
+
+    def settle(self, settle: Settle) -> Settle:
+        def bury(settlement: Settlement) -> pulsar.MessageId | None:
+            if isinstance(settlement.verdict, Retry):
+                settlement = settlement._replace(verdict=Dead(DeadReason.REQUESTED, 1))
+            return settle(settlement)
+
+        return bury
+
+    def forward(self, forward: Forward) -> Forward:
+        def sign(hop: Hop) -> pulsar.MessageId:
+            return forward(hop._replace(properties={**hop.properties, "by": "us"}))
+
+        return sign
+
+
+def test_a_middleware_may_find_another_verdict_and_add_to_the_copy() -> None:
+    events: list[str] = []
+    consumer = InMemoryConsumer(
+        POLICY, middleware=[Bury()], on_event=lambda event: events.append(event.event)
+    )
+    consumer.send(b"x")
+    consumer.run(fail_once())
+    (dead,) = consumer.dead_letters
+    assert dead.properties()["by"] == "us"
+    assert dead.properties()["REDRIVE_DEAD_REASON"] == "Requested"
+    assert events == ["redrive.attempt_failed", "redrive.dead_lettered"]
+
+
+def test_a_simple_consumer_has_the_same_chain() -> None:
+    notes: list[str] = []
+    with InMemorySimpleConsumer(POLICY, middleware=[Recorder("one", notes), Bury()]) as consumer:
+        consumer.send(b"x")
+        consumer.send(b"y")
+        first, _ = consumer.receive(2, TEN)
+        consumer.acknowledge(first)
+        consumer.advance(TEN)
+        assert [letter.data() for letter in consumer.dead_letters] == [b"y"]
+    stages = ["receive", "receive", "settle", "settle", "forward", "close"]
+    assert notes == [f"one {stage}" for stage in stages]
+
+
+def test_a_wrapper_learns_that_no_receipt_came() -> None:
+    seen: list[type[Exception]] = []
+
+    class Watch(Middleware):
+        def settle(self, settle: Settle) -> Settle:
+            def watch(settlement: Settlement) -> pulsar.MessageId | None:
+                try:
+                    return settle(settlement)
+                except NotSentError as error:
+                    seen.append(type(error))
+                    raise
+
+            return watch
+
+    consumer = InMemoryConsumer(POLICY, middleware=[Watch()])
+    consumer.broker.refused.add(POLICY.retry_topic)
+    consumer.send(b"x")
+    consumer.reconsume_later(consumer.receive())
+    assert seen == [NotSentError]
+    assert len(consumer.broker.unsettled()) == 1
+
+
+def test_what_a_wrapper_raises_ends_the_run_and_settles_nothing() -> None:
+    class Broken(Middleware):
+        def settle(self, settle: Settle) -> Settle:  # noqa: ARG002 - it never comes to that
+            def fail(_settlement: Settlement) -> pulsar.MessageId | None:
+                raise ZeroDivisionError
+
+            return fail
+
+    consumer = InMemoryConsumer(POLICY, middleware=[Broken()])
+    consumer.send(b"x")
+    with pytest.raises(ZeroDivisionError):
+        consumer.run(lambda _: None)
+    assert len(consumer.broker.unsettled()) == 1
+
+
+def test_an_outcome_that_a_wrapper_changes_decides() -> None:
+    class Forgive(Middleware):
+        def handle(self, handle: Handle) -> Handle:
+            def forgive(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+                try:
+                    return handle(messages)
+                except LookupError:
+                    return [None] * len(messages)
+
+            return forgive
+
+    consumer = InMemoryConsumer(POLICY, middleware=[Forgive()])
+    consumer.send(b"x")
+    consumer.run(fail_once())
+    assert consumer.broker.unsettled() == consumer.dead_letters == []
+
+
+def test_the_options_that_are_typed_are_those_that_are_taken() -> None:
+    """The types are for callers; the defaults are with the function that takes them."""
+    taken = [
+        name
+        for name, parameter in inspect.signature(assemble).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    assert sorted([*RetryOptions.__annotations__, "prefetch"]) == sorted(taken)
+    assert set(Options.__annotations__) < set(RetryOptions.__annotations__)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from redrive import CrashLog, Policy
+from redrive.delivery.middleware.crash_log_file import CrashLogFile, crashes_in
+from redrive.errors import InvalidSpecError
+from redrive.policy.naming import TopicName
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
+DIES = """
+import os, pathlib, signal, sys
+from redrive import Policy
+from redrive.delivery.middleware.crash_log_file import CrashLogFile
+from redrive.policy.naming import TopicName
+
+policy = Policy(TopicName("shop", "prod", "orders"), "billing")
+log_file = CrashLogFile(pathlib.Path(sys.argv[1]), policy)
+for key in ("1:0:-1", "1:1:-1", "1:2:-1"):
+    log_file.begin(key)
+log_file.end("1:1:-1")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def die(directory: Path, program: str = DIES, *given: str) -> None:
+    """Have a process be killed: with two messages in hand, or as *program* does it."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(directory), *given],
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        check=False,
+    )
+    assert done.returncode == -9
+
+
+def test_what_was_in_hand_at_a_kill_is_known_to_the_next_process_until_it_is_settled(
+    tmp_path: Path,
+) -> None:
+    for _ in range(2):
+        die(tmp_path)
+    log_file = CrashLogFile(tmp_path, POLICY)
+    keys = ("1:0:-1", "1:1:-1", "1:2:-1")
+    assert [log_file.crashes(key) for key in keys] == [2, 0, 2]
+    log_file.begin("1:0:-1")
+    log_file.end("1:0:-1")
+    log_file.begin("1:3:-1")
+    log_file.begin("1:2:-1")
+    log_file.let_go("1:2:-1")
+    assert log_file.crashes("1:2:-1") == 2
+    log_file.close()
+    log_file.close()
+
+    log_file = CrashLogFile(tmp_path, POLICY)
+    assert [log_file.crashes(key) for key in (*keys, "1:3:-1")] == [0, 0, 2, 0]
+    log_file.begin("1:2:-1")
+    log_file.end("1:2:-1")
+    log_file.close()
+    assert not list(tmp_path.glob("*.notes"))
+
+
+def test_what_a_living_process_has_in_hand_is_no_crash(tmp_path: Path) -> None:
+    living = CrashLogFile(tmp_path, POLICY)
+    living.begin("1:0:-1")
+    assert CrashLogFile(tmp_path, POLICY).crashes("1:0:-1") == 0
+    assert CrashLogFile(tmp_path, Policy(POLICY.topic, "other")).crashes("1:0:-1") == 0
+
+
+def test_notes_do_not_grow_with_what_is_settled(tmp_path: Path) -> None:
+    log_file = CrashLogFile(tmp_path, POLICY)
+    log_file.begin("kept")
+    for number in range(60_000):
+        log_file.begin(f"{number}:0:-1")
+        log_file.end(f"{number}:0:-1")
+    (file,) = tmp_path.glob("*.notes")
+    assert file.stat().st_size < 1 << 20
+    assert crashes_in(file.read_text()) == {"kept": 1}
+
+
+@pytest.mark.parametrize(
+    ("notes", "crashes"),
+    [
+        ("", {}),
+        ("+ a\n- a\n", {}),
+        ("= a 2\n+ a\n~ a\n+ b\n~ b\n", {"a": 2}),
+        ("= a 2\n= b 1\n+ a\n- b\n", {"a": 3}),
+        ("= a x\n+ b\n\x00\x00 + c d\n+", {"b": 1}),
+    ],
+)
+def test_notes_are_read_whatever_stands_in_them(notes: str, crashes: dict[str, int]) -> None:
+    assert crashes_in(notes) == crashes
+
+
+def test_where_files_can_not_be_locked_only_consumers_with_notes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+import sys
+sys.modules["fcntl"] = None  # as on Windows
+from redrive import CrashLog, RetryConsumer
+"""
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        check=True,
+    )
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.raises(InvalidSpecError, match="not on Windows"):
+        CrashLogFile(tmp_path, POLICY)
+
+
+def test_a_place_where_notes_can_not_be_kept_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidSpecError, match="mount a volume there"):
+        CrashLogFile(tmp_path / "file", POLICY)
+    with pytest.raises(InvalidSpecError, match="at least 0 times; got -1"):
+        CrashLog(tmp_path, max_redeliveries=-1)
+
+
+DIES_WRITING = """
+import os, pathlib, signal, sys
+from redrive import Policy
+from redrive.delivery.middleware import crash_log_file
+from redrive.policy.naming import TopicName
+
+write, rewrites = os.write, int(sys.argv[2])
+
+def write_or_die(file, notes):
+    global rewrites
+    if not notes or notes.count(b"\\n") > 1:
+        rewrites -= 1
+        if not rewrites:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return write(file, notes)
+
+os.write = write_or_die
+crash_log_file._COMPACT_BYTES = 20
+notes = crash_log_file.CrashLogFile(
+    pathlib.Path(sys.argv[1]), Policy(TopicName("shop", "prod", "orders"), "billing")
+)
+for number in range(10):
+    notes.begin(f"2:{number}:-1")
+"""
+
+
+@pytest.mark.parametrize("rewrites", [1, 2], ids=["taking over", "compacting"])
+def test_a_kill_while_notes_are_written_again_loses_none(tmp_path: Path, rewrites: int) -> None:
+    die(tmp_path)
+    die(tmp_path, DIES_WRITING, str(rewrites))
+    log_file = CrashLogFile(tmp_path, POLICY)
+    assert [log_file.crashes(key) for key in ("1:0:-1", "1:2:-1")] == [1, 1]
+    assert log_file.crashes("2:0:-1") == (1 if rewrites == 2 else 0)
+    assert len(list(tmp_path.iterdir())) == 2  # its own file and the lock: nothing is left over
+
+
+def test_a_disk_that_is_full_costs_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    die(tmp_path)
+    log_file = CrashLogFile(tmp_path, POLICY)
+    monkeypatch.setattr("redrive.delivery.middleware.crash_log_file._COMPACT_BYTES", 0)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(OSError, match="the disk is full"):
+            log_file.begin("2:0:-1")
+    (file,) = tmp_path.glob("*.notes")
+    assert crashes_in(file.read_text()) == {"1:0:-1": 1, "1:2:-1": 1, "2:0:-1": 1}
+    log_file.end("1:0:-1")
+    assert crashes_in(file.read_text()) == {"1:2:-1": 1, "2:0:-1": 1}

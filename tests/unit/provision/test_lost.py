@@ -1,0 +1,151 @@
+"""A deletion that runs while a policy is provisioned leaves none of its topics behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from redrive.errors import Requeue
+from redrive.kube import resources
+from redrive.kube.resources import Body, Key
+from redrive.provision.finalize import LATE_WRITES
+from redrive.provision.finalizer import FINALIZER
+from redrive.provision.lost import REQUEST
+from tests.support.fake_admin import Do, answering
+from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.scene import KEY, NOW, SOURCE, scene
+
+MakeBody = Callable[..., dict[str, Any]]
+
+
+class Racing(FakeKubernetes):
+    """An API server with a DELETE under way that began before the finalizer is added."""
+
+    async def patch(self, resource: resources.Resource, key: Key, patch: Body) -> Body:
+        """Answer that the finalizer is there, then delete the object all the same."""
+        after = await super().patch(resource, key, patch)
+        if resource is resources.POLICIES:
+            del self.objects[resource][key]
+        return after
+
+
+def at_first_creation(act: Callable[[], None]) -> Callable[..., Any]:
+    """Do something when the broker is asked for the first topic."""
+    done: list[web.Request] = []
+
+    async def fault(request: web.Request, do: Do) -> web.StreamResponse:
+        if request.method == "PUT" and not done:
+            done.append(request)
+            act()
+        return await do()
+
+    return fault
+
+
+async def test_a_policy_that_is_deleted_while_its_finalizer_is_added_is_cleaned_up_after(
+    connection: Body, policy: MakeBody
+) -> None:
+    async with scene(connection, policy(deletionPolicy="Delete"), Racing()) as here:
+        here.broker.fault = at_first_creation(here.watch_shows_deletion)
+        await here.reconcile()
+        assert here.topics > {SOURCE}  # it was too late to stop
+        assert await here.reconcile() is Requeue.BACKOFF  # what was sent may be done late
+        here.now += LATE_WRITES
+        assert await here.reconcile() is Requeue.ON_CHANGE
+        assert here.topics == {SOURCE}
+        assert [reason for _, reason, _ in here.kubernetes.announced()] == ["Deleted"]
+        assert here.lost.get(KEY) is None
+
+
+async def test_a_policy_whose_deletion_is_seen_before_the_finalizer_is_answered_creates_nothing(
+    connection: Body, policy: MakeBody
+) -> None:
+    class Seen(Racing):
+        async def patch(self, resource: resources.Resource, key: Key, patch: Body) -> Body:
+            after = await super().patch(resource, key, patch)
+            here.watch_shows_deletion()
+            return after
+
+    async with scene(connection, policy(deletionPolicy="Delete"), Seen()) as here:
+        assert await here.reconcile() is Requeue.ON_CHANGE
+        assert here.topics == {SOURCE}
+        assert here.broker.writes == []
+
+
+async def test_a_policy_that_retains_and_one_that_went_long_after_leave_their_topics(
+    connection: Body, policy: MakeBody
+) -> None:
+    for choice, age in (("Retain", timedelta(0)), ("Delete", REQUEST + timedelta(seconds=1))):
+        async with scene(connection, policy(deletionPolicy=choice), FakeKubernetes()) as here:
+            await here.reconcile()
+            made = here.topics
+            here.now += age
+            here.watch_shows_deletion()
+            assert await here.reconcile() is Requeue.ON_CHANGE
+            assert here.topics == made > {SOURCE}
+
+
+async def test_a_new_policy_of_the_name_keeps_the_topics_of_one_that_was_lost(
+    connection: Body, policy: MakeBody
+) -> None:
+    async with scene(connection, policy(deletionPolicy="Delete"), Racing()) as here:
+        here.broker.fault = at_first_creation(here.watch_shows_deletion)
+        await here.reconcile()
+        made = here.topics
+        again = policy(deletionPolicy="Retain")
+        again["metadata"]["uid"] = "another"
+        here.kubernetes.add(resources.POLICIES, again)
+        here.ctx.policies.put(again)
+        assert await here.reconcile() is Requeue.ON_CHANGE
+        assert here.lost.get(KEY) is None
+        assert here.topics == made > {SOURCE}
+
+
+async def test_a_topic_that_the_broker_creates_after_the_cleanup_is_deleted_too(
+    connection: Body, policy: MakeBody
+) -> None:
+    """The leader before sent the call, and was killed; this one finds nothing to delete."""
+    body = policy(deletionPolicy="Delete")
+    async with scene(connection, body, FakeKubernetes()) as former:
+        former.broker.fault = at_first_creation(lambda: None)
+        await former.reconcile()
+        late = former.broker.namespaces["shop/prod"].topics
+    body["metadata"] |= {"finalizers": [FINALIZER], "deletionTimestamp": NOW.isoformat()}
+    async with scene(connection, body, FakeKubernetes()) as here:
+        assert await here.reconcile() is Requeue.BACKOFF
+        here.broker.namespaces["shop/prod"].topics |= late
+        here.now += LATE_WRITES
+        assert await here.reconcile() is Requeue.ON_CHANGE
+        assert here.topics == {SOURCE}
+        assert here.kubernetes.objects[resources.POLICIES] == {}
+
+
+@pytest.mark.parametrize(("condition", "status"), [("Ready", "True"), ("Stalled", "True")])
+async def test_a_policy_for_which_nothing_is_under_way_goes_at_once(
+    connection: Body, policy: MakeBody, condition: str, status: str
+) -> None:
+    body = policy(deletionPolicy="Delete")
+    body["metadata"] |= {"finalizers": [FINALIZER], "deletionTimestamp": NOW.isoformat()}
+    said = {"reason": "Any", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    body["status"] = {"conditions": [{"type": condition, "status": status, **said}]}
+    async with scene(connection, body, FakeKubernetes()) as here:
+        assert await here.reconcile() is Requeue.ON_CHANGE
+        assert here.kubernetes.objects[resources.POLICIES] == {}
+
+
+async def test_a_broker_that_fails_in_such_a_cleanup_is_asked_again(
+    connection: Body, policy: MakeBody
+) -> None:
+    async with scene(connection, policy(deletionPolicy="Delete"), Racing()) as here:
+        here.broker.fault = at_first_creation(here.watch_shows_deletion)
+        await here.reconcile()
+        here.broker.fault = answering(503)
+        here.now += LATE_WRITES
+        assert await here.reconcile() is Requeue.BACKOFF
+        here.broker.fault = None
+        assert await here.reconcile() is Requeue.ON_CHANGE
+        assert here.topics == {SOURCE}
