@@ -73,7 +73,7 @@ class Refusal(StatusModel):
     NotAccepted, NotDelivered or Unproven."""
 
 
-class Failure(StatusModel):
+class JobFailure(StatusModel):
     """Why the job ended before its run did."""
 
     reason: Annotated[str, Field(max_length=128)]
@@ -121,7 +121,7 @@ class ReplayStatus(StatusModel):
     finished: bool | None = None
     """Whether the run has come to its end, with nothing left; written by the job."""
 
-    failure: Failure | None = None
+    failure: JobFailure | None = None
     """Why the last job failed, as it wrote itself."""
 
     spark_application: str | None = None

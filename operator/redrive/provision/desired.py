@@ -10,7 +10,7 @@ from redrive.admin.model import Grant
 from redrive.admin.policies import TopicPolicy
 from redrive.kube import resources
 from redrive.kube.resources import Body, Key
-from redrive.policy import codec
+from redrive.policy import codec, naming
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import topic_policies

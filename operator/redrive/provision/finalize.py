@@ -28,6 +28,7 @@ from redrive.kube.errors import (
 )
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent
+from redrive.policy import naming
 from redrive.provision import conditions, pause
 from redrive.provision.actions import in_words
 from redrive.provision.apply import apply

@@ -86,18 +86,25 @@ def compare(
 
 
 def audit(
-    service_url: str, admin_url: str, dead_letter: TopicName, target: TopicName
+    urls: tuple[str, str], dead_letter: TopicName, subscription: str, target: TopicName
 ) -> AuditFindings:
     """Read the three topics, and compare them.
+
+    Args:
+        urls: of the broker, and of its admin interface.
+        dead_letter: the dead-letter topic.
+        subscription: the one that keeps dead letters.
+        target: the retry topic.
 
     Raises:
         RedriveError: one can't be read.
     """
+    service_url, admin_url = urls
     with broker.connect(service_url) as client:
         records = ledger.read(client, naming.ledger_topic(dead_letter))
         partitions = snapshot.look(admin_url, target)
         sources = Counter(_sources(client, target, partitions))
-    there = snapshot.look(admin_url, dead_letter, DEAD_LETTER_SUBSCRIPTION)
+    there = snapshot.look(admin_url, dead_letter, subscription)
     resting = {piece.range: piece.resting for piece in ranges.all_pieces(there)}
     return compare(records, sources, resting)
 
@@ -131,12 +138,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("dead_letter_topic", type=TopicName.parse_whole)
     parser.add_argument("retry_topic", type=TopicName.parse_whole)
     parser.add_argument(
+        "--subscription",
+        default=DEAD_LETTER_SUBSCRIPTION,
+        help="what keeps the dead letters (default: %(default)s)",
+    )
+    parser.add_argument(
         "--complete",
         action="store_true",
         help="the retry topic still has all that was ever moved: what is missing is lost",
     )
     given = parser.parse_args(arguments)
-    found = audit(given.service_url, given.admin_url, given.dead_letter_topic, given.retry_topic)
+    urls = given.service_url, given.admin_url
+    found = audit(urls, given.dead_letter_topic, given.subscription, given.retry_topic)
     for field in fields(found):
         about = getattr(found, field.name)
         lines = [f"{field.name}: {len(about)}", *(f"  {_shown(each)}" for each in about)]
