@@ -12,7 +12,7 @@ BENCH ?=
 python := $(PYTHON) .ci/python
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-images lint chaos bench dist demo sandbox sandbox-down lock
+.PHONY: help test test-images e2e-node lint chaos bench dist demo sandbox sandbox-down lock
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
@@ -30,6 +30,10 @@ lint: ## Check style, types and the imports between layers
 
 test-images: ## Build both images by the documented commands and look into them (root, mmdebstrap, buildah)
 	$(python) -m pytest -o python_files='image_*.py' -o timeout=1800 --durations=5 tests/images
+
+e2e-node: ## Install and use redrive in the cluster of KUBECONFIG, by the documented commands (see tests/node)
+	$(python) -m sandbox prepare
+	$(python) -m pytest -o python_files='node_*.py' -o timeout=3600 --durations=5 tests/node
 
 chaos: ## Run the chaos tests in a sandbox of their own (15 minutes)
 	$(python) -m sandbox prepare

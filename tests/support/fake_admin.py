@@ -163,6 +163,8 @@ class FakeBroker:
             f"POST {topic}/messageTTL": self._set_ttl,
             f"GET {topic}/backlogQuotaMap": self._quotas,
             f"POST {topic}/backlogQuota": self._set_quota,
+            f"DELETE {topic}/backlogQuota": self._remove_quota,
+            f"DELETE {topic}/{{policy}}": self._remove_policy,
             f"GET {topic}/{{policy}}": self._policy,
             f"POST {topic}/{{policy}}": self._set_policy,
         }
@@ -436,6 +438,14 @@ class FakeBroker:
     async def _set_policy(self, request: web.Request) -> None:
         _, topic = self._find(request, "set a policy")
         topic.policies[request.match_info["policy"]] = await _body(request)
+
+    async def _remove_policy(self, request: web.Request) -> None:
+        _, topic = self._find(request, "remove a policy")
+        topic.policies.pop(request.match_info["policy"], None)
+
+    async def _remove_quota(self, request: web.Request) -> None:
+        _, topic = self._find(request, "remove a policy")
+        topic.quotas.pop(request.query["backlogQuotaType"], None)
 
     async def _set_ttl(self, request: web.Request) -> None:
         _, topic = self._find(request, "set a policy")

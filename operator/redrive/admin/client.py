@@ -187,16 +187,23 @@ class Admin:
         """
         return await partitions.subscriptions(self._get, topic, partitioned=partitioned)
 
-    async def topic_policy(self, topic: TopicName, policy: TopicPolicy) -> Any:  # noqa: ANN401
-        """Return what the broker has of a policy of *topic*, as its JSON; None for nothing."""
-        return await self._get(
-            f"read {policy} of {topic}", f"{topic_path(topic)}/{policy.read}", answers.as_is
-        )
+    async def topic_policy(
+        self, topic: TopicName, policy: TopicPolicy, *, own: bool = False
+    ) -> Any:  # noqa: ANN401
+        """Return what the broker has of a policy of *topic*, as its JSON; None for nothing.
 
-    async def set_topic_policy(self, topic: TopicName, policy: TopicPolicy, write: Write) -> None:
+        Args:
+            own: read what is set on the topic itself, not what is in force there.
+        """
+        path = f"{topic_path(topic)}/{policy.own if own else policy.read}"
+        return await self._get(f"read {policy} of {topic}", path, answers.as_is)
+
+    async def set_topic_policy(
+        self, topic: TopicName, policy: TopicPolicy | str, write: Write
+    ) -> None:
         """Make one write of those that *policy* needs."""
         path = f"{topic_path(topic)}/{write.path}"
-        await self._send(Call(f"set {policy} of {topic}", "POST", path, write.body))
+        await self._send(Call(f"set {policy} of {topic}", write.method, path, write.body))
 
     async def internal_stats(self, topic: TopicName) -> dict[str, Any]:
         """Return ledgers and cursors of one topic, or of one partition, as the broker gives them.

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from redrive.api.fields import MAX_LIST, Role, Subscription, TopicField
+from redrive.api.fields import Roles, Subscription, TopicField
 from redrive.api.ladder import IS_DURATION, SECONDS, WRITTEN
 from redrive.api.model import ApiModel
 from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
@@ -291,7 +291,7 @@ class DeadLetterTopic(ApiModel):
     """How much the dead-letter topic holds. Left out: what the Pulsar namespace says, but a quota
     that drops dead letters is replaced by one that refuses them."""
 
-    reader_roles: Annotated[tuple[Role, ...], Field(max_length=MAX_LIST)] = ()
+    reader_roles: Roles = ()
     """The Pulsar roles of people and tools that read dead letters. Each is granted `consume` on
     the dead-letter topic; the connection has to allow it. Example: `[oncall]`."""
 

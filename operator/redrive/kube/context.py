@@ -64,6 +64,7 @@ class Context:
 
     Attributes:
         config_maps: those that redrive made.
+        began: when this operator began to act.
         namespaces: the labels of Kubernetes namespaces, where a connection selects by them.
     """
 
@@ -77,6 +78,7 @@ class Context:
     brokers: Connections
     namespaces: NamespaceLabels
     clock: Callable[[], datetime]
+    began: datetime
 
     @property
     def caches(self) -> Mapping[Resource, Cache]:
@@ -128,6 +130,7 @@ class Context:
                 brokers=Connections(connections, http, reader, wall_clock, namespaces),
                 namespaces=namespaces,
                 clock=wall_clock,
+                began=wall_clock(),
             )
 
 

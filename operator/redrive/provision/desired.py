@@ -15,7 +15,7 @@ from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import topic_policies
 from redrive.provision.facts import Request
-from redrive.provision.ownership import Owner
+from redrive.provision.ownership import Owner, creating
 
 CONFIG_MAP_SUFFIX = "-redrive"
 CONFIG_MAP_KEY = "policy.json"
@@ -54,6 +54,7 @@ class Desired:
         unused: the dead-letter topic of a policy that discards, which may be there from before.
         tolerated: the rights on it that stay, if they are there.
         config_map: the ConfigMap for consumers.
+        creating: topics that were about to be created before, and may be there without a mark.
     """
 
     policy: Policy
@@ -63,6 +64,7 @@ class Desired:
     dead_letter: DesiredTopic | None
     grants: tuple[Grant, ...]
     config_map: Body
+    creating: frozenset[str] = frozenset()
     dead_letter_partitions: int = 0
     unused: TopicName | None = None
     tolerated: tuple[Grant, ...] = ()
@@ -102,6 +104,7 @@ def desired(request: Request, body: Body, cluster: str) -> Desired:
             *_ledger_grants(request),
         ),
         config_map=_config_map(policy, body),
+        creating=creating(body),
         dead_letter_partitions=request.spec.dead_letter.partitions or 0,
         unused=None if keeps else request.spec.dead_letter_topic,
         tolerated=() if keeps else on_dead_letter,

@@ -46,6 +46,7 @@ class _Pair:
     have: TopicState | None
     owner: Owner
     rights: Rights
+    about_to_create: bool
 
     @property
     def lacks_subscription(self) -> bool:
@@ -76,12 +77,21 @@ class _Pair:
         """Return what the topic's properties say; of one that will be created, what they will."""
         if self.have is None:
             return OwnershipRecord(created=True).owned_by(self.owner)
-        return OwnershipRecord.of(self.properties)
+        record = OwnershipRecord.of(self.properties)
+        found = None if self.have is None else self.have.subscriptions
+        names = frozenset[str]() if found is None else found.names
+        if ownership.created_unmarked(self.properties, names, about_to=self.about_to_create):
+            return dataclasses.replace(record, created=True)
+        return record
 
     @property
     def record_before(self) -> OwnershipRecord:
-        """Return what has to be on record before any right is granted."""
-        return dataclasses.replace(self.record, granted=self.rights.before).owned_by(self.owner)
+        """Return what has to be on record before any right is granted, or policy changed."""
+        record = self.record
+        originals = {} if self.have is None or record.created else self.have.originals
+        return dataclasses.replace(
+            record, granted=self.rights.before, replaced={**originals, **record.replaced}
+        ).owned_by(self.owner)
 
     @property
     def record_after(self) -> OwnershipRecord:
@@ -129,7 +139,7 @@ def _pairs(desired: Desired, observed: Observed) -> Iterator[_Pair]:
         recorded = {} if have is None else _inherited(have, needed, desired.owner)
         may = observed.permissions.get(str(want.name), {})
         rights = ownership.rights(want.name, needed, may, recorded)
-        yield _Pair(want, have, desired.owner, rights)
+        yield _Pair(want, have, desired.owner, rights, str(want.name) in desired.creating)
 
 
 def _inherited(have: TopicState, needed: Granted, owner: Owner) -> Granted:
@@ -150,7 +160,7 @@ def _topics(
     partitions = partitions_of_retry(desired, observed.source_partitions)
     for pair in pairs:
         if pair.have is None:
-            count = partitions if pair.want is desired.retry else desired.dead_letter_partitions
+            count = _partitions(pair, desired, partitions)
             yield CreateTopic(pair.want.name, count, pair.record_before.to_properties())
         elif pair.has_record and (changes := pair.record_before.changes(pair.properties)):
             yield Mark(pair.want.name, changes)
@@ -159,9 +169,16 @@ def _topics(
         if found is not None and found.missing:
             yield RestorePartitions(pair.want.name, found.missing)
     for pair in pairs:
-        count = partitions if pair.want is desired.retry else desired.dead_letter_partitions
+        count = _partitions(pair, desired, partitions)
         if pair.have is not None and 0 < pair.have.partitions < count:
             yield AddPartitions(pair.want.name, count)
+
+
+def _partitions(pair: _Pair, desired: Desired, retry: int) -> int:
+    """Return how many partitions a topic should have: a ledger none, for its order is total."""
+    if pair.want is desired.retry:
+        return retry
+    return 0 if pair.want is desired.ledger else desired.dead_letter_partitions
 
 
 def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]:
