@@ -5,8 +5,11 @@ from typing import Any
 
 from redrive.admin.policies import Holds, KeepsBacklog, Ttl
 from redrive.policy import codec
+from redrive.policy.naming import TopicName
+from redrive.provision.actions import CreateTopic
 from redrive.provision.desired import desired
-from redrive.provision.facts import Request
+from redrive.provision.diff import diff
+from redrive.provision.facts import Observed, Request
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
@@ -157,3 +160,21 @@ def test_the_config_map_holds_the_policy_and_belongs_to_it(
     written = codec.decode(config_map["data"]["policy.json"])
     assert written == requested(body).policy
     assert (written.name, written.generation, written.max_retries) == ("shop/orders", 7, 3)
+
+
+def test_a_ledger_has_no_partitions_whatever_the_dead_letter_topic_has(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    body = policy(deadLetter={"partitions": 3})
+    wanted = desired(requested(body), body, "here")
+    assert wanted.ledger is not None
+    created = {
+        action.topic: action.partitions
+        for action in diff(wanted, Observed(source_partitions=2))
+        if isinstance(action, CreateTopic)
+    }
+    assert created == {
+        TopicName.parse(RETRY): 2,
+        TopicName.parse(DEAD_LETTER): 3,
+        wanted.ledger.name: 0,
+    }
