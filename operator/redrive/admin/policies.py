@@ -62,7 +62,7 @@ class CompactsAbove:
     """
 
     size: int
-    read = "compactionThreshold"
+    read = own = "compactionThreshold"
 
     def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
         """Set it where it is not set, or otherwise."""
