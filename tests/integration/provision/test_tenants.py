@@ -23,6 +23,7 @@ from tests.integration.provision.test_ownership import whole
 REMAINING = ("live", "off", "adopted")
 VICTIMS = (*REMAINING, "gone")
 SEED = 10
+EARLIEST = {"ledgerId": -1, "entryId": -1}
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,11 @@ def tenants(make_shop: MakeShop) -> Tenants:
     )
     topics = []
     for name in VICTIMS:
-        victim.create_topic(victim.topic(name))
+        consumed_topic(victim, victim.topic(name))
         topics.append(victim.topic(name))
-    victim.create_topic(victim.topic("payroll"))
+    consumed_topic(victim, victim.topic("payroll"))
     victim.request("POST", f"{rest_path(victim.topic('payroll'))}/messageTTL?messageTTL=3600")
-    victim.create_topic(victim.topic("bystander"))
+    consumed_topic(victim, victim.topic("bystander"))
     naming = {"retryTopic": victim.topic("payroll")}
     for name in VICTIMS:
         more = {"naming": naming, "adopt": True} if name == "adopted" else {}
@@ -107,8 +108,14 @@ def tenants(make_shop: MakeShop) -> Tenants:
     victim.ready("off")
     victim.kubectl("delete", "retrypolicy", "gone", "--timeout=60s")
     for name in ("own", "other"):
-        victim.create_topic(victim.topic(name))
+        consumed_topic(victim, victim.topic(name))
     return Tenants(victim, attacker, (*topics, victim.topic("bystander")))
+
+
+def consumed_topic(shop: Shop, topic: str) -> None:
+    """Create a topic that an application consumes: the broker deletes others after a minute."""
+    shop.create_topic(topic)
+    shop.request("PUT", f"{rest_path(topic)}/subscription/app", EARLIEST)
 
 
 def hostile(tenants: Tenants) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
