@@ -12,7 +12,7 @@ BENCH ?=
 python := $(PYTHON) .ci/python
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-images lint chaos bench dist demo sandbox sandbox-down lock
+.PHONY: help test test-brokers test-images e2e-node lint chaos bench dist demo sandbox sandbox-down lock
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
@@ -22,6 +22,14 @@ test: lint ## Run lint, then all tests against a real broker and API server
 	$(python) -m sandbox prepare
 	$(python) -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=10 $(TESTS)
 
+# What speaks to a broker; the Java client and Spark are those of the default release.
+test-brokers: ## Run the contract and integration tests against each supported release of Pulsar
+	$(python) -m sandbox prepare
+	@for release in $$($(python) -c 'from sandbox import versions; print(*versions.PULSARS)'); do \
+	  echo "Pulsar $$release"; \
+	  $(python) -m pytest --numprocesses=2 --dist=loadfile --pulsar=$$release tests/contract tests/integration || exit; \
+	done
+
 lint: ## Check style, types and the imports between layers
 	$(python) -m ruff check
 	$(python) -m ruff format --check
@@ -30,6 +38,10 @@ lint: ## Check style, types and the imports between layers
 
 test-images: ## Build both images by the documented commands and look into them (root, mmdebstrap, buildah)
 	$(python) -m pytest -o python_files='image_*.py' -o timeout=1800 --durations=5 tests/images
+
+e2e-node: ## Install and use redrive in the cluster of KUBECONFIG, by the documented commands (see tests/node)
+	$(python) -m sandbox prepare
+	$(python) -m pytest -o python_files='node_*.py' -o timeout=3600 --durations=5 tests/node
 
 chaos: ## Run the chaos tests in a sandbox of their own (15 minutes)
 	$(python) -m sandbox prepare

@@ -18,7 +18,7 @@ import psutil
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from sandbox import builds, toolchain
+from sandbox import builds, toolchain, versions
 from sandbox.errors import SandboxError
 from sandbox.process import Processes, free_port
 
@@ -57,30 +57,39 @@ class Broker:
 
     Args:
         state: the sandbox's directory.
-        port: of the binary protocol, on 127.0.0.1.
-        admin_port: of the admin REST interface, on 127.0.0.1.
+        port: of the binary protocol.
+        admin_port: of the admin REST interface.
         admin_tls_port: of the same with TLS.
+        address: of this machine, where it listens.
+        version: which release runs, one of `versions.PULSARS`.
     """
 
     state: Path
     port: int
     admin_port: int
     admin_tls_port: int
+    address: str = "127.0.0.1"
+    version: str = versions.PULSAR
 
     @property
     def service_url(self) -> str:
         """What clients connect to."""
-        return f"pulsar://127.0.0.1:{self.port}"
+        return f"pulsar://{self.address}:{self.port}"
 
     @property
     def admin_url(self) -> str:
         """Where the admin REST interface is."""
-        return f"http://127.0.0.1:{self.admin_port}"
+        return f"http://{self.address}:{self.admin_port}"
 
     @property
     def admin_tls_url(self) -> str:
         """The same with TLS; a client with a certificate of `certificate` needs no token."""
         return f"https://127.0.0.1:{self.admin_tls_port}"
+
+    @property
+    def token_key(self) -> Path:
+        """The key that tokens are signed with, as `pulsar tokens create` takes it."""
+        return _key_file(self.state)
 
     @property
     def authority(self) -> str:
@@ -130,7 +139,7 @@ class Broker:
         headers = {"Content-Type": "application/json"}  # without it the broker refuses every PUT
         if bearer:
             headers["Authorization"] = f"Bearer {bearer}"
-        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=30)
+        connection = http.client.HTTPConnection(self.address, self.admin_port, timeout=30)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
@@ -153,15 +162,28 @@ class Broker:
         self.request("PUT", f"/admin/v2/namespaces/{name}").check(f"create the namespace {name}")
 
 
-def launch(state: Path, processes: Processes) -> Broker:
-    """Start a broker whose data are under *state*, without waiting until it answers."""
+def launch(
+    state: Path,
+    processes: Processes,
+    version: str = versions.PULSAR,
+    *,
+    address: str = "127.0.0.1",
+) -> Broker:
+    """Start a broker whose data are under *state*, without waiting until it answers.
+
+    Args:
+        state: the sandbox's directory.
+        processes: where it is started.
+        version: which release, one of `versions.PULSARS`.
+        address: of this machine: another than the default has pods of a node reach it.
+    """
     folder = state / NAME
     folder.mkdir(mode=0o700)
-    broker = Broker(state, free_port(), free_port(), free_port())
+    broker = Broker(state, free_port(), free_port(), free_port(), address, version)
     _write_identity(state)
     _key_file(state).touch(mode=0o600)
     _key_file(state).write_bytes(secrets.token_bytes(32))
-    stock = (builds.pulsar() / "conf" / "standalone.conf").read_text()
+    stock = (builds.pulsar(version) / "conf" / "standalone.conf").read_text()
     ours = "".join(f"{key}={value}\n" for key, value in _settings(broker).items())
     _configuration(state).write_text(f"{stock}\n{ours}")  # the last line about a key counts
     start(broker, processes)
@@ -170,7 +192,7 @@ def launch(state: Path, processes: Processes) -> Broker:
 
 def start(broker: Broker, processes: Processes) -> None:
     """Start *broker*, also once more after it was stopped, without waiting until it answers."""
-    home, folder = builds.pulsar(), broker.state / NAME
+    home, folder = builds.pulsar(broker.version), broker.state / NAME
     command = [str(home / "bin" / "pulsar"), "standalone", "--no-stream-storage",
                "--no-functions-worker", f"--metadata-dir={folder / 'metadata'}",
                f"--bookkeeper-dir={folder / 'bookkeeper'}"]  # fmt: skip
@@ -210,8 +232,8 @@ def _settings(broker: Broker) -> dict[str, object]:
         "tlsCertificateFilePath": folder / "broker.crt",
         "tlsKeyFilePath": folder / "broker.key",
         "tlsTrustCertsFilePath": _authority_file(broker.state),
-        "bindAddress": "127.0.0.1",
-        "advertisedAddress": "127.0.0.1",
+        "bindAddress": broker.address,
+        "advertisedAddress": broker.address,
         "listeningInterface": _loopback(),  # of the storage node, which picks a port by itself
         "authenticationEnabled": "true",
         "authenticationProviders": f"{_TOKEN_PROVIDER},{_TLS_PROVIDER}",

@@ -61,7 +61,7 @@ def test_killed_after_each_call_of_a_deletion(scene: Scene) -> None:
         """Have a policy whose retry topic redrive made, and whose dead-letter topic it adopted."""
         scene.source(name)
         scene.shop.create_topic(scene.shop.topic(f"{name}-fulfilment-DLQ"))
-        scene.ask(name, deletionPolicy="Delete")
+        scene.ask(name, deletionPolicy="Delete", adopt=True)
         scene.shop.ready(name)
 
     def gone(name: str) -> None:

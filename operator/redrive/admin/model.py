@@ -130,6 +130,11 @@ class TopicSubscriptions:
         return any(names is not None and name in names for names in self.parts)
 
     @property
+    def names(self) -> frozenset[str]:
+        """Return the names of all that are on some partition."""
+        return frozenset(name for names in self.parts if names is not None for name in names)
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Return the numbers of the partitions that are not there."""
         return tuple(number for number, names in enumerate(self.parts) if names is None)

@@ -21,6 +21,7 @@ class Write(NamedTuple):
 
     path: str
     body: Any
+    method: str = "POST"
 
 
 class TopicPolicy(Protocol):
@@ -30,6 +31,10 @@ class TopicPolicy(Protocol):
     def read(self) -> str:
         """Return the part of the path below the topic that reads it."""
 
+    @property
+    def own(self) -> str:
+        """Return the part of the path that reads what is set on the topic itself, and names it."""
+
     def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
         """Yield what has to be written where *found* was read; nothing where that is enough."""
 
@@ -38,7 +43,7 @@ class TopicPolicy(Protocol):
 class Deduplicates:
     """The broker drops what a producer sends twice; set on this very topic."""
 
-    read = "deduplicationEnabled"
+    read = own = "deduplicationEnabled"
 
     def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
         """Switch it on where it is not, whatever the namespace has: that may change."""
@@ -50,6 +55,25 @@ class Deduplicates:
 
 
 @dataclass(frozen=True)
+class CompactsAbove:
+    """The broker keeps of each key the last message alone, once so many bytes are more than that.
+
+    Set on this very topic: a namespace's changes without notice.
+    """
+
+    size: int
+    read = own = "compactionThreshold"
+
+    def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
+        """Set it where it is not set, or otherwise."""
+        if found != self.size:
+            yield Write(self.read, self.size)
+
+    def __str__(self) -> str:
+        return f"compaction above {self.size} bytes"
+
+
+@dataclass(frozen=True)
 class Ttl:
     """How long an unacknowledged message lives, counted from its publication; 0 is for ever.
 
@@ -57,7 +81,7 @@ class Ttl:
     """
 
     seconds: int
-    read = "messageTTL"
+    read = own = "messageTTL"
 
     def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
         """Set it where it is not set, or otherwise."""
@@ -86,6 +110,11 @@ class Holds:
         """Read what is in force, be it set on the topic, its namespace or the broker."""
         return f"{self.name}?applied=true"
 
+    @property
+    def own(self) -> str:
+        """Read what is set on the topic."""
+        return self.name
+
     def writes(self, found: Mapping[str, Any] | None) -> Iterator[Write]:
         """Set the fields that matter, and keep the others."""
         before = dict(self.others) if found is None else dict(found)
@@ -107,7 +136,7 @@ class KeepsBacklog:
     size: int | None
     # Never with applied=true: where neither topic nor namespace has a quota, that has the broker
     # write its own default into the namespace, for good with the namespace's next change.
-    read = "backlogQuotaMap"
+    read = own = "backlogQuotaMap"
 
     def writes(self, found: Mapping[str, Mapping[str, Any]] | None) -> Iterator[Write]:
         """Turn quotas that evict into such that refuse, and set the size."""
@@ -126,6 +155,27 @@ class KeepsBacklog:
 
 
 _BY_SIZE = "destination_storage"
+_QUOTAS = (_BY_SIZE, "message_age")
+
+
+def restoring(own: str, before: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
+    """Yield what has to be written for a topic to have *before* as its own policy *own* again.
+
+    Args:
+        own: of the policy, as `TopicPolicy.own` names it.
+        before: what was read there; None where nothing was set on the topic.
+    """
+    if own == KeepsBacklog.own:
+        for kind in _QUOTAS:
+            path = f"backlogQuota?backlogQuotaType={kind}"
+            quota = (before or {}).get(kind)
+            yield Write(path, None, "DELETE") if quota is None else Write(path, quota)
+    elif before is None:
+        yield Write(own, None, "DELETE")
+    elif own == Ttl.own:
+        yield from Ttl(before).writes(None)
+    else:
+        yield Write(own, before)
 
 
 def _quotas(

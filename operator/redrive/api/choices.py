@@ -35,8 +35,14 @@ class DeletionPolicy(enum.StrEnum):
     """What becomes of what redrive made at the broker when a policy is deleted."""
 
     RETAIN = "Retain"
+    REVOKE_GRANTS = "RevokeGrants"
     DELETE_IF_EMPTY = "DeleteIfEmpty"
     DELETE = "Delete"
+
+    @property
+    def deletes_topics(self) -> bool:
+        """Whether topics go, with what they hold or if they are empty."""
+        return self in {DeletionPolicy.DELETE_IF_EMPTY, DeletionPolicy.DELETE}
 
 
 def one_of(kind: type[E], problem: str, remedy: str) -> tuple[object, ...]:
@@ -76,16 +82,17 @@ class Choices(ApiModel):
             *one_of(
                 DeletionPolicy,
                 "deletionPolicy says what becomes of topics when a policy is deleted",
-                "use one of Retain, DeleteIfEmpty, Delete",
+                "use one of Retain, RevokeGrants, DeleteIfEmpty, Delete",
             ),
         ]
         | None
     ) = None
-    """What a deletion of the policy does at the broker. `Retain`: nothing. `Delete`: it deletes the
-    topics that redrive made with all their messages, and removes what redrive added to topics
-    that were there before. `DeleteIfEmpty`: the same, but what holds messages stays as it is. While
-    clients are connected it waits, at most 10 minutes. Left out: what the connection's
-    `policyDefaults` say, else Retain."""
+    """What a deletion of the policy does at the broker. `Retain`: nothing. `RevokeGrants`: it takes
+    back the rights that redrive granted, and nothing else. `Delete`: it deletes the topics that
+    redrive made with all their messages, and restores those that were there before.
+    `DeleteIfEmpty`: the same, but what holds messages stays as it is. While clients are connected
+    these two wait, at most 10 minutes. Left out: what the connection's `policyDefaults` say, else
+    Retain."""
 
     def completed(self, defaults: Choices | None) -> Self:
         """Return this with what it leaves out taken from *defaults*."""

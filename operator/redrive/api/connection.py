@@ -11,12 +11,11 @@ from pydantic import ConfigDict, Field, model_validator
 from redrive.api.authentication import Authentication, Tls
 from redrive.api.choices import Choices
 from redrive.api.conditions import Conditions
-from redrive.api.fields import MAX_TOPIC, ObjectName, Role, TokenSource
+from redrive.api.fields import MAX_TOPIC, SET, ObjectName, Role, TokenSource
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.permissions import (
     MAX_PATTERNS,
     MAX_RULES,
-    SET,
     AllowRule,
     Namespaces,
     Permissions,

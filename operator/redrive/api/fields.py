@@ -12,6 +12,8 @@ from redrive.policy import naming
 
 MAX_TOPIC = 1_024
 MAX_LIST = 256
+SET = {"x-kubernetes-list-type": "set"}
+"""Schema of a list in which order says nothing, and nothing stands twice."""
 
 ObjectName = Annotated[
     str,
@@ -32,6 +34,9 @@ Role = Annotated[
         "name each role",
     ),
 ]
+
+
+Roles = Annotated[tuple[Role, ...], Field(max_length=MAX_LIST, json_schema_extra=SET)]
 
 
 def _topic(value: object) -> naming.TopicName:

@@ -14,7 +14,7 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, Strict, model_validator
 
-from redrive.api.fields import MAX_TOPIC, ObjectName
+from redrive.api.fields import MAX_TOPIC, SET, ObjectName
 from redrive.api.model import ApiModel
 from redrive.api.oneof import OneOf, exactly_one
 from redrive.api.rules import VALIDATIONS, Form, Rule, refusing
@@ -23,8 +23,6 @@ from redrive.policy.naming import TopicName
 
 MAX_RULES = 64
 MAX_PATTERNS = 256
-SET = {"x-kubernetes-list-type": "set"}
-"""Schema of a list in which order says nothing, and nothing stands twice."""
 
 TopicPattern = Annotated[
     str,

@@ -9,13 +9,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
     WithJsonSchema,
     model_validator,
 )
 
 from redrive.api.choices import Choices, one_of
 from redrive.api.conditions import Conditions, Timestamp
-from redrive.api.fields import MAX_LIST, ObjectName, Role, Subscription, TopicField
+from redrive.api.fields import ObjectName, Roles, Subscription, TopicField
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import VALIDATIONS, Rule, refusing
 from redrive.api.topology import DeadLetterTopic, Naming, RetryTopic
@@ -158,13 +159,24 @@ class RetryPolicySpec(Choices):
     naming: Naming = Naming()
     """How retry and dead-letter topic are named. Left out: by the scheme `pulsar`. Immutable."""
 
+    adopt: Annotated[bool, Strict()] = False
+    """Whether the retry and the dead-letter topic may be topics that are there already and that
+    redrive did not create. They get the rights, topic policies and subscriptions that the policy
+    needs; with `deletionPolicy: Delete` they get back what they had before, and are never deleted.
+    The connection has to allow it. Left out: a policy that needs such a topic is refused."""
+
+    chained: Annotated[bool, Strict()] = False
+    """Whether the source topic may itself be a retry or a dead-letter topic of redrive, as for a
+    service that consumes dead letters. Left out: such a policy is refused, because in most cases it
+    retries what is retried already."""
+
     retry: RetryTopic = RetryTopic()
     """The retry topic. Left out: like the source topic."""
 
     dead_letter: DeadLetterTopic = DeadLetterTopic()
     """What becomes of messages that have used up their retries. Left out: they are kept."""
 
-    consumer_roles: Annotated[tuple[Role, ...], Field(max_length=MAX_LIST)] = ()
+    consumer_roles: Roles = ()
     """The Pulsar roles that consume the subscription. Each is granted `produce` and `consume` on
     the retry topic and `produce` on the dead-letter topic; the connection has to allow it.
     Example: `[fulfilment]`."""
@@ -314,6 +326,14 @@ class RetryPolicyStatus(StatusModel):
     blocked_by: str | None = None
     """The RetryPolicy, as `namespace/name`, that this one waits for: it has what this one needs.
     Left out where there is none."""
+
+    connection: str | None = None
+    """The PulsarConnection, as `namespace/name`, through which the topics were last found as the
+    policy asks."""
+
+    creating: tuple[str, ...] | None = None
+    """Topics that redrive was about to create when it last wrote this. Left out once they are
+    there."""
 
     planned_changes: (
         Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from redrive.api.fields import MAX_LIST, Role, Subscription, TopicField
+from redrive.api.fields import Roles, Subscription, TopicField
 from redrive.api.ladder import IS_DURATION, SECONDS, WRITTEN
 from redrive.api.model import ApiModel
 from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
@@ -192,11 +192,15 @@ class Retention(ApiModel):
         return _bytes(self.size, self.megabytes)
 
     def to_broker(self) -> dict[str, int]:
-        """Write it as the broker does, in minutes and MB; -1 is no limit."""
-        seconds = None if self.time is None else durations.parse(self.time).total_seconds()
+        """Write it as the broker does, in minutes and MB.
+
+        No limit is the highest one: -1, which is no limit too, is refused beside a backlog quota.
+        """
+        time = MAX_TTL if self.time is None else durations.parse(self.time)
+        size = MAX_MEGABYTES * MIB if self.bytes is None else self.bytes
         return {
-            "retentionTimeInMinutes": -1 if seconds is None else math.ceil(seconds / 60),
-            "retentionSizeInMB": -1 if self.bytes is None else math.ceil(self.bytes / MIB),
+            "retentionTimeInMinutes": math.ceil(time.total_seconds() / 60),
+            "retentionSizeInMB": math.ceil(size / MIB),
         }
 
 
@@ -291,7 +295,7 @@ class DeadLetterTopic(ApiModel):
     """How much the dead-letter topic holds. Left out: what the Pulsar namespace says, but a quota
     that drops dead letters is replaced by one that refuses them."""
 
-    reader_roles: Annotated[tuple[Role, ...], Field(max_length=MAX_LIST)] = ()
+    reader_roles: Roles = ()
     """The Pulsar roles of people and tools that read dead letters. Each is granted `consume` on
     the dead-letter topic; the connection has to allow it. Example: `[oncall]`."""
 

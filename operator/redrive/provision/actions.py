@@ -78,6 +78,18 @@ class SetTopicPolicy:
 
 
 @dataclass(frozen=True)
+class RestoreTopicPolicy:
+    """Make one write by which a topic has a policy of its own, or none, as before redrive."""
+
+    topic: TopicName
+    policy: str
+    write: Write
+
+    def __str__(self) -> str:
+        return f"restored {self.policy} of {self.topic.local}"
+
+
+@dataclass(frozen=True)
 class CopySchema:
     """Give a topic all versions of the source topic's schema, then note which was the newest.
 
@@ -162,6 +174,7 @@ OnTopic = (
     | AddPartitions
     | RestorePartitions
     | SetTopicPolicy
+    | RestoreTopicPolicy
     | CreateSubscription
     | DeleteTopic
     | DeleteSubscription

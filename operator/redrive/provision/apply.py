@@ -83,7 +83,9 @@ async def _on_topic(action: actions.OnTopic, admin: Admin) -> None:
             await admin.add_partitions(topic, partitions)
         case actions.RestorePartitions(topic, _):
             await admin.restore_partitions(topic)
-        case actions.SetTopicPolicy(topic, policy, write):
+        case actions.SetTopicPolicy(topic, policy, write) | actions.RestoreTopicPolicy(
+            topic, policy, write
+        ):
             await admin.set_topic_policy(topic, policy, write)
         case actions.CreateSubscription(topic, subscription):
             await admin.create_subscription(topic, subscription)

@@ -6,28 +6,34 @@ message the policy's conditions show, or None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from redrive.admin.model import NamespaceState
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube.resources import Body, is_owned_by
 from redrive.policy.naming import TopicName
+from redrive.provision import ownership
 from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired, partitions_of_retry
 from redrive.provision.errors import (
+    AdoptionNotAllowedError,
+    BrokerChangedError,
+    ChainedPolicyError,
     ConfigMapNotOursError,
     ContestedError,
+    DeletionNotAllowedError,
     NameCollisionError,
     OwnerConflictError,
     PartitionsDifferError,
     ResourceConflictError,
     RoleNotAllowedError,
     SubscriptionExpiryError,
+    TopicExistsError,
     TopicNotAllowedError,
 )
-from redrive.provision.facts import Observed, Request
+from redrive.provision.facts import Observed, Request, TopicState
 from redrive.provision.ownership import OWNER, TAKE_OVER_FROM, Owner, OwnershipRecord
 
 MAX_OBJECT_NAME = 253
@@ -40,13 +46,13 @@ class Buildable:
     """The facts for the checks at the broker.
 
     Attributes:
-        takes_over: names of policies of its namespace whose topics it may take over.
+        request: what the policy asks for.
     """
 
     body: Body
     desired: Desired
     observed: Observed
-    takes_over: frozenset[str] = frozenset()
+    request: Request
 
 
 def name_is_too_long(request: Request) -> RedriveError | None:
@@ -117,6 +123,23 @@ def role_is_not_allowed(request: Request) -> RedriveError | None:
     return None
 
 
+def deletion_is_not_allowed(request: Request) -> RedriveError | None:
+    """Find a deletionPolicy that deletes topics which the connection keeps."""
+    if not request.deletion.deletes_topics:
+        return None
+    for topic in request.spec.own_topics:
+        if not request.permissions.allows_deletion(topic):
+            return DeletionNotAllowedError(
+                f"with deletionPolicy {request.deletion} the topic would be deleted together with "
+                "the policy, which the connection does not allow to namespace "
+                f"{request.key.namespace}",
+                got=str(topic),
+                remedy="use deletionPolicy Retain, or set delete in a rule for that topic in the "
+                "connection's spec.allow",
+            )
+    return None
+
+
 def is_of_the_other_kind(want: Desired, have: Observed) -> bool:
     """Whether the retry topic has partitions where it should have none, or the other way round.
 
@@ -179,9 +202,81 @@ def topic_has_another_owner(facts: Buildable) -> RedriveError | None:
         pairs.append((facts.desired.dead_letter, facts.observed.dead_letter))
     for want, have in pairs:
         record = OwnershipRecord.of({} if have is None else have.properties or {})
-        if not record.may_pass_to(facts.desired.owner, facts.takes_over):
+        if not record.may_pass_to(facts.desired.owner, facts.request.takes_over):
             return _owner_conflict(want.name, record, facts.desired.owner)
     return None
+
+
+def topic_is_not_redrives(facts: Buildable) -> RedriveError | None:
+    """Find a topic that others created, and that may not be adopted."""
+    want = facts.desired
+    pairs = [(want.retry, facts.observed.retry)]
+    if want.dead_letter is not None:
+        pairs.append((want.dead_letter, facts.observed.dead_letter))
+    for topic, have in pairs:
+        if have is None or not _is_free(have, about_to=str(topic.name) in want.creating):
+            continue
+        if not facts.request.spec.adopt:
+            return TopicExistsError(
+                f"the topic {topic.name} exists, and redrive did not create it: as this policy's "
+                "own it would get other rights, topic policies and a subscription",
+                got="spec.adopt of false",
+                remedy="use other names for this policy's topics, delete the topic, or set "
+                "spec.adopt to true",
+            )
+        if not facts.request.permissions.allows_adoption(topic.name):
+            return AdoptionNotAllowedError(
+                "the connection does not allow policies of namespace "
+                f"{facts.request.key.namespace} to adopt a topic that redrive did not create",
+                got=str(topic.name),
+                remedy="set adopt in a rule for that topic in the connection's spec.allow, or use "
+                "other names for this policy's topics",
+            )
+    return None
+
+
+def _is_free(have: TopicState, *, about_to: bool) -> bool:
+    """Whether a topic, as far as it was read, is neither redrive's nor that of a policy."""
+    if have.properties is None:
+        return False
+    names = frozenset[str]() if have.subscriptions is None else have.subscriptions.names
+    unmarked = ownership.created_unmarked(have.properties, names, about_to=about_to)
+    return OwnershipRecord.of(have.properties).is_free and not unmarked
+
+
+def source_is_of_redrive(facts: Buildable) -> RedriveError | None:
+    """Find a source topic that is itself a retry or dead-letter topic of a policy."""
+    record = OwnershipRecord.of(facts.observed.source_properties or {})
+    if not record.owner or facts.request.spec.chained or "retryTopic" in _status(facts.body):
+        return None
+    return ChainedPolicyError(
+        "the source topic is a retry or dead-letter topic of another RetryPolicy, and what waits "
+        "or rests there would be retried once more, in topics of its own",
+        got=f"{OWNER}={record.owner}",
+        remedy="name the topic that producers send to; where this one is meant, create the policy "
+        "with spec.chained true",
+    )
+
+
+def topics_are_elsewhere(facts: Buildable) -> RedriveError | None:
+    """Find a policy whose connectionRef has changed, and leads to a broker without its topics."""
+    status, have = _status(facts.body), facts.observed.retry
+    former, now = status.get("connection"), str(facts.request.through)
+    record = OwnershipRecord.of({} if have is None else have.properties or {})
+    if former in {None, now} or record.is_of(facts.desired.owner):
+        return None
+    topics = " and ".join(status[key] for key in ("retryTopic", "deadLetterTopic") if key in status)
+    return BrokerChangedError(
+        f"spec.connectionRef leads to another broker than before: {topics} are where "
+        f"PulsarConnection {former} leads, with what waits and rests there",
+        got=f"PulsarConnection {now}",
+        remedy="set connectionRef back; to move, create another RetryPolicy for the new broker, "
+        "and delete this one once its topics are drained",
+    )
+
+
+def _status(body: Body) -> Mapping[str, Any]:
+    return body.get("status") or {}
 
 
 def _owner_conflict(topic: TopicName, record: OwnershipRecord, ours: Owner) -> RedriveError:
@@ -236,13 +331,17 @@ ADMISSIBLE: tuple[Callable[[Request], RedriveError | None], ...] = (
     topic_is_not_allowed,
     own_topic_is_not_allowed,
     role_is_not_allowed,
+    deletion_is_not_allowed,
 )
 """May this policy be obeyed at all? Needs no broker."""
 
 BUILDABLE: tuple[Callable[[Buildable], RedriveError | None], ...] = (
+    topics_are_elsewhere,
+    source_is_of_redrive,
     topic_has_another_owner,
     retry_topic_is_of_the_other_kind,
     dead_letter_topic_lacks_partitions,
+    topic_is_not_redrives,
     config_map_is_not_ours,
 )
 """Does what is there already leave room for what the policy needs?"""

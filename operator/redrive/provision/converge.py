@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from redrive.admin.client import Admin
-from redrive.admin.errors import AdminNotFoundError
-from redrive.kube import status
+from redrive.admin.errors import AdminError, AdminNotFoundError
+from redrive.kube import resources, status
 from redrive.kube.context import Context
-from redrive.kube.resources import Body
-from redrive.kube.status import StatusWarning
-from redrive.provision import conditions, errors
+from redrive.kube.resources import Body, Key
+from redrive.kube.status import Publisher, StatusWarning
+from redrive.provision import conditions, errors, intent
 from redrive.provision.actions import Action, CopySchema, in_words
 from redrive.provision.apply import apply
 from redrive.provision.conditions import Buildable
@@ -20,6 +20,7 @@ from redrive.provision.conflicts import Conflicts
 from redrive.provision.desired import Desired, desired
 from redrive.provision.diff import diff
 from redrive.provision.facts import Observed, Request
+from redrive.provision.finalizer import ensure_finalizer
 from redrive.provision.observe import AWAITED_SECONDS, around, observe
 from redrive.provision.resolve import admit
 from redrive.provision.status_warnings import Seen, warnings
@@ -32,10 +33,12 @@ class Converged:
     """What is there, what was done for it, and what should be fixed all the same.
 
     Attributes:
+        connection: the PulsarConnection that led to the broker.
         planned_changes: what was not done, because the policy only observes.
     """
 
     desired: Desired
+    connection: Key
     actions: tuple[Action, ...]
     planned_changes: tuple[Action, ...]
     warnings: tuple[StatusWarning, ...]
@@ -55,15 +58,22 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
         have = await _observe(request, body, want, connection.admin, ctx)
-        conditions.check(conditions.BUILDABLE, Buildable(body, want, have, request.takes_over))
+        conditions.check(conditions.BUILDABLE, Buildable(body, want, have, request))
+        out = Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
+        body = await ensure_finalizer(body, request.deletion, out)
         planned = diff(want, have)
         actions, planned_changes = ((), planned) if request.only_observes else (planned, ())
-        refused = await apply(actions, connection.admin, grant, ctx.kubernetes)
+        body = await intent.record(actions, body, ctx)
+        try:
+            refused = await apply(actions, connection.admin, grant, ctx.kubernetes)
+        except AdminError as error:
+            await intent.clear(error, body, ctx)
+            raise
     done = tuple(each for each in actions if not any(each is other.action for other in refused))
     if done:
         logger.info("RetryPolicy %s: %s", request.key, in_words(done))
     found = warnings(Seen(request, rivals, want, have, refused))
-    return Converged(want, done, planned_changes, found)
+    return Converged(want, request.through, done, planned_changes, found)
 
 
 async def _observe(

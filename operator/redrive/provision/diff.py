@@ -46,6 +46,7 @@ class _Pair:
     have: TopicState | None
     owner: Owner
     rights: Rights
+    about_to_create: bool
 
     @property
     def lacks_subscription(self) -> bool:
@@ -76,12 +77,21 @@ class _Pair:
         """Return what the topic's properties say; of one that will be created, what they will."""
         if self.have is None:
             return OwnershipRecord(created=True).owned_by(self.owner)
-        return OwnershipRecord.of(self.properties)
+        record = OwnershipRecord.of(self.properties)
+        found = None if self.have is None else self.have.subscriptions
+        names = frozenset[str]() if found is None else found.names
+        if ownership.created_unmarked(self.properties, names, about_to=self.about_to_create):
+            return dataclasses.replace(record, created=True)
+        return record
 
     @property
     def record_before(self) -> OwnershipRecord:
-        """Return what has to be on record before any right is granted."""
-        return dataclasses.replace(self.record, granted=self.rights.before).owned_by(self.owner)
+        """Return what has to be on record before any right is granted, or policy changed."""
+        record = self.record
+        originals = {} if self.have is None or record.created else self.have.originals
+        return dataclasses.replace(
+            record, granted=self.rights.before, replaced={**originals, **record.replaced}
+        ).owned_by(self.owner)
 
     @property
     def record_after(self) -> OwnershipRecord:
@@ -108,7 +118,12 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
         *_marks_after(pairs),
         *_mark_unused(desired, observed, unused),
         *(action for pair in pairs for action in _topic_policies(pair, observed)),
-        *(action for pair in pairs for action in _schema(pair, desired, observed.source_schema)),
+        *(
+            action
+            for pair in pairs
+            if pair.want is not desired.ledger  # its records are redrive's own
+            for action in _schema(pair, desired, observed.source_schema)
+        ),
         *config_map_actions(desired.config_map, observed.config_map),
     )
 
@@ -117,12 +132,14 @@ def _pairs(desired: Desired, observed: Observed) -> Iterator[_Pair]:
     found = [(desired.retry, observed.retry)]
     if desired.dead_letter is not None:
         found.append((desired.dead_letter, observed.dead_letter))
+    if desired.ledger is not None:
+        found.append((desired.ledger, observed.ledger))
     for want, have in found:
         needed = {g.role: g.actions for g in desired.grants if g.topic == want.name}
         recorded = {} if have is None else _inherited(have, needed, desired.owner)
         may = observed.permissions.get(str(want.name), {})
         rights = ownership.rights(want.name, needed, may, recorded)
-        yield _Pair(want, have, desired.owner, rights)
+        yield _Pair(want, have, desired.owner, rights, str(want.name) in desired.creating)
 
 
 def _inherited(have: TopicState, needed: Granted, owner: Owner) -> Granted:
@@ -143,7 +160,7 @@ def _topics(
     partitions = partitions_of_retry(desired, observed.source_partitions)
     for pair in pairs:
         if pair.have is None:
-            count = partitions if pair.want is desired.retry else desired.dead_letter_partitions
+            count = _partitions(pair, desired, partitions)
             yield CreateTopic(pair.want.name, count, pair.record_before.to_properties())
         elif pair.has_record and (changes := pair.record_before.changes(pair.properties)):
             yield Mark(pair.want.name, changes)
@@ -152,9 +169,16 @@ def _topics(
         if found is not None and found.missing:
             yield RestorePartitions(pair.want.name, found.missing)
     for pair in pairs:
-        count = partitions if pair.want is desired.retry else desired.dead_letter_partitions
+        count = _partitions(pair, desired, partitions)
         if pair.have is not None and 0 < pair.have.partitions < count:
             yield AddPartitions(pair.want.name, count)
+
+
+def _partitions(pair: _Pair, desired: Desired, retry: int) -> int:
+    """Return how many partitions a topic should have: a ledger none, for its order is total."""
+    if pair.want is desired.retry:
+        return retry
+    return 0 if pair.want is desired.ledger else desired.dead_letter_partitions
 
 
 def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]:

@@ -63,6 +63,46 @@ class OwnerConflictError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class ChainedPolicyError(RedriveError):
+    """The source topic is a retry or dead-letter topic of redrive."""
+
+    reason = "ChainedPolicy"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
+class BrokerChangedError(RedriveError):
+    """The policy's connection leads to another broker than the one that has its topics."""
+
+    reason = "BrokerChanged"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
+class TopicExistsError(RedriveError):
+    """A topic that others created has the name of one that the policy needs."""
+
+    reason = "TopicExists"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
+class AdoptionNotAllowedError(RedriveError):
+    """The connection does not let policies adopt this topic."""
+
+    reason = "AdoptionNotAllowed"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
+class DeletionNotAllowedError(RedriveError):
+    """The connection does not let policies have this topic deleted with them."""
+
+    reason = "DeletionNotAllowed"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
 class LateWritesError(RedriveError):
     """A deleted policy was being provisioned: what was sent for it may not be done yet."""
 

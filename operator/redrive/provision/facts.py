@@ -38,6 +38,12 @@ class Request:
     takes_over: frozenset[str] = frozenset()
 
     @property
+    def through(self) -> Key:
+        """Return the PulsarConnection that leads to its broker."""
+        ref = self.spec.connection_ref
+        return Key(ref.namespace or self.key.namespace, ref.name)
+
+    @property
     def only_observes(self) -> bool:
         """Whether nothing may be changed for it."""
         return self.spec.management_policy is ManagementPolicy.OBSERVE
@@ -71,10 +77,14 @@ class Request:
         is_older = other.age < self.age
         if other.policy.topic in self.spec.own_topics and is_older:
             return True
-        shared = not set(other.spec.own_topics).isdisjoint(self.spec.own_topics)
-        return (shared or self.subscribes_like(other)) and other.standing.precedes(
-            self.standing, is_older=is_older
-        )
+        same = self.subscribes_like(other)
+        if not same and set(other.spec.own_topics).isdisjoint(self.spec.own_topics):
+            return False
+        a_tenant = same and other.key.namespace != self.key.namespace
+        mine, theirs = (r.standing.towards(a_tenant=a_tenant) for r in (self, other))
+        if not same and mine is theirs is Standing.HELD:
+            return False  # one of them owns the topic
+        return theirs.precedes(mine, is_older=is_older)
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,8 @@ class TopicState:
 
     Attributes:
         policies: what the broker has of each topic policy, by how it is read.
+        originals: what is set on the topic itself of those policies that are to be changed, by
+            `TopicPolicy.own`, unless redrive created it or has that on record.
         properties: see `ownership`.
         replicated_to: the clusters that it is replicated to, its own among them.
     """
@@ -92,6 +104,7 @@ class TopicState:
     policies: Mapping[str, Any] | None = None
     properties: Mapping[str, str] | None = None
     replicated_to: frozenset[str] = frozenset()
+    originals: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,9 +112,11 @@ class Observed:
     """What is there of what a policy needs; None stands for what is not.
 
     Attributes:
+        source_properties: None where they were not read.
         source_schema: None where messages are plain bytes.
         enforces_schemas: see `NamespaceState`.
         dead_letter: None too where the policy discards.
+        ledger: likewise, and where no replay can run.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         replicated_to: the clusters that a topic is replicated to that is made now.
         inherited: what a topic that is made now gets of its topic policies from the namespace.
@@ -118,4 +133,6 @@ class Observed:
     config_map: Body | None = None
     replicated_to: frozenset[str] = frozenset()
     enforces_schemas: bool = False
+    source_properties: Mapping[str, str] | None = None
     unused: TopicState | None = None
+    ledger: TopicState | None = None

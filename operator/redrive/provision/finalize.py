@@ -28,6 +28,7 @@ from redrive.kube.errors import (
 )
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent
+from redrive.policy import naming
 from redrive.provision import conditions, pause
 from redrive.provision.actions import in_words
 from redrive.provision.apply import apply
@@ -37,6 +38,7 @@ from redrive.provision.errors import LateWritesError
 from redrive.provision.facts import Request
 from redrive.provision.finalizer import has_finalizer
 from redrive.provision.outcome import Outcome
+from redrive.provision.ownership import creating
 from redrive.provision.removal import Left, Removal, removal
 from redrive.provision.resolve import resolve_through, rivals
 
@@ -61,7 +63,8 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
     """Do what the deletion of a policy asks for at the broker, then have its finalizer removed.
 
     A failure is tried again until `CLEANUP_DEADLINE` is over, one of redrive itself too: no
-    deletion waits for ever. A crash leaves less to do.
+    deletion waits for ever. Time in which no operator runs does not count. A crash leaves less to
+    do.
     """
     if not has_finalizer(body):
         return Outcome()
@@ -73,12 +76,14 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
         done = await _clean_up(body, ctx, conflicts)
     except Exception as failure:
         error = shown_to(body, failure) if isinstance(failure, RedriveError) else failure
-        since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
+        deleted_at = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
+        since = max(deleted_at, ctx.began)
         if ctx.clock() - since >= CLEANUP_DEADLINE:
             return _given_up(body, error, since)
         if not isinstance(error, RedriveError):
             raise
-        return Outcome(status.waiting(error, _waits(error, since)), requeue=Requeue.BACKOFF)
+        message = _waits(error, deleted_at, since + CLEANUP_DEADLINE)
+        return Outcome(status.waiting(error, message), requeue=Requeue.BACKOFF)
     return _cleaned_up(done, _late_writes(body, ctx.clock()))
 
 
@@ -126,9 +131,13 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
         raise refusal
     others = rivals(request.key, ctx, conflicts)
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
-        left = await _left(request, others, connection.admin)
+        left = await _left(request, creating(body), others, connection.admin)
         planned = removal(owner_of(request, ctx.settings.cluster_id), request.deletion, left)
         await apply(planned.actions, connection.admin, grant, ctx.kubernetes)
+    former = (body.get("status") or {}).get("connection")
+    if former not in {None, str(request.through)} and not planned.actions:
+        elsewhere = f"{made(body)} where PulsarConnection {former} leads"
+        planned = replace(planned, stays=(*planned.stays, elsewhere))
     if planned.actions:
         logger.info("RetryPolicy %s, deleted: %s", request.key, in_words(planned.actions))
     return planned
@@ -146,16 +155,21 @@ async def _connection(ref: ConnectionRef, namespace: str, ctx: Context) -> Conne
         return remembered
 
 
-async def _left(request: Request, others: Sequence[Request], admin: Admin) -> list[Left]:
+async def _left(
+    request: Request, about_to_create: frozenset[str], others: Sequence[Request], admin: Admin
+) -> list[Left]:
     """Read what is there of a policy's topics, of one that it has switched off too."""
     try:
         namespace = await admin.namespace(request.policy.topic.namespace_name)
     except TopicGoneError:
         return []
     found = []
+    dead_letter = request.spec.dead_letter_topic
+    ledger = naming.ledger_topic(dead_letter)
     subscriptions = {
         request.spec.retry_topic: request.policy.subscription,
-        request.spec.dead_letter_topic: request.policy.dead_letter_subscription,
+        dead_letter: request.policy.dead_letter_subscription,
+        ledger: naming.LEDGER_SUBSCRIPTION,
     }
     # No topic passes to another namespace, and none there keeps this one's from being deleted.
     heirs = [each for each in others if each.key.namespace == request.key.namespace]
@@ -163,6 +177,7 @@ async def _left(request: Request, others: Sequence[Request], admin: Admin) -> li
         if not namespace.exists(name):
             continue
         partitioned = str(name) in namespace.partitioned
+        needed = dead_letter if name == ledger else name
         found.append(
             Left(
                 name=name,
@@ -171,7 +186,10 @@ async def _left(request: Request, others: Sequence[Request], admin: Admin) -> li
                 properties=(await admin.metadata(name, partitioned=partitioned)).properties,
                 usage=await admin.usage(name, partitioned=partitioned, subscription=subscription),
                 permissions=namespace.permissions.get(str(name), {}),
-                heir=next((each.key for each in heirs if name in each.spec.own_topics), None),
+                follows=dead_letter if name == ledger else None,
+                heir=next((each.key for each in heirs if needed in each.spec.own_topics), None),
+                may_delete=request.permissions.allows_deletion(needed),
+                about_to_create=str(name) in about_to_create,
             )
         )
     return found
@@ -196,9 +214,9 @@ def _given_up(body: Body, error: Exception, since: datetime) -> Outcome:
     return _abandoned(f"waited since {_at(since)}: {why}; {_rest(body)}")
 
 
-def _waits(error: RedriveError, since: datetime) -> str:
+def _waits(error: RedriveError, since: datetime, until: datetime) -> str:
     return (
-        f"being deleted since {_at(since)}: {error}; at {_at(since + CLEANUP_DEADLINE)} the policy "
+        f"being deleted since {_at(since)}: {error}; at {_at(until)} the policy "
         "goes all the same, and leaves what is there; with the annotation "
         f"{SKIP_CLEANUP}=true it goes now"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError
-from redrive.admin.model import NamespaceState
+from redrive.admin.model import NamespaceState, TopicMetadata
 from redrive.kube import resources
 from redrive.kube.context import Context
 from redrive.kube.errors import NotFoundError as ObjectNotFoundError
@@ -22,6 +22,7 @@ from redrive.provision.errors import (
     TopicNotFoundError,
 )
 from redrive.provision.facts import Observed, TopicState
+from redrive.provision.ownership import OwnershipRecord
 
 RECENT_SECONDS = 60.0
 AWAITED_SECONDS = 3.0
@@ -51,8 +52,11 @@ async def observe(
     age = RECENT_SECONDS if recent else 0.0
     namespace = await around(desired.policy.topic, admin, max_age=age)
     _check_expiry(desired.policy.topic, namespace)
+    # Nothing is done for a policy that was ready by what a recent read shows.
+    source = await _source(desired.policy.topic, namespace, admin, whole=not recent)
     return Observed(
-        source_partitions=await _partitions(desired.policy.topic, namespace, admin),
+        source_partitions=source.partitions,
+        source_properties=source.properties,
         source_schema=await admin.schema(desired.policy.topic),
         retry=await _topic(desired.retry, namespace, admin),
         dead_letter=(
@@ -60,6 +64,7 @@ async def observe(
             if desired.dead_letter is None
             else await _topic(desired.dead_letter, namespace, admin)
         ),
+        ledger=await _ledger(desired.ledger, namespace, admin, recent=recent),
         unused=await _unused(desired.unused, namespace, admin),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
@@ -105,6 +110,7 @@ def in_namespace(want: Desired, namespace: NamespaceState, found: Body | None) -
         source_partitions=max(namespace.partitions(source), str(source) in namespace.partitioned),
         retry=_listed(want.retry, namespace),
         dead_letter=None if want.dead_letter is None else _listed(want.dead_letter, namespace),
+        ledger=None if want.ledger is None else _listed(want.ledger, namespace),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         replicated_to=namespace.replicated_to,
@@ -160,11 +166,21 @@ async def _topic(
     metadata = await admin.metadata(name, partitioned=partitioned)
     subscriptions = await admin.subscriptions(name, partitioned=partitioned)
     found = {policy.read: await admin.topic_policy(name, policy) for policy in wanted.policies}
+    policies = topic_policies.in_force(found, namespace)
+    record = OwnershipRecord.of(metadata.properties)
+    originals = {
+        policy.own: await admin.topic_policy(name, policy, own=True)
+        for policy in wanted.policies
+        if not record.created
+        and policy.own not in record.replaced
+        and any(policy.writes(policies.get(policy.read)))
+    }
     return TopicState(
         partitions=metadata.partitions,
         subscriptions=subscriptions,
-        policies=topic_policies.in_force(found, namespace),
+        policies=policies,
         properties=metadata.properties,
+        originals=originals,
         # Elsewhere no topic can be replicated either: not worth a call.
         replicated_to=(
             await admin.replicated_to(name)
@@ -172,6 +188,29 @@ async def _topic(
             else namespace.replicated_to
         ),
     )
+
+
+async def _ledger(
+    wanted: DesiredTopic | None, namespace: NamespaceState, admin: Admin, *, recent: bool
+) -> TopicState | None:
+    """Read a ledger; of that of a settled policy only whether it is there.
+
+    Calls for each topic are what limits how often a policy is looked at, and of a ledger nothing
+    changes once it is made: no client but jobs of replays uses it.
+    """
+    if wanted is None:
+        return None
+    return _listed(wanted, namespace) if recent else await _topic(wanted, namespace, admin)
+
+
+async def _source(
+    name: TopicName, namespace: NamespaceState, admin: Admin, *, whole: bool
+) -> TopicMetadata:
+    """Read the source topic; without partitions its properties take a call, for *whole* alone."""
+    partitioned = str(name) in namespace.partitioned
+    if partitioned or whole:
+        return await admin.metadata(name, partitioned=partitioned)
+    return TopicMetadata(0, {})
 
 
 async def _unused(
@@ -183,10 +222,6 @@ async def _unused(
     partitioned = str(name) in namespace.partitioned
     metadata = await admin.metadata(name, partitioned=partitioned)
     return TopicState(metadata.partitions, properties=metadata.properties)
-
-
-async def _partitions(name: TopicName, namespace: NamespaceState, admin: Admin) -> int:
-    return await admin.partitions(name) if str(name) in namespace.partitioned else 0
 
 
 async def config_map(key: Key, ctx: Context, *, recent: bool) -> Body | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from redrive.admin.model import RightsChange
 from redrive.kube.resources import Body, Key
@@ -26,10 +27,17 @@ GRANTED = "redrive.io/granted"
 """JSON: role → the actions that it could not do before redrive granted them."""
 SUBSCRIPTION = "redrive.io/subscription"
 """A subscription that redrive added to a topic that was there before."""
+REPLACED = "redrive.io/replaced"
+"""JSON: topic policies that redrive changed on a topic that was there before → what it had set."""
 SCHEMA = "redrive.io/schema"
 """The fingerprint of the source topic's schema that redrive copied last."""
-_KEYS = (OWNER, OWNER_UID, SOURCE, CREATED, GRANTED, SUBSCRIPTION)
+CREATING = "creating"
+"""A field of a policy's status: the topics that were about to be created for it."""
+_KEYS = (OWNER, OWNER_UID, SOURCE, CREATED, GRANTED, SUBSCRIPTION, REPLACED)
 
+HAND_OVER_TO = "redrive.io/hand-over-to"
+"""An annotation of a RetryPolicy: the id of another cluster, whose policy of the same namespace and
+name gets its topics."""
 TAKE_OVER_FROM = "redrive.io/take-over-from"
 """An annotation of a RetryPolicy: names of others of its namespace whose topics it may take over,
 separated by commas."""
@@ -81,6 +89,8 @@ class OwnershipRecord:
         created: whether redrive made the topic.
         granted: what redrive added to the rights of roles.
         subscription: one that redrive added; empty for none, and where the topic is redrive's.
+        replaced: what was set on the topic of each policy that redrive changed, by
+            `TopicPolicy.own`; None where nothing was.
     """
 
     owner: str = ""
@@ -89,6 +99,7 @@ class OwnershipRecord:
     created: bool = False
     granted: Granted = field(default_factory=dict)
     subscription: str = ""
+    replaced: Mapping[str, Any] = field(default_factory=dict)
 
     def owned_by(self, owner: Owner) -> OwnershipRecord:
         """Return this with *owner*; what redrive added stays on record."""
@@ -102,6 +113,11 @@ class OwnershipRecord:
         """
         same = self.uid in {"", owner.uid} or self.source == owner.source
         return self.owner == str(owner) and same
+
+    @property
+    def is_free(self) -> bool:
+        """Whether redrive neither created the topic nor has adopted it for a policy."""
+        return not self.owner and not self.created
 
     def may_pass_to(self, owner: Owner, named: Collection[str]) -> bool:
         """Whether the topic is free, is *owner*'s, or is that of a policy that *owner* has *named*.
@@ -126,6 +142,7 @@ class OwnershipRecord:
             created=properties.get(CREATED) == "true",
             granted=_granted(properties.get(GRANTED, "")),
             subscription=properties.get(SUBSCRIPTION, ""),
+            replaced=_object(properties.get(REPLACED, "")),
         )
 
     def to_properties(self) -> dict[str, str]:
@@ -138,6 +155,7 @@ class OwnershipRecord:
             CREATED: "true" if self.created else "",
             GRANTED: json.dumps(granted, ensure_ascii=False) if granted else "",
             SUBSCRIPTION: self.subscription,
+            REPLACED: json.dumps(dict(sorted(self.replaced.items()))) if self.replaced else "",
         }
         return {key: value for key, value in written.items() if value}
 
@@ -149,6 +167,24 @@ class OwnershipRecord:
             for key in _KEYS
             if properties.get(key, "") != after.get(key, "")
         }
+
+
+def creating(body: Body) -> frozenset[str]:
+    """Return the topics that were about to be created for a RetryPolicy."""
+    return frozenset((body.get("status") or {}).get(CREATING) or ())
+
+
+def created_unmarked(
+    properties: Mapping[str, str], subscriptions: Collection[str], *, about_to: bool
+) -> bool:
+    """Whether redrive created a topic, and the broker lost its properties.
+
+    Args:
+        properties: all of the topic.
+        subscriptions: the same; redrive creates none before the topic is marked.
+        about_to: whether redrive was about to create it.
+    """
+    return about_to and not subscriptions and not any(properties.values())
 
 
 @dataclass(frozen=True)
@@ -193,6 +229,15 @@ def rights(topic: TopicName, needed: Granted, have: Granted, recorded: Granted) 
 
 def _filled(granted: Granted) -> Granted:
     return {role: actions for role, actions in granted.items() if actions}
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    """Read a JSON object; an empty one where there is none."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _granted(text: str) -> Granted:

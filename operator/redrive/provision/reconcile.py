@@ -21,9 +21,9 @@ from redrive.provision import metrics, pause
 from redrive.provision.actions import in_words
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.converge import Converged, converge
-from redrive.provision.desired import Desired
 from redrive.provision.finalize import finalize
 from redrive.provision.finalizer import ensure_finalizer
+from redrive.provision.handover import hand_over, receiver_of
 from redrive.provision.health.watch import Health
 from redrive.provision.lost import LostPolicies
 from redrive.provision.outcome import Outcome, publish
@@ -115,6 +115,7 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
     """Provision one RetryPolicy, unless it is paused; return what to write about it.
 
     Raises:
+        NotFoundError: the policy is gone.
         KubernetesError: the finalizer could not be set; nothing is created without it.
     """
     if pause.is_paused(body):
@@ -123,9 +124,14 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
         request = resolve(body, ctx)
     except RedriveError as error:
         return Outcome.failed(shown_to(body, error))
-    body = await ensure_finalizer(body, request.deletion, _publisher(ctx))
+    if "retryTopic" in (body.get("status") or {}):  # else once it is not refused
+        body = await ensure_finalizer(body, request.deletion, _publisher(ctx))
     try:
+        if (cluster := receiver_of(body, ctx.settings.cluster_id)) and not request.only_observes:
+            return await hand_over(cluster, request, ctx)
         made = await converge(request, body, ctx, conflicts)
+    except NotFoundError:
+        raise  # the policy went meanwhile, and another may have its name
     except RedriveError as error:
         return Outcome.failed(shown_to(body, error))
     warnings = (*made.warnings, *health.warnings(body))
@@ -147,7 +153,7 @@ def _ready(body: Body, made: Converged, warnings: Sequence[StatusWarning]) -> Ou
     config_map = wanted.config_map["metadata"]["name"]
     message = f"{topics}; consumers find their policy in ConfigMap {config_map}"
     conditions = status.ready(PROVISIONED, message, warnings)
-    return Outcome(conditions, _fields(wanted), events=_repaired(body, made))
+    return Outcome(conditions, _fields(made), events=_repaired(body, made))
 
 
 def _repaired(body: Body, made: Converged) -> tuple[ObjectEvent, ...]:
@@ -159,10 +165,13 @@ def _repaired(body: Body, made: Converged) -> tuple[ObjectEvent, ...]:
     return (ObjectEvent(REPAIRED, in_words(made.actions)),)
 
 
-def _fields(wanted: Desired) -> dict[str, Any]:
+def _fields(made: Converged) -> dict[str, Any]:
+    wanted = made.desired
     return {
         "maxRetries": wanted.policy.max_retries,
         "blockedBy": None,
+        "connection": str(made.connection),
+        "creating": None,
         "plannedChanges": None,
         "retryTopic": str(wanted.retry.name),
         # In a merge patch None removes the field.

@@ -6,15 +6,23 @@ is deleted as a whole; from one that was there before goes what redrive added to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from redrive.admin.model import TopicUsage
+from redrive.admin.model import RightsChange, TopicUsage
+from redrive.admin.policies import restoring
 from redrive.api.choices import DeletionPolicy
 from redrive.kube.resources import Key
-from redrive.policy.naming import TopicName
+from redrive.policy.naming import LEDGER_SUBSCRIPTION, TopicName
 from redrive.provision import ownership
-from redrive.provision.actions import Action, ChangeRights, DeleteSubscription, DeleteTopic, Mark
+from redrive.provision.actions import (
+    Action,
+    ChangeRights,
+    DeleteSubscription,
+    DeleteTopic,
+    Mark,
+    RestoreTopicPolicy,
+)
 from redrive.provision.errors import InUseError
 from redrive.provision.ownership import Granted, Owner, OwnershipRecord, Rights
 
@@ -26,7 +34,10 @@ class Left:
     Attributes:
         subscription: the policy's own on it, which keeps what has not been consumed.
         permissions: who may do what on it.
+        may_delete: whether the connection allows to delete it.
+        about_to_create: whether redrive was about to create it, and may have lost its mark.
         heir: a policy of the same namespace that needs it now, if there is one.
+        follows: a topic with which it stays: a ledger says what of the dead letters is moved.
     """
 
     name: TopicName
@@ -36,6 +47,16 @@ class Left:
     usage: TopicUsage
     permissions: Granted
     heir: Key | None
+    may_delete: bool = True
+    about_to_create: bool = False
+    follows: TopicName | None = None
+
+    def record(self, owner: Owner) -> OwnershipRecord:
+        """Return what is on record; of a topic that *owner* created unmarked, what should be."""
+        names = self.usage.subscriptions
+        if ownership.created_unmarked(self.properties, names, about_to=self.about_to_create):
+            return OwnershipRecord(created=True).owned_by(owner)
+        return OwnershipRecord.of(self.properties)
 
 
 @dataclass(frozen=True)
@@ -51,19 +72,26 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
 
     Args:
         owner: the policy that is deleted.
-        policy: `Delete` or `DeleteIfEmpty`.
-        left: its topics, as far as they are there.
+        policy: any but `Retain`.
+        left: its topics, as far as they are there; what follows another comes behind it.
 
     Raises:
         InUseError: clients are connected to what would be deleted.
     """
+    if policy is DeletionPolicy.REVOKE_GRANTS:
+        return _revocation(owner, left)
     whole, parts, stays = [], [], []
+    kept: set[TopicName] = set()
     for topic in left:
-        if why := _stays(topic, owner, policy):
+        follows = topic.follows if topic.follows in kept else None
+        why = f"belongs to {follows}" if follows else _stays(topic, owner, policy)
+        if why:
+            kept.add(topic.name)
             stays.append(f"{topic.name} {why}")
-        elif OwnershipRecord.of(topic.properties).created:
+        elif topic.record(owner).created:
             whole.append(topic)
         else:
+            kept.add(topic.name)
             parts.append(_Part.of(topic, policy))
             stays.append(f"{topic.name} was there before")
     stays += [part.stays for part in parts if part.stays]
@@ -79,6 +107,22 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
     )
 
 
+def _revocation(owner: Owner, left: Sequence[Left]) -> Removal:
+    """Plan to take back the rights that redrive granted, and to leave all else."""
+    changes: list[RightsChange] = []
+    marks: list[Mark] = []
+    for topic in left:
+        record = topic.record(owner)
+        if record.is_of(owner) and topic.heir is None and record.granted:
+            granted = ownership.rights(topic.name, {}, topic.permissions, record.granted)
+            changes += granted.changes
+            marks.append(Mark(topic.name, replace(record, granted={}).changes(topic.properties)))
+    return Removal(
+        actions=(*([ChangeRights(tuple(changes))] if changes else []), *marks),
+        stays=tuple(str(topic.name) for topic in left),
+    )
+
+
 def _refuse_against_clients(clients: Sequence[str]) -> None:
     if any(clients):
         raise InUseError(
@@ -91,11 +135,13 @@ def _refuse_against_clients(clients: Sequence[str]) -> None:
 
 def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
     """Say why a topic stays exactly as it is; nothing where it does not."""
-    record = OwnershipRecord.of(topic.properties)
+    record = topic.record(owner)
     if not record.is_of(owner):
         return f"is kept by {record.owner}" if record.owner else "has no mark of this policy"
     if topic.heir is not None:
         return f"is needed by RetryPolicy {topic.heir}"
+    if record.created and not topic.may_delete:
+        return "may not be deleted by what its PulsarConnection allows"
     if policy is DeletionPolicy.DELETE_IF_EMPTY and record.created:
         return _holds(topic)
     return ""
@@ -103,7 +149,11 @@ def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
 
 def _holds(topic: Left) -> str:
     found = topic.usage.subscriptions.items()
-    waiting = {name: stands.backlog for name, stands in found if stands.backlog}
+    waiting = {
+        name: stands.backlog
+        for name, stands in found
+        if stands.backlog and name != LEDGER_SUBSCRIPTION
+    }
     if waiting:
         counts = ", ".join(f"{count} for {name}" for name, count in sorted(waiting.items()))
         return f"holds messages ({counts})"
@@ -134,13 +184,25 @@ class _Part:
         rights = ownership.rights(topic.name, {}, topic.permissions, record.granted)
         mark = Mark(topic.name, OwnershipRecord().changes(topic.properties))
         found = topic.usage.subscriptions.get(record.subscription)
+        restore: Iterator[Action] = (
+            RestoreTopicPolicy(topic.name, own, write)
+            for own, before in record.replaced.items()
+            for write in restoring(own, before)
+        )
+        back: tuple[Action, ...] = (*restore, mark)
         if found is None:
-            return cls(rights, (mark,), "", "")
+            return cls(rights, back, "", "")
         name = f"subscription {record.subscription} on {topic.name}"
         if found.backlog and policy is DeletionPolicy.DELETE_IF_EMPTY:
-            return cls(rights, (mark,), "", f"{name} holds {found.backlog} messages")
+            # What waits there would be dropped by the time to live that the topic had before.
+            kept = Mark(
+                topic.name, OwnershipRecord(replaced=record.replaced).changes(topic.properties)
+            )
+            return cls(rights, (kept,), "", f"{name} holds {found.backlog} messages")
         clients = f"{name}: {found.consumers} consumers" if found.consumers else ""
-        return cls(rights, (DeleteSubscription(topic.name, record.subscription), mark), clients, "")
+        return cls(
+            rights, (DeleteSubscription(topic.name, record.subscription), *back), clients, ""
+        )
 
 
 def _clients(topic: Left) -> str:

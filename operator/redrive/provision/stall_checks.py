@@ -40,6 +40,11 @@ async def _owners(want: Desired, body: Body, ctx: Context) -> Observed:
     )
 
 
+async def _source(want: Desired, body: Body, ctx: Context) -> Observed:
+    found = await _marked(want.policy.topic, await _admin(body, ctx))
+    return Observed(source_properties=None if found is None else found.properties)
+
+
 async def _marked(topic: TopicName, admin: Admin) -> TopicState | None:
     try:
         return TopicState(0, properties=await admin.properties(topic))
@@ -64,6 +69,10 @@ async def _admin(body: Body, ctx: Context) -> Admin:
 
 CHECKS: Mapping[str, tuple[Read, tuple[Check, ...]]] = {
     errors.OwnerConflictError.reason: (_owners, (conditions.topic_has_another_owner,)),
+    errors.BrokerChangedError.reason: (_owners, (conditions.topics_are_elsewhere,)),
+    errors.ChainedPolicyError.reason: (_source, (conditions.source_is_of_redrive,)),
+    errors.TopicExistsError.reason: (_owners, (conditions.topic_is_not_redrives,)),
+    errors.AdoptionNotAllowedError.reason: (_owners, (conditions.topic_is_not_redrives,)),
     errors.PartitionsDifferError.reason: (
         _listed,
         (
@@ -99,7 +108,7 @@ class StallChecks:
             request = resolve(body, self.ctx)
             want = desired(request, body, self.ctx.settings.cluster_id)
             have = await read(want, body, self.ctx)
-            conditions.check(checks, Buildable(body, want, have, request.takes_over))
+            conditions.check(checks, Buildable(body, want, have, request))
         except RedriveError as error:
             return error.reason != reason
         return True

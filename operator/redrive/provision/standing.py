@@ -21,7 +21,9 @@ class Standing(enum.Enum):
     """How a claim stands."""
 
     DEAD = enum.auto()
-    """The policy only observes, or is stalled by something else than a rival."""
+    """The policy only observes, or was stalled by something else than a rival from the start."""
+    FAULTY = enum.auto()
+    """The policy was provisioned, and is stalled by something else than a rival now."""
     OPEN = enum.auto()
     """The policy is new, or waits for a rival to go."""
     HELD = enum.auto()
@@ -33,11 +35,22 @@ class Standing(enum.Enum):
         if body["spec"].get("managementPolicy") == ManagementPolicy.OBSERVE:
             return cls.DEAD
         written = body.get("status") or {}
+        held = "retryTopic" in written and "blockedBy" not in written
         if "deletionTimestamp" not in body["metadata"]:  # until it is gone, it may delete topics
             stalled = {c["reason"] for c in written.get("conditions") or () if c["type"] == STALLED}
             if stalled - WAITS:
-                return cls.DEAD
-        return cls.HELD if "retryTopic" in written and "blockedBy" not in written else cls.OPEN
+                return cls.FAULTY if held else cls.DEAD
+        return cls.HELD if held else cls.OPEN
+
+    def towards(self, *, a_tenant: bool) -> Standing:
+        """Return how the claim stands towards one of *a_tenant* of another namespace, or not.
+
+        What stalls a policy for a moment, such as a token that has expired, must not be what others
+        wait for. Within a namespace it gives way.
+        """
+        if self is not Standing.FAULTY:
+            return self
+        return Standing.HELD if a_tenant else Standing.DEAD
 
     def precedes(self, other: Standing, *, is_older: bool) -> bool:
         """Whether a claim that stands so comes before one that stands like *other*."""

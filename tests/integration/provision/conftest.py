@@ -78,8 +78,9 @@ class Shop:
         self.apply({name: redrive("PulsarConnection", defaults | spec)})
 
     def rule(self, *roles: str) -> dict[str, object]:
-        """A rule of a connection that allows all topics of the tenant, and their deletion."""
-        return {"topics": [f"persistent://{self.tenant}/*/*"], "roles": roles, "delete": True}
+        """A rule of a connection that allows all of the tenant's topics, with whatever happens."""
+        topics = [f"persistent://{self.tenant}/*/*"]
+        return {"topics": topics, "roles": roles, "adopt": True, "delete": True}
 
     def policy(self, name: str = "orders", **spec: object) -> None:
         """Make or change a RetryPolicy, for subscription `fulfilment` of topic `orders`."""

@@ -85,7 +85,7 @@ def test_from_what_was_there_before_delete_takes_what_redrive_added_and_nothing_
     doomed.request("POST", f"{rest_path(retry)}/permissions/fulfilment", ["consume"])
     doomed.request("POST", f"{rest_path(retry)}/permissions/somebody", ["produce"])
     send(doomed.broker, retry)
-    provision(doomed, "before")
+    provision(doomed, "before", adopt=True)
     delete(doomed, "before")
     left = doomed.topics()
     assert left[retry]["subscriptions"] == ["fulfilment"]

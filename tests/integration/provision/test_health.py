@@ -140,7 +140,7 @@ async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metric
     shop.create_topic(shop.topic("orders"), partitions)
     dead_letter = shop.topic("orders-fulfilment-DLQ")
     shop.create_topic(dead_letter, partitions)  # adopted as it is
-    shop.policy()
+    shop.policy(adopt=True)
     async with ward(shop) as watched:
         assert figures(watched.status()) == {"retry": 0, "deadLetter": 0}
         assert age(shop) == 0

@@ -68,10 +68,11 @@ def test_what_was_there_before_is_remembered_as_not_ours(busy: Shop) -> None:
     busy.request("PUT", f"{rest_path(retry)}/subscription/fulfilment", {})
     busy.request("PUT", f"{rest_path(retry)}/properties", {"team": "orders"})
     grant(busy, retry, "fulfilment", "consume")
-    busy.policy("adopted", topic=busy.topic("adopted"))
+    busy.policy("adopted", topic=busy.topic("adopted"), adopt=True)
     busy.ready("adopted")
     marks = properties(busy, retry)
     assert json.loads(marks.pop("redrive.io/granted")) == {"fulfilment": ["produce"]}
+    assert set(json.loads(marks.pop("redrive.io/replaced")).values()) == {None}
     assert marks.keys() == {"redrive.io/owner", "redrive.io/owner-uid", "redrive.io/source"}
     assert properties(busy, dead_letter)["redrive.io/subscription"] == "redrive"
     assert "redrive.io/created" not in properties(busy, dead_letter)
@@ -91,7 +92,8 @@ def test_a_role_that_is_taken_out_keeps_what_others_gave_it_and_no_more(busy: Sh
     before = rights(busy, retry)
     ours = ["fulfilment", "shop-before", "shop-same"]
     readers = {"readerRoles": ["shop-before"]}
-    busy.policy("roles", topic=busy.topic("roles"), consumerRoles=ours, deadLetter=readers)
+    spec = {"topic": busy.topic("roles"), "adopt": True, "deadLetter": readers}
+    busy.policy("roles", **spec, consumerRoles=ours)
     busy.ready("roles")
     assert rights(busy, retry) == before | {
         "fulfilment": {"consume", "produce"},
@@ -99,7 +101,7 @@ def test_a_role_that_is_taken_out_keeps_what_others_gave_it_and_no_more(busy: Sh
     }
     assert rights(busy, dead_letter)["shop-before"] == {"consume", "produce"}
     grant(busy, retry, "fulfilment", "consume", "produce", "functions")  # beside what is ours
-    busy.policy("roles", topic=busy.topic("roles"), consumerRoles=[], deadLetter=readers)
+    busy.policy("roles", **spec, consumerRoles=[])
     busy.ready("roles")
     assert rights(busy, retry) == before | {"fulfilment": {"functions"}}
     assert rights(busy, dead_letter) == {"shop-before": {"consume"}}
@@ -115,7 +117,7 @@ def test_the_topic_of_another_cluster_is_refused_and_left_alone_until_it_is_give
     mark = {"redrive.io/owner": f"elsewhere/{busy.namespace}/foreign"}
     busy.request("PUT", f"{rest_path(retry)}/properties", mark)
     before = state(busy, "foreign")
-    busy.policy("foreign", topic=busy.topic("foreign"))
+    busy.policy("foreign", topic=busy.topic("foreign"), adopt=True)
     refused = busy.reaches("foreign", "OwnerConflict")
     conditions = {c["type"]: c["message"] for c in refused["status"]["conditions"]}
     assert conditions.keys() == {"Ready", "Stalled"}
@@ -145,6 +147,72 @@ def test_a_policy_made_anew_knows_its_topics_again(busy: Shop) -> None:
         retry = busy.ready("again")["status"]["retryTopic"]
         assert properties(busy, retry)["redrive.io/created"] == "true"
         busy.kubectl("delete", "retrypolicy", "again", "--timeout=60s")
+
+
+POLICIES = (
+    "messageTTL",
+    "deduplicationEnabled",
+    "delayedDelivery",
+    "inactiveTopicPolicies",
+    "retention",
+    "backlogQuotaMap",
+)
+
+
+def whole(shop: Shop, topic: str) -> dict[str, Any]:
+    """All that a topic has of its own."""
+    path = rest_path(topic)
+    return {
+        **{policy: shop.request("GET", f"{path}/{policy}") for policy in POLICIES},
+        "subscriptions": shop.request("GET", f"{path}/subscriptions"),
+        "rights": rights(shop, topic),
+        "properties": {
+            key: value
+            for key, value in (shop.request("GET", f"{path}/properties") or {}).items()
+            if value
+        },
+    }
+
+
+def test_a_topic_of_others_is_adopted_only_if_told_and_is_as_before_when_the_policy_is_deleted(
+    busy: Shop,
+) -> None:
+    payroll, audit = busy.topic("payroll"), busy.topic("audit")
+    for topic in (busy.topic("hours"), payroll, audit):
+        busy.create_topic(topic)
+    path = rest_path(payroll)
+    age = {"limitTime": 3600, "limitSize": -1, "policy": "consumer_backlog_eviction"}
+    busy.request("PUT", f"{path}/subscription/bank", {})
+    busy.request("POST", f"{path}/messageTTL?messageTTL=3600")
+    busy.request("POST", f"{path}/backlogQuota?backlogQuotaType=message_age", age)
+    busy.request("PUT", f"{path}/properties", {"team": "pay"})
+    grant(busy, payroll, "fulfilment", "consume")
+    busy.request("POST", f"{rest_path(audit)}/deduplicationEnabled", body=False)
+    before = {topic: whole(busy, topic) for topic in (payroll, audit)}
+    assert before[payroll]["messageTTL"] == 3600
+    cautious = busy.rule("fulfilment") | {"adopt": False}
+    busy.connection("cautious", allow=[cautious])
+    spec: dict[str, Any] = {
+        "connectionRef": {"name": "cautious"},
+        "topic": busy.topic("hours"),
+        "naming": {"retryTopic": payroll, "deadLetterTopic": audit},
+        "deadLetter": {"retention": {"time": "1h"}, "backlogQuota": {"size": "5Mi"}},
+        "deletionPolicy": "Delete",
+    }
+    busy.policy("hours", **spec)
+    busy.reaches("hours", "TopicExists")
+    busy.policy("hours", **spec, adopt=True)
+    busy.reaches("hours", "AdoptionNotAllowed")
+    assert {topic: whole(busy, topic) for topic in (payroll, audit)} == before
+    busy.connection("cautious", allow=[cautious | {"adopt": True, "delete": False}])
+    busy.reaches("hours", "DeletionNotAllowed")
+    busy.connection("cautious", allow=[cautious | {"adopt": True, "delete": True}])
+    busy.ready("hours")
+    during = whole(busy, payroll)
+    assert (during["messageTTL"], during["deduplicationEnabled"]) == (0, True)
+    assert whole(busy, audit)["retention"]["retentionTimeInMinutes"] == 60
+    busy.kubectl("delete", "retrypolicy", "hours", "--timeout=60s")
+    assert {topic: whole(busy, topic) for topic in (payroll, audit)} == before
 
 
 @pytest.mark.parametrize("retained", [True, False])

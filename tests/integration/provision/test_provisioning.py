@@ -81,7 +81,7 @@ def test_what_exists_is_adopted_and_rights_that_others_granted_are_kept(shop: Sh
     shop.request("PUT", f"{path}/subscription/others", {"ledgerId": -1, "entryId": -1})
     shop.request("POST", f"{path}/permissions/fulfilment", ["functions", "consume"])
     shop.request("POST", f"{path}/permissions/auditor", ["consume"])
-    shop.policy()
+    shop.policy(adopt=True)
     shop.ready()
     assert permissions(shop) == {
         "fulfilment": CONSUMER | {"orders-fulfilment-RETRY": {"consume", "produce", "functions"}},

@@ -76,3 +76,20 @@ def test_a_field_without_description_can_not_be_generated() -> None:
 
     with pytest.raises(TypeError, match="mystery"):
         structural(Undescribed)
+
+
+def test_lists_whose_order_says_nothing_are_sets() -> None:
+    sets = {
+        path.removesuffix("[]")
+        for path, schema in schemas()
+        if schema.get("x-kubernetes-list-type") == "set"
+    }
+    assert sets == {
+        "PulsarConnection.spec.redirectHosts",
+        "PulsarConnection.spec.allow[].topics",
+        "PulsarConnection.spec.allow[].roles",
+        "PulsarConnection.spec.allow[].namespaces.names",
+        "PulsarConnection.spec.allow[].namespaces.selector.matchExpressions[].values",
+        "RetryPolicy.spec.consumerRoles",
+        "RetryPolicy.spec.deadLetter.readerRoles",
+    }

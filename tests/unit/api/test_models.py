@@ -57,8 +57,10 @@ policies = st.fixed_dictionaries(
         "subscription": words,
         "subscriptionType": st.just("Key_Shared"),
         "ordering": st.sampled_from(["None", "PerKey"]),
-        "consumerRoles": st.lists(words, max_size=3),
+        "consumerRoles": st.lists(words, max_size=3, unique=True),
         "naming": st.fixed_dictionaries({"scheme": st.sampled_from(list(Scheme))}),
+        "adopt": st.booleans(),
+        "chained": st.booleans(),
         "managementPolicy": st.sampled_from(["Manage", "Observe"]),
         "retry": st.fixed_dictionaries(
             {"messageTTL": st.sampled_from(["0s", "11d", "10d1s"])},
@@ -68,7 +70,7 @@ policies = st.fixed_dictionaries(
             {
                 "mode": st.sampled_from(["Keep", "Discard"]),
                 "messageTTL": st.just("0s") | delays,
-                "readerRoles": st.lists(words, max_size=3),
+                "readerRoles": st.lists(words, max_size=3, unique=True),
             },
             optional={
                 "partitions": st.integers(1, 1_000),
@@ -105,7 +107,7 @@ selectors = st.fixed_dictionaries(
 rules = st.fixed_dictionaries(
     {
         "topics": st.lists(topics, max_size=3),
-        "roles": st.lists(words, max_size=3),
+        "roles": st.lists(words, max_size=3, unique=True),
         "adopt": st.booleans(),
         "delete": st.booleans(),
     },
@@ -119,7 +121,7 @@ connections = st.fixed_dictionaries(
         "serviceUrl": st.builds("pulsar://{}:{}".format, names, st.integers(1, 65_535)),
         "adminUrl": st.builds("https://{}:{}".format, names, st.integers(1, 65_535)),
         "authentication": st.fixed_dictionaries({"token": tokens}) | st.just({"none": {}}),
-        "redirectHosts": st.lists(words, max_size=3),
+        "redirectHosts": st.lists(words, max_size=3, unique=True),
         "allow": st.lists(rules, max_size=3),
     },
     optional={
@@ -324,7 +326,7 @@ def test_the_old_fields_of_dead_letters_are_read_and_say_what_to_write() -> None
         assert not spec.keeps
         assert spec.retention is not None
         assert spec.retention.to_broker() == {
-            "retentionTimeInMinutes": -1,
+            "retentionTimeInMinutes": 3_650 * 24 * 60,
             "retentionSizeInMB": 2048,
         }
         assert spec.backlog_quota is not None

@@ -33,6 +33,7 @@ def connection() -> dict[str, Any]:
             {
                 "topics": ["persistent://shop/*/*"],
                 "roles": ["fulfilment", "shop-*"],
+                "adopt": True,
                 "delete": True,
             }
         ],
@@ -103,5 +104,7 @@ def ctx() -> Context:
         brokers=none,
         namespaces=none,
         clock=wall_clock,
+        missing=(),
+        began=wall_clock(),
         **{name: Cache() for name in tables},
     )

@@ -246,14 +246,17 @@ def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # 
     async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
         return Connection(Key(namespace, ref.name), spec, admin)
 
+    kubernetes = FakeKubernetes()
+    kubernetes.add(POLICIES, body)
     return SimpleNamespace(
-        kubernetes=FakeKubernetes(),
+        kubernetes=kubernetes,
         policies=Cache([body]),
         connections=Cache([through]),
         namespaces=None,
         config_maps=Cache(),
         brokers=SimpleNamespace(resolve=resolve),
         settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
+        clock=wall_clock,
     )
 
 

@@ -230,7 +230,7 @@ def buildable(
 ) -> Buildable:
     state = None if retry is None else TopicState(retry, NO_SUBSCRIPTIONS, {}, {})
     observed = Observed(source, None, state, None, {}, {}, config_map)
-    return Buildable(body, desired(requested, body, "here"), observed)
+    return Buildable(body, desired(requested, body, "here"), observed, requested)
 
 
 @pytest.mark.parametrize(
@@ -251,14 +251,12 @@ def buildable(
 def test_a_topic_of_another_policy_is_refused_unless_that_is_named_and_of_the_same_namespace(
     policy: MakeBody, requested: MakeRequest, mark: str | None, *, allowed: bool
 ) -> None:
-    body = policy()
+    body = policy(adopt=True)
+    body["metadata"]["annotations"] = {"redrive.io/take-over-from": "named"}
     facts = buildable(body, requested(body), source=0, retry=None)
     marked = TopicState(0, NO_SUBSCRIPTIONS, {}, {} if mark is None else {"redrive.io/owner": mark})
-    facts = dataclasses.replace(
-        facts,
-        observed=dataclasses.replace(facts.observed, dead_letter=marked),
-        takes_over=frozenset({"named"}),
-    )
+    observed = dataclasses.replace(facts.observed, dead_letter=marked)
+    facts = dataclasses.replace(facts, observed=observed)
     violation = conditions.first_violation(BUILDABLE, facts)
     assert (violation is None) is allowed
     if violation is not None:
@@ -280,9 +278,56 @@ def test_a_topic_of_another_policy_is_refused_unless_that_is_named_and_of_the_sa
 def test_a_retry_topic_of_the_kind_of_its_source_is_adopted(
     policy: MakeBody, requested: MakeRequest, source: int, retry: int | None
 ) -> None:
-    body = policy()
+    body = policy(adopt=True)
     facts = buildable(body, requested(body), source=source, retry=retry)
     assert conditions.first_violation(BUILDABLE, facts) is None
+
+
+@pytest.mark.parametrize(
+    ("properties", "adopt", "allowed", "reason"),
+    [
+        ({}, False, True, "TopicExists"),
+        ({"team": "a"}, False, True, "TopicExists"),
+        ({}, True, False, "AdoptionNotAllowed"),
+        ({}, True, True, None),
+        ({"redrive.io/owner": "here/shop/orders"}, False, False, None),
+        ({"redrive.io/created": "true"}, False, False, None),
+        (None, False, False, None),
+    ],
+)
+def test_a_topic_that_others_created_is_adopted_only_if_policy_and_connection_say_so(  # noqa: PLR0913
+    policy: MakeBody,
+    requested: MakeRequest,
+    properties: dict[str, str] | None,
+    reason: str | None,
+    *,
+    adopt: bool,
+    allowed: bool,
+) -> None:
+    body = policy(adopt=adopt)
+    rule = {"topics": ["persistent://shop/*/*"], "roles": ["fulfilment"], "adopt": allowed}
+    request = requested(body, allow=[rule])
+    facts = buildable(body, request, source=0, retry=None)
+    found = TopicState(0, NO_SUBSCRIPTIONS, {}, properties)
+    observed = dataclasses.replace(facts.observed, dead_letter=found)
+    violation = conditions.first_violation(BUILDABLE, dataclasses.replace(facts, observed=observed))
+    assert (violation and violation.reason) == reason
+
+
+def test_topics_are_deleted_only_as_the_connection_allows(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    rule = {"topics": ["persistent://shop/*/*"], "roles": ["fulfilment"]}
+    for choice, delete, allowed in (
+        ("Delete", False, False),
+        ("DeleteIfEmpty", False, False),
+        ("Retain", False, True),
+        ("Delete", True, True),
+    ):
+        request = requested(policy(deletionPolicy=choice), allow=[rule | {"delete": delete}])
+        violation = conditions.first_violation(ADMISSIBLE, request)
+        assert (violation is None) is allowed
+        assert violation is None or violation.reason == "DeletionNotAllowed"
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.errors import AdminError
+from redrive.admin.errors import AdminConflictError, AdminError
 from redrive.admin.http import Http
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
@@ -26,12 +27,14 @@ from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.converge import Converged, converge
+from redrive.provision.errors import TopicExistsError
 from redrive.provision.finalize import LATE_WRITES, finalize
 from redrive.provision.finalizer import FINALIZER
 from redrive.provision.outcome import publish
 from redrive.provision.resolve import resolve
 from tests.support.fake_admin import (
     SUPERUSER,
+    Do,
     FakeBroker,
     Fault,
     Namespace,
@@ -46,6 +49,14 @@ from tests.support.fake_kubernetes import FakeKubernetes
 MakeBody = Callable[..., dict[str, Any]]
 
 HASTY = aiohttp.ClientTimeout(total=0.5)
+QUOTAS = {
+    "message_age": {
+        "limit": -1,
+        "limitSize": -1,
+        "limitTime": 60,
+        "policy": "consumer_backlog_eviction",
+    }
+}
 DELETED = datetime(2026, 1, 1, tzinfo=UTC)
 FAULTS: dict[str, Fault] = {
     **{str(status): answering(status) for status in (409, 412, 429, 500, 503)},
@@ -74,23 +85,32 @@ class Shop:
         """Provision the policy as a restarted operator would: nothing is remembered."""
         ctx = self.ctx(http)
         conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-        asked = resolve(self.policy, ctx)
-        return await converge(asked, self.policy, ctx, conflicts)
+        return await converge(resolve(self.stored, ctx), self.stored, ctx, conflicts)
 
     async def finalize(self, http: Http | None = None) -> Requeue:
         """Do what the deletion of the policy asks for, as a restarted operator would."""
         ctx = self.ctx(http)
         conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         out = Publisher(self.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
-        body = self.kubernetes.objects[resources.POLICIES][Key.of(self.policy)]
-        outcome = await finalize(body, ctx, conflicts)
-        await publish(body, outcome, out)
+        outcome = await finalize(self.stored, ctx, conflicts)
+        await publish(self.stored, outcome, out)
         return outcome.requeue
 
     @property
-    def config_maps(self) -> dict[Key, dict[str, Any]]:
-        """What the policy has in Kubernetes."""
-        return self.kubernetes.objects[resources.CONFIG_MAPS]
+    def stored(self) -> Body:
+        """The policy as the API server has it."""
+        return self.kubernetes.objects[resources.POLICIES][Key.of(self.policy)]
+
+    @property
+    def topics(self) -> dict[str, Topic]:
+        """The topics at the broker."""
+        return self.broker.namespaces["shop/prod"].topics
+
+    @property
+    def config_maps(self) -> dict[Key, Any]:
+        """What consumers find in Kubernetes."""
+        found = self.kubernetes.objects[resources.CONFIG_MAPS]
+        return {key: config_map["data"] for key, config_map in found.items()}
 
     def ctx(self, http: Http | None) -> Any:  # noqa: ANN401
         """What a reconcile needs of the world."""
@@ -104,12 +124,16 @@ class Shop:
 
         return SimpleNamespace(
             kubernetes=self.kubernetes,
-            policies=Cache([self.policy]),
-            connections=Cache([self.connection]),
+            policies=Cache([self.stored]),
+            connections=Cache(
+                {**self.connection, "metadata": {**self.connection["metadata"], "name": name}}
+                for name in ("main", "alias", "other")
+            ),
             namespaces=None,
             brokers=SimpleNamespace(resolve=resolve),
             settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
             clock=lambda: DELETED + LATE_WRITES,
+            began=DELETED,
         )
 
 
@@ -121,7 +145,9 @@ async def shop(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
         grants = {"persistent://shop/prod/others": {"fulfilment": ["consume"]}}
         topics = {"orders": Topic(2, {}), "others": Topic(0, {"a": "b"}, {"": ["s"]})}
         broker.namespaces = {"shop/prod": Namespace(topics, grants)}
-        yield Shop(broker, Http(session), FakeKubernetes(), body, policy)
+        kubernetes = FakeKubernetes()
+        kubernetes.add(resources.POLICIES, policy)
+        yield Shop(broker, Http(session), kubernetes, body, policy)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -154,7 +180,7 @@ async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
 async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
     connection: dict[str, Any], policy: MakeBody, fault: str
 ) -> None:
-    body = policy(deletionPolicy="Delete")
+    body = policy(deletionPolicy="Delete", adopt=True)
     async with standing(connection, body) as undisturbed:
         before = len(undisturbed.broker.calls)
         assert await undisturbed.finalize() is Requeue.ON_CHANGE
@@ -162,6 +188,8 @@ async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
         left = undisturbed.broker.namespaces["shop/prod"].topics
         assert left.keys() == {"orders", "others", "orders-fulfilment-DLQ"}
         assert left["orders-fulfilment-DLQ"].subscriptions == []
+        assert left["orders-fulfilment-DLQ"].policies == {"messageTTL": 3600}
+        assert left["orders-fulfilment-DLQ"].quotas == QUOTAS
         assert calls > 10
     for number in range(1, calls + 1):
         async with standing(connection, body) as disturbed:
@@ -186,7 +214,73 @@ async def standing(connection: dict[str, Any], policy: Body) -> AsyncIterator[Sh
     Its dead-letter topic was there before.
     """
     async with shop(connection, policy) as made:
-        made.broker.namespaces["shop/prod"].topics["orders-fulfilment-DLQ"] = Topic(0, {})
+        made.topics["orders-fulfilment-DLQ"] = Topic(
+            0, {}, policies={"messageTTL": 3600}, quotas=dict(QUOTAS)
+        )
         await made.look()
-        made.kubernetes.add(resources.POLICIES, deleted(policy))
+        made.kubernetes.add(resources.POLICIES, deleted(made.stored))
         yield made
+
+
+def created_in_part(made: Shop) -> Fault:
+    """Store a topic without partitions, lose its properties, and be killed before the answer."""
+
+    async def befall(request: web.Request, do: Do) -> web.StreamResponse:
+        topic = request.match_info.get("topic", "")
+        if request.method != "PUT" or not request.path.endswith(f"/{topic}"):
+            return await do()
+        made.broker.fault = None
+        await do()
+        made.topics[topic].properties.clear()
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    return befall
+
+
+async def test_a_topic_that_was_created_and_whose_properties_were_lost_is_redrives_own(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = policy(deletionPolicy="Delete")
+    async with shop(connection, body) as undisturbed, shop(connection, body) as disturbed:
+        await undisturbed.look()
+        disturbed.broker.fault = created_in_part(disturbed)
+        with pytest.raises(AdminError):
+            await disturbed.look()
+        assert disturbed.topics["orders-fulfilment-DLQ"].properties == {}
+        await disturbed.look()
+        assert disturbed.broker.namespaces == undisturbed.broker.namespaces
+
+
+async def test_a_deletion_takes_a_topic_whose_properties_were_lost_when_it_was_created(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    async with shop(connection, policy(deletionPolicy="Delete")) as disturbed:
+        disturbed.broker.fault = created_in_part(disturbed)
+        with pytest.raises(AdminError):
+            await disturbed.look()
+        disturbed.kubernetes.add(resources.POLICIES, deleted(disturbed.stored))
+        await disturbed.finalize()
+        assert disturbed.topics.keys() == {"orders", "others"}
+
+
+@pytest.mark.parametrize(
+    "theirs", [Topic(0, {"team": "a"}), Topic(0, {}, {"": ["theirs"]})], ids=str
+)
+async def test_a_topic_that_others_create_first_is_not_called_redrives(
+    connection: dict[str, Any], policy: MakeBody, theirs: Topic
+) -> None:
+    async with shop(connection, policy()) as contested:
+
+        async def forestall(request: web.Request, do: Do) -> web.StreamResponse:
+            if request.method == "PUT" and request.path.endswith("/orders-fulfilment-DLQ"):
+                contested.topics["orders-fulfilment-DLQ"] = theirs
+            return await do()
+
+        contested.broker.fault = forestall
+        with pytest.raises(AdminConflictError):
+            await contested.look()
+        contested.broker.fault = None
+        with pytest.raises(TopicExistsError):
+            await contested.look()

@@ -110,13 +110,18 @@ async def look(
     table: Cache,
     after: timedelta = timedelta(0),
     brokers: Gone = Gone(),  # noqa: B008  it never changes
+    began: timedelta = timedelta(0),
 ) -> Requeue:
-    """One look at the only policy, so long after its deletion, with no connection there."""
+    """One look at the only policy, so long after its deletion, with no connection there.
+
+    The operator *began* so long after the deletion.
+    """
     (known,) = table
     settings = SimpleNamespace(cluster_id="here", namespaces=())
     ctx: Any = SimpleNamespace(
         brokers=brokers,
         clock=lambda: BEGAN + after,
+        began=BEGAN + began,
         policies=table,
         connections=Cache(),
         namespaces=None,
@@ -152,6 +157,19 @@ async def test_a_deletion_gives_up_in_the_end_and_says_what_may_be_left(policy: 
     assert reason == CLEANUP_ABANDONED
     assert "waited since 2026-01-01T00:00:00Z: no connection" in message
     assert message.endswith("what there is of r and d stays at the broker")
+
+
+async def test_an_outage_of_the_operator_does_not_count(policy: MakeBody) -> None:
+    body = deleted(policy(deletionPolicy="Delete"))
+    api, table = storing(body), Cache([body])
+    began = timedelta(hours=1)
+    almost = began + timedelta(minutes=9, seconds=59)
+    assert await look(api, table, almost, began=began) is Requeue.BACKOFF
+    said = ready_condition(api)["message"]
+    assert said.startswith("being deleted since 2026-01-01T00:00:00Z: ")
+    assert "at 2026-01-01T01:10:00Z the policy goes all the same" in said
+    over = began + timedelta(minutes=10)
+    assert await look(api, table, over, began=began) is Requeue.ON_CHANGE
 
 
 async def test_a_fault_of_our_own_holds_up_no_deletion_for_ever(

@@ -29,6 +29,9 @@ records = st.builds(
     created=st.booleans(),
     granted=granted,
     subscription=st.text(max_size=5),
+    replaced=st.dictionaries(
+        st.sampled_from(["messageTTL", "backlogQuotaMap"]), st.none() | st.integers() | st.just({})
+    ),
 )
 
 

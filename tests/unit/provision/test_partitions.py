@@ -80,7 +80,7 @@ async def test_a_subscription_that_could_not_be_made_on_one_partition_is_made_by
 async def test_a_subscription_that_one_partition_lost_is_made_anew(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    body = policy()
+    body = policy(adopt=True)
     async with shop(connection, body) as made:
         await made.look()
         body["status"] = {"observedGeneration": 7, "conditions": [READY]}
@@ -93,7 +93,7 @@ async def test_a_subscription_that_one_partition_lost_is_made_anew(
 async def test_a_partition_that_somebody_deleted_is_made_anew_with_its_subscription(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    body = policy()
+    body = policy(adopt=True)
     async with shop(connection, body) as made:
         await made.look()
         body["status"] = {"observedGeneration": 7, "conditions": [READY]}
@@ -111,7 +111,7 @@ async def test_who_only_observes_is_told_of_it_and_nothing_is_made(
     parts = {"-partition-0": ["fulfilment"], "-partition-1": ["fulfilment"]}
     retry = Topic(3, {}, parts)
     del retry.parts["-partition-2"]
-    body = policy(managementPolicy="Observe")
+    body = policy(adopt=True, managementPolicy="Observe")
     async with shop(connection, body, **{"orders-fulfilment-RETRY": retry}) as made:
         planned_changes = (await made.look()).planned_changes
         assert {RestorePartitions, CreateSubscription} <= set(map(type, planned_changes))
@@ -123,7 +123,7 @@ async def test_a_subscription_of_somebody_else_is_completed_and_not_noted_as_our
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     retry = Topic(3, {}, {"-partition-0": ["fulfilment"]})
-    async with shop(connection, policy(), **{"orders-fulfilment-RETRY": retry}) as made:
+    async with shop(connection, policy(adopt=True), **{"orders-fulfilment-RETRY": retry}) as made:
         await made.look()
         assert made.retry.parts == WHOLE
         assert not made.retry.properties.get("redrive.io/subscription")

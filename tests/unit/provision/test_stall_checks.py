@@ -88,7 +88,7 @@ async def scene(
         broker.tenants = {"shop": []}
         broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})})}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        body = policy()
+        body = policy(adopt=True)
         ctx = make_world(admin, connection, body)
 
         async def open_(_: Key) -> SimpleNamespace:
@@ -117,6 +117,15 @@ async def test_a_topic_of_another_owner_until_both_topics_are_given_up_or_gone(
 async def test_a_topic_of_another_owner_until_it_is_deleted(scene: Scene) -> None:
     scene.mark(DEAD, "elsewhere/shop/orders")
     await scene.stalls("OwnerConflict")
+    assert not await scene.is_over()
+    del scene.namespace.topics[DEAD]
+    assert await scene.is_over()
+
+
+async def test_a_topic_of_others_until_it_is_deleted(scene: Scene) -> None:
+    scene.body["spec"]["adopt"] = False
+    scene.namespace.topics[DEAD] = Topic(0, {"team": "a"})
+    await scene.stalls("TopicExists")
     assert not await scene.is_over()
     del scene.namespace.topics[DEAD]
     assert await scene.is_over()
@@ -171,7 +180,7 @@ async def test_a_config_map_that_is_not_ours_until_it_is_gone(
     before = len(scene.broker.calls)
     assert not await StallChecks(scene.ctx).is_over(scene.body)
     assert len(scene.broker.calls) == before
-    kubernetes.objects.clear()
+    kubernetes.objects[resources.CONFIG_MAPS].clear()
     scene.ctx.config_maps.drop(theirs)
     assert await scene.is_over()
 

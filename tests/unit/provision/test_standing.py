@@ -114,6 +114,35 @@ def test_one_that_only_observes_gives_way(policy: MakeBody, requested: MakeReque
     assert rivals.standings() == [Standing.OPEN, Standing.HELD]
 
 
+def test_one_that_was_provisioned_and_stalls_gives_way_within_its_namespace_alone(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    for namespace, standings in (
+        ("shop", [Standing.OPEN, Standing.HELD]),
+        ("other", [Standing.HELD, Standing.OPEN]),
+    ):
+        rivals = Rivals(policy, requested, 2)
+        rivals.bodies[1]["metadata"]["namespace"] = namespace
+        rivals.settle()
+        assert rivals.standings() == [Standing.HELD, Standing.OPEN]
+        for faulty in ({0}, set[int]()):
+            rivals.faulty = faulty
+            rivals.settle()
+        assert rivals.standings() == standings
+
+
+def test_of_two_that_hold_something_the_owner_of_a_topic_keeps_it(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    named = {"naming": {"deadLetterTopic": "persistent://shop/prod/dead"}}
+    older = policy("older", age=0, topic="persistent://shop/prod/other", **named)
+    younger = policy("younger", age=1, **named)
+    for body in (older, younger):
+        body["status"] = {"retryTopic": "r"}
+    for mine, theirs in ((older, younger), (younger, older)):
+        assert not requested(mine).yields_to(requested(theirs))
+
+
 @pytest.mark.parametrize(("mine", "theirs"), list(itertools.product(Standing, Standing)))
 def test_of_two_claims_at_most_one_comes_first(mine: Standing, theirs: Standing) -> None:
     for is_older in (False, True):
@@ -126,6 +155,6 @@ def test_a_policy_that_is_deleted_keeps_its_claim_until_it_is_gone(policy: MakeB
     body = policy()
     stalled = [condition("Stalled", "PartitionsDiffer")]
     body["status"] = {"retryTopic": "r", "conditions": stalled}
-    assert Standing.of(body) is Standing.DEAD
+    assert Standing.of(body) is Standing.FAULTY
     body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert Standing.of(body) is Standing.HELD

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pulsar
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ letters = st.builds(
     ),
     batch_size=st.integers(1, 1_000),
     chunked=st.booleans(),
+    encrypted=st.booleans(),
     unreadable=st.booleans(),
     key=st.none() | text.filter(bool),
     ordering_key=st.none() | text.filter(bool),
@@ -34,8 +36,17 @@ letters = st.builds(
 
 
 @given(st.lists(letters, max_size=5))
-def test_rows_give_back_the_letters_they_were_made_of(some: list[DeadLetter]) -> None:
-    assert list(rows.from_batch(rows.to_batch(some))) == some
+def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetter]) -> None:
+    batch = rows.to_batch(some)
+    found = batch.to_pylist()
+    assert [Position(r["ledger"], r["entry"], r["batch_index"]) for r in found] == [
+        letter.position for letter in some
+    ]
+    for name in ("key", "ordering_key", "value", "chunked", "encrypted", "unreadable"):
+        assert [row[name] for row in found] == [getattr(letter, name) for letter in some]
+    assert [dict(row["properties"]) for row in found] == [letter.properties for letter in some]
+    published = batch["publish_time"].cast(pa.int64()).to_pylist()
+    assert published == [letter.publish_time * 1_000 for letter in some]
 
 
 def test_keys_that_are_no_text_are_read_as_the_base64_that_consumers_send_on_too() -> None:
