@@ -19,7 +19,7 @@ __all__ = [
     "Cause",
     "ConsumerStoppedError",
     "CrashLog",
-    "DeadLetterNow",
+    "DeadLetter",
     "Done",
     "Event",
     "FailureRules",
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from redrive.errors import InvalidSpecError, RedriveError
     from redrive.policy.cause import Cause, Redaction
     from redrive.policy.envelope import Attempt
-    from redrive.policy.failure import DeadLetterNow, FailureRules, RetryLater
+    from redrive.policy.failure import DeadLetter, FailureRules, RetryLater
     from redrive.policy.invisible import NotInFlightError
     from redrive.policy.ladder import Ladder
     from redrive.policy.model import Policy
@@ -75,7 +75,7 @@ else:
         "Cause": "redrive.policy.cause",
         "ConsumerStoppedError": "redrive.delivery.receiving.fetcher",
         "CrashLog": "redrive.delivery.middleware.crash_log",
-        "DeadLetterNow": "redrive.policy.failure",
+        "DeadLetter": "redrive.policy.failure",
         "Done": "redrive.policy.verdict",
         "Event": "redrive.delivery.telemetry.events",
         "FailureRules": "redrive.policy.failure",

@@ -36,7 +36,7 @@ class RetryLater(Exception):  # noqa: N818 - what a handler asks for, and no err
         self.delay = delay
 
 
-class DeadLetterNow(Exception):  # noqa: N818 - what a handler asks for, and no error
+class DeadLetter(Exception):  # noqa: N818 - what a handler asks for, and no error
     """Raised by a handler: dead-letter the message now; no retry helps.
 
     Raised *from* an exception, that one is the cause.
@@ -119,7 +119,7 @@ def after_error(  # noqa: PLR0913 - all that a verdict depends on
     """
     failures = reconsume_times + 1
     delay = rules.delay(type(error))
-    if isinstance(error, DeadLetterNow):
+    if isinstance(error, DeadLetter):
         return end(policy, DeadReason.REQUESTED, failures)
     if isinstance(error, RetryLater):
         delay = error.delay

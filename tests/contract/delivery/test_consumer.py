@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from redrive import DeadLetterNow, Done, Event, FailureRules, PolicyFile, RetryLater
+from redrive import DeadLetter, Done, Event, FailureRules, PolicyFile, RetryLater
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.delivery.receiving.reading import id_text
 from redrive.errors import InvalidSpecError
@@ -344,7 +344,7 @@ def test_a_handler_asks_for_a_retry_or_a_dead_letter_whatever_the_rules(
     def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
         handled[message.data()] += 1
         if message.data() == b"bad":
-            raise DeadLetterNow("no such order") from LookupError("42")
+            raise DeadLetter("no such order") from LookupError("42")
         if handled.total() == 5:
             consumer.stop()
         if message.data() == b"always busy" or handled[message.data()] == 1:
