@@ -192,15 +192,11 @@ class Retention(ApiModel):
         return _bytes(self.size, self.megabytes)
 
     def to_broker(self) -> dict[str, int]:
-        """Write it as the broker does, in minutes and MB.
-
-        No limit is the highest one: -1, which is no limit too, is refused beside a backlog quota.
-        """
-        time = MAX_TTL if self.time is None else durations.parse(self.time)
-        size = MAX_MEGABYTES * MIB if self.bytes is None else self.bytes
+        """Write it as the broker does, in minutes and MB; -1 is no limit."""
+        seconds = None if self.time is None else durations.parse(self.time).total_seconds()
         return {
-            "retentionTimeInMinutes": math.ceil(time.total_seconds() / 60),
-            "retentionSizeInMB": math.ceil(size / MIB),
+            "retentionTimeInMinutes": -1 if seconds is None else math.ceil(seconds / 60),
+            "retentionSizeInMB": -1 if self.bytes is None else math.ceil(self.bytes / MIB),
         }
 
 

@@ -23,7 +23,7 @@ from redrive.replay.ledger import WAIT_SECONDS, Lease, fenced
 from redrive.replay.outcome import RangeOutcome, RangeResult
 from redrive.replay.position import EntryId, Source, Try
 from redrive.replay.ranges import Range
-from redrive.replay.rows import DeadLetter
+from redrive.replay.rows import DeadLetterRow
 from redrive.replay.sending import Sender, SentBeforeError
 from redrive.replay.window import StalledError, Window
 
@@ -200,11 +200,11 @@ class RangeMover:
                 window.send(letter, self._properties(letter))
         window.drain()
 
-    def _properties(self, letter: DeadLetter) -> dict[str, str]:
+    def _properties(self, letter: DeadLetterRow) -> dict[str, str]:
         source = Source(self._route.uid, letter.partition, letter.position)
         return envelope.for_replay(letter.properties, replay=self._route.replay, source=str(source))
 
-    def _is_unproven(self, sender: Sender, letter: DeadLetter, before: Try) -> bool:
+    def _is_unproven(self, sender: Sender, letter: DeadLetterRow, before: Try) -> bool:
         """Whether *letter* may be stored where it can't be seen any more.
 
         It is not if the broker still knows the try before: what lies above its last is not stored.
@@ -214,7 +214,7 @@ class RangeMover:
             return False
         return Try.of(last) != before or sender.sequence_id(letter, before) <= last
 
-    def _acknowledge(self, letter: DeadLetter) -> None:
+    def _acknowledge(self, letter: DeadLetterRow) -> None:
         ledger, entry = letter.position.entry_id
         # The index -1 stands for the whole entry: single messages of a batch can't be named here.
         self._consumer.acknowledge(pulsar.MessageId(letter.partition, ledger, entry, -1))

@@ -18,7 +18,7 @@ from redrive.replay import bitmap, broker, reading
 from redrive.replay.position import MAX_BATCH, Position
 from redrive.replay.ranges import Piece, Range
 from redrive.replay.records import RangePlan, RefusedEntry
-from redrive.replay.rows import DeadLetter
+from redrive.replay.rows import DeadLetterRow
 
 
 class Sighting(NamedTuple):
@@ -32,7 +32,7 @@ class Sighting(NamedTuple):
     selected: bool
 
     @classmethod
-    def of(cls, letter: DeadLetter) -> Sighting:
+    def of(cls, letter: DeadLetterRow) -> Sighting:
         """Take *letter* as selected."""
         kinds = letter.chunked, letter.encrypted, letter.unreadable
         return cls(letter.position, letter.batch_size, *kinds, selected=True)
@@ -61,7 +61,7 @@ def scan(what: Scan) -> tuple[Range, RangePlan]:
         return of, plan(of, map(Sighting.of, letters(client, what)))
 
 
-def letters(client: pulsar.Client, what: Scan) -> Iterator[DeadLetter]:
+def letters(client: pulsar.Client, what: Scan) -> Iterator[DeadLetterRow]:
     """Read the messages that *what* is about; errors are those of `reading.messages`."""
     of, resting = what.piece.range, what.piece.resting & ~what.moved
     yield from of_entries(client, what.topic, of, resting, what.ahead)
@@ -69,7 +69,7 @@ def letters(client: pulsar.Client, what: Scan) -> Iterator[DeadLetter]:
 
 def of_entries(
     client: pulsar.Client, topic: TopicName, of: Range, entries: int, ahead: int
-) -> Iterator[DeadLetter]:
+) -> Iterator[DeadLetterRow]:
     """Read the messages of some entries of a range, a bitmap, all of each entry."""
     if not entries:
         return
@@ -77,7 +77,7 @@ def of_entries(
     first = (entries & -entries).bit_length() - 1
     bounds = of.entry_id(first - 1), of.entry_id(entries.bit_length() - 1)
     for message in reading.messages(client, topic, of.partition, bounds, ahead):
-        letter = DeadLetter.of(message, of.partition)
+        letter = DeadLetterRow.of(message, of.partition)
         if bitmap.contains(entries, letter.position.entry - of.first):
             yield letter
 

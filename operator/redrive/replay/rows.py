@@ -43,7 +43,7 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class DeadLetter:
+class DeadLetterRow:
     """One message.
 
     Attributes:
@@ -70,7 +70,7 @@ class DeadLetter:
     event_time: int | None
 
     @classmethod
-    def of(cls, message: pulsar.Message, partition: int) -> DeadLetter:
+    def of(cls, message: pulsar.Message, partition: int) -> DeadLetterRow:
         """Take all there is of *message*."""
         message_id = message.message_id()
         entry = messageid.entry_of(message_id.serialize())
@@ -97,12 +97,12 @@ class DeadLetter:
         return len(self.value or b"")
 
 
-def to_batch(letters: Sequence[DeadLetter]) -> pa.RecordBatch:
+def to_batch(letters: Sequence[DeadLetterRow]) -> pa.RecordBatch:
     """Write *letters* as rows, in their order."""
     return pa.RecordBatch.from_pylist([_row(letter) for letter in letters], schema=_SCHEMA)
 
 
-def _row(letter: DeadLetter) -> dict[str, object]:
+def _row(letter: DeadLetterRow) -> dict[str, object]:
     return {
         "partition": letter.partition,
         "ledger": letter.position.ledger,

@@ -18,7 +18,7 @@ from redrive.policy.naming import TopicName
 from redrive.replay import broker, position
 from redrive.replay.position import Try
 from redrive.replay.ranges import Range
-from redrive.replay.rows import DeadLetter
+from redrive.replay.rows import DeadLetterRow
 
 OPEN_SECONDS = 300.0
 """So long a producer waits for a broker that is away, or for another process to lose its name."""
@@ -50,7 +50,7 @@ class Receipt(NamedTuple):
         stored: whether the broker has stored it now; a duplicate is not.
     """
 
-    letter: DeadLetter
+    letter: DeadLetterRow
     result: pulsar.Result
     stored: bool
 
@@ -84,7 +84,7 @@ class Sender:
         self._try = sent_in
         self._producers: dict[int, pulsar.Producer] = {}
 
-    def partition(self, letter: DeadLetter) -> int:
+    def partition(self, letter: DeadLetterRow) -> int:
         """Return the index of the target's partition for *letter*."""
         if not self._partitions:
             return broker.UNPARTITIONED
@@ -104,7 +104,7 @@ class Sender:
         last: int = self._producers[index].last_sequence_id()
         return last
 
-    def send(self, letter: DeadLetter, properties: Mapping[str, str]) -> None:
+    def send(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
         """Send a message; its receipt comes later, or never."""
         index = self.partition(letter)
         if index not in self._producers:
@@ -125,12 +125,12 @@ class Sender:
             sequence_id=self.sequence_id(letter),
         )
 
-    def sequence_id(self, letter: DeadLetter, sent_in: Try | None = None) -> int:
+    def sequence_id(self, letter: DeadLetterRow, sent_in: Try | None = None) -> int:
         """Return the id with which this try sends *letter*, or the one given would have."""
         offset = letter.position.entry - self._range.first
         return position.sequence_id(sent_in or self._try, offset, letter.position.batch_index)
 
-    def prove(self, letter: DeadLetter) -> None:
+    def prove(self, letter: DeadLetterRow) -> None:
         """Check that the broker remembers *letter*, which it has stored.
 
         Raises:

@@ -17,7 +17,7 @@ from redrive.policy.naming import TopicName
 from redrive.replay import bitmap, broker, plan, ranges, reading, rows, snapshot
 from redrive.replay.plan import Scan
 from redrive.replay.ranges import Piece, Range
-from redrive.replay.rows import DeadLetter
+from redrive.replay.rows import DeadLetterRow
 
 BATCH_ROWS = 1_000
 BATCH_BYTES = 4 * 2**20
@@ -97,8 +97,8 @@ def decode(text: str) -> list[Scan]:
     ]
 
 
-def _batches(letters: Iterator[DeadLetter]) -> Iterator[pa.RecordBatch]:
-    batch: list[DeadLetter] = []
+def _batches(letters: Iterator[DeadLetterRow]) -> Iterator[pa.RecordBatch]:
+    batch: list[DeadLetterRow] = []
     size = 0
     for letter in letters:
         batch.append(letter)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import pulsar
 
 from redrive.replay.outcome import Key, RangeOutcome
-from redrive.replay.rows import DeadLetter
+from redrive.replay.rows import DeadLetterRow
 from redrive.replay.sending import Receipt, Sender
 
 MESSAGES = 1_000
@@ -44,7 +44,7 @@ class Window:
         sender: Sender,
         outcome: RangeOutcome,
         check_lease: Callable[[], None],
-        acknowledge: Callable[[DeadLetter], None],
+        acknowledge: Callable[[DeadLetterRow], None],
         first: int,
     ) -> None:
         self._sender = sender
@@ -56,7 +56,7 @@ class Window:
         self._on_the_way: set[Key] = set()
         self._bytes = 0
 
-    def send(self, letter: DeadLetter, properties: Mapping[str, str]) -> None:
+    def send(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
         """Send a message, unless it is refused already.
 
         Raises:
@@ -90,11 +90,11 @@ class Window:
         self._sender.close()
         self._outcome.doubts |= self._on_the_way
 
-    def key(self, letter: DeadLetter) -> Key:
+    def key(self, letter: DeadLetterRow) -> Key:
         """Return how *letter* is called within its range."""
         return letter.position.entry - self._first, letter.position.batch_index
 
-    def _send_alone(self, letter: DeadLetter, properties: Mapping[str, str]) -> None:
+    def _send_alone(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
         """Send what may be the message that the broker refuses; one refused twice is refused.
 
         A broker does not say which message it refuses, and the client sends it again for ever.
@@ -110,7 +110,7 @@ class Window:
         self._send(letter, properties)
         self._settle(0, 0, ALONE_SECONDS)
 
-    def _send(self, letter: DeadLetter, properties: Mapping[str, str]) -> None:
+    def _send(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
         if time.monotonic() - self._checked > LEASE_SECONDS:
             self._check_lease()
             self._checked = time.monotonic()

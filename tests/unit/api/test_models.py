@@ -326,7 +326,7 @@ def test_the_old_fields_of_dead_letters_are_read_and_say_what_to_write() -> None
         assert not spec.keeps
         assert spec.retention is not None
         assert spec.retention.to_broker() == {
-            "retentionTimeInMinutes": 3_650 * 24 * 60,
+            "retentionTimeInMinutes": -1,
             "retentionSizeInMB": 2048,
         }
         assert spec.backlog_quota is not None

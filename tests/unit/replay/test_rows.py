@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from redrive.replay import messageid, rows
 from redrive.replay.messageid import Entry
 from redrive.replay.position import Position
-from redrive.replay.rows import DeadLetter
+from redrive.replay.rows import DeadLetterRow
 from tests.support.messages import AS_BASE64, NO_TEXT, message_with
 
 text = st.text(max_size=20)
 moments = st.integers(1, 4_000_000_000_000)
 letters = st.builds(
-    DeadLetter,
+    DeadLetterRow,
     partition=st.integers(-1, 100),
     position=st.builds(
         Position, st.integers(0, 2**62), st.integers(0, 2**31), st.integers(0, 2**20)
@@ -36,7 +36,7 @@ letters = st.builds(
 
 
 @given(st.lists(letters, max_size=5))
-def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetter]) -> None:
+def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetterRow]) -> None:
     batch = rows.to_batch(some)
     found = batch.to_pylist()
     assert [Position(r["ledger"], r["entry"], r["batch_index"]) for r in found] == [
@@ -50,17 +50,17 @@ def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetter]) -> N
 
 
 def test_keys_that_are_no_text_are_read_as_the_base64_that_consumers_send_on_too() -> None:
-    letter = DeadLetter.of(message_with(partition_key=NO_TEXT, ordering_key=NO_TEXT), -1)
+    letter = DeadLetterRow.of(message_with(partition_key=NO_TEXT, ordering_key=NO_TEXT), -1)
     assert (letter.key, letter.ordering_key) == (AS_BASE64, AS_BASE64)
-    letter = DeadLetter.of(message_with(partition_key="größe"), -1)
+    letter = DeadLetterRow.of(message_with(partition_key="größe"), -1)
     assert (letter.key, letter.ordering_key) == ("größe", None)
 
 
 def test_properties_that_are_no_text_do_not_end_the_reading() -> None:
-    letter = DeadLetter.of(message_with(property=("a", NO_TEXT)), -1)
+    letter = DeadLetterRow.of(message_with(property=("a", NO_TEXT)), -1)
     assert letter.unreadable
     assert letter.properties == {}
-    letter = DeadLetter.of(message_with(property=("a", "ä")), -1)
+    letter = DeadLetterRow.of(message_with(property=("a", "ä")), -1)
     assert not letter.unreadable
     assert letter.properties == {"a": "ä"}
 
