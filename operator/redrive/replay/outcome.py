@@ -41,7 +41,9 @@ class RangeOutcome:
         doubts: messages that were sent, and may be stored or not.
         alone: messages of which none was stored when all were sent together → how often it was
             sent alone since. The first of those without a receipt may be the one that is refused.
-        too_big: from this size on no message is sent: the broker refused one of it.
+        largest: the size of the largest message that was stored, in bytes.
+        too_big: from this size on no message is sent: the broker refused one of it, and has stored
+            none as large.
         proven: whether the target was seen to deduplicate.
         stored_in: the target's partitions in which this lease has stored a message.
         settled: the entries that are moved or refused, a bitmap.
@@ -58,6 +60,7 @@ class RangeOutcome:
         self._gone = bitmap.EMPTY
         self.doubts: set[Key] = set()
         self.alone: dict[Key, int] = {}
+        self.largest = 0
         self.too_big = math.inf
         self.proven = False
         self.stored_in: set[int] = set()

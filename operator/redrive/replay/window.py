@@ -18,8 +18,8 @@ from redrive.replay.sending import Receipt, Sender
 
 MESSAGES = 1_000
 BYTES = 32 * 2**20
-STALL_SECONDS = 10.0
-ALONE_SECONDS = 5.0
+STALL_SECONDS = 15.0
+ALONE_SECONDS = 15.0
 ALONE_TRIES = 2
 LEASE_SECONDS = 0.5
 
@@ -102,7 +102,8 @@ class Window:
         outcome, key = self._outcome, self.key(letter)
         self.drain()
         if outcome.alone[key] >= ALONE_TRIES:
-            outcome.too_big = min(outcome.too_big, letter.size)
+            if letter.size > outcome.largest:
+                outcome.too_big = min(outcome.too_big, letter.size)
             outcome.refuse(key, "NotAccepted")
             return
         outcome.alone[key] += 1
@@ -133,6 +134,7 @@ class Window:
         self._bytes -= letter.size
         if receipt.stored:
             outcome.stored_in.add(self._sender.partition(letter))
+            outcome.largest = max(outcome.largest, letter.size)
             if outcome.store(key, letter.batch_size):
                 self._acknowledge(letter)
         elif receipt.result == pulsar.Result.MessageTooBig:

@@ -137,7 +137,7 @@ def numbers(count: int) -> list[str]:
 def test_a_message_that_the_broker_refuses_is_never_passed_over(set_stage: SetStage) -> None:
     stage = set_stage()
     stage.bury(10)
-    stage.bury(1, content=b"x" * 5_000)
+    stage.bury(1, content=secrets.token_bytes(5_000))
     stage.bury(10)
     buried = stage.ids(stage.resting())
     stage.admin("POST", stage.policy.retry_topic, "maxMessageSize", 1_000)
@@ -262,13 +262,13 @@ def test_what_can_not_be_moved_is_refused_with_its_cause(
     stage.bury(2)
     topic = str(stage.policy.dead_letter_topic)
     chunked = stage.client.create_producer(topic, batching_enabled=False, chunking_enabled=True)
-    chunked.send(b"x" * 6_000_000, properties={"id": "big"})
+    chunked.send(secrets.token_bytes(6_000_000), properties={"id": "big"})
     encrypted = stage.client.create_producer(
         topic, encryption_key="key", crypto_key_reader=_keys(tmp_path)
     )
     encrypted.send(b"secret", properties={"id": "secret"})
     almost = stage.client.create_producer(topic, batching_enabled=False)
-    almost.send(b"x" * (5 * 2**20 - 200), properties={"id": "almost"})
+    almost.send(secrets.token_bytes(5 * 2**20 - 200), properties={"id": "almost"})
     stage.bury(2)
 
     account = replay(stage)
