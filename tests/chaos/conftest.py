@@ -81,7 +81,7 @@ class Scene:
         self.shop.policy(name, topic=self.shop.topic(name), **spec)
 
     def made(self, name: str) -> dict[str, Any]:
-        """All that there is of the policy *name* at the broker, as if it were called `it` and had one uid."""
+        """All that there is of the policy *name* at the broker, without its name and uid."""
         listed = self.shop.request("GET", f"persistent/{self.shop.tenant}/prod")
         listed += self.shop.request("GET", f"persistent/{self.shop.tenant}/prod/partitioned")
         prefix = self.shop.topic(name)
