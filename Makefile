@@ -12,7 +12,7 @@ BENCH ?=
 python := $(PYTHON) .ci/python
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-images e2e-node lint chaos bench dist demo sandbox sandbox-down lock
+.PHONY: help test test-brokers test-images e2e-node lint chaos bench dist demo sandbox sandbox-down lock
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
@@ -21,6 +21,14 @@ help: ## List the targets
 test: lint ## Run lint, then all tests against a real broker and API server
 	$(python) -m sandbox prepare
 	$(python) -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=10 $(TESTS)
+
+# What speaks to a broker; the Java client and Spark are those of the default release.
+test-brokers: ## Run the contract and integration tests against each supported release of Pulsar
+	$(python) -m sandbox prepare
+	@for release in $$($(python) -c 'from sandbox import versions; print(*versions.PULSARS)'); do \
+	  echo "Pulsar $$release"; \
+	  $(python) -m pytest --numprocesses=2 --dist=loadfile --pulsar=$$release tests/contract tests/integration || exit; \
+	done
 
 lint: ## Check style, types and the imports between layers
 	$(python) -m ruff check

@@ -18,7 +18,7 @@ import psutil
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from sandbox import builds, toolchain
+from sandbox import builds, toolchain, versions
 from sandbox.errors import SandboxError
 from sandbox.process import Processes, free_port
 
@@ -61,6 +61,7 @@ class Broker:
         admin_port: of the admin REST interface.
         admin_tls_port: of the same with TLS.
         address: of this machine, where it listens.
+        version: which release runs, one of `versions.PULSARS`.
     """
 
     state: Path
@@ -68,6 +69,7 @@ class Broker:
     admin_port: int
     admin_tls_port: int
     address: str = "127.0.0.1"
+    version: str = versions.PULSAR
 
     @property
     def service_url(self) -> str:
@@ -160,21 +162,28 @@ class Broker:
         self.request("PUT", f"/admin/v2/namespaces/{name}").check(f"create the namespace {name}")
 
 
-def launch(state: Path, processes: Processes, *, address: str = "127.0.0.1") -> Broker:
+def launch(
+    state: Path,
+    processes: Processes,
+    version: str = versions.PULSAR,
+    *,
+    address: str = "127.0.0.1",
+) -> Broker:
     """Start a broker whose data are under *state*, without waiting until it answers.
 
     Args:
         state: the sandbox's directory.
         processes: where it is started.
+        version: which release, one of `versions.PULSARS`.
         address: of this machine: another than the default has pods of a node reach it.
     """
     folder = state / NAME
     folder.mkdir(mode=0o700)
-    broker = Broker(state, free_port(), free_port(), free_port(), address)
+    broker = Broker(state, free_port(), free_port(), free_port(), address, version)
     _write_identity(state)
     _key_file(state).touch(mode=0o600)
     _key_file(state).write_bytes(secrets.token_bytes(32))
-    stock = (builds.pulsar() / "conf" / "standalone.conf").read_text()
+    stock = (builds.pulsar(version) / "conf" / "standalone.conf").read_text()
     ours = "".join(f"{key}={value}\n" for key, value in _settings(broker).items())
     _configuration(state).write_text(f"{stock}\n{ours}")  # the last line about a key counts
     start(broker, processes)
@@ -183,7 +192,7 @@ def launch(state: Path, processes: Processes, *, address: str = "127.0.0.1") -> 
 
 def start(broker: Broker, processes: Processes) -> None:
     """Start *broker*, also once more after it was stopped, without waiting until it answers."""
-    home, folder = builds.pulsar(), broker.state / NAME
+    home, folder = builds.pulsar(broker.version), broker.state / NAME
     command = [str(home / "bin" / "pulsar"), "standalone", "--no-stream-storage",
                "--no-functions-worker", f"--metadata-dir={folder / 'metadata'}",
                f"--bookkeeper-dir={folder / 'bookkeeper'}"]  # fmt: skip

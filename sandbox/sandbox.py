@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sandbox import builds, kubernetes, pulsar
+from sandbox import builds, kubernetes, pulsar, versions
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
@@ -40,7 +40,7 @@ class Sandbox:
         self.cluster = cluster
 
     @classmethod
-    def start(cls, state: Path) -> Self:
+    def start(cls, state: Path, pulsar_version: str = versions.PULSAR) -> Self:
         """Fetch and build what is missing, start everything, return when all of it answers.
 
         *state* must be missing or empty. Whatever was started is stopped again if a part fails.
@@ -52,7 +52,9 @@ class Sandbox:
         builds.prepare()
         processes = Processes(state)
         try:
-            broker = pulsar.launch(state, processes)  # slow to answer: it starts meanwhile
+            broker = pulsar.launch(
+                state, processes, pulsar_version
+            )  # slow to answer: it starts meanwhile
             with step("start the Kubernetes control plane"):
                 cluster = kubernetes.start(state, processes)
             with step("wait for Pulsar"):
@@ -108,6 +110,7 @@ class Sandbox:
                 "port": self.pulsar.port,
                 "admin_port": self.pulsar.admin_port,
                 "admin_tls_port": self.pulsar.admin_tls_port,
+                "version": self.pulsar.version,
             },
             "cluster": {"port": self.cluster.port},
         }

@@ -19,6 +19,14 @@ PULSAR_SHA512 = (
     "5be35352171befe7b0011176330aab29bd0a6c8a0f2f0646641af46d2e33cbd6"
 )
 
+PULSAR_LOCKS = {"4.2.4": HERE / "locks" / "pulsar-4.2.4.lock"}
+"""Releases without a distribution in Maven Central: the jars of each, with their digests.
+
+They run with the scripts and the configuration of `PULSAR`.
+"""
+PULSARS = (PULSAR, *PULSAR_LOCKS)
+"""The newest patch, of those that the registries have, of each line that is supported."""
+
 # Java releases that both Pulsar 4.0 and Spark 4.3 run on.
 JAVA_OLDEST, JAVA_NEWEST = 17, 21
 
@@ -52,3 +60,10 @@ def _pin(file: Path, pattern: str) -> str:
         message = f"{file} pins nothing that matches {pattern!r}; restore it from version control"
         raise LookupError(message)
     return found[1]
+
+
+def jars(lock: Path) -> dict[str, str]:
+    """The Maven coordinates that *lock* names → their SHA-256."""
+    lines = (line for line in lock.read_text("utf-8").splitlines() if not line.startswith("#"))
+    pairs = (line.partition(" sha256:")[::2] for line in lines)
+    return dict(pairs)

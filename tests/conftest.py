@@ -18,7 +18,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from sandbox import installation
+from sandbox import installation, versions
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import Broker
 from sandbox.sandbox import Sandbox
@@ -36,6 +36,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         metavar="STATE_DIR",
         help="use the sandbox that runs with this state directory instead of starting one",
+    )
+
+    parser.addoption(
+        "--pulsar",
+        choices=versions.PULSARS,
+        default=versions.PULSAR,
+        help="the release that a sandbox started for this run has for its broker",
     )
 
 
@@ -76,7 +83,8 @@ def sandbox(
         yield attached
         attached.processes.leave()  # what a test started anew runs on as it was found
         return
-    with Sandbox.start(tmp_path_factory.mktemp("sandbox")) as started:
+    version: str = request.config.getoption("--pulsar")
+    with Sandbox.start(tmp_path_factory.mktemp("sandbox"), version) as started:
         yield started
 
 

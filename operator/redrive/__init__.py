@@ -19,6 +19,7 @@ __all__ = [
     "Cause",
     "ConsumerStoppedError",
     "CrashLog",
+    "DeadLetter",
     "Done",
     "Event",
     "FailureRules",
@@ -33,6 +34,7 @@ __all__ = [
     "Redaction",
     "RedriveError",
     "RetryConsumer",
+    "RetryLater",
     "RetryProducer",
     "SimpleConsumer",
     "SubscribeError",
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     from redrive.errors import InvalidSpecError, RedriveError
     from redrive.policy.cause import Cause, Redaction
     from redrive.policy.envelope import Attempt
-    from redrive.policy.failure import FailureRules
+    from redrive.policy.failure import DeadLetter, FailureRules, RetryLater
     from redrive.policy.invisible import NotInFlightError
     from redrive.policy.ladder import Ladder
     from redrive.policy.model import Policy
@@ -73,6 +75,7 @@ else:
         "Cause": "redrive.policy.cause",
         "ConsumerStoppedError": "redrive.delivery.receiving.fetcher",
         "CrashLog": "redrive.delivery.middleware.crash_log",
+        "DeadLetter": "redrive.policy.failure",
         "Done": "redrive.policy.verdict",
         "Event": "redrive.delivery.telemetry.events",
         "FailureRules": "redrive.policy.failure",
@@ -87,6 +90,7 @@ else:
         "Redaction": "redrive.policy.cause",
         "RedriveError": "redrive.errors",
         "RetryConsumer": "redrive.delivery.consumers.consumer",
+        "RetryLater": "redrive.policy.failure",
         "RetryProducer": "redrive.delivery.producing.retry_producer",
         "SimpleConsumer": "redrive.delivery.consumers.simple",
         "SubscribeError": "redrive.delivery.receiving.subscribe",

@@ -93,6 +93,7 @@ class FakeBroker:
         writes: those of them that were no reads.
         fault: see `Fault`.
         url: where its admin API is.
+        version: its release.
     """
 
     def __init__(self) -> None:
@@ -101,6 +102,7 @@ class FakeBroker:
         self.calls: list[tuple[str, str]] = []
         self.fault: Fault | None = None
         self.url = ""
+        self.version = "4.0.8"
 
     @classmethod
     @asynccontextmanager
@@ -132,6 +134,7 @@ class FakeBroker:
         topic = "/persistent/{tenant}/{namespace}/{topic}"
         table = {
             "GET /clusters": self._clusters,
+            "GET /brokers/version": self._version,
             "PUT /tenants/{tenant}": self._create_tenant,
             "GET /namespaces/{tenant}": self._list_namespaces,
             "POST /namespaces/grantPermissionsOnTopics": self._grant_many,
@@ -196,6 +199,8 @@ class FakeBroker:
             return web.json_response({"reason": refused.reason}, status=refused.status)
         if request.method != "GET":
             return web.Response(status=204)
+        if isinstance(said, web.Response):
+            return said
         return web.Response() if said is None else web.json_response(said)
 
     # Who may do what: the super-user everything, a tenant's administrators all that is in it.
@@ -234,6 +239,9 @@ class FakeBroker:
         name, topic = self._find(request, does, status)
         named = [names for end, names in topic.parts.items() if end and name.endswith(end)]
         return name, named or list(topic.parts.values())
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.Response(text=self.version)
 
     # Tenants and namespaces.
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from redrive.kube import resources
-from redrive.kube.client import Kubernetes
+from redrive.kube.client import Kubernetes, Versions
 from redrive.kube.errors import ConflictError, NotFoundError
 from redrive.kube.resources import Body, Key, Resource
 
@@ -40,6 +39,7 @@ class FakeKubernetes(Kubernetes):
         objects: what is stored, by kind and key; a test may change it as it likes.
         writes: what has changed it by calls, oldest first.
         events: the Events that were recorded, oldest first.
+        version: the `resourceVersion` of the last write.
         before: called before each call, except those that record Events.
     """
 
@@ -49,7 +49,7 @@ class FakeKubernetes(Kubernetes):
         self.events: list[Body] = []
         self.before: Hook = lambda *_: None
         self._unseen = asyncio.Queue[Write]()
-        self._versions = itertools.count(1000)
+        self.version = 1000
 
     def add(self, resource: Resource, *bodies: Body) -> None:
         """Store objects as they are, with the versions that they have."""
@@ -69,6 +69,12 @@ class FakeKubernetes(Kubernetes):
         stored = copy.deepcopy(self.objects[resource])
         self.before("list", resource, Key(namespace or "", ""))
         return [body for key, body in stored.items() if namespace in {None, key.namespace}]
+
+    async def versions(self, resource: Resource, namespace: str | None = None) -> Versions:
+        """Return the versions of what `list` returns; of the list, the last that was given."""
+        there = await self.list(resource, namespace)
+        found = {b["metadata"]["uid"]: int(b["metadata"]["resourceVersion"]) for b in there}
+        return Versions(self.version, found)
 
     async def get(self, resource: Resource, key: Key) -> Body:
         """Return one object."""
@@ -111,7 +117,8 @@ class FakeKubernetes(Kubernetes):
 
     def _write(self, verb: str, resource: Resource, body: Body) -> Body:
         """Store a new version; an object that is being deleted goes with its last finalizer."""
-        metadata = {**body["metadata"], "resourceVersion": str(next(self._versions))}
+        self.version += 1
+        metadata = {**body["metadata"], "resourceVersion": str(self.version)}
         written = {**body, "metadata": metadata}
         self.add(resource, written)
         if "deletionTimestamp" in metadata and not metadata.get("finalizers"):

@@ -78,6 +78,7 @@ async def scene(connection: Body, body: Body, kubernetes: FakeKubernetes) -> Asy
             policies=Cache([body]),
             connections=Cache([through]),
             namespaces=None,
+            began=NOW,
             config_maps=Cache(),
             brokers=SimpleNamespace(resolve=resolve),
             settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),

@@ -4,6 +4,10 @@
 - apiGroups: [redrive.io]
   resources: [pulsarconnections, retrypolicies, replays]
   verbs: [list, watch]
+# A job may write its last words later than the watch shows its end.
+- apiGroups: [redrive.io]
+  resources: [replays]
+  verbs: [get]
 - apiGroups: [redrive.io]
   resources: [retrypolicies]
   verbs: [patch]

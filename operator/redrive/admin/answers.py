@@ -5,6 +5,7 @@ An answer of another form raises what Python raises then; `client` makes an `Adm
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from redrive.admin.model import Schema, TopicMetadata
@@ -51,3 +52,9 @@ def schemas(answer: Any) -> tuple[Schema, ...]:  # noqa: ANN401  JSON
     """Read all versions of a schema, the oldest first; what is none is left out."""
     found = sorted(answer["getSchemaResponses"], key=lambda each: int(each["version"]))
     return tuple(version for version in map(schema, found) if version is not None)
+
+
+def version(answer: str) -> tuple[int, ...]:
+    """Read a release such as `4.0.8` or `4.2.0-SNAPSHOT`; empty for anything else."""
+    found = re.match(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?![.\d])", answer)
+    return () if found is None else tuple(int(part) for part in found.groups() if part)

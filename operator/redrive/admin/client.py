@@ -15,7 +15,13 @@ from redrive.admin import answers, partitions
 from redrive.admin.access import Credentials
 from redrive.admin.breaker import Breaker
 from redrive.admin.cached_reads import CachedRead
-from redrive.admin.errors import AdminNotFoundError, AuthenticationFailedError, unexpected
+from redrive.admin.errors import (
+    AdminForbiddenError,
+    AdminNotFoundError,
+    AuthenticationFailedError,
+    UnsupportedError,
+    unexpected,
+)
 from redrive.admin.granting import Granter, Granting, Permissions
 from redrive.admin.http import CALLS_AT_A_TIME, Call, Http, Way
 from redrive.admin.model import (
@@ -33,6 +39,8 @@ from redrive.policy.naming import TopicName
 
 PROBE_SECONDS = 10.0
 """How long a probe waits for its answer: a broker that is back is found by the next one."""
+VERSION_SECONDS = 600.0
+"""How old what is known of a broker's release may be."""
 
 T = TypeVar("T")
 
@@ -61,6 +69,7 @@ class Admin:
         self._admin_url = admin_url
         self._credentials = credentials
         self._turns = asyncio.Semaphore(CALLS_AT_A_TIME)
+        self._version = CachedRead(self._read_version)
         self._tenants: dict[str, CachedRead[frozenset[str]]] = {}
         self._namespaces: dict[str, CachedRead[NamespaceState]] = {}
         self._grantings: dict[str, Granting] = {}
@@ -79,6 +88,23 @@ class Admin:
         """
         call = Call("list the clusters", "GET", "clusters", seconds=PROBE_SECONDS)
         return await self._ask(call, frozenset[str], probe=True)
+
+    async def version(self) -> tuple[int, ...]:
+        """Return the broker's release as numbers, such as (4, 0, 8), read once in ten minutes.
+
+        Empty where it does not tell, as behind some proxies, or is none of Pulsar's.
+
+        Raises:
+            AdminError: it does not answer, or rejects the token.
+        """
+        return await self._version.get(max_age=VERSION_SECONDS)
+
+    async def _read_version(self) -> tuple[int, ...]:
+        call = Call("read the version", "GET", "brokers/version", as_text=True)
+        try:
+            return answers.version(await self._send(call))
+        except (AdminForbiddenError, AdminNotFoundError, UnsupportedError):
+            return ()
 
     async def tenant_exists(self, tenant: str, *, max_age: float = 0.0) -> bool:
         """Whether there is such a tenant, or was at most so many seconds ago."""

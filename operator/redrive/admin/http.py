@@ -57,6 +57,7 @@ class Call:
         body: sent as JSON; None sends nothing.
         content_type: where a path takes more than one form of JSON, which one *body* has.
         seconds: how long it may take at most, as `WHOLE_SECONDS` says.
+        as_text: whether the answer is no JSON, and is returned as it is.
     """
 
     does: str
@@ -65,6 +66,7 @@ class Call:
     body: Any = None
     content_type: str = "application/json"
     seconds: float = WHOLE_SECONDS
+    as_text: bool = False
 
 
 class Way(NamedTuple):
@@ -116,7 +118,7 @@ class Http:
             yield cls(session)
 
     async def send(self, call: Call, way: Way) -> Any:  # noqa: ANN401  JSON
-        """Make *call* and return the JSON that the broker answers, None for an empty answer.
+        """Make *call* and return the JSON or text that the broker answers, None for no JSON.
 
         Raises:
             AdminError: the call failed; the subclass says how.
@@ -124,6 +126,8 @@ class Http:
         status, answer = await self._answer(call, way)
         if status not in range(200, 300):
             raise error_for(call.does, status, answer)
+        if call.as_text:
+            return answer
         try:
             return json.loads(answer) if answer else None
         except ValueError as error:

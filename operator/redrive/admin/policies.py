@@ -55,6 +55,25 @@ class Deduplicates:
 
 
 @dataclass(frozen=True)
+class CompactsAbove:
+    """The broker keeps of each key the last message alone, once so many bytes are more than that.
+
+    Set on this very topic: a namespace's changes without notice.
+    """
+
+    size: int
+    read = own = "compactionThreshold"
+
+    def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
+        """Set it where it is not set, or otherwise."""
+        if found != self.size:
+            yield Write(self.read, self.size)
+
+    def __str__(self) -> str:
+        return f"compaction above {self.size} bytes"
+
+
+@dataclass(frozen=True)
 class Ttl:
     """How long an unacknowledged message lives, counted from its publication; 0 is for ever.
 

@@ -59,24 +59,28 @@ class Phase(enum.StrEnum):
 FINAL = frozenset({Phase.COMPLETED, Phase.FAILED})
 
 
-class PartitionEnd(StatusModel):
-    """Where the replay of one partition ends."""
+class Refusal(StatusModel):
+    """An entry of the dead-letter topic that was selected and can't be moved."""
 
-    partition: int
-    """Index of the partition of the dead-letter topic; -1 for a topic without partitions."""
+    entry: Annotated[str, Field(max_length=64)]
+    """Its id, as `ledger:entry`."""
 
-    end: Annotated[str, Field(max_length=64)]
-    """The last entry that belongs to the run, as `ledger:entry`."""
+    messages: int
+    """How many selected messages it holds."""
+
+    cause: Annotated[str, Field(max_length=64)]
+    """Why: Chunked, Encrypted, UnreadableProperties, PartOfBatch, BatchTooLarge, TooBig,
+    NotAccepted, NotDelivered or Unproven."""
 
 
-class Snapshot(StatusModel):
-    """The bounds of a run, fixed before its first message is sent; a restarted job keeps them."""
+class JobFailure(StatusModel):
+    """Why the job ended before its run did."""
 
-    partitions: Annotated[tuple[PartitionEnd, ...], Field(max_length=10_000)]
-    """The end of each partition of the dead-letter topic."""
+    reason: Annotated[str, Field(max_length=128)]
+    """One word."""
 
-    target_partitions: int
-    """The number of partitions of the retry topic; 0 for a topic without partitions."""
+    message: Annotated[str, Field(max_length=1024)]
+    """The error of the job."""
 
 
 class ReplayStatus(StatusModel):
@@ -92,23 +96,36 @@ class ReplayStatus(StatusModel):
     phase: Phase | None = None
     """Pending, Submitted, Running, Completed or Failed; the last two are final."""
 
-    matched: int | None = None
-    """How many dead letters were selected so far."""
+    scanned: int | None = None
+    """How many dead letters rested when the run was planned."""
 
-    replayed: int | None = None
-    """How many of them were sent to the retry topic, confirmed by the broker and acknowledged."""
+    matched: int | None = None
+    """How many of them were selected: moved + skipped + refused + left."""
+
+    moved: int | None = None
+    """How many of the selected ones were stored in the retry topic, once, and acknowledged."""
 
     skipped: int | None = None
-    """How many dead letters were read and not selected; they stay where they are."""
+    """How many of the selected ones needed no move: another Replay had moved them, or others
+    acknowledged them after the run was planned."""
 
-    duplicates: int | None = None
-    """How many had been sent before a restart of the job; the broker kept one of each."""
+    refused: int | None = None
+    """How many of the selected ones can't be moved; they stay where they are."""
+
+    left: int | None = None
+    """How many of the selected ones are yet to be moved."""
+
+    refusals: Annotated[tuple[Refusal, ...] | None, Field(max_length=100)] = None
+    """The first 100 of what was refused."""
+
+    finished: bool | None = None
+    """Whether the run has come to its end, with nothing left; written by the job."""
+
+    failure: JobFailure | None = None
+    """Why the last job failed, as it wrote itself."""
 
     spark_application: str | None = None
     """The SparkApplication, in the same namespace, that does the work."""
-
-    snapshot: Snapshot | None = None
-    """The bounds of the run, fixed before its first message is sent."""
 
     start_time: Timestamp | None = None
     """When the job was launched."""

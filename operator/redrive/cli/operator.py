@@ -63,24 +63,43 @@ async def stand_by(settings: Settings, health: Liveness, lease: Key | None, iden
         LeaseLostError: another operator has taken over.
     """
     async with health.beating():
+        _end_at_a_signal()
         if lease is None:
-            await serve(settings, health, identity)
+            await _serve_again_and_again(settings, health, identity, None)
             return
-        waiting = asyncio.current_task()
-        assert waiting is not None  # noqa: S101  every coroutine runs in a task
-        for signal_ in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(signal_, waiting.cancel)
         async with leading(lease, identity, health, wall_clock) as fence:
-            await serve(settings, health, identity, fence)
+            await _serve_again_and_again(settings, health, identity, fence)
+
+
+async def _serve_again_and_again(
+    settings: Settings, health: Liveness, identity: str, fence: Fence | None
+) -> None:
+    while await serve(settings, health, identity, fence):
+        _end_at_a_signal()
+        logger.info("redrive loads all objects again")
+
+
+def _end_at_a_signal() -> None:
+    """Have a signal cancel this task, until kopf, while it runs, has it end in order."""
+    waiting = asyncio.current_task()
+    assert waiting is not None  # noqa: S101  every coroutine runs in a task
+    for signal_ in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signal_, waiting.cancel)
 
 
 async def serve(
     settings: Settings, health: Liveness, identity: str, fence: Fence | None = None
-) -> None:
-    """Watch and reconcile until a signal ends it, then stop all tasks and close connections."""
+) -> bool:
+    """Watch and reconcile until a signal ends it, then stop all tasks and close connections.
+
+    Returns:
+        Whether it ended because all objects have to be loaded again; see `informer.relisting`.
+    """
     async with (
         Context.open(settings, fence) as ctx,
-        informer.relisting(ctx.kubernetes, ctx.caches, settings.namespaces),
+        informer.relisting(
+            ctx.kubernetes, ctx.caches, settings.namespaces, ctx.missing
+        ) as outdated,
     ):
         registry = kopf.OperatorRegistry()
         stoppables = (*provision.register(registry, ctx), *replay.register(registry, ctx))
@@ -104,8 +123,10 @@ async def serve(
                 namespaces=settings.namespaces,
                 clusterwide=not settings.namespaces,
                 standalone=True,
+                stop_flag=outdated,
             )
     logger.info("redrive has stopped")
+    return outdated.is_set()
 
 
 def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:

@@ -39,7 +39,7 @@ class Cache:
     """The last known body of each object of one kind; calls its listeners with each change."""
 
     def __init__(self, bodies: Iterable[Body] = ()) -> None:
-        self._bodies = {Key.of(body): body for body in bodies}
+        self._bodies = {Key.of(body): _read_of(body) for body in bodies}
         self._listeners: list[Listener] = []
         self._indexes: dict[Callable[[Body], Hashable], Index] = {}
         self._derived: dict[Key, dict[Callable[..., Any], _Derived]] = {}
@@ -60,9 +60,9 @@ class Cache:
         """Store an object as it is now, unless a later state of it is known."""
         key = Key.of(body)
         before = self._bodies.get(key)
-        if before is None or _version(before) <= _version(body):
-            self._bodies[key] = body
-            self._notify(key, before, body)
+        if before is None or version(before) <= version(body):
+            after = self._bodies[key] = _read_of(body)
+            self._notify(key, before, after)
 
     def renew(self, body: Body) -> None:
         """Store what our own write has made of an object, before a watch shows it.
@@ -181,6 +181,14 @@ def needs_reconcile(before: Body | None, after: Body | None) -> bool:
     return _intent(before) != _intent(after)
 
 
+def _read_of(body: Body) -> Body:
+    """Return what is read of an object: who last wrote which field is half of it, and is not."""
+    if "managedFields" not in body["metadata"]:
+        return body
+    read = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    return {**body, "metadata": read}
+
+
 def _uid(body: Body) -> str:
     uid: str = body["metadata"]["uid"]
     return uid
@@ -198,7 +206,7 @@ def _computed(make: Callable[..., object], body: Body, others: tuple[object, ...
         return _Derived(_generation(body), others, None, error)
 
 
-def _version(body: Body) -> int:
+def version(body: Body) -> int:
     """Return what orders the states of the objects of one kind.
 
     Kubernetes defines `resourceVersion` to be compared so since 1.35; before, it was the same

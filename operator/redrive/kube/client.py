@@ -10,10 +10,10 @@ import binascii
 import json
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.request import getproxies
 
 import aiohttp
@@ -36,7 +36,11 @@ from redrive.kube.resources import Body, Key, Resource
 
 TIMEOUT_SECONDS = 30.0
 COMPONENT = "redrive"
+PAGE = 500
+"""So many objects come with one answer: a list of ten thousand is never in memory twice."""
 _MERGE_PATCH = "application/merge-patch+json"
+_JSON = "application/json"
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=1"
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,18 @@ logger = logging.getLogger(__name__)
 def is_in_cluster() -> bool:
     """Whether to use the account of the pod this runs in: KUBECONFIG, where set, comes first."""
     return "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+class Versions(NamedTuple):
+    """The `resourceVersion`s of a list.
+
+    Attributes:
+        latest: that of the list: no object had a later one when it was made.
+        by_uid: that of each object.
+    """
+
+    latest: int
+    by_uid: Mapping[str, int]
 
 
 class Kubernetes:
@@ -109,11 +125,34 @@ class Kubernetes:
 
     async def list(self, resource: Resource, namespace: str | None = None) -> list[Body]:
         """Read all objects that redrive reads of a kind, of one namespace or of all."""
-        query = {"labelSelector": resource.selector} if resource.selector else None
-        answer = await self._call("GET", resource.path(namespace), query=query)
         # The items of a list leave out what the list itself says.
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return [typed | item for item in answer["items"]]
+        pages = self._pages(resource, namespace)
+        return [typed | item async for page in pages for item in page["items"]]
+
+    async def versions(self, resource: Resource, namespace: str | None = None) -> Versions:
+        """Read the versions of the same objects, and nothing else of them."""
+        found, latest = dict[str, int](), 0
+        async for page in self._pages(resource, namespace, accept=_METADATA_ONLY):
+            latest = int(page["metadata"]["resourceVersion"])
+            for item in page["items"]:
+                found[item["metadata"]["uid"]] = int(item["metadata"]["resourceVersion"])
+        return Versions(latest, found)
+
+    async def _pages(
+        self, resource: Resource, namespace: str | None, accept: str = _JSON
+    ) -> AsyncIterator[dict[str, Any]]:
+        query = {"limit": str(PAGE)} | (
+            {"labelSelector": resource.selector} if resource.selector else {}
+        )
+        going_on: str | None = ""
+        while going_on is not None:
+            more = {"continue": going_on} if going_on else {}
+            page = await self._call(
+                "GET", resource.path(namespace), query=query | more, accept=accept
+            )
+            yield page
+            going_on = page["metadata"].get("continue") or None
 
     async def get(self, resource: Resource, key: Key) -> Body:
         """Read one object.
@@ -222,9 +261,15 @@ class Kubernetes:
             logger.warning("no Event %s about %s: %s", reason, Key.of(about), error)
 
     async def _call(
-        self, method: str, path: str, body: Body | None = None, query: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Body | None = None,
+        *,
+        query: dict[str, str] | None = None,
+        accept: str = _JSON,
     ) -> dict[str, Any]:
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": accept}
         if method == "PATCH":
             headers["Content-Type"] = _MERGE_PATCH
         request = await self._api.param_serialize(

@@ -66,6 +66,7 @@ class Context:
         config_maps: those that redrive made.
         began: when this operator began to act.
         namespaces: the labels of Kubernetes namespaces, where a connection selects by them.
+        missing: kinds that are not installed, and are waited for.
     """
 
     settings: Settings
@@ -78,6 +79,7 @@ class Context:
     brokers: Connections
     namespaces: NamespaceLabels
     clock: Callable[[], datetime]
+    missing: tuple[Resource, ...]
     began: datetime
 
     @property
@@ -119,22 +121,25 @@ class Context:
             policies = await load(kubernetes, resources.POLICIES, settings.namespaces)
             # Before anything asks for them: else all policies there would be reconciled at a start.
             await namespaces.read(selected_namespaces(connections, policies))
+            applications = await _load_applications(kubernetes, settings)
             yield cls(
                 settings=settings,
                 kubernetes=kubernetes,
                 connections=connections,
                 policies=policies,
                 replays=await load(kubernetes, resources.REPLAYS, settings.namespaces),
-                applications=await _load_applications(kubernetes, settings),
+                applications=Cache() if applications is None else applications,
                 config_maps=await load(kubernetes, resources.CONFIG_MAPS, settings.namespaces),
                 brokers=Connections(connections, http, reader, wall_clock, namespaces),
                 namespaces=namespaces,
                 clock=wall_clock,
+                missing=(resources.SPARK_APPLICATIONS,) if applications is None else (),
                 began=wall_clock(),
             )
 
 
-async def _load_applications(kubernetes: Kubernetes, settings: Settings) -> Cache:
+async def _load_applications(kubernetes: Kubernetes, settings: Settings) -> Cache | None:
+    """List the SparkApplications; None where the kind is not installed, and replays are on."""
     if not settings.replay_image:
         return Cache()
     try:
@@ -142,6 +147,6 @@ async def _load_applications(kubernetes: Kubernetes, settings: Settings) -> Cach
     except NotFoundError:
         logger.warning(
             "this cluster knows no SparkApplication: policies are provisioned, but no Replay can "
-            "run; install the Spark operator, then restart this one"
+            "run; install the Spark operator, and replays begin within a minute"
         )
-        return Cache()
+        return None

@@ -3,6 +3,7 @@
 1. List: `load` fills a cache, completely, before anything is decided.
 2. Watch: kopf keeps one for each kind and namespace, over the connections of `session`.
 3. Relist: `relisting` finds deletions that happened while no watch was open.
+4. Begin again: caches that a relist finds outdated as a whole are loaded again, by the command.
 
 A watch that shows nothing may be a quiet one or a dead one. So the API server is asked to end each
 after `WATCH_SECONDS`, and the next one resumes where it ended; each beginning is a heartbeat.
@@ -23,14 +24,16 @@ from typing import TypeVar
 
 import aiohttp
 
-from redrive.kube.cache import Cache
+from redrive.kube.cache import Cache, version
 from redrive.kube.client import Kubernetes
-from redrive.kube.errors import ForbiddenError, KubernetesError, UnavailableError
+from redrive.kube.errors import ForbiddenError, KubernetesError, NotFoundError, UnavailableError
 from redrive.kube.liveness import Liveness
 from redrive.kube.resources import Body, Key, Resource
 
 RETRY_SECONDS = 1.0
 RELIST_SECONDS = 300.0
+KINDS_SECONDS = 15.0
+"""How often a kind that was not installed is looked for."""
 WATCH_SECONDS = 30
 """How long a watch lasts before the next one resumes; whole seconds."""
 INACTIVITY_SECONDS = 45.0
@@ -105,24 +108,47 @@ def session(
 
 @asynccontextmanager
 async def relisting(
-    kubernetes: Kubernetes, caches: Mapping[Resource, Cache], namespaces: Sequence[str]
-) -> AsyncIterator[None]:
-    """Relist every five minutes while the block runs."""
-    task = asyncio.create_task(_relist_for_ever(kubernetes, caches, namespaces), name="relist")
+    kubernetes: Kubernetes,
+    caches: Mapping[Resource, Cache],
+    namespaces: Sequence[str],
+    missing: Sequence[Resource] = (),
+) -> AsyncIterator[asyncio.Event]:
+    """Relist every five minutes while the block runs.
+
+    Yields:
+        An event that is set once all caches have to be loaded again, and all watches begun again:
+        the API server's store was restored, or one of the *missing* kinds is installed.
+    """
+    outdated = asyncio.Event()
+    tasks = [
+        asyncio.create_task(
+            _relist_for_ever(kubernetes, caches, namespaces, outdated), name="relist"
+        ),
+        *(
+            asyncio.create_task(
+                _await_kind(kubernetes, kind, namespaces, outdated), name=f"await {kind.kind}"
+            )
+            for kind in missing
+        ),
+    ]
     try:
-        yield
+        yield outdated
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def relist(
     kubernetes: Kubernetes, caches: Mapping[Resource, Cache], namespaces: Sequence[str]
-) -> None:
-    """Drop from *caches* what does not exist any more.
+) -> bool:
+    """Drop from *caches* what does not exist any more; return whether they are of this store.
 
     A watch that begins with a list, after the API server was away for long, shows all objects that
     exist and no deletion. Without this, a deleted object would stay in its cache for ever.
+
+    When etcd is restored from a backup, versions go back. Caches would take all that is there for
+    older than what they hold, and watches would wait for versions to come. Then nothing is dropped.
 
     Raises:
         KubernetesError: a list failed; of several namespaces, a forbidden one is left out.
@@ -130,38 +156,72 @@ async def relist(
     for resource, cache in caches.items():
         for namespace in _each(namespaces):
             try:
-                await _relist(kubernetes, resource, cache, namespace)
+                if not await _relist(kubernetes, resource, cache, namespace):
+                    return False
             except ForbiddenError as error:
                 # One namespace, of a list of them, may have been deleted, and the Role in it too.
                 if namespace is None:
                     raise
                 logger.warning("relist: %s", error)
+    return True
 
 
 async def _relist(
     kubernetes: Kubernetes, resource: Resource, cache: Cache, namespace: str | None
-) -> None:
+) -> bool:
     # Only what was known before the list was made: what came since isn't in it either.
     known = [body for body in cache if namespace in {None, body["metadata"]["namespace"]}]
-    if known:
-        existing = {body["metadata"]["uid"] for body in await kubernetes.list(resource, namespace)}
-        for body in known:
-            if body["metadata"]["uid"] not in existing:
-                logger.info("%s %s: no watch has shown its deletion", resource.kind, Key.of(body))
-                cache.drop(body)
+    if not known:
+        return True
+    there = await kubernetes.versions(resource, namespace)
+    for body in known:
+        if version(body) > there.by_uid.get(body["metadata"]["uid"], there.latest):
+            logger.warning(
+                "%s %s: the API server has an older version of it, as after a restore of etcd",
+                resource.kind,
+                Key.of(body),
+            )
+            return False
+    for body in known:
+        if body["metadata"]["uid"] not in there.by_uid:
+            logger.info("%s %s: no watch has shown its deletion", resource.kind, Key.of(body))
+            cache.drop(body)
+    return True
 
 
 async def _relist_for_ever(
-    kubernetes: Kubernetes, caches: Mapping[Resource, Cache], namespaces: Sequence[str]
+    kubernetes: Kubernetes,
+    caches: Mapping[Resource, Cache],
+    namespaces: Sequence[str],
+    outdated: asyncio.Event,
 ) -> None:
     while True:
         await asyncio.sleep(RELIST_SECONDS)
         try:
-            await relist(kubernetes, caches, namespaces)
+            if not await relist(kubernetes, caches, namespaces):
+                outdated.set()
         except KubernetesError as error:
             logger.warning("relist: %s", error)
         except Exception:
             logger.exception("relist: failed, will be retried")
+
+
+async def _await_kind(
+    kubernetes: Kubernetes, kind: Resource, namespaces: Sequence[str], outdated: asyncio.Event
+) -> None:
+    while True:
+        await asyncio.sleep(KINDS_SECONDS)
+        for namespace in _each(namespaces):
+            try:
+                await kubernetes.versions(kind, namespace)
+            except NotFoundError:
+                continue
+            except KubernetesError as error:
+                logger.warning("%s: %s", kind.kind, error)
+                continue
+            logger.info("the kind %s is installed now", kind.kind)
+            outdated.set()
+            return
 
 
 def _each(namespaces: Sequence[str]) -> Sequence[str | None]:

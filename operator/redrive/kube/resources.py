@@ -71,7 +71,11 @@ CONNECTIONS = Resource(GROUP, VERSION, "pulsarconnections", "PulsarConnection")
 POLICIES = Resource(GROUP, VERSION, "retrypolicies", "RetryPolicy")
 REPLAYS = Resource(GROUP, VERSION, "replays", "Replay")
 SPARK_APPLICATIONS = Resource(
-    "sparkoperator.k8s.io", "v1beta2", "sparkapplications", "SparkApplication"
+    "sparkoperator.k8s.io",
+    "v1beta2",
+    "sparkapplications",
+    "SparkApplication",
+    selector="=".join(MANAGED),
 )
 SECRETS = Resource("", "v1", "secrets", "Secret")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")

@@ -23,6 +23,7 @@ from redrive.policy.properties import (
     REAL_TOPIC,
     RECONSUMETIMES,
     REPLAY,
+    REPLAY_SOURCE,
     REPLAYS,
     RETRY_TOPIC,
     SCHEMA_VERSION,
@@ -142,7 +143,7 @@ def for_hop(
     return {FIRST_FAILED_AT: cause.failed_at.isoformat()} | kept | cause.to_properties()
 
 
-def for_replay(properties: Mapping[str, str], *, replay: str) -> dict[str, str]:
+def for_replay(properties: Mapping[str, str], *, replay: str, source: str) -> dict[str, str]:
     """Return the properties for a dead letter that goes back to be processed.
 
     Its retries start again from 0; its origin and its cause are kept; the number of its replays
@@ -151,16 +152,18 @@ def for_replay(properties: Mapping[str, str], *, replay: str) -> dict[str, str]:
     Args:
         properties: those of the dead letter.
         replay: identifies the Replay that moves it.
+        source: where it lies, for `REPLAY_SOURCE`.
     """
     kept = {k: v for k, v in properties.items() if k not in _OVER}
-    return kept | {RECONSUMETIMES: "0", REPLAYS: str(replays(properties) + 1), REPLAY: replay}
+    kept |= {REPLAYS: str(replays(properties) + 1), REPLAY: replay, REPLAY_SOURCE: source}
+    return kept | {RECONSUMETIMES: "0"}
 
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 # Harmless in a log, whoever wrote it: Java, RocketMQ, we.
 _ORIGIN = re.compile(r"[0-9A-Za-z:,()._-]{1,128}")
 _OVER = {DELAY_TIME, DEAD_REASON, FIRST_FAILED_AT}
-_REPLACED = _OVER | {SCHEMA_VERSION} | causes.WRITTEN
+_REPLACED = _OVER | {SCHEMA_VERSION, REPLAY_SOURCE} | causes.WRITTEN
 
 
 def _number(properties: Mapping[str, str], name: str) -> int | None:

@@ -15,6 +15,40 @@ from redrive.policy.model import Policy
 from redrive.policy.verdict import Dead, DeadReason, Discard, Retry, after_failure, end
 
 
+class RetryLater(Exception):  # noqa: N818 - what a handler asks for, and no error
+    """Raised by a handler: retry the message, whatever the rules say of other exceptions.
+
+    The attempt has failed and counts; with no retries left the message is dead-lettered. Raised
+    *from* an exception, that one is the cause.
+
+    Args:
+        delay: wait this long, 1 s … 864 000 s, as a server says with Retry-After; None leaves it
+            to the ladder.
+
+    Raises:
+        InvalidSpecError: the delay is out of bounds.
+    """
+
+    def __init__(self, delay: timedelta | None = None) -> None:
+        if delay is not None:
+            check_delay(delay, "the delay of a retry")
+        super().__init__("the ladder's delay" if delay is None else f"after {delay}")
+        self.delay = delay
+
+
+class DeadLetter(Exception):  # noqa: N818 - what a handler asks for, and no error
+    """Raised by a handler: dead-letter the message now; no retry helps.
+
+    Raised *from* an exception, that one is the cause.
+
+    Args:
+        reason: for people; the text of the cause if there is no other.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+
+
 @dataclass(frozen=True)
 class FailureRules:
     """Which exceptions are worth a retry, after how long, and for how long in all.
@@ -70,13 +104,13 @@ class FailureRules:
 def after_error(  # noqa: PLR0913 - all that a verdict depends on
     policy: Policy,
     rules: FailureRules,
-    kind: type[Exception],
+    error: Exception,
     *,
     reconsume_times: int,
     failing_for: timedelta,
     luck: float = 0.0,
 ) -> Retry | Dead | Discard:
-    """Decide about a message whose handler raised an exception of class *kind*.
+    """Decide about a message whose handler raised *error*.
 
     Args:
         reconsume_times: the retries it has had.
@@ -84,9 +118,14 @@ def after_error(  # noqa: PLR0913 - all that a verdict depends on
         luck: drawn for this failure, from 0 to 1; see `Ladder.delay`.
     """
     failures = reconsume_times + 1
-    if not rules.retries(kind):
+    delay = rules.delay(type(error))
+    if isinstance(error, DeadLetter):
+        return end(policy, DeadReason.REQUESTED, failures)
+    if isinstance(error, RetryLater):
+        delay = error.delay
+    elif not rules.retries(type(error)):
         return end(policy, DeadReason.NOT_RETRYABLE, failures)
-    verdict = after_failure(policy, reconsume_times, delay=rules.delay(kind), luck=luck)
+    verdict = after_failure(policy, reconsume_times, delay=delay, luck=luck)
     if not isinstance(verdict, Retry) or rules.deadline is None:
         return verdict
     if failing_for + verdict.delay > rules.deadline:

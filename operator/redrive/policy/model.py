@@ -138,6 +138,11 @@ class Policy:
                 object.__setattr__(self, field, derive(self.topic, self.subscription))
         self._check_topics()
 
+    @property
+    def ledger_topic(self) -> naming.TopicName:
+        """Return the topic that records which dead letters were moved by replays."""
+        return naming.ledger_topic(self.dead_letter_topic)
+
     def _check_topics(self) -> None:
         if len(self.retry_topic.local) > naming.MAX_NAME:
             raise InvalidSpecError(

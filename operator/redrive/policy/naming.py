@@ -18,6 +18,10 @@ from redrive.errors import InvalidSpecError
 DEAD_LETTER_SUBSCRIPTION = "redrive"
 """The durable subscription that keeps dead letters: a topic without one keeps nothing."""
 
+LEDGER_SUFFIX = "-LEDGER"
+LEDGER_SUBSCRIPTION = "__compaction"
+"""The broker's own, of a compacted topic: what it has not compacted yet is kept for it."""
+
 MAX_NAME = 255
 _NO_STEP = r"(?!\.\.?(?:/|\Z))"  # in an address, . and .. lead to another place
 _ENTITY = rf"{_NO_STEP}[-=:.\w]+"  # what Pulsar accepts as the name of a tenant or namespace
@@ -170,6 +174,17 @@ def dead_letter_topic(
 ) -> TopicName:
     """Name the topic where the dead letters of *subscription* rest."""
     return _derived(_FORMS[scheme][1], topic.without_partition(), subscription)
+
+
+def ledger_topic(dead_letter: TopicName) -> TopicName:
+    """Name the topic that records which messages of a dead-letter topic were moved by replays."""
+    local = dead_letter.local
+    if len(local) > MAX_NAME - len(LEDGER_SUFFIX):
+        import hashlib  # noqa: PLC0415  no consumer needs it
+
+        digest = hashlib.sha256(local.encode()).hexdigest()[:16]
+        local = f"{local[: MAX_NAME - len(LEDGER_SUFFIX) - len(digest) - 1]}-{digest}"
+    return dead_letter.sibling(f"{local}{LEDGER_SUFFIX}")
 
 
 def _derived(form: str, topic: TopicName, subscription: str) -> TopicName:

@@ -46,3 +46,6 @@ REPLAYS = "REDRIVE_REPLAYS"
 """How often it has been replayed."""
 REPLAY = "REDRIVE_REPLAY"
 """The Replay that moved it last, as `namespace/name`."""
+REPLAY_SOURCE = "REDRIVE_REPLAY_SOURCE"
+"""From where it was moved, as `uid@partition:ledger:entry:index` with the uid of that Replay: the
+evidence that it was. A hop drops it."""

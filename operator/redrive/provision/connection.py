@@ -23,6 +23,10 @@ from redrive.provision.status_warnings import deprecated_fields
 
 CONNECTED = "Connected"
 """Reason: the broker accepts the token, and its role administers the tenants concerned."""
+BROKER_NOT_SUPPORTED = "BrokerNotSupported"
+"""The broker's release is of a line that redrive is not tested with."""
+OLDEST_BROKER, NEWEST_BROKER = (4, 0), (4, 2)
+"""The lines of Pulsar, first and last, of the support matrix."""
 
 
 async def reconcile(key: Key, ctx: Context) -> Requeue:
@@ -49,19 +53,39 @@ async def connect(key: Key, ctx: Context) -> Outcome:
     try:
         connection = await ctx.brokers.open(key)
         await check(connection)
+        version = await connection.admin.version()
     except BrokerDownError as error:
         # For policies this reconcile is the probe, so nothing else shows that the broker is back.
         return replace(Outcome.failed(error), requeue=Requeue.BACKOFF)
     except RedriveError as error:
         return Outcome.failed(error)
     message = "the broker answers; the token has rights"
-    return Outcome(status.ready(CONNECTED, message, warnings(connection.spec)))
+    return Outcome(status.ready(CONNECTED, message, warnings(connection.spec, version)))
 
 
-def warnings(spec: PulsarConnectionSpec) -> tuple[StatusWarning, ...]:
-    """Say which fields others have replaced, and what to write in their place."""
-    found = deprecated_fields(spec.edits)
-    return () if found is None else (found,)
+def warnings(
+    spec: PulsarConnectionSpec, version: tuple[int, ...] = ()
+) -> tuple[StatusWarning, ...]:
+    """Say which fields others have replaced, and whether the broker's release is supported.
+
+    Args:
+        spec: of the connection.
+        version: the broker's release; empty where it is not known.
+    """
+    found = (deprecated_fields(spec.edits), unsupported(version))
+    return tuple(each for each in found if each is not None)
+
+
+def unsupported(version: tuple[int, ...]) -> StatusWarning | None:
+    """Find a release that redrive is not tested with; patches do not count."""
+    if not version or OLDEST_BROKER <= version[:2] <= NEWEST_BROKER:
+        return None
+    oldest, newest = (".".join(map(str, line)) for line in (OLDEST_BROKER, NEWEST_BROKER))
+    return StatusWarning(
+        BROKER_NOT_SUPPORTED,
+        f"redrive is tested with Pulsar {oldest} to {newest}, and the broker is of another line; "
+        f"got {'.'.join(map(str, version))}; use a supported release, or test yours",
+    )
 
 
 async def check(connection: Connection) -> None:

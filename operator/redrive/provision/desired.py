@@ -10,7 +10,7 @@ from redrive.admin.model import Grant
 from redrive.admin.policies import TopicPolicy
 from redrive.kube import resources
 from redrive.kube.resources import Body, Key
-from redrive.policy import codec
+from redrive.policy import codec, naming
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import topic_policies
@@ -48,6 +48,7 @@ class Desired:
         owner: who its topics have to be marked as kept by.
         retry_partitions: of the retry topic; None means as many as the source topic has.
         dead_letter: None where the policy discards.
+        ledger: what replays have moved of it; None where no replay can run.
         dead_letter_partitions: of the dead-letter topic; 0 for one without partitions.
         grants: the rights that these roles need; others that they or others have are kept.
         unused: the dead-letter topic of a policy that discards, which may be there from before.
@@ -67,6 +68,7 @@ class Desired:
     dead_letter_partitions: int = 0
     unused: TopicName | None = None
     tolerated: tuple[Grant, ...] = ()
+    ledger: DesiredTopic | None = None
 
 
 def partitions_of_retry(wanted: Desired, source: int) -> int:
@@ -95,7 +97,12 @@ def desired(request: Request, body: Body, cluster: str) -> Desired:
         ),
         retry_partitions=request.spec.retry.partitions,
         dead_letter=_dead_letter(request),
-        grants=(*_united(_retry_grants(request)), *(on_dead_letter if keeps else ())),
+        ledger=_ledger(request),
+        grants=(
+            *_united(_retry_grants(request)),
+            *(on_dead_letter if keeps else ()),
+            *_ledger_grants(request),
+        ),
         config_map=_config_map(policy, body),
         creating=creating(body),
         dead_letter_partitions=request.spec.dead_letter.partitions or 0,
@@ -124,6 +131,13 @@ def _dead_letter(request: Request) -> DesiredTopic | None:
     return DesiredTopic(policy.dead_letter_topic, policy.dead_letter_subscription, policies)
 
 
+def _ledger(request: Request) -> DesiredTopic | None:
+    if not request.policy.dead_letters or request.connection.replay is None:
+        return None
+    name, policies = request.policy.ledger_topic, topic_policies.of_ledger()
+    return DesiredTopic(name, naming.LEDGER_SUBSCRIPTION, policies)
+
+
 def config_map_name(policy_name: str) -> str:
     """Name the ConfigMap for the consumers of a RetryPolicy."""
     return f"{policy_name}{CONFIG_MAP_SUFFIX}"
@@ -139,7 +153,8 @@ def _retry_grants(request: Request) -> Iterator[Grant]:
     for role in request.spec.consumer_roles:
         yield Grant(topic, role, _PRODUCE | _CONSUME)
     if request.policy.dead_letters and replay is not None:
-        yield Grant(topic, replay.role, _PRODUCE)
+        # What a replay has moved it looks for here, whatever became of it itself.
+        yield Grant(topic, replay.role, _PRODUCE | _CONSUME)
 
 
 def _dead_letter_grants(request: Request) -> Iterator[Grant]:
@@ -151,6 +166,12 @@ def _dead_letter_grants(request: Request) -> Iterator[Grant]:
         yield Grant(topic, role, _CONSUME)
     if replay is not None:
         yield Grant(topic, replay.role, _CONSUME)
+
+
+def _ledger_grants(request: Request) -> Iterator[Grant]:
+    if request.policy.dead_letters and request.connection.replay is not None:
+        topic, role = request.policy.ledger_topic, request.connection.replay.role
+        yield Grant(topic, role, _PRODUCE | _CONSUME)
 
 
 def _united(grants: Iterator[Grant]) -> tuple[Grant, ...]:

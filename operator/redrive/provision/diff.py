@@ -118,7 +118,12 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
         *_marks_after(pairs),
         *_mark_unused(desired, observed, unused),
         *(action for pair in pairs for action in _topic_policies(pair, observed)),
-        *(action for pair in pairs for action in _schema(pair, desired, observed.source_schema)),
+        *(
+            action
+            for pair in pairs
+            if pair.want is not desired.ledger  # its records are redrive's own
+            for action in _schema(pair, desired, observed.source_schema)
+        ),
         *config_map_actions(desired.config_map, observed.config_map),
     )
 
@@ -127,6 +132,8 @@ def _pairs(desired: Desired, observed: Observed) -> Iterator[_Pair]:
     found = [(desired.retry, observed.retry)]
     if desired.dead_letter is not None:
         found.append((desired.dead_letter, observed.dead_letter))
+    if desired.ledger is not None:
+        found.append((desired.ledger, observed.ledger))
     for want, have in found:
         needed = {g.role: g.actions for g in desired.grants if g.topic == want.name}
         recorded = {} if have is None else _inherited(have, needed, desired.owner)
@@ -153,7 +160,7 @@ def _topics(
     partitions = partitions_of_retry(desired, observed.source_partitions)
     for pair in pairs:
         if pair.have is None:
-            count = partitions if pair.want is desired.retry else desired.dead_letter_partitions
+            count = _partitions(pair, desired, partitions)
             yield CreateTopic(pair.want.name, count, pair.record_before.to_properties())
         elif pair.has_record and (changes := pair.record_before.changes(pair.properties)):
             yield Mark(pair.want.name, changes)
@@ -162,9 +169,16 @@ def _topics(
         if found is not None and found.missing:
             yield RestorePartitions(pair.want.name, found.missing)
     for pair in pairs:
-        count = partitions if pair.want is desired.retry else desired.dead_letter_partitions
+        count = _partitions(pair, desired, partitions)
         if pair.have is not None and 0 < pair.have.partitions < count:
             yield AddPartitions(pair.want.name, count)
+
+
+def _partitions(pair: _Pair, desired: Desired, retry: int) -> int:
+    """Return how many partitions a topic should have: a ledger none, for its order is total."""
+    if pair.want is desired.retry:
+        return retry
+    return 0 if pair.want is desired.ledger else desired.dead_letter_partitions
 
 
 def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]:

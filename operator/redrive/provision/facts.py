@@ -116,6 +116,7 @@ class Observed:
         source_schema: None where messages are plain bytes.
         enforces_schemas: see `NamespaceState`.
         dead_letter: None too where the policy discards.
+        ledger: likewise, and where no replay can run.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         replicated_to: the clusters that a topic is replicated to that is made now.
         inherited: what a topic that is made now gets of its topic policies from the namespace.
@@ -134,3 +135,4 @@ class Observed:
     enforces_schemas: bool = False
     source_properties: Mapping[str, str] | None = None
     unused: TopicState | None = None
+    ledger: TopicState | None = None

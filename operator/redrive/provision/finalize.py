@@ -28,6 +28,7 @@ from redrive.kube.errors import (
 )
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent
+from redrive.policy import naming
 from redrive.provision import conditions, pause
 from redrive.provision.actions import in_words
 from redrive.provision.apply import apply
@@ -163,9 +164,12 @@ async def _left(
     except TopicGoneError:
         return []
     found = []
+    dead_letter = request.spec.dead_letter_topic
+    ledger = naming.ledger_topic(dead_letter)
     subscriptions = {
         request.spec.retry_topic: request.policy.subscription,
-        request.spec.dead_letter_topic: request.policy.dead_letter_subscription,
+        dead_letter: request.policy.dead_letter_subscription,
+        ledger: naming.LEDGER_SUBSCRIPTION,
     }
     # No topic passes to another namespace, and none there keeps this one's from being deleted.
     heirs = [each for each in others if each.key.namespace == request.key.namespace]
@@ -173,6 +177,7 @@ async def _left(
         if not namespace.exists(name):
             continue
         partitioned = str(name) in namespace.partitioned
+        needed = dead_letter if name == ledger else name
         found.append(
             Left(
                 name=name,
@@ -181,8 +186,9 @@ async def _left(
                 properties=(await admin.metadata(name, partitioned=partitioned)).properties,
                 usage=await admin.usage(name, partitioned=partitioned, subscription=subscription),
                 permissions=namespace.permissions.get(str(name), {}),
-                heir=next((each.key for each in heirs if name in each.spec.own_topics), None),
-                may_delete=request.permissions.allows_deletion(name),
+                follows=dead_letter if name == ledger else None,
+                heir=next((each.key for each in heirs if needed in each.spec.own_topics), None),
+                may_delete=request.permissions.allows_deletion(needed),
                 about_to_create=str(name) in about_to_create,
             )
         )

@@ -57,7 +57,8 @@ class LostPolicies:
         elif not has_finalizer(after):
             self._since.pop(key, None)
         elif before is None or before["metadata"]["uid"] != after["metadata"]["uid"]:
-            self._since[key] = now
+            # Of one that was listed with it, no more is known than that it can't be older.
+            self._since[key] = datetime.fromisoformat(after["metadata"]["creationTimestamp"])
         else:
             self._since.setdefault(key, now)
 

@@ -64,6 +64,7 @@ async def observe(
             if desired.dead_letter is None
             else await _topic(desired.dead_letter, namespace, admin)
         ),
+        ledger=await _ledger(desired.ledger, namespace, admin, recent=recent),
         unused=await _unused(desired.unused, namespace, admin),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
@@ -109,6 +110,7 @@ def in_namespace(want: Desired, namespace: NamespaceState, found: Body | None) -
         source_partitions=max(namespace.partitions(source), str(source) in namespace.partitioned),
         retry=_listed(want.retry, namespace),
         dead_letter=None if want.dead_letter is None else _listed(want.dead_letter, namespace),
+        ledger=None if want.ledger is None else _listed(want.ledger, namespace),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         replicated_to=namespace.replicated_to,
@@ -186,6 +188,19 @@ async def _topic(
             else namespace.replicated_to
         ),
     )
+
+
+async def _ledger(
+    wanted: DesiredTopic | None, namespace: NamespaceState, admin: Admin, *, recent: bool
+) -> TopicState | None:
+    """Read a ledger; of that of a settled policy only whether it is there.
+
+    Calls for each topic are what limits how often a policy is looked at, and of a ledger nothing
+    changes once it is made: no client but jobs of replays uses it.
+    """
+    if wanted is None:
+        return None
+    return _listed(wanted, namespace) if recent else await _topic(wanted, namespace, admin)
 
 
 async def _source(

@@ -13,7 +13,7 @@ from redrive.admin.model import RightsChange, TopicUsage
 from redrive.admin.policies import restoring
 from redrive.api.choices import DeletionPolicy
 from redrive.kube.resources import Key
-from redrive.policy.naming import TopicName
+from redrive.policy.naming import LEDGER_SUBSCRIPTION, TopicName
 from redrive.provision import ownership
 from redrive.provision.actions import (
     Action,
@@ -37,6 +37,7 @@ class Left:
         may_delete: whether the connection allows to delete it.
         about_to_create: whether redrive was about to create it, and may have lost its mark.
         heir: a policy of the same namespace that needs it now, if there is one.
+        follows: a topic with which it stays: a ledger says what of the dead letters is moved.
     """
 
     name: TopicName
@@ -48,6 +49,7 @@ class Left:
     heir: Key | None
     may_delete: bool = True
     about_to_create: bool = False
+    follows: TopicName | None = None
 
     def record(self, owner: Owner) -> OwnershipRecord:
         """Return what is on record; of a topic that *owner* created unmarked, what should be."""
@@ -71,7 +73,7 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
     Args:
         owner: the policy that is deleted.
         policy: any but `Retain`.
-        left: its topics, as far as they are there.
+        left: its topics, as far as they are there; what follows another comes behind it.
 
     Raises:
         InUseError: clients are connected to what would be deleted.
@@ -79,12 +81,17 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
     if policy is DeletionPolicy.REVOKE_GRANTS:
         return _revocation(owner, left)
     whole, parts, stays = [], [], []
+    kept: set[TopicName] = set()
     for topic in left:
-        if why := _stays(topic, owner, policy):
+        follows = topic.follows if topic.follows in kept else None
+        why = f"belongs to {follows}" if follows else _stays(topic, owner, policy)
+        if why:
+            kept.add(topic.name)
             stays.append(f"{topic.name} {why}")
         elif topic.record(owner).created:
             whole.append(topic)
         else:
+            kept.add(topic.name)
             parts.append(_Part.of(topic, policy))
             stays.append(f"{topic.name} was there before")
     stays += [part.stays for part in parts if part.stays]
@@ -142,7 +149,11 @@ def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
 
 def _holds(topic: Left) -> str:
     found = topic.usage.subscriptions.items()
-    waiting = {name: stands.backlog for name, stands in found if stands.backlog}
+    waiting = {
+        name: stands.backlog
+        for name, stands in found
+        if stands.backlog and name != LEDGER_SUBSCRIPTION
+    }
     if waiting:
         counts = ", ".join(f"{count} for {name}" for name, count in sorted(waiting.items()))
         return f"holds messages ({counts})"

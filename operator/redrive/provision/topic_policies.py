@@ -10,7 +10,14 @@ from datetime import timedelta
 from typing import Any
 
 from redrive.admin.model import NamespaceState
-from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, TopicPolicy, Ttl
+from redrive.admin.policies import (
+    CompactsAbove,
+    Deduplicates,
+    Holds,
+    KeepsBacklog,
+    TopicPolicy,
+    Ttl,
+)
 from redrive.api.topology import DeadLetterTopic, RetryTopic
 
 # A topic that is deleted for being idle would come back without its subscription, or not at all.
@@ -22,6 +29,7 @@ _STAYS = Holds(
         ("maxInactiveDurationSeconds", 60),
     ),
 )
+_LEDGER_BYTES = 10 * 2**20
 _DELAYS = Holds(
     "delayedDelivery", (("active", True),), (("tickTime", 1_000), ("maxDeliveryDelayInMillis", 0))
 )
@@ -63,6 +71,11 @@ def of_retry(spec: RetryTopic) -> tuple[TopicPolicy, ...]:
         KeepsBacklog(None),
         _STAYS,
     )
+
+
+def of_ledger() -> tuple[TopicPolicy, ...]:
+    """Return the policies of a ledger: the last record of each key is kept."""
+    return (Ttl(0), KeepsBacklog(None), CompactsAbove(_LEDGER_BYTES), _STAYS)
 
 
 def of_dead_letter(spec: DeadLetterTopic) -> tuple[TopicPolicy, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import ClassVar
 
 import pulsar
@@ -20,19 +20,11 @@ from redrive.replay.spec import TOKEN_VARIABLE
 UNPARTITIONED = -1
 """Stands for the index of a partition where a topic has none."""
 
-MAX_PENDING_MESSAGES = 1_000
-
 
 class TokenMissingError(RedriveError):
     """The environment of the job holds no token."""
 
     reason: ClassVar[str] = "TokenMissing"
-
-
-class AlreadyRunningError(RedriveError):
-    """Another process is doing the same work."""
-
-    reason: ClassVar[str] = "AlreadyRunning"
 
 
 class ReplayRoleRefusedError(RedriveError):
@@ -82,32 +74,26 @@ def refusals(doing: str, right: str) -> Iterator[None]:
         ) from error
 
 
-def open_producer(client: pulsar.Client, topic: TopicName, name: str) -> pulsar.Producer:
-    """Open the one producer called *name*, good for sends that a repetition may repeat.
+_FOR_GOOD = (
+    pulsar.AuthenticationError,
+    pulsar.AuthorizationError,
+    pulsar.IncompatibleSchema,
+    pulsar.InvalidTopicName,
+    pulsar.NotAllowedError,
+    pulsar.TopicNotFound,
+    pulsar.TopicTerminated,
+)
 
-    Raises:
-        AlreadyRunningError: there is one already.
-        ReplayRoleRefusedError: the role may not produce there.
-    """
-    try:
-        with refusals(f"open a producer on {topic}", "produce"):
-            return client.create_producer(
-                str(topic),
-                producer_name=name,
-                # A broker recognizes repetitions only of messages that are sent one by one …
-                batching_enabled=False,
-                # … and never time out: the client could not take them back.
-                send_timeout_millis=0,
-                max_pending_messages=MAX_PENDING_MESSAGES,
-                block_if_queue_full=True,
-            )
-    except ReplayRoleRefusedError as error:
-        if not isinstance(error.__cause__, pulsar.ProducerBusy):
-            raise
-        raise AlreadyRunningError(
-            f"another process holds the producer {name} of {topic}",
-            remedy="it has to end first; the job is started again by itself",
-        ) from error
+
+def may_pass(error: BaseException | None) -> bool:
+    """Whether to try again: a broker that is restarted, or a name that is taken yet."""
+    return isinstance(error, pulsar.PulsarException) and not isinstance(error, _FOR_GOOD)
+
+
+def close(producer: pulsar.Producer) -> None:
+    """Close *producer*, whatever the state of its connection."""
+    with suppress(pulsar.PulsarException):
+        producer.close()
 
 
 def partition_of(topic: TopicName, index: int) -> TopicName:

@@ -1,4 +1,4 @@
-"""The data source `pulsar`, as Spark finds it: `spark.read.format("pulsar")`, `df.write…`.
+"""The data source `pulsar`, as Spark finds it: `spark.read.format("pulsar")`.
 
 Register it once in a session: `spark.dataSource.register(PulsarDataSource)`. Its token comes from
 the environment of driver and executors, see `spec.TOKEN_VARIABLE`, never from an option: options
@@ -10,14 +10,12 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from redrive.errors import InvalidSpecError
 from redrive.replay import rows
-from redrive.replay.sink import PulsarWriter
 from redrive.replay.source import PulsarReader
 
 
 class PulsarDataSource(DataSource):
-    """Reads a topic (see `PulsarReader`), and moves what was read (see `PulsarWriter`)."""
+    """Reads a topic, see `PulsarReader`."""
 
     @classmethod
     def name(cls) -> str:
@@ -31,15 +29,3 @@ class PulsarDataSource(DataSource):
     def reader(self, schema: StructType) -> PulsarReader:  # noqa: ARG002  it is always `schema()`
         """Read in a batch query."""
         return PulsarReader(self.options)
-
-    def writer(self, schema: StructType, overwrite: bool) -> PulsarWriter:  # noqa: ARG002, FBT001
-        """Write in mode `append`.
-
-        Raises:
-            InvalidSpecError: the mode is `overwrite`.
-        """
-        if overwrite:
-            raise InvalidSpecError(
-                "a topic can't be overwritten", remedy='write with mode("append")'
-            )
-        return PulsarWriter(self.options)

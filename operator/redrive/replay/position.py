@@ -1,22 +1,15 @@
 """Where a dead letter lies → the number and the partition it is sent with. Pure.
 
 A broker that deduplicates keeps the highest sequence id of each producer and drops what is not
-above it. So a run that is repeated after a crash must give each message the id it had before,
-whatever has been acknowledged meanwhile: the id is a function of the position alone.
+above it. Producers are named after ranges, so the first message that a later try stores shuts out
+all that an earlier one, of a process that was stopped and goes on, has yet to send.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import ClassVar, NamedTuple
-
-from redrive.errors import RedriveError
-
-
-class PositionOutOfRangeError(RedriveError):
-    """A message lies where no sequence id can be made from its position."""
-
-    reason: ClassVar[str] = "PositionOutOfRange"
+import re
+from typing import NamedTuple
 
 
 class EntryId(NamedTuple):
@@ -52,28 +45,64 @@ class Position(NamedTuple):
         return EntryId(self.ledger, self.entry)
 
 
-_ENTRY_BITS = 20
-_INDEX_BITS = 11
-# A ledger id below 2³² - 1 keeps the whole within the 63 bits of a positive sequence id.
-LIMITS = Position(ledger=2**32 - 1, entry=2**_ENTRY_BITS, batch_index=2**_INDEX_BITS)
+class Source(NamedTuple):
+    """From where a message was moved, and by which Replay: a property that it carries."""
+
+    uid: str
+    partition: int
+    position: Position
+
+    def __str__(self) -> str:
+        return f"{self.uid}@{self.partition}:{':'.join(map(str, self.position))}"
+
+    @classmethod
+    def parse(cls, text: str) -> Source | None:
+        """Read what `str` writes; None for anything else, which anybody may have written."""
+        match = _SOURCE.fullmatch(text)
+        if match is None:
+            return None
+        uid, *numbers = match.groups()
+        partition, *position = map(int, numbers)
+        return cls(uid, partition, Position(*position))
 
 
-def sequence_id(position: Position) -> int:
-    """Return the id to send a message with: from 1 up, rising with the position.
+_SOURCE = re.compile(r"([\w-]{1,64})@(-?\d{1,9}):(\d{1,19}):(\d{1,19}):(\d{1,9})", re.ASCII)
 
-    Raises:
-        PositionOutOfRangeError: a part of the position is too large, or negative.
+_ATTEMPT_BITS, _OFFSET_BITS, _INDEX_BITS = 8, 14, 11
+MAX_BATCH = 2**_INDEX_BITS
+"""Entries that hold more messages than this can't be replayed."""
+
+
+class Try(NamedTuple):
+    """One try at sending the messages of a range. Later ones are greater.
+
+    Attributes:
+        generation: counts the leases of the range.
+        attempt: counts the tries within one lease, from 0.
     """
-    for part, value, limit in zip(Position._fields, position, LIMITS, strict=True):
-        if not 0 <= value < limit:
-            raise PositionOutOfRangeError(
-                f"the {part} of a dead letter's position must be from 0 to {limit - 1}",
-                got=tuple(position),
-                remedy="this topic can't be replayed exactly once; replay it by other means",
-            )
-    return (
-        (position.ledger << _ENTRY_BITS | position.entry) << _INDEX_BITS | position.batch_index
-    ) + 1
+
+    generation: int
+    attempt: int
+
+    @classmethod
+    def of(cls, sequence_id: int) -> Try:
+        """Return the try in which a message with this id was sent; all zero for -1, none."""
+        number = max(0, sequence_id - 1) >> (_OFFSET_BITS + _INDEX_BITS)
+        return cls(number >> _ATTEMPT_BITS, number % 2**_ATTEMPT_BITS)
+
+
+def sequence_id(sent_in: Try, offset: int, batch_index: int) -> int:
+    """Return the id to send a message with: it rises with the try, then with the position.
+
+    So once a broker has stored one message of a try, it drops all that an earlier one still sends.
+
+    Args:
+        sent_in: generations from 1, attempts below 256.
+        offset: of its entry within its range.
+        batch_index: its place within the entry, below `MAX_BATCH`.
+    """
+    number = sent_in.generation << _ATTEMPT_BITS | sent_in.attempt
+    return ((number << _OFFSET_BITS | offset) << _INDEX_BITS | batch_index) + 1
 
 
 def target_partition(key: str | None, position: Position, partitions: int) -> int:

@@ -1,22 +1,27 @@
-"""The Spark queries of a replay job: count what is selected, move what is selected.
+"""Spark as the engine of a replay.
 
-Called by `job`, in the driver; the only builder of a SparkSession.
+Called in the driver; the only builder of a SparkSession.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Sequence
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame, SparkSession, functions
+from pyspark.sql import DataFrame, Row, SparkSession, functions
 
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
-from redrive.replay import selection, sink, slices
+from redrive.errors import RedriveError
+from redrive.replay import mover, plan, selection, source
 from redrive.replay.datasource import PulsarDataSource
-from redrive.replay.move import Tally
-from redrive.replay.slices import Slice
+from redrive.replay.mover import RangeTask
+from redrive.replay.outcome import RangeResult
+from redrive.replay.plan import Scan, Sighting
+from redrive.replay.position import Position
+from redrive.replay.ranges import Range
+from redrive.replay.records import RangePlan
 from redrive.replay.spec import ReplayJob
 
 
@@ -29,7 +34,7 @@ def session(job: ReplayJob) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         # Else '${env:NAME}' in a selection stands for what the driver's environment holds.
         .config("spark.sql.variable.substitute", "false")
-        # A second copy of a task would find its producers taken, and fail the stage.
+        # A second copy of a task would wait for the producers of the first.
         .config("spark.speculation", "false")
         .getOrCreate()
     )
@@ -40,53 +45,89 @@ def session(job: ReplayJob) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def count(spark: SparkSession, job: ReplayJob, pieces: Sequence[Slice]) -> tuple[int, int]:
-    """Return how many messages rest in *pieces*, and how many of them are selected."""
-    if not pieces:
-        return 0, 0
-    looked_at, selected = (
-        _dead_letters(spark, job, pieces)
-        .agg(functions.count("*"), functions.count_if(_condition(job)))
-        .collect()[0]
-    )
-    return int(looked_at), int(selected)
+class Spark:
+    """The engine that has Spark run the tasks; each range is a row, moved by a job of its own.
 
-
-def move(
-    spark: SparkSession, job: ReplayJob, pieces: Sequence[Slice], target_partitions: int
-) -> Tally:
-    """Move the selected messages of *pieces* to the retry topic, and return what became of them.
-
-    Raises:
-        PySparkException: a task failed; what it has not moved, a repetition moves.
+    A job ends when its task does. So the driver learns of each range at once, leases the next one
+    then, and needs no channel to tasks, which PySpark has none of.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        tally = Path(folder, "tally.json")
-        selected = _dead_letters(spark, job, pieces).where(_condition(job))
-        sinking = selected.write.format("pulsar").mode("append")
-        sinking.options(
-            serviceUrl=job.service_url,
-            source=str(job.policy.dead_letter_topic),
-            subscription=DEAD_LETTER_SUBSCRIPTION,
-            target=str(job.policy.retry_topic),
-            targetPartitions=target_partitions,
-            producer=f"redrive-replay-{job.uid}",
-            replay=f"{job.namespace}/{job.name}",
-            tally=str(tally),
-        ).save()
-        return sink.read_tally(tally)
+
+    def __init__(self, spark: SparkSession, job: ReplayJob) -> None:
+        self._spark = spark
+        self._job = job
+
+    @property
+    def slots(self) -> int:
+        """Return how many tasks run at a time."""
+        return max(1, self._spark.sparkContext.defaultParallelism)
+
+    def scan(self, scans: Sequence[Scan]) -> Iterator[tuple[Range, RangePlan]]:
+        """Plan ranges, all of them in one job.
+
+        Raises:
+            PySparkException: a task failed.
+        """
+        if not scans:
+            return
+        if self._job.where is None:
+            # No value has to cross into the JVM for that.
+            rows = self._spark.sparkContext.parallelize(scans, len(scans)).map(_plan).collect()
+        else:
+            rows = self._selected(self._job.where, scans).rdd.mapPartitions(_fold).collect()
+        for written in map(json.loads, rows):
+            yield Range.parse(written["range"]), RangePlan.from_json(written["plan"])
+
+    def move(self, task: RangeTask) -> RangeResult:
+        """Move one range.
+
+        Raises:
+            RedriveError: as `mover.move` does.
+            PySparkException: the task is lost.
+        """
+        (result,) = self._spark.sparkContext.parallelize([task], 1).map(_move).collect()
+        if isinstance(result, _Failed):
+            raise result.kind.__new__(result.kind, result.message)
+        return result
+
+    def _selected(self, where: str, scans: Sequence[Scan]) -> DataFrame:
+        reading = self._spark.read.format("pulsar").option("scans", source.encode(scans)).load()
+        condition = functions.expr(selection.to_sql(where))
+        return reading.select(
+            "partition", "ledger", "entry", "batch_index", "batch_size", "chunked", "encrypted",
+            "unreadable", functions.coalesce(condition, functions.lit(False)).alias("selected"),  # noqa: FBT003
+        )  # fmt: skip
 
 
-def _dead_letters(spark: SparkSession, job: ReplayJob, pieces: Sequence[Slice]) -> DataFrame:
-    reading = spark.read.format("pulsar")
-    return reading.options(
-        serviceUrl=job.service_url,
-        adminUrl=job.admin_url,
-        topic=str(job.policy.dead_letter_topic),
-        subscription=DEAD_LETTER_SUBSCRIPTION,
-        slices=slices.encode(pieces),
-    ).load()
+def _plan(scan: Scan) -> str:
+    return _written(*plan.scan(scan))
 
 
-def _condition(job: ReplayJob) -> Column:
-    return functions.expr("TRUE" if job.where is None else selection.to_sql(job.where))
+class _Failed(NamedTuple):
+    """An error of a task as a value: of what one raises, Spark passes on a text alone."""
+
+    kind: type[RedriveError]
+    message: str
+
+
+def _move(task: RangeTask) -> RangeResult | _Failed:
+    try:
+        return mover.move(task)
+    except RedriveError as error:
+        return _Failed(type(error), str(error))
+
+
+def _fold(rows: Iterable[Row]) -> Iterator[str]:
+    """Plan the range that a task has read."""
+    for of, group in itertools.groupby(map(_sighting, rows), key=lambda found: found[0]):
+        yield _written(of, plan.plan(of, (sighting for _, sighting in group)))
+
+
+def _sighting(row: Row) -> tuple[Range, Sighting]:
+    position = Position(row.ledger, row.entry, row.batch_index)
+    kinds = row.chunked, row.encrypted, row.unreadable
+    of = Range.of(row.partition, position)
+    return of, Sighting(position, row.batch_size, *kinds, selected=row.selected)
+
+
+def _written(of: Range, planned: RangePlan) -> str:
+    return json.dumps({"range": str(of), "plan": planned.to_json()})

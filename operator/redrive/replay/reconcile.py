@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from redrive.api.conditions import Condition
-from redrive.api.replay import Phase, ReplayStatus
+from redrive.api.replay import FINAL, Phase, ReplayStatus
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.connections import shown_to
@@ -64,7 +64,8 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
                 events.append(_launched(application))
             else:
                 _check_started(application, now)
-        conditions, fields = _mirror(replay, application, now)
+        reported = await _reported(replay, application, ctx)
+        conditions, fields = _mirror(reported, application, now)
         if not _state(application):
             requeue = Requeue.BACKOFF  # the state of one that is not run never changes
     except RedriveError as error:
@@ -138,8 +139,30 @@ def _application(replay: Body, ctx: Context) -> Body | None:
     return found
 
 
-def _mirror(replay: Body, application: Body, now: datetime) -> _Shown:
+async def _reported(replay: Body, application: Body, ctx: Context) -> ReplayStatus:
+    """Return what the job has written into the status, at its end too.
+
+    Raises:
+        KubernetesError: it could not be read.
+    """
+    if _phase(application) in FINAL:
+        # The watch may show the end of the application before the last words of its job.
+        replay = await ctx.kubernetes.get(resources.REPLAYS, Key.of(replay))
+    return ReplayStatus.model_validate(replay.get("status") or {})
+
+
+def _phase(application: Body) -> Phase:
+    return _PHASES.get(_state(application), Phase.SUBMITTED)
+
+
+def _mirror(reported: ReplayStatus, application: Body, now: datetime) -> _Shown:
     """Return what the state of the application says about the Replay.
+
+    Args:
+        reported: what the job says. An application that ends without the word of its job that the
+            run is finished was cut off.
+        application: the SparkApplication.
+        now: the time.
 
     Raises:
         ReplayFailedError: the application has failed for good.
@@ -147,16 +170,17 @@ def _mirror(replay: Body, application: Body, now: datetime) -> _Shown:
     name = application["metadata"]["name"]
     state = _state(application)
     said = (application.get("status") or {}).get("applicationState") or {}
-    phase = _PHASES.get(state, Phase.SUBMITTED)
-    if phase is Phase.FAILED:
+    phase = _phase(application)
+    cut_off = phase is Phase.COMPLETED and not reported.finished
+    if phase is Phase.FAILED or cut_off:
+        failure = reported.failure
         raise errors.ReplayFailedError(
-            f"the SparkApplication {name} has failed",
-            got=said.get("errorMessage", ""),
-            remedy="fix that and make another Replay: what was moved is moved, the rest rests "
-            "where it was",
+            f"the SparkApplication {name} has {'ended before its run' if cut_off else 'failed'}",
+            got=f"{failure.reason}: {failure.message}" if failure else said.get("errorMessage", ""),
+            remedy="fix that and make another Replay: it goes on from what was moved",
         )
     fields: dict[str, Any] = {"phase": phase.value, "sparkApplication": name}
-    if "startTime" not in (replay.get("status") or {}):
+    if reported.start_time is None:
         fields["startTime"] = _written(now)
     if phase is Phase.COMPLETED:
         conditions = status.ready(COMPLETED, "the selected dead letters are in the retry topic")

@@ -1,11 +1,8 @@
-"""A dead letter: from a message, to a row of Spark and back. Every part of it survives.
-
-`source` writes these rows and `sink` reads them; between them Spark drops what is not selected.
-"""
+"""A dead letter: from a message, to a row of Spark for a selection to look at."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulsar
@@ -17,8 +14,9 @@ from redrive.replay.position import Position
 
 DDL = (
     "partition INT, ledger BIGINT, entry BIGINT, batch_index INT, batch_size INT, "
-    "chunked BOOLEAN, unreadable BOOLEAN, key STRING, ordering_key STRING, value BINARY, "
-    "properties MAP<STRING, STRING>, publish_time TIMESTAMP, event_time TIMESTAMP"
+    "chunked BOOLEAN, encrypted BOOLEAN, unreadable BOOLEAN, "
+    "key STRING, ordering_key STRING, value BINARY, properties MAP<STRING, STRING>, "
+    "publish_time TIMESTAMP, event_time TIMESTAMP"
 )
 """The columns of `spark.read.format("pulsar")`. What a message does not have is NULL, and so is
 the value of one that carries a null instead of bytes. An unbatched message is index 0 of 1."""
@@ -32,6 +30,7 @@ _SCHEMA = pa.schema(
         "batch_index": pa.int32(),
         "batch_size": pa.int32(),
         "chunked": pa.bool_(),
+        "encrypted": pa.bool_(),
         "unreadable": pa.bool_(),
         "key": pa.string(),
         "ordering_key": pa.string(),
@@ -44,13 +43,14 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class DeadLetter:
+class DeadLetterRow:
     """One message.
 
     Attributes:
         partition: of the topic it lies in; -1 if that has none.
         batch_size: how many messages its entry holds.
         chunked: whether it was cut into several entries.
+        encrypted: whether *value* is what only its readers can decrypt.
         unreadable: whether one of its properties is no text; then the client shows none of them.
         key: in base64 if it is no text, as is *ordering_key*: so consumers send it on, too.
         publish_time: in milliseconds since 1970, as is *event_time*.
@@ -60,6 +60,7 @@ class DeadLetter:
     position: Position
     batch_size: int
     chunked: bool
+    encrypted: bool
     unreadable: bool
     key: str | None
     ordering_key: str | None
@@ -69,7 +70,7 @@ class DeadLetter:
     event_time: int | None
 
     @classmethod
-    def of(cls, message: pulsar.Message, partition: int) -> DeadLetter:
+    def of(cls, message: pulsar.Message, partition: int) -> DeadLetterRow:
         """Take all there is of *message*."""
         message_id = message.message_id()
         entry = messageid.entry_of(message_id.serialize())
@@ -80,6 +81,7 @@ class DeadLetter:
             position=Position(message_id.ledger_id(), message_id.entry_id(), index),
             batch_size=entry.size,
             chunked=entry.chunked,
+            encrypted=message.encryption_context() is not None,
             unreadable=properties is None,
             key=text.key(message.partition_key) or None,
             ordering_key=text.key(message.ordering_key) or None,
@@ -95,33 +97,12 @@ class DeadLetter:
         return len(self.value or b"")
 
 
-def to_batch(letters: Sequence[DeadLetter]) -> pa.RecordBatch:
+def to_batch(letters: Sequence[DeadLetterRow]) -> pa.RecordBatch:
     """Write *letters* as rows, in their order."""
     return pa.RecordBatch.from_pylist([_row(letter) for letter in letters], schema=_SCHEMA)
 
 
-def from_batch(batch: pa.RecordBatch) -> Iterator[DeadLetter]:
-    """Read rows with the columns of `DDL`, in their order."""
-    for name in ("publish_time", "event_time"):
-        column = batch.schema.get_field_index(name)
-        batch = batch.set_column(column, name, batch[name].cast(pa.int64()))
-    for row in batch.to_pylist():
-        yield DeadLetter(
-            partition=row["partition"],
-            position=Position(row["ledger"], row["entry"], row["batch_index"]),
-            batch_size=row["batch_size"],
-            chunked=row["chunked"],
-            unreadable=row["unreadable"],
-            key=row["key"],
-            ordering_key=row["ordering_key"],
-            value=row["value"],
-            properties=dict(row["properties"]),
-            publish_time=row["publish_time"] // 1_000,
-            event_time=None if row["event_time"] is None else row["event_time"] // 1_000,
-        )
-
-
-def _row(letter: DeadLetter) -> dict[str, object]:
+def _row(letter: DeadLetterRow) -> dict[str, object]:
     return {
         "partition": letter.partition,
         "ledger": letter.position.ledger,
@@ -129,6 +110,7 @@ def _row(letter: DeadLetter) -> dict[str, object]:
         "batch_index": letter.position.batch_index,
         "batch_size": letter.batch_size,
         "chunked": letter.chunked,
+        "encrypted": letter.encrypted,
         "unreadable": letter.unreadable,
         "key": letter.key,
         "ordering_key": letter.ordering_key,

@@ -1,16 +1,17 @@
-"""What rests in a dead-letter topic at one moment, and what of it is acknowledged already.
+"""What rests in a topic at one moment, and what of it is acknowledged already.
 
-Taken by the job, which fixes the end of the run with it before reading: messages that die again
-while it runs come after that end, so a run never chases its own failures. Taken again by the
-source for each slice, so that a message which is acknowledged is never read twice into a run.
+Taken of the dead-letter topic when a run is planned: messages that die again while it runs come
+after that, so a run never chases its own failures. Taken of the target before a range is leased,
+which fixes where a search for what the lease has stored begins.
 """
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from redrive.admin.access import Access
@@ -43,12 +44,11 @@ class Acknowledged:
     through: EntryId = NOWHERE
     ranges: tuple[tuple[EntryId, EntryId], ...] = ()
 
-    def __contains__(self, entry: EntryId) -> bool:
-        """Whether *entry* is settled."""
-        if entry <= self.through:
-            return True
-        after = bisect.bisect_left(self.ranges, (entry,))
-        return after > 0 and entry <= self.ranges[after - 1][1]
+    def overlapping(self, ledger: int) -> tuple[tuple[EntryId, EntryId], ...]:
+        """Return the ranges that reach into *ledger*, in order."""
+        begin = bisect.bisect_left(self.ranges, ledger, key=lambda pair: pair[1].ledger)
+        end = bisect.bisect_right(self.ranges, ledger, key=lambda pair: pair[0].ledger)
+        return self.ranges[begin:end]
 
     @classmethod
     def from_cursor(cls, cursor: Mapping[str, Any]) -> Acknowledged:
@@ -68,11 +68,18 @@ class Partition:
         index: `broker.UNPARTITIONED` for a topic without partitions.
         ledgers: id and number of entries of each ledger that holds any, in order.
         acknowledged: by the subscription asked about; nothing if none was.
+        tail: in the ledger that is being written, the last entry, or what is before the first.
+            All that is written from now on lies behind it.
+        entry_bytes: the average size of an entry.
+        held: the ids of all ledgers, empty ones too; others are trimmed, or still to come.
     """
 
     index: int
     ledgers: tuple[tuple[int, int], ...]
     acknowledged: Acknowledged = Acknowledged()
+    tail: EntryId = NOWHERE
+    held: frozenset[int] = frozenset()
+    entry_bytes: float = 0.0
 
     @property
     def end(self) -> EntryId:
@@ -95,25 +102,29 @@ class Partition:
         if last.ledger in counts:
             counts[last.ledger] = last.entry + 1
         ledgers = tuple(sorted(item for item in counts.items() if item[1] > 0))
+        newest = max(counts, default=-1)
+        found = cls(
+            index,
+            ledgers,
+            tail=EntryId(newest, counts.get(newest, 0) - 1),
+            held=frozenset(counts),
+            entry_bytes=stats.get("totalSize", 0) / max(1, stats.get("numberOfEntries", 0)),
+        )
         if not subscription:
-            return cls(index, ledgers)
+            return found
         if subscription not in stats["cursors"]:
             raise SubscriptionMissingError(
                 f"the dead-letter topic has no subscription {subscription}",
                 got=sorted(stats["cursors"]),
                 remedy="wait until the RetryPolicy is Ready again: the operator creates it",
             )
-        return cls(index, ledgers, Acknowledged.from_cursor(stats["cursors"][subscription]))
+        cursor = Acknowledged.from_cursor(stats["cursors"][subscription])
+        return replace(found, acknowledged=cursor)
 
 
-async def count_partitions(admin_url: str, topic: TopicName) -> int:
-    """Return how many partitions *topic* has, 0 if none, asked with the replay role's own token.
-
-    Raises:
-        AdminError: the broker refuses to tell.
-    """
-    async with Http.open() as http:
-        return await Admin(http, admin_url, Access.bearer(broker.token())).partitions(topic)
+def look(admin_url: str, topic: TopicName, subscription: str = "") -> tuple[Partition, ...]:
+    """Do what `take` does, where no event loop runs."""
+    return asyncio.run(take(admin_url, topic, subscription))
 
 
 async def take(admin_url: str, topic: TopicName, subscription: str = "") -> tuple[Partition, ...]:

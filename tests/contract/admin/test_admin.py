@@ -20,6 +20,7 @@ from redrive.admin.errors import (
 from redrive.admin.model import Grant, RightsChange, Schema, SubscriptionStats, TopicSubscriptions
 from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, TopicPolicy, Ttl
 from redrive.policy.naming import TopicName
+from redrive.provision.connection import NEWEST_BROKER, OLDEST_BROKER
 
 World = Any  # of the conftest
 
@@ -53,6 +54,12 @@ async def test_any_token_is_good_for_the_clusters_and_no_other_is(world: World) 
     for token in ("x", "not.a.token"):
         with pytest.raises(AuthenticationFailedError):
             await world.client_with(token).clusters()
+
+
+async def test_any_token_is_good_for_the_version(world: World) -> None:
+    assert OLDEST_BROKER <= (await world.client("outsider").version())[:2] <= NEWEST_BROKER
+    with pytest.raises(AuthenticationFailedError):
+        await world.client_with("x").version()
 
 
 async def test_tenants_and_namespaces_are_there_or_not(world: World) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from redrive import Done, Event, FailureRules, PolicyFile
+from redrive import DeadLetter, Done, Event, FailureRules, PolicyFile, RetryLater
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.delivery.receiving.reading import id_text
 from redrive.errors import InvalidSpecError
@@ -332,3 +332,30 @@ def test_a_consumer_that_is_refused_keeps_no_message_from_others(
     with world.consumer() as consumer:
         received = [consumer.receive(SOON) for _ in range(6)]
     assert None not in received
+
+
+def test_a_handler_asks_for_a_retry_or_a_dead_letter_whatever_the_rules(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(delays=("10d",), max_retries=1)
+    world.send(b"busy", b"bad", b"always busy")
+    handled: Counter[bytes] = Counter()
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        handled[message.data()] += 1
+        if message.data() == b"bad":
+            raise DeadLetter("no such order") from LookupError("42")
+        if handled.total() == 5:
+            consumer.stop()
+        if message.data() == b"always busy" or handled[message.data()] == 1:
+            raise RetryLater(timedelta(seconds=1))
+
+    with world.consumer() as consumer:
+        consumer.run(handle, rules=FailureRules(retry_on=()))
+    assert handled == {b"busy": 2, b"bad": 1, b"always busy": 2}
+    dead = {letter.data(): letter.properties() for letter in world.dead_letters(2)}
+    assert dead[b"bad"]["REDRIVE_DEAD_REASON"] == "Requested"
+    assert dead[b"bad"]["REDRIVE_CAUSE_TYPE"] == "LookupError"
+    assert dead[b"always busy"]["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
+    assert dead[b"always busy"]["REDRIVE_CAUSE_TYPE"] == "RetryLater"
+    assert_nothing_left(world)

@@ -323,8 +323,14 @@ def test_dead_letters_have_the_partitions_and_the_one_subscription_asked_for(sho
         assert topics[dead_letter]["partitions"] == partitions
         for index in range(partitions):
             assert topics[f"{dead_letter}-partition-{index}"]["subscriptions"] == ["triage"]
-    shop.policy(deadLetter={"retention": {"size": "2Gi"}, "backlogQuota": {"size": "1Gi"}})
-    shop.ready()
+
+
+def test_dead_letters_are_retained_beside_a_quota(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    # More than the default quota of this broker too, 10 GiB.
+    for retention in ({"size": "12Gi"}, {"time": "1m"}, {"size": "12Gi", "time": "1h"}):
+        shop.policy(deadLetter={"retention": retention, "backlogQuota": {"size": "11Gi"}})
+        shop.ready()
 
 
 def test_what_policies_leave_out_their_connection_says_and_a_change_reaches_them(

@@ -22,9 +22,9 @@ from pyspark.sql import SparkSession
 
 from redrive.api.crds import crds
 from redrive.policy.model import Policy
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, LEDGER_SUBSCRIPTION, TopicName
 from redrive.policy.properties import CAUSE_TYPE
-from redrive.replay import query
+from redrive.replay import query, reading, snapshot
 from redrive.replay.progress import Progress
 from redrive.replay.spec import TOKEN_VARIABLE, ReplayJob
 from sandbox import chart, toolchain
@@ -57,6 +57,41 @@ class Stage:
             properties = {"id": secrets.token_hex(4), CAUSE_TYPE: cause}
             producer.send(content, properties=properties, **fields)
         producer.close()
+
+    def bury_many(self, count: int) -> None:
+        """Lay *count* small messages, whose ids are their numbers."""
+        producer = self.client.create_producer(
+            str(self.policy.dead_letter_topic), batching_enabled=False, block_if_queue_full=True
+        )
+        results: list[pulsar.Result] = []
+        for number in range(count):
+            properties = {"id": f"{number:07}"}
+            producer.send_async(b"order", lambda r, _: results.append(r), properties=properties)
+        producer.flush()
+        producer.close()
+        assert results == [pulsar.Result.Ok] * count
+
+    def in_target(self) -> list[str]:
+        """Return the ids of all that was ever stored in the retry topic, in alphabetical order."""
+        found = []
+        for partition in snapshot.look(self.broker.admin_url, self.policy.retry_topic):
+            if partition.end > snapshot.NOWHERE:
+                bounds = snapshot.NOWHERE, partition.end
+                topic = self.policy.retry_topic
+                found += [
+                    message.properties()["id"]
+                    for message in reading.messages(
+                        self.client, topic, partition.index, bounds, reading.MAX_PREFETCH
+                    )
+                ]
+        return sorted(found)
+
+    def admin(self, method: str, topic: TopicName, what: str, body: object = None) -> str:
+        """Ask the broker as its super-user, below *topic*."""
+        path = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}/{what}"
+        answer = self.broker.request(method, path, body)
+        answer.check(f"{method} {what} of {topic}")
+        return answer.body
 
     @staticmethod
     def ids(messages: list[pulsar.Message]) -> list[str]:
@@ -105,6 +140,10 @@ class Stage:
         at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}/deduplicationEnabled"
         self.broker.request("POST", at, body=True).check(f"deduplicate {topic}")
 
+    def backlog_of_dead_letters(self) -> int:
+        """Return how many dead letters are not acknowledged, as the broker counts."""
+        return self._backlog(self.policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION)
+
     def _backlog(self, topic: TopicName, subscription: str) -> int:
         at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}"
         whole = json.loads(self.broker.request("GET", f"{at}/partitions").body)["partitions"] == 0
@@ -143,7 +182,7 @@ def set_stage(broker: Broker, pulsar_namespace: str) -> Iterator[SetStage]:
 
     def set_stage(
         *, partitions: int = 0, dead_partitions: int = 0, deduplicate: bool = True,
-        retry_rights: tuple[str, ...] = ("produce",),
+        retry_rights: tuple[str, ...] = ("produce", "consume"),
     ) -> Stage:  # fmt: skip
         client = pulsar.Client(broker.service_url, authentication=token, logger=quiet)
         closing.callback(client.close)
@@ -155,6 +194,8 @@ def set_stage(broker: Broker, pulsar_namespace: str) -> Iterator[SetStage]:
             stage.deduplicate(policy.retry_topic)
         stage.grant(policy.retry_topic, *retry_rights)
         stage.grant(policy.dead_letter_topic, "consume")
+        stage.create(policy.ledger_topic, LEDGER_SUBSCRIPTION, 0)
+        stage.grant(policy.ledger_topic, "produce", "consume")
         return stage
 
     with ExitStack() as closing:

@@ -10,11 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from redrive.policy import envelope
-from redrive.policy.properties import CAUSE_TYPE, REPLAY
-from redrive.replay import job as jobs
-from redrive.replay import query, slices
-from redrive.replay.broker import AlreadyRunningError, connect, open_producer
-from redrive.replay.progress import Numbers
+from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
+from redrive.replay import dispatch
+from redrive.replay import run as jobs
+from redrive.replay.account import Account
+from redrive.replay.query import Spark
+from redrive.replay.sending import DeduplicationOffError
 
 SetStage = Callable[..., Any]
 MakeJob = Callable[..., Any]
@@ -33,18 +34,17 @@ def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_re
     job, progress = make_job(
         stage, "cause_type = 'TimeoutError' and event_time >= '2026-11-20 09:00:00'"
     )
-    jobs.run(job, spark, progress)
+    jobs.run(job, Spark(spark, job), progress)
 
     moved = stage.replayed()
     assert len(moved) == 15
     assert {m.properties()[CAUSE_TYPE] for m in moved} == {"TimeoutError"}
     assert len(stage.resting()) == 10
     status = progress.read()
-    assert (status.matched, status.replayed, status.skipped, status.duplicates) == (15, 15, 10, 0)
-    assert status.snapshot.target_partitions == 3
+    assert (status.scanned, status.matched, status.moved, status.left) == (25, 15, 15, 0)
 
     job, progress = make_job(stage)
-    jobs.run(job, spark, progress)
+    jobs.run(job, Spark(spark, job), progress)
 
     moved += stage.replayed()
     assert stage.resting() == []
@@ -57,32 +57,37 @@ def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_re
         assert message.ordering_key() == source.ordering_key()
         assert message.event_timestamp() == source.event_timestamp()
         assert message.properties() == envelope.for_replay(
-            source.properties(), replay=message.properties()[REPLAY]
+            source.properties(),
+            replay=message.properties()[REPLAY],
+            source=message.properties()[REPLAY_SOURCE],
         )
 
 
-def test_a_long_run_reports_on_its_way_and_takes_every_partition(
+def test_a_run_takes_every_range_and_reports_on_its_way(
     set_stage: SetStage, make_job: MakeJob, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE_ENTRIES", 4)
+    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.0)
+    count = 25_000
     stage = set_stage(dead_partitions=2)
-    stage.bury(18)
-    job, progress = make_job(stage)
-    reports: list[int] = []
+    stage.bury_many(count)
+    job, progress = make_job(stage, "size > 0")
+    moved: list[int] = []
     report = progress.report
 
-    def note_and_report(numbers: Numbers) -> None:
-        reports.append(numbers.replayed)
-        report(numbers)
+    def note_and_report(account: Account) -> None:
+        assert account.matched == account.moved + account.left == count
+        moved.append(account.moved)
+        report(account)
 
     monkeypatch.setattr(progress, "report", note_and_report)
 
-    jobs.run(job, spark, progress)
+    jobs.run(job, Spark(spark, job), progress)
 
-    assert reports == sorted(set(reports))
-    assert len(reports) >= 3
-    assert reports[-1] == progress.read().replayed == len(stage.replayed()) == 18
-    assert stage.resting() == []
+    assert moved == sorted(moved)
+    assert len(set(moved)) > 3
+    assert progress.read().moved == moved[-1] == count
+    assert stage.in_target() == [f"{number:07}" for number in range(count)]
+    assert stage.backlog_of_dead_letters() == 0
 
 
 def test_a_run_goes_on_to_the_end_it_had_fixed_when_it_first_began(
@@ -92,18 +97,18 @@ def test_a_run_goes_on_to_the_end_it_had_fixed_when_it_first_began(
     stage.bury(5)
     job, progress = make_job(stage)
     with monkeypatch.context() as patch:
-        patch.setattr(query, "move", _fails)
+        patch.setattr(Spark, "move", _fails)
         with pytest.raises(RuntimeError, match="killed"):
-            jobs.run(job, spark, progress)
+            jobs.run(job, Spark(spark, job), progress)
     begun = progress.read()
-    assert (begun.matched, begun.replayed) == (5, 0)
+    assert (begun.matched, begun.moved, begun.left) == (5, 0, 5)
     stage.bury(4)
 
-    jobs.run(job, spark, progress)
+    jobs.run(job, Spark(spark, job), progress)
 
     assert len(stage.replayed()) == 5
     assert len(stage.resting()) == 4
-    assert progress.read().snapshot == begun.snapshot
+    assert progress.read().matched == 5
 
 
 def _fails(*_: object) -> None:
@@ -111,19 +116,18 @@ def _fails(*_: object) -> None:
     raise RuntimeError(msg)
 
 
-def test_two_runs_over_one_dead_letter_topic_never_overlap(
-    set_stage: SetStage, make_job: MakeJob, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+def test_what_a_task_is_refused_is_raised_as_what_it_is(
+    set_stage: SetStage, make_job: MakeJob, spark: SparkSession
 ) -> None:
-    monkeypatch.setattr(jobs, "FENCE_SECONDS", 1.0)
-    stage = set_stage()
+    stage = set_stage(deduplicate=False)
     stage.bury(2)
     job, progress = make_job(stage)
-    with connect(stage.broker.service_url) as other:
-        name = f"redrive-replay-of-{stage.policy.dead_letter_topic}"
-        open_producer(other, stage.policy.retry_topic, name)
-        with pytest.raises(AlreadyRunningError, match="another process holds the producer"):
-            jobs.run(job, spark, progress)
-    assert len(stage.resting()) == 2
+    with pytest.raises(DeduplicationOffError, match="deduplication is off") as refused:
+        jobs.run(job, Spark(spark, job), progress)
+    progress.fail(refused.value)
+    failure = progress.read().failure
+    assert failure.reason == "DeduplicationOff"
+    assert failure.message == str(refused.value)
 
 
 def test_an_empty_topic_is_replayed_at_once(
@@ -131,7 +135,8 @@ def test_an_empty_topic_is_replayed_at_once(
 ) -> None:
     stage = set_stage()
     job, progress = make_job(stage)
-    jobs.run(job, spark, progress)
+    jobs.run(job, Spark(spark, job), progress)
+    progress.finish()
     status = progress.read()
-    assert (status.matched, status.replayed, status.skipped) == (0, 0, 0)
-    assert [end.end for end in status.snapshot.partitions] == ["-1:-1"]
+    assert (status.matched, status.moved, status.left) == (0, 0, 0)
+    assert status.finished

@@ -174,9 +174,9 @@ def test_replays_of_one_policy_run_in_turn_and_tell_how_far_they_are(shop: Shop)
     first = shop.reaches("first", "Completed")
     second = shop.reaches("second", "Completed")
 
-    numbers = ("matched", "replayed", "skipped", "duplicates")
-    assert [first[name] for name in numbers] == [8, 8, 5, 0]
-    assert [second[name] for name in numbers] == [5, 5, 0, 0]
+    numbers = ("scanned", "matched", "moved", "skipped", "refused", "left")
+    assert [first[name] for name in numbers] == [13, 8, 8, 0, 0, 0]
+    assert [second[name] for name in numbers] == [5, 5, 5, 0, 0, 0]
     assert first["Ready"]["status"] == "True"
     assert "Reconciling" not in first
     assert first["startTime"] <= first["completionTime"] <= second["completionTime"]
@@ -210,7 +210,7 @@ def test_a_deleted_application_is_launched_again_and_nothing_moves_twice(shop: S
 
     (application,) = shop.applications()
     assert application["metadata"]["uid"] != before
-    assert (status["matched"], status["replayed"]) == (6, 6)
+    assert (status["matched"], status["moved"]) == (6, 6)
     assert shop.replayed() == ["WarehouseDown"] * 6
 
 
@@ -256,7 +256,8 @@ STATES: list[tuple[dict[str, str], str, str, str]] = [
         "Submitted", "Progressing", "is SUBMISSION_FAILED: no image",
     ),
     ({"state": "RUNNING"}, "Running", "Progressing", "is RUNNING"),
-    ({"state": "COMPLETED"}, "Completed", "Completed", "are in the retry topic"),
+    # Without the word of its job that the run is finished.
+    ({"state": "COMPLETED"}, "Failed", "ReplayFailed", "has ended before its run"),
     (
         {"state": "FAILED", "errorMessage": "SendFailedError: the broker gave no receipt"},
         "Failed", "ReplayFailed", "got 'SendFailedError: the broker gave no receipt'",

@@ -27,6 +27,10 @@ if os.geteuid() == 0:
 else:  # only root can become another user: hide the entry instead
     pwd.getpwuid = dict().__getitem__
 """
+LOOK_AGAIN_SOON = """
+from redrive.kube import informer
+informer.RELIST_SECONDS = informer.KINDS_SECONDS = 0.2
+"""
 CLOSE_INACTIVE_WATCHES_SOON = """
 from redrive.kube import informer
 informer.INACTIVITY_SECONDS = 0.2
@@ -54,6 +58,9 @@ class ApiServer:
     def __init__(self) -> None:
         self.forbidden = ""
         self.refused: set[str] = set()
+        self.missing = ""
+        self.objects: dict[str, list[dict[str, Any]]] = {}
+        self.version = 1
         self.watched = asyncio.Queue[web.BaseRequest]()
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -61,9 +68,12 @@ class ApiServer:
         if self.forbidden and self.forbidden in request.path:
             self.refused.add(request.path)
             return web.json_response({"kind": "Status", "message": "no"}, status=403)
+        if self.missing and self.missing in request.path:
+            return web.json_response({"kind": "Status", "message": "none"}, status=404)
         if request.query.get("watch") != "true":
-            empty = {"items": [], "metadata": {"resourceVersion": "1"}}
-            return web.json_response(_discovery().get(request.path, empty))
+            items = self.objects.get(request.path, [])
+            found = {"items": items, "metadata": {"resourceVersion": str(self.version)}}
+            return web.json_response(_discovery(self.missing).get(request.path, found))
         self.watched.put_nowait(request)
         response = web.StreamResponse()
         await response.prepare(request)
@@ -117,10 +127,12 @@ async def operator(
                 await process.wait()
 
 
-def _discovery() -> dict[str, dict[str, Any]]:
-    """What an API server says of the kinds that it serves, by path."""
+def _discovery(missing: str) -> dict[str, dict[str, Any]]:
+    """What an API server says of the kinds that it serves, by path; one may be *missing*."""
     found: dict[str, dict[str, Any]] = {"/api": {"versions": ["v1"]}, "/apis": {"groups": []}}
     for kind in (*WATCHED, NAMESPACES, CRDS):
+        if kind.plural == missing:
+            continue
         root = f"/apis/{kind.api_version}" if kind.group else "/api/v1"
         if root not in found and kind.group:
             version = {"version": kind.version}
@@ -145,11 +157,13 @@ async def test_it_starts_as_a_user_without_an_entry_in_passwd(tmp_path: Path) ->
         await api.until_watched(*(kind.path() for kind in WATCHED))
 
 
-async def test_of_config_maps_it_watches_those_with_the_label_of_redrive(tmp_path: Path) -> None:
+async def test_of_kinds_of_others_it_watches_what_has_the_label_of_redrive(tmp_path: Path) -> None:
     api = ApiServer()
     async with operator(api, tmp_path):
         selectors = await api.until_watched(*(kind.path() for kind in WATCHED))
-    assert selectors.pop(resources.CONFIG_MAPS.path()) == "app.kubernetes.io/managed-by=redrive"
+    ours = "app.kubernetes.io/managed-by=redrive"
+    for kind in (resources.CONFIG_MAPS, resources.SPARK_APPLICATIONS):
+        assert selectors.pop(kind.path()) == ours
     assert set(selectors.values()) == {""}
 
 
@@ -170,3 +184,30 @@ async def test_a_forbidden_namespace_keeps_no_other_from_being_watched_and_is_tr
         assert api.refused == {kind.path("gone") for kind in WATCHED}
         api.forbidden = ""
         await api.until_watched(*(kind.path("gone") for kind in WATCHED))
+
+
+async def test_spark_applications_are_watched_once_their_kind_is_installed(tmp_path: Path) -> None:
+    api = ApiServer()
+    api.missing = resources.SPARK_APPLICATIONS.plural
+    others = [kind for kind in WATCHED if kind != resources.SPARK_APPLICATIONS]
+    async with operator(api, tmp_path, before=LOOK_AGAIN_SOON):
+        await api.until_watched(*(kind.path() for kind in others))
+        assert api.watched.empty()
+        api.missing = ""
+        await api.until_watched(*(kind.path() for kind in WATCHED))
+
+
+async def test_after_a_restore_of_etcd_all_is_listed_and_watched_again(tmp_path: Path) -> None:
+    api = ApiServer()
+    path = resources.CONFIG_MAPS.path()
+    metadata = {"namespace": "n", "name": "a", "uid": "1", "resourceVersion": "900"}
+    api.objects, api.version = {path: [{"metadata": metadata}]}, 1000
+    async with operator(api, tmp_path, before=LOOK_AGAIN_SOON):
+        await api.until_watched(*(kind.path() for kind in WATCHED))
+        await asyncio.sleep(1)
+        assert api.watched.empty()
+        api.objects[path] = [{"metadata": metadata | {"resourceVersion": "700"}}]
+        api.version = 800
+        await api.until_watched(*(kind.path() for kind in WATCHED))
+        await asyncio.sleep(1)
+        assert api.watched.empty()

@@ -92,3 +92,11 @@ def test_an_index_follows_what_comes_changes_and_goes_and_listeners_find_it_curr
     assert seen == [(a, b), (a, b, c), (b, c)]
     assert [each["metadata"]["resourceVersion"] for each in index.get("red")] == ["10", "9"]
     assert (index.count("red"), index.count("blue"), len(table)) == (2, 0, 2)
+
+
+def test_who_wrote_which_field_is_not_kept() -> None:
+    written = body(managedFields=[{"manager": "kubectl"}])
+    cache = Cache([written])
+    cache.put(body(name="b", managedFields=[{"manager": "redrive"}]))
+    assert list(cache) == [body(), body(name="b")]
+    assert "managedFields" in written["metadata"]

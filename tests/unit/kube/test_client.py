@@ -11,9 +11,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
 from redrive.kube import resources
-from redrive.kube.client import Kubernetes
+from redrive.kube.client import Kubernetes, Versions
 from redrive.kube.errors import UnavailableError
 from redrive.kube.resources import Key
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -67,14 +69,42 @@ async def test_config_maps_are_selected_by_their_label_at_the_server(
     kubeconfig = tmp_path / "kubeconfig"
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     asked: list[str] = []
-    async with api_server(b'HTTP/1.1 200 OK\r\n\r\n{"items": [{"data": {}}]}', asked) as port:
+    page = b'{"items": [{"data": {}}], "metadata": {}}'
+    async with api_server(b"HTTP/1.1 200 OK\r\n\r\n" + page, asked) as port:
         write_kubeconfig(kubeconfig, port)
         async with Kubernetes.connect() as kubernetes:
             listed = await kubernetes.list(resources.CONFIG_MAPS, "shop")
     assert listed == [{"apiVersion": "v1", "kind": "ConfigMap", "data": {}}]
     path, _, query = asked[0].split()[1].partition("?")
     assert path == "/api/v1/namespaces/shop/configmaps"
-    assert unquote(query) == "labelSelector=app.kubernetes.io/managed-by=redrive"
+    assert unquote(query) == "limit=500&labelSelector=app.kubernetes.io/managed-by=redrive"
+
+
+async def test_long_lists_come_in_pages_and_versions_without_the_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    asked: list[web.BaseRequest] = []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        asked.append(request)
+        going_on = request.query.get("continue", "")
+        version = len(going_on) + 1
+        items = [{"metadata": {"uid": f"u{version}", "resourceVersion": str(version)}}]
+        more = {"continue": going_on + "x"} if version < 3 else {}
+        return web.json_response({"items": items, "metadata": {"resourceVersion": "9", **more}})
+
+    async with RawTestServer(answer) as server:
+        write_kubeconfig(kubeconfig, server.port or 0)
+        async with Kubernetes.connect() as kubernetes:
+            assert len(await kubernetes.list(resources.POLICIES)) == 3
+            found = await kubernetes.versions(resources.POLICIES)
+    assert found == Versions(9, {"u1": 1, "u2": 2, "u3": 3})
+    assert [request.query["limit"] for request in asked] == ["500"] * 6
+    accepted = [request.headers["Accept"] for request in asked]
+    assert accepted[:3] == ["application/json"] * 3
+    assert all("PartialObjectMetadataList" in each for each in accepted[3:])
 
 
 async def test_an_event_is_about_the_very_object_and_not_too_long() -> None:

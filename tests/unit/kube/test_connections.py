@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY
 from redrive.admin.breaker import FAILURES
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminUrlInvalidError, BrokerUnreachableError
+from redrive.admin.http import Way
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError
 from redrive.kube.cache import Cache
@@ -66,8 +67,8 @@ class Brokers:
 
     silent: frozenset[str] = frozenset()
 
-    async def send(self, _call: object, *, admin_url: str, **_: object) -> list[str]:
-        if admin_url in self.silent:
+    async def send(self, _call: object, way: Way) -> list[str]:
+        if way.admin_url in self.silent:
             raise BrokerUnreachableError("no answer", remedy="wait")
         return []
 

@@ -181,6 +181,43 @@ async def test_a_list_that_fails_drops_nothing_and_is_made_again(
     assert len(lists.asked) == asked
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_store_that_went_back_in_time_is_found_and_nothing_is_dropped(
+    api: FakeKubernetes, *, is_there: bool
+) -> None:
+    later = named("a", version=900)
+    caches = {resources.POLICIES: Cache([later, named("b", uid="2", version=3)])}
+    api.version = 800  # of the backup
+    if is_there:
+        api.add(resources.POLICIES, named("a", version=700))
+    assert not await relist(api, caches, ())
+    assert len(caches[resources.POLICIES]) == 2
+
+
+async def test_what_was_written_while_a_list_was_made_is_of_this_store(
+    api: FakeKubernetes, lists: Interference
+) -> None:
+    before, after = named("a", version=5), named("a", version=7)
+    cache = Cache([before])
+    api.add(resources.POLICIES, before)
+    lists.meanwhile = [(cache, after)]
+    assert await relist(api, {resources.POLICIES: cache}, ())
+    assert list(cache) == [after]
+
+
+async def test_caches_are_outdated_once_the_store_is_restored(
+    api: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(informer, "RELIST_SECONDS", 0.001)
+    caches = {resources.POLICIES: Cache([named("a", version=900)])}
+    api.add(resources.POLICIES, named("a", version=900))
+    async with asyncio.timeout(5), relisting(api, caches, ()) as outdated:
+        await asyncio.sleep(0.02)
+        assert not outdated.is_set()
+        api.add(resources.POLICIES, named("a", version=700))
+        await outdated.wait()
+
+
 async def test_every_beginning_of_a_watch_is_a_sign_of_life_and_nothing_else_is() -> None:
     health = Liveness()
     tls = ssl.create_default_context()

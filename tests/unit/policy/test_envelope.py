@@ -60,7 +60,7 @@ def test_a_hop_does_not_touch_the_properties_it_was_given(
     given_properties = user | ours
     before = dict(given_properties)
     hop(given_properties, verdict)
-    envelope.for_replay(given_properties, replay="shop/fix")
+    envelope.for_replay(given_properties, replay="shop/fix", source="u@0:1:2:0")
     assert given_properties == before
 
 
@@ -79,7 +79,10 @@ def test_the_origin_is_the_first_id_and_stays_through_every_hop() -> None:
     first = hop({}, message_id="1:2:3")
     second = hop(first, message_id="4:5:6")
     assert first["ORIGIN_MESSAGE_ID"] == second["ORIGIN_MESSAGE_ID"] == "1:2:3"
-    assert envelope.for_replay(second, replay="shop/fix")["ORIGIN_MESSAGE_ID"] == "1:2:3"
+    assert (
+        envelope.for_replay(second, replay="shop/fix", source="u@0:1:2:0")["ORIGIN_MESSAGE_ID"]
+        == "1:2:3"
+    )
 
 
 @given(retries)
@@ -168,7 +171,7 @@ def test_the_version_of_the_schema_is_the_source_topics_through_every_hop() -> N
     # A Java consumer in between sends with the retry topic's own versions.
     assert Attempt.of(sent, message_id="4:5:6", retried=True, schema_version=0).schema_version == 7
     assert Attempt.of({}, message_id="4:5:6", retried=True, schema_version=0).schema_version is None
-    replayed = envelope.for_replay(sent, replay="shop/fix")
+    replayed = envelope.for_replay(sent, replay="shop/fix", source="u@0:1:2:0")
     assert Attempt.of(replayed, message_id="7:8:9", retried=False).schema_version == 7
 
 
@@ -204,7 +207,7 @@ def test_a_replay_begins_anew_and_keeps_origin_cause_and_user_properties(
     user: dict[str, str], ours: dict[str, str], cause: Cause
 ) -> None:
     dead = hop(user | ours, Dead(DeadReason.RETRIES_EXHAUSTED, 4), cause)
-    sent = envelope.for_replay(dead, replay="shop/after-fix")
+    sent = envelope.for_replay(dead, replay="shop/after-fix", source="u@0:1:2:0")
     assert envelope.reconsume_times(sent) == 0
     assert envelope.replays(sent) == envelope.replays(dead) + 1
     assert sent["REDRIVE_REPLAY"] == "shop/after-fix"
@@ -218,5 +221,5 @@ def test_the_number_of_replays_survives_another_death() -> None:
     properties: dict[str, str] = {}
     for count in range(1, 4):
         dead = hop(properties, Dead(DeadReason.RETRIES_EXHAUSTED, 4))
-        properties = envelope.for_replay(dead, replay=f"shop/run-{count}")
+        properties = envelope.for_replay(dead, replay=f"shop/run-{count}", source="u@0:1:2:0")
         assert envelope.replays(properties) == count

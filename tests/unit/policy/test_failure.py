@@ -43,7 +43,7 @@ def test_without_rules_every_exception_is_retried_as_the_policy_says(
     policy: Policy, kind: type[Exception], had: int, failing_for: timedelta
 ) -> None:
     verdict = after_error(
-        policy, FailureRules(), kind, reconsume_times=had, failing_for=failing_for
+        policy, FailureRules(), kind.__new__(kind), reconsume_times=had, failing_for=failing_for
     )
     assert verdict == after_failure(policy, had)
 
@@ -52,7 +52,9 @@ def test_without_rules_every_exception_is_retried_as_the_policy_says(
 def test_no_rule_gets_a_message_more_retries_than_the_policy_allows(
     policy: Policy, given_rules: FailureRules, kind: type[Exception], had: int, since: timedelta
 ) -> None:
-    verdict = after_error(policy, given_rules, kind, reconsume_times=had, failing_for=since)
+    verdict = after_error(
+        policy, given_rules, kind.__new__(kind), reconsume_times=had, failing_for=since
+    )
     assert verdict.reconsume_times == had + 1
     if isinstance(verdict, Retry):
         assert verdict.reconsume_times <= policy.max_retries
@@ -63,7 +65,9 @@ def test_the_nearest_named_class_decides_and_none_means_dead(
     given_rules: FailureRules, kind: type[Exception], since: timedelta
 ) -> None:
     given_rules = FailureRules(given_rules.dead_letter_on, given_rules.retry_on)
-    verdict = after_error(POLICY, given_rules, kind, reconsume_times=0, failing_for=since)
+    verdict = after_error(
+        POLICY, given_rules, kind.__new__(kind), reconsume_times=0, failing_for=since
+    )
 
     named = [*given_rules.dead_letter_on, *given_rules.retry_on]
     covering = [candidate for candidate in named if issubclass(kind, candidate)]
@@ -79,14 +83,18 @@ def test_the_nearest_named_class_decides_and_none_means_dead(
 def test_no_retry_is_made_that_would_come_after_the_deadline(
     given_rules: FailureRules, kind: type[Exception], since: timedelta
 ) -> None:
-    verdict = after_error(POLICY, given_rules, kind, reconsume_times=3, failing_for=since)
+    verdict = after_error(
+        POLICY, given_rules, kind.__new__(kind), reconsume_times=3, failing_for=since
+    )
     if isinstance(verdict, Retry) and given_rules.deadline is not None:
         assert since + verdict.delay <= given_rules.deadline
     if verdict == Dead(DeadReason.DEADLINE_EXCEEDED, 4):
         unbounded = FailureRules(
             given_rules.dead_letter_on, given_rules.retry_on, given_rules.delays
         )
-        retry = after_error(POLICY, unbounded, kind, reconsume_times=3, failing_for=since)
+        retry = after_error(
+            POLICY, unbounded, kind.__new__(kind), reconsume_times=3, failing_for=since
+        )
         assert isinstance(retry, Retry)
         assert given_rules.deadline is not None
         assert since + retry.delay > given_rules.deadline
@@ -95,7 +103,7 @@ def test_no_retry_is_made_that_would_come_after_the_deadline(
 def test_a_retry_may_come_at_the_deadline_itself() -> None:
     rule = FailureRules(deadline=timedelta(seconds=10))  # the third rung is 10 s
     after = [
-        after_error(POLICY, rule, ValueError, reconsume_times=2, failing_for=failing_for)
+        after_error(POLICY, rule, ValueError(), reconsume_times=2, failing_for=failing_for)
         for failing_for in (timedelta(), timedelta(microseconds=1))
     ]
     assert after == [
@@ -109,7 +117,9 @@ def test_the_delay_of_the_nearest_class_is_taken_instead_of_the_ladders() -> Non
         delays={OSError: timedelta(minutes=1), ConnectionError: timedelta(seconds=3)}
     )
     waits = {
-        kind: after_error(POLICY, rule, kind, reconsume_times=1, failing_for=timedelta())
+        kind: after_error(
+            POLICY, rule, kind.__new__(kind), reconsume_times=1, failing_for=timedelta()
+        )
         for kind in (OSError, ConnectionResetError, ValueError)
     }
     assert waits == {

@@ -34,7 +34,7 @@ def hop(verdict: Retry | Dead, before: dict[str, str]) -> dict[str, str]:
 
 RETRIED = hop(Retry(MAX_DELAY, 1_000), REPLAYED)
 DEAD = [hop(Dead(reason, MANY + 1), RETRIED) for reason in DeadReason]
-AGAIN = envelope.for_replay(DEAD[0], replay="shop/more")
+AGAIN = envelope.for_replay(DEAD[0], replay="shop/more", source="u@0:1:2:0")
 
 
 @pytest.fixture(scope="module")

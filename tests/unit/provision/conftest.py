@@ -104,6 +104,7 @@ def ctx() -> Context:
         brokers=none,
         namespaces=none,
         clock=wall_clock,
+        missing=(),
         began=wall_clock(),
         **{name: Cache() for name in tables},
     )

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import pytest
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
@@ -17,8 +18,8 @@ from redrive.kube.connections import Connection
 from redrive.kube.context import wall_clock
 from redrive.kube.errors import SecretNotFoundError
 from redrive.kube.resources import CONNECTIONS, Key
-from redrive.provision.connection import reconcile
-from tests.support.fake_admin import SUPERUSER, FakeBroker
+from redrive.provision.connection import reconcile, unsupported
+from tests.support.fake_admin import SUPERUSER, FakeBroker, answering
 from tests.support.fake_kubernetes import FakeKubernetes
 
 KEY = Key("shop", "main")
@@ -65,3 +66,34 @@ async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
         missing.append(SecretNotFoundError("the Secret is not there", remedy="make it"))
         assert await reconcile(KEY, ctx) is Requeue.BACKOFF
         assert status.reason(kubernetes.objects[CONNECTIONS][KEY]) == "SecretNotFound"
+
+
+@pytest.mark.parametrize(
+    ("said", "warned"),
+    [
+        ("4.0.8", ""),
+        ("4.2.4", ""),
+        ("4.1.0-SNAPSHOT", ""),
+        ("3.3.9", "got 3.3.9"),
+        ("5.0.1", "tested with Pulsar 4.0 to 4.2"),
+        ("<html>secret 10.0.0.1</html>", ""),
+        ("10.11.12.13", ""),
+    ],
+)
+async def test_a_broker_outside_of_the_support_matrix_is_warned_about(
+    said: str, warned: str
+) -> None:
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        broker.version = said
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+        found = unsupported(await admin.version())
+    assert (found is not None) is bool(warned)
+    assert found is None or (found.reason == "BrokerNotSupported" and warned in found.message)
+
+
+async def test_a_broker_that_does_not_tell_its_version_is_none_to_warn_about() -> None:
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+        broker.fault = answering(403)
+        assert await admin.version() == ()
+        assert unsupported(()) is None

@@ -5,13 +5,17 @@ from typing import Any
 
 from redrive.admin.policies import Holds, KeepsBacklog, Ttl
 from redrive.policy import codec
+from redrive.policy.naming import TopicName
+from redrive.provision.actions import CreateTopic
 from redrive.provision.desired import desired
-from redrive.provision.facts import Request
+from redrive.provision.diff import diff
+from redrive.provision.facts import Observed, Request
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
 RETRY = "persistent://shop/prod/orders-fulfilment-RETRY"
 DEAD_LETTER = "persistent://shop/prod/orders-fulfilment-DLQ"
+LEDGER = "persistent://shop/prod/orders-fulfilment-DLQ-LEDGER"
 
 
 def granted(requested: Request, body: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
@@ -39,6 +43,14 @@ def test_a_policy_needs_two_topics_with_a_subscription_each(
     assert [str(p) for p in wanted.dead_letter.policies] == [
         "messageTTL 0 s",
         "backlog quota",
+        "inactiveTopicPolicies deleteWhileInactive False",
+    ]
+    assert wanted.ledger is not None
+    assert (str(wanted.ledger.name), wanted.ledger.subscription) == (LEDGER, "__compaction")
+    assert [str(p) for p in wanted.ledger.policies] == [
+        "messageTTL 0 s",
+        "backlog quota",
+        "compaction above 10485760 bytes",
         "inactiveTopicPolicies deleteWhileInactive False",
     ]
 
@@ -102,14 +114,18 @@ def test_readers_only_read_dead_letters(policy: MakeBody, requested: MakeRequest
     }
 
 
-def test_replays_read_dead_letters_and_only_write_retries(
+def test_replays_read_dead_letters_and_have_a_ledger_of_their_own(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(consumerRoles=[])
     assert granted(requested(body), body) == {
-        (RETRY, "replayer"): {"produce"},
+        (RETRY, "replayer"): {"produce", "consume"},
         (DEAD_LETTER, "replayer"): {"consume"},
+        (LEDGER, "replayer"): {"produce", "consume"},
     }
+    without = desired(requested(body, replay=None), body, "here")
+    assert without.ledger is None
+    assert without.grants == ()
 
 
 def test_a_role_that_consumes_and_replays_gets_both_rights_in_one_grant(
@@ -120,6 +136,7 @@ def test_a_role_that_consumes_and_replays_gets_both_rights_in_one_grant(
     assert granted(requested(body, replay=both), body) == {
         (RETRY, "fulfilment"): {"produce", "consume"},
         (DEAD_LETTER, "fulfilment"): {"produce", "consume"},
+        (LEDGER, "fulfilment"): {"produce", "consume"},
     }
 
 
@@ -143,3 +160,21 @@ def test_the_config_map_holds_the_policy_and_belongs_to_it(
     written = codec.decode(config_map["data"]["policy.json"])
     assert written == requested(body).policy
     assert (written.name, written.generation, written.max_retries) == ("shop/orders", 7, 3)
+
+
+def test_a_ledger_has_no_partitions_whatever_the_dead_letter_topic_has(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    body = policy(deadLetter={"partitions": 3})
+    wanted = desired(requested(body), body, "here")
+    assert wanted.ledger is not None
+    created = {
+        action.topic: action.partitions
+        for action in diff(wanted, Observed(source_partitions=2))
+        if isinstance(action, CreateTopic)
+    }
+    assert created == {
+        TopicName.parse(RETRY): 2,
+        TopicName.parse(DEAD_LETTER): 3,
+        wanted.ledger.name: 0,
+    }

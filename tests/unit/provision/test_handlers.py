@@ -71,6 +71,7 @@ async def ctx(looks: Looks) -> AsyncIterator[Context]:  # noqa: ARG001 - looks i
         brokers=Connections(tables["connections"], NOTHING, NOTHING, wall_clock, NOTHING),
         namespaces=NamespaceLabels(NOTHING),
         clock=wall_clock,
+        missing=(),
         began=wall_clock(),
         **tables,
     )

@@ -11,13 +11,14 @@ from aiohttp import web
 
 from redrive.errors import Requeue
 from redrive.kube import resources
+from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.provision.finalize import LATE_WRITES
 from redrive.provision.finalizer import FINALIZER
 from redrive.provision.lost import REQUEST
 from tests.support.fake_admin import Do, answering
 from tests.support.fake_kubernetes import FakeKubernetes
-from tests.support.scene import KEY, NOW, SOURCE, scene
+from tests.support.scene import KEY, NOW, SOURCE, Scene, scene
 
 MakeBody = Callable[..., dict[str, Any]]
 
@@ -46,11 +47,17 @@ def at_first_creation(act: Callable[[], None]) -> Callable[..., Any]:
     return fault
 
 
+def is_lost(here: Scene) -> None:
+    """Have a DELETE end that began before the finalizer was added."""
+    del here.kubernetes.objects[resources.POLICIES][KEY]
+    here.watch_shows_deletion()
+
+
 async def test_a_policy_that_is_deleted_while_its_finalizer_is_added_is_cleaned_up_after(
     connection: Body, policy: MakeBody
 ) -> None:
-    async with scene(connection, policy(deletionPolicy="Delete"), Racing()) as here:
-        here.broker.fault = at_first_creation(here.watch_shows_deletion)
+    async with scene(connection, policy(deletionPolicy="Delete"), FakeKubernetes()) as here:
+        here.broker.fault = at_first_creation(lambda: is_lost(here))
         await here.reconcile()
         assert here.topics > {SOURCE}  # it was too late to stop
         assert await here.reconcile() is Requeue.BACKOFF  # what was sent may be done late
@@ -92,8 +99,8 @@ async def test_a_policy_that_retains_and_one_that_went_long_after_leave_their_to
 async def test_a_new_policy_of_the_name_keeps_the_topics_of_one_that_was_lost(
     connection: Body, policy: MakeBody
 ) -> None:
-    async with scene(connection, policy(deletionPolicy="Delete"), Racing()) as here:
-        here.broker.fault = at_first_creation(here.watch_shows_deletion)
+    async with scene(connection, policy(deletionPolicy="Delete"), FakeKubernetes()) as here:
+        here.broker.fault = at_first_creation(lambda: is_lost(here))
         await here.reconcile()
         made = here.topics
         again = policy(deletionPolicy="Retain")
@@ -140,8 +147,8 @@ async def test_a_policy_for_which_nothing_is_under_way_goes_at_once(
 async def test_a_broker_that_fails_in_such_a_cleanup_is_asked_again(
     connection: Body, policy: MakeBody
 ) -> None:
-    async with scene(connection, policy(deletionPolicy="Delete"), Racing()) as here:
-        here.broker.fault = at_first_creation(here.watch_shows_deletion)
+    async with scene(connection, policy(deletionPolicy="Delete"), FakeKubernetes()) as here:
+        here.broker.fault = at_first_creation(lambda: is_lost(here))
         await here.reconcile()
         here.broker.fault = answering(503)
         here.now += LATE_WRITES
@@ -149,3 +156,47 @@ async def test_a_broker_that_fails_in_such_a_cleanup_is_asked_again(
         here.broker.fault = None
         assert await here.reconcile() is Requeue.ON_CHANGE
         assert here.topics == {SOURCE}
+
+
+async def test_a_policy_that_is_there_after_all_keeps_its_topics(
+    connection: Body, policy: MakeBody
+) -> None:
+    body = policy(deletionPolicy="Delete")
+    async with scene(connection, body, FakeKubernetes()) as here:
+        await here.reconcile()
+        made = here.topics
+        here.watch_shows_deletion()
+        assert here.lost.get(KEY) is not None
+        assert await here.reconcile() is Requeue.ON_CHANGE
+        assert here.lost.get(KEY) is None
+        assert here.ctx.policies.get(KEY) is not None
+        assert here.topics == made > {SOURCE}
+
+
+async def test_while_the_api_server_does_not_serve_policies_none_counts_as_lost(
+    connection: Body, policy: MakeBody
+) -> None:
+    def unserved(*_: object) -> None:
+        raise NotFoundError("the server could not find the requested resource", remedy="wait")
+
+    async with scene(connection, policy(deletionPolicy="Delete"), FakeKubernetes()) as here:
+        await here.reconcile()
+        made = here.topics
+        here.kubernetes.before = unserved
+        here.watch_shows_deletion()
+        with pytest.raises(NotFoundError):
+            await here.reconcile()
+        here.kubernetes.before = lambda *_: None
+        assert await here.reconcile() is Requeue.ON_CHANGE
+        assert here.topics == made > {SOURCE}
+
+
+async def test_a_policy_that_was_there_long_before_the_operator_is_never_lost(
+    connection: Body, policy: MakeBody
+) -> None:
+    body = policy(deletionPolicy="Delete")
+    body["metadata"]["finalizers"] = [FINALIZER]
+    body["metadata"]["creationTimestamp"] = "2025-12-31T23:58:00Z"
+    async with scene(connection, body, FakeKubernetes()) as here:
+        here.watch_shows_deletion()
+        assert here.lost.get(KEY) is None

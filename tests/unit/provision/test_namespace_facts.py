@@ -64,7 +64,9 @@ async def survey(
             )
             there = broker.namespaces[wanted.policy.topic.namespace_name]
             assert wanted.dead_letter is not None
-            for name in (wanted.policy.topic, wanted.retry.name, wanted.dead_letter.name):
+            assert wanted.ledger is not None
+            own = (wanted.retry.name, wanted.dead_letter.name, wanted.ledger.name)
+            for name in (wanted.policy.topic, *own):
                 there.topics[name.local] = Topic(0, {})
             for grant in wanted.grants:
                 roles = there.grants.setdefault(str(grant.topic), {})
@@ -142,10 +144,12 @@ async def test_a_broker_that_fails_for_once_sets_nobody_astir(
 
 ORDERS = "persistent://shop/prod/orders"
 RETRY, DEAD_LETTER = f"{ORDERS}-fulfilment-RETRY", f"{ORDERS}-fulfilment-DLQ"
+LEDGER = f"{DEAD_LETTER}-LEDGER"
 BOTH, PRODUCE, CONSUME = frozenset({"produce", "consume"}), frozenset({"produce"}), frozenset[str]()
 PERMISSIONS = {
-    RETRY: {"fulfilment": BOTH, "replayer": PRODUCE},
+    RETRY: {"fulfilment": BOTH, "replayer": BOTH},
     DEAD_LETTER: {"fulfilment": PRODUCE, "replayer": frozenset({"consume"})},
+    LEDGER: {"replayer": BOTH},
 }
 
 
@@ -157,7 +161,7 @@ def wanted(policy: MakeBody, requested: MakeRequest) -> Desired:
 
 def listed(source: int = 0, retry: int = 0) -> NamespaceState:
     """A namespace with all that the policy needs; the topics have so many partitions."""
-    counts = {ORDERS: source, RETRY: retry, DEAD_LETTER: 0}
+    counts = {ORDERS: source, RETRY: retry, DEAD_LETTER: 0, LEDGER: 0}
     partitions = {f"{t}-partition-{i}" for t, count in counts.items() for i in range(count)}
     return NamespaceState(
         unpartitioned=frozenset({t for t, count in counts.items() if not count} | partitions),

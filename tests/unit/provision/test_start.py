@@ -42,6 +42,7 @@ async def started(*policies: Body) -> AsyncIterator[FakeKubernetes]:
         brokers=Connections(connections, NOTHING, NOTHING, lambda: NOW, NOTHING),
         namespaces=NamespaceLabels(kubernetes),
         clock=lambda: NOW,
+        missing=(),
         began=NOW,
     )
     begun = handlers.register(kopf.OperatorRegistry(), ctx)

@@ -102,6 +102,7 @@ def ctx(**tables: list[dict[str, Any]]) -> Context:
         brokers=cast("Connections", None),
         namespaces=cast("NamespaceLabels", None),
         clock=wall_clock,
+        missing=(),
         began=wall_clock(),
         **{name: Cache(bodies) for name, bodies in (known | tables).items()},
     )

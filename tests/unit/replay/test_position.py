@@ -1,4 +1,4 @@
-"""Positions become sequence ids that a broker can tell repetitions by."""
+"""Sequence ids by which a broker drops what an earlier try still sends, and sources."""
 
 from __future__ import annotations
 
@@ -7,43 +7,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.replay.position import (
-    LIMITS,
+    MAX_BATCH,
     EntryId,
     Position,
-    PositionOutOfRangeError,
+    Source,
+    Try,
     sequence_id,
     target_partition,
 )
+from redrive.replay.ranges import RANGE_ENTRIES
 
 positions = st.builds(
-    Position,
-    st.integers(0, LIMITS.ledger - 1),
-    st.integers(0, LIMITS.entry - 1),
-    st.integers(0, LIMITS.batch_index - 1),
+    Position, st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, MAX_BATCH - 1)
 )
+tries = st.builds(Try, st.integers(1, 2**28), st.integers(0, 255))
+offsets = st.integers(0, RANGE_ENTRIES - 1)
+indexes = st.integers(0, MAX_BATCH - 1)
+sent = st.tuples(tries, offsets, indexes)
 
 
-@given(positions, positions)
-def test_ids_keep_the_order_of_positions_and_never_meet(one: Position, other: Position) -> None:
-    assert (one < other) == (sequence_id(one) < sequence_id(other))
-    assert (one == other) == (sequence_id(one) == sequence_id(other))
+@given(sent, sent)
+def test_ids_rise_with_the_try_then_with_the_position_and_never_meet(
+    one: tuple[Try, int, int], other: tuple[Try, int, int]
+) -> None:
+    assert (one < other) == (sequence_id(*one) < sequence_id(*other))
+    assert (one == other) == (sequence_id(*one) == sequence_id(*other))
 
 
-def test_ids_begin_with_1_because_0_counts_as_none() -> None:
-    assert sequence_id(Position(0, 0, 0)) == 1
+@given(sent)
+def test_the_try_is_read_back_from_an_id(one: tuple[Try, int, int]) -> None:
+    assert Try.of(sequence_id(*one)) == one[0]
+    assert 0 < sequence_id(*one) < 2**63
 
 
-def test_the_last_id_fits_into_63_bits() -> None:
-    last = Position(*(limit - 1 for limit in LIMITS))
-    assert 2**62 < sequence_id(last) < 2**63
+def test_no_id_is_of_no_try() -> None:
+    assert Try.of(-1) == Try(0, 0)
 
 
-@pytest.mark.parametrize("part", Position._fields)
-@pytest.mark.parametrize("value", [-1, None])
-def test_a_position_that_no_id_can_be_made_of_is_refused(part: str, value: int | None) -> None:
-    wrong = getattr(LIMITS, part) if value is None else value
-    with pytest.raises(PositionOutOfRangeError, match=f"the {part} of a dead letter's position"):
-        sequence_id(Position(7, 7, 7)._replace(**{part: wrong}))
+@given(st.from_regex(r"[a-z0-9-]{1,36}", fullmatch=True), st.integers(-1, 99), positions)
+def test_a_source_is_read_as_it_was_written(uid: str, partition: int, position: Position) -> None:
+    source = Source(uid, partition, position)
+    assert Source.parse(str(source)) == source
+
+
+@given(st.text(max_size=40))
+def test_what_is_no_source_is_none_and_no_error(text: str) -> None:
+    found = Source.parse(text)
+    assert found is None or str(found) == text
+
+
+@pytest.mark.parametrize("forged", ["", "u@1:2:3", "u@a:1:2:3", "u@0:1:2:3 ", "@0:1:2:3"])
+def test_a_forged_source_is_none(forged: str) -> None:
+    assert Source.parse(forged) is None
 
 
 @given(st.one_of(st.none(), st.text()), positions, st.integers(1, 100))

@@ -129,3 +129,47 @@ async def test_an_operator_without_an_image_for_replays_says_so(api: FakeKuberne
     await look(api, settings=dataclasses.replace(SETTINGS, replay_image=""))
     assert shown(api)[0] == "ReplaysDisabled"
     assert all(write.verb != "create" for write in api.writes)
+
+
+async def ended(api: FakeKubernetes, state: str, **reported: object) -> dict[str, Any]:
+    """Reconcile the Replay once its application is in *state*; return the status that is written.
+
+    The operator's cache has not seen yet what the job reported last.
+    """
+    body = replay()
+    (known,) = api.objects[resources.REPLAYS].values()
+    known["status"] = reported
+    application = {
+        "metadata": {
+            "name": launch.name_of(body),
+            "namespace": "shop",
+            "creationTimestamp": "2026-11-22T00:00:00Z",
+            "ownerReferences": [resources.owner_reference(resources.REPLAYS, body)],
+        },
+        "status": {"applicationState": {"state": state, "errorMessage": "ExitCode: 1"}},
+    }
+    context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
+    context.applications.put(application)
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    return statuses(api)[-1]
+
+
+async def test_a_run_that_was_cut_off_never_reads_completed(api: FakeKubernetes) -> None:
+    status = await ended(api, "COMPLETED", matched=8, moved=5, left=3)
+    assert status["phase"] == "Failed"
+    ready = next(c for c in status["conditions"] if c["type"] == "Ready")
+    assert "has ended before its run" in ready["message"]
+
+
+async def test_a_run_is_completed_by_the_word_of_its_job(api: FakeKubernetes) -> None:
+    status = await ended(api, "COMPLETED", matched=8, moved=8, left=0, finished=True)
+    assert status["phase"] == "Completed"
+
+
+async def test_a_failure_tells_the_error_that_the_job_wrote(api: FakeKubernetes) -> None:
+    failure = {"reason": "DeduplicationOff", "message": "deduplication is off on the topic"}
+    status = await ended(api, "FAILED", failure=failure)
+    ready = next(c for c in status["conditions"] if c["type"] == "Ready")
+    assert ready["reason"] == "ReplayFailed"
+    assert "DeduplicationOff: deduplication is off on the topic" in ready["message"]
+    assert "ExitCode" not in ready["message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pulsar
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,19 +11,20 @@ from hypothesis import strategies as st
 from redrive.replay import messageid, rows
 from redrive.replay.messageid import Entry
 from redrive.replay.position import Position
-from redrive.replay.rows import DeadLetter
+from redrive.replay.rows import DeadLetterRow
 from tests.support.messages import AS_BASE64, NO_TEXT, message_with
 
 text = st.text(max_size=20)
 moments = st.integers(1, 4_000_000_000_000)
 letters = st.builds(
-    DeadLetter,
+    DeadLetterRow,
     partition=st.integers(-1, 100),
     position=st.builds(
         Position, st.integers(0, 2**62), st.integers(0, 2**31), st.integers(0, 2**20)
     ),
     batch_size=st.integers(1, 1_000),
     chunked=st.booleans(),
+    encrypted=st.booleans(),
     unreadable=st.booleans(),
     key=st.none() | text.filter(bool),
     ordering_key=st.none() | text.filter(bool),
@@ -34,22 +36,31 @@ letters = st.builds(
 
 
 @given(st.lists(letters, max_size=5))
-def test_rows_give_back_the_letters_they_were_made_of(some: list[DeadLetter]) -> None:
-    assert list(rows.from_batch(rows.to_batch(some))) == some
+def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetterRow]) -> None:
+    batch = rows.to_batch(some)
+    found = batch.to_pylist()
+    assert [Position(r["ledger"], r["entry"], r["batch_index"]) for r in found] == [
+        letter.position for letter in some
+    ]
+    for name in ("key", "ordering_key", "value", "chunked", "encrypted", "unreadable"):
+        assert [row[name] for row in found] == [getattr(letter, name) for letter in some]
+    assert [dict(row["properties"]) for row in found] == [letter.properties for letter in some]
+    published = batch["publish_time"].cast(pa.int64()).to_pylist()
+    assert published == [letter.publish_time * 1_000 for letter in some]
 
 
 def test_keys_that_are_no_text_are_read_as_the_base64_that_consumers_send_on_too() -> None:
-    letter = DeadLetter.of(message_with(partition_key=NO_TEXT, ordering_key=NO_TEXT), -1)
+    letter = DeadLetterRow.of(message_with(partition_key=NO_TEXT, ordering_key=NO_TEXT), -1)
     assert (letter.key, letter.ordering_key) == (AS_BASE64, AS_BASE64)
-    letter = DeadLetter.of(message_with(partition_key="größe"), -1)
+    letter = DeadLetterRow.of(message_with(partition_key="größe"), -1)
     assert (letter.key, letter.ordering_key) == ("größe", None)
 
 
 def test_properties_that_are_no_text_do_not_end_the_reading() -> None:
-    letter = DeadLetter.of(message_with(property=("a", NO_TEXT)), -1)
+    letter = DeadLetterRow.of(message_with(property=("a", NO_TEXT)), -1)
     assert letter.unreadable
     assert letter.properties == {}
-    letter = DeadLetter.of(message_with(property=("a", "ä")), -1)
+    letter = DeadLetterRow.of(message_with(property=("a", "ä")), -1)
     assert not letter.unreadable
     assert letter.properties == {"a": "ä"}
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.replay import bitmap, ranges
 from redrive.replay.position import EntryId
+from redrive.replay.ranges import Range
 from redrive.replay.snapshot import NOWHERE, Acknowledged, Partition, SubscriptionMissingError
 
 
@@ -27,26 +29,30 @@ def stats(
     }
 
 
+def settled(seen: Acknowledged, ledger: int, entries: int) -> list[int]:
+    """Return which of the first *entries* of a ledger are acknowledged."""
+    partition = Partition(0, ((ledger, entries),), seen)
+    return list(bitmap.members(ranges.settled(Range(0, ledger, 0, entries - 1), partition)))
+
+
 def test_single_acknowledgements_are_read_as_ranges_without_their_first_entry() -> None:
     seen = Acknowledged.from_cursor(cursor("3:0", "[(3:2..3:3],(3:4..4:1]]"))
-    inside = [EntryId(2, 99), EntryId(3, 0), EntryId(3, 3), EntryId(3, 5), EntryId(4, 1)]
-    outside = [EntryId(3, 1), EntryId(3, 2), EntryId(3, 4), EntryId(4, 2), EntryId(5, 0)]
-    assert all(entry in seen for entry in inside)
-    assert not any(entry in seen for entry in outside)
+    assert settled(seen, 2, 3) == [0, 1, 2]
+    assert settled(seen, 3, 7) == [0, 3, 5, 6]
+    assert settled(seen, 4, 4) == [0, 1]
+    assert settled(seen, 5, 4) == []
 
 
 def test_a_subscription_at_the_beginning_has_acknowledged_nothing() -> None:
-    seen = Acknowledged.from_cursor(cursor("3:-1"))
-    assert EntryId(3, 0) not in seen
+    assert settled(Acknowledged.from_cursor(cursor("3:-1")), 3, 5) == []
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(-1, 60))
-def test_membership_is_exact(acknowledged: set[int], through: int) -> None:
+def test_what_is_acknowledged_is_told_exactly(acknowledged: set[int], through: int) -> None:
     singles = sorted(entry for entry in acknowledged if entry > through)
     written = ",".join(f"(7:{entry - 1}..7:{entry}]" for entry in singles)
     seen = Acknowledged.from_cursor(cursor(f"7:{through}", f"[{written}]"))
-    for entry in range(62):
-        assert (EntryId(7, entry) in seen) == (entry <= through or entry in acknowledged)
+    assert settled(seen, 7, 62) == sorted({*range(through + 1), *acknowledged})
 
 
 def test_the_ledger_being_written_counts_up_to_the_last_confirmed_entry() -> None:

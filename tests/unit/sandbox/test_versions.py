@@ -58,3 +58,11 @@ def test_every_locked_python_package_has_one_version_and_hashes() -> None:
     assert len(packages) > 50
     assert [entry for entry in packages if not re.match(r"[a-z0-9-]+==\S+", entry)] == []
     assert [entry for entry in packages if "--hash=sha256:" not in entry] == []
+
+
+def test_each_release_of_pulsar_is_pinned_jar_by_jar() -> None:
+    for release, lock in versions.PULSAR_LOCKS.items():
+        jars = versions.jars(lock)
+        assert f"org.apache.pulsar:pulsar-broker:{release}" in jars
+        assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in jars.values())
+        assert {len(coordinates.split(":")) for coordinates in jars} <= {3, 4}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ def test_every_section_with_an_example_is_known() -> None:
     assert list(SECTIONS) == [
         "Say what a retry fixes",
         "Decode by a schema",
+        "Say from the handler what becomes of a message",
         "Keep personal data out of dead letters and logs",
         "Handle in batches",
         "Receive, and lose no message to a bug",
@@ -133,6 +134,26 @@ def test_a_handler_gets_what_the_schema_decodes(stage: Stage) -> None:
     stage.play("Decode by a schema", ship=shipped.append)
     assert shipped == [7]
     assert [letter.data() for letter in stage.broker.dead_letters] == [b"{", b"[7]"]
+
+
+def test_a_handler_asks_for_a_retry_or_a_dead_letter(stage: Stage) -> None:
+    class Shop:
+        status, retry_after = 0, 90
+        asked: list[datetime] = []  # noqa: RUF012 - one for one test
+
+        def order(self, content: bytes) -> Shop:
+            self.asked.append(stage.broker.clock.now())
+            self.status = 404 if content == b"unknown" else 429 if len(self.asked) == 1 else 200
+            return self
+
+    stage.send(b"busy", b"unknown")
+    stage.play("Say from the handler what becomes of a message", shop=Shop())
+    seconds = [(at - Shop.asked[0]).total_seconds() for at in Shop.asked]
+    assert seconds == [0, 0, 90]
+    (dead,) = stage.broker.dead_letters
+    assert dead.properties()["REDRIVE_DEAD_REASON"] == "Requested"
+    assert dead.properties()["REDRIVE_CAUSE_MESSAGE"] == "the shop does not know this customer"
+    assert stage.broker.unsettled() == []
 
 
 def test_what_is_redacted_is_told_nowhere(stage: Stage) -> None:

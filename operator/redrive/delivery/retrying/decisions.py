@@ -18,7 +18,7 @@ from redrive.delivery.receiving.origin import topic_of
 from redrive.delivery.retrying.attempts import Attempts
 from redrive.policy.cause import Cause
 from redrive.policy.envelope import Attempt
-from redrive.policy.failure import FailureRules, after_error
+from redrive.policy.failure import DeadLetter, FailureRules, RetryLater, after_error
 from redrive.policy.model import Policy
 from redrive.policy.verdict import DeadReason, after_expiry, after_failure, end
 
@@ -41,10 +41,12 @@ class Decisions:
 
     def raised(self, message: pulsar.Message, error: Exception, rules: FailureRules) -> Settlement:
         """Decide about *message*, whose handler raised *error*, as *rules* and the policy say."""
-        failure = self._failure(message, error, raised=True)
+        asked = isinstance(error, (RetryLater, DeadLetter))
+        cause = error.__cause__ if asked and error.__cause__ is not None else error
+        failure = self._failure(message, cause, raised=True)
         failed_at = self.clock.now() if failure.cause is None else failure.cause.failed_at
         verdict = after_error(
-            failure.policy, rules, type(error),
+            failure.policy, rules, error,
             reconsume_times=failure.attempt.reconsume_times,
             failing_for=failure.attempt.failing_for(failed_at),
             luck=_luck(),

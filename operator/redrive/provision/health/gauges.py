@@ -51,6 +51,11 @@ class Gauges:
         if policy in self._shown:
             _remove(self._shown.pop(policy))
 
+    def clear(self) -> None:
+        """Remove all metrics: nothing is looked at any more."""
+        for policy in tuple(self._shown):
+            self.remove(policy)
+
     def _age(self, oldest: datetime | None) -> float:
         return 0.0 if oldest is None else max(0.0, (self._clock() - oldest).total_seconds())
 

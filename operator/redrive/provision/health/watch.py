@@ -95,6 +95,7 @@ class Health:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._gauges.clear()
 
     def warnings(self, body: Body) -> tuple[StatusWarning, ...]:
         """Return the warnings about a policy's topics, by the last look at them.

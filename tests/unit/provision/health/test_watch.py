@@ -206,6 +206,6 @@ async def test_a_policy_that_is_not_ready_any_more_keeps_its_series_until_it_is_
     cluster.change(failed | {"metadata": failed["metadata"] | {"resourceVersion": "100000"}})
     cluster.waits = 7
     await reaches(7)
-    await health.stop()
     cluster.ctx.policies.drop(policy())
     assert shown() is None
+    await health.stop()

@@ -1,0 +1,166 @@
+"""Compare dead-letter topic, ledger and retry topic, message by message; changes nothing.
+
+`python -m redrive.replay.audit SERVICE_URL ADMIN_URL DEAD_LETTER_TOPIC RETRY_TOPIC` with the replay
+role's token in the environment. What the retry topic has trimmed, because it was consumed, can't be
+compared any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+import pulsar
+
+from redrive.policy import naming, text
+from redrive.policy.envelope import reconsume_times
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
+from redrive.policy.properties import REPLAY_SOURCE
+from redrive.replay import bitmap, broker, ledger, ranges, reading, snapshot
+from redrive.replay.position import EntryId, Source
+from redrive.replay.ranges import Range
+from redrive.replay.records import Records
+
+Place = tuple[int, EntryId]
+"""An entry of the dead-letter topic: its partition, and its id."""
+
+
+@dataclass(frozen=True)
+class AuditFindings:
+    """What does not agree; each is sorted.
+
+    Attributes:
+        doubled: messages that are in the target more than once.
+        missing: entries that are on record as moved, and not in the target: lost, or trimmed there.
+        unrecorded: entries in the target that are not on record, and under no open lease: the next
+            replay would send them again.
+        returned: entries that are on record as moved, and are not acknowledged: the next replay
+            acknowledges them.
+        open: ranges under a lease that was not ended: the next replay looks for what was sent.
+    """
+
+    doubled: tuple[Source, ...] = ()
+    missing: tuple[Place, ...] = ()
+    unrecorded: tuple[Place, ...] = ()
+    returned: tuple[Place, ...] = ()
+    open: tuple[Range, ...] = ()
+
+
+def compare(
+    records: Records, sources: Counter[Source], resting: Mapping[Range, int]
+) -> AuditFindings:
+    """Return what does not agree; pure.
+
+    Args:
+        records: of the ledger.
+        sources: where each message of the target was moved from.
+        resting: which entries of each range are not acknowledged.
+    """
+    stored = {(source.partition, source.position.entry_id) for source in sources}
+    moved: set[Place] = set()
+    partly: set[Place] = set()
+    leased = set()
+    for of, record in records.ranges.items():
+        moved |= {(of.partition, of.entry_id(at)) for at in bitmap.members(record.moved_by_any)}
+        partly |= {(of.partition, of.entry_id(at)) for at in record.partly}
+        if record.leased:
+            leased.add(of)
+    strange = {
+        place for place in stored - moved - partly if not any(_holds(of, place) for of in leased)
+    }
+    returned = (
+        (of.partition, of.entry_id(offset))
+        for of, bits in resting.items()
+        for offset in bitmap.members(bits & records.range(of).moved_by_any)
+    )
+    return AuditFindings(
+        doubled=tuple(sorted(source for source, count in sources.items() if count > 1)),
+        missing=tuple(sorted(moved - stored)),
+        unrecorded=tuple(sorted(strange)),
+        returned=tuple(sorted(returned)),
+        open=tuple(sorted(leased)),
+    )
+
+
+def audit(
+    urls: tuple[str, str], dead_letter: TopicName, subscription: str, target: TopicName
+) -> AuditFindings:
+    """Read the three topics, and compare them.
+
+    Args:
+        urls: of the broker, and of its admin interface.
+        dead_letter: the dead-letter topic.
+        subscription: the one that keeps dead letters.
+        target: the retry topic.
+
+    Raises:
+        RedriveError: one can't be read.
+    """
+    service_url, admin_url = urls
+    with broker.connect(service_url) as client:
+        records = ledger.read(client, naming.ledger_topic(dead_letter))
+        partitions = snapshot.look(admin_url, target)
+        sources = Counter(_sources(client, target, partitions))
+    there = snapshot.look(admin_url, dead_letter, subscription)
+    resting = {piece.range: piece.resting for piece in ranges.all_pieces(there)}
+    return compare(records, sources, resting)
+
+
+def _sources(
+    client: pulsar.Client, target: TopicName, partitions: tuple[snapshot.Partition, ...]
+) -> Iterator[Source]:
+    """Go through what replays have put into *target*; a retry of that is another message."""
+    for partition in partitions:
+        bounds = snapshot.NOWHERE, partition.end
+        ahead = reading.prefetch(partition.entry_bytes)
+        for message in reading.messages(client, target, partition.index, bounds, ahead):
+            properties = text.properties(message.properties) or {}
+            source = Source.parse(properties.get(REPLAY_SOURCE, ""))
+            if source is not None and reconsume_times(properties) == 0:
+                yield source
+
+
+def _holds(of: Range, place: Place) -> bool:
+    partition, entry = place
+    return (of.partition, of.ledger) == (partition, entry.ledger) and (
+        of.first <= entry.entry <= of.last
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Print what does not agree; return 1 if messages are lost or doubled, or will be."""
+    parser = argparse.ArgumentParser(prog="python -m redrive.replay.audit", description=__doc__)
+    parser.add_argument("service_url")
+    parser.add_argument("admin_url")
+    parser.add_argument("dead_letter_topic", type=TopicName.parse_whole)
+    parser.add_argument("retry_topic", type=TopicName.parse_whole)
+    parser.add_argument(
+        "--subscription",
+        default=DEAD_LETTER_SUBSCRIPTION,
+        help="what keeps the dead letters (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--complete",
+        action="store_true",
+        help="the retry topic still has all that was ever moved: what is missing is lost",
+    )
+    given = parser.parse_args(arguments)
+    urls = given.service_url, given.admin_url
+    found = audit(urls, given.dead_letter_topic, given.subscription, given.retry_topic)
+    for field in fields(found):
+        about = getattr(found, field.name)
+        lines = [f"{field.name}: {len(about)}", *(f"  {_shown(each)}" for each in about)]
+        sys.stdout.write("\n".join(lines) + "\n")
+    lost = given.complete and found.missing
+    return int(bool(found.doubled or found.unrecorded or lost))
+
+
+def _shown(found: Source | Range | Place) -> str:
+    return str(found) if isinstance(found, Source | Range) else f"{found[0]}:{found[1]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

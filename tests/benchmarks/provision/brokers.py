@@ -1,0 +1,28 @@
+"""Serve stand-ins for many brokers, in a process of their own; print where they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import AsyncExitStack
+
+from tests.support.fake_admin import FakeBroker, Namespace, Topic
+
+
+async def serve(brokers: int, policies: int) -> None:
+    """Serve so many brokers, each with the source topics of so many policies, until killed."""
+    async with AsyncExitStack() as stack:
+        urls = []
+        for _ in range(brokers):
+            broker = await stack.enter_async_context(FakeBroker.serving())
+            broker.tenants = {"shop": []}
+            topics = {f"orders-{number}": Topic(0, {}) for number in range(policies)}
+            broker.namespaces = {"shop/prod": Namespace(topics)}
+            urls.append(broker.url)
+        print(json.dumps(urls), flush=True)  # noqa: T201  what starts it reads this
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(*map(int, sys.argv[1:])))

@@ -1,0 +1,211 @@
+"""Whatever a namespace applies, what another one has at the broker and in Kubernetes stays.
+
+The policies of the attacker come from a generator: names that lead to each topic of the victim in
+each role, under each word of the API that changes whose a topic is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.integration.provision.conftest import SECONDS, MakeShop, Shop, redrive, rest_path
+from tests.integration.provision.test_deletion import send
+from tests.integration.provision.test_ownership import whole
+
+REMAINING = ("live", "off", "adopted")
+VICTIMS = (*REMAINING, "gone")
+SEED = 10
+EARLIEST = {"ledgerId": -1, "entryId": -1}
+
+
+@dataclass(frozen=True)
+class Tenants:
+    """Two Kubernetes namespaces that share a connection, which allows the attacker a lot.
+
+    Attributes:
+        topics: those of the victim.
+    """
+
+    victim: Shop
+    attacker: Shop
+    topics: tuple[str, ...]
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that the victim has: at the broker, and what its policies and consumers find."""
+        policies = {
+            name: self.victim.get("retrypolicy", name) for name in ("live", "off", "adopted")
+        }
+        config_maps = {name: self.victim.get("configmap", f"{name}-redrive") for name in policies}
+        return {
+            "topics": {
+                topic: (
+                    whole(self.victim, topic),
+                    self.victim.request("GET", f"{rest_path(topic)}/partitions")["partitions"],
+                    self.backlogs(topic),
+                )
+                for topic in self.topics
+            },
+            "specs": {name: body["spec"] for name, body in policies.items()},
+            "ready": {
+                name: next(c for c in body["status"]["conditions"] if c["type"] == "Ready")
+                for name, body in policies.items()
+            },
+            "config maps": {name: body["data"] for name, body in config_maps.items()},
+        }
+
+    def backlogs(self, topic: str) -> dict[str, int]:
+        """How many messages each subscription of a topic without partitions has left."""
+        stats = self.victim.request("GET", f"{rest_path(topic)}/stats?getPreciseBacklog=true")
+        return {name: found["msgBacklog"] for name, found in stats["subscriptions"].items()}
+
+    def conditions(self) -> dict[str, set[str]]:
+        """The conditions of the victim's policies."""
+        return {
+            name: {c["type"] for c in self.victim.get("retrypolicy", name)["status"]["conditions"]}
+            for name in REMAINING
+        }
+
+
+@pytest.fixture(scope="module")
+def tenants(make_shop: MakeShop) -> Tenants:
+    victim, attacker = make_shop(), make_shop()
+    victim.connection()
+    victim.connection(
+        "lent",
+        allow=[
+            {
+                "namespaces": {"names": [attacker.namespace]},
+                "topics": [f"persistent://{victim.tenant}/*/*"],
+                "roles": ["thief", "fulfilment"],
+                "delete": True,
+            }
+        ],
+    )
+    topics = []
+    for name in VICTIMS:
+        consumed_topic(victim, victim.topic(name))
+        topics.append(victim.topic(name))
+    consumed_topic(victim, victim.topic("payroll"))
+    victim.request("POST", f"{rest_path(victim.topic('payroll'))}/messageTTL?messageTTL=3600")
+    consumed_topic(victim, victim.topic("bystander"))
+    naming = {"retryTopic": victim.topic("payroll")}
+    for name in VICTIMS:
+        more = {"naming": naming, "adopt": True} if name == "adopted" else {}
+        victim.policy(name, topic=victim.topic(name), **more)
+        status = victim.ready(name)["status"]
+        for topic in (status["retryTopic"], status["deadLetterTopic"]):
+            topics.append(topic)
+            send(victim.broker, topic)
+    victim.policy("off", topic=victim.topic("off"), deadLetter={"mode": "Discard"})
+    victim.ready("off")
+    victim.kubectl("delete", "retrypolicy", "gone", "--timeout=60s")
+    for name in ("own", "other"):
+        consumed_topic(victim, victim.topic(name))
+    return Tenants(victim, attacker, (*topics, victim.topic("bystander")))
+
+
+def consumed_topic(shop: Shop, topic: str) -> None:
+    """Create a topic that an application consumes: the broker deletes others after a minute."""
+    shop.create_topic(topic)
+    shop.request("PUT", f"{rest_path(topic)}/subscription/app", EARLIEST)
+
+
+def hostile(tenants: Tenants) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
+    """Yield name, spec and annotations of policies that are after each of the victim's topics."""
+    victim, chosen = tenants.victim, random.Random(SEED)  # noqa: S311
+    numbers = itertools.count()
+
+    def policy(**spec: object) -> tuple[str, dict[str, Any], dict[str, str]]:
+        number = next(numbers)
+        # Names of the victim's own policies among them: a name is no identity.
+        name = VICTIMS[number] if number < len(VICTIMS) else f"hostile-{number}"
+        words = [
+            {"take-over-from": ",".join(VICTIMS)},
+            {"hand-over-to": "elsewhere"},
+            {"take-over-from": f"{victim.namespace}/live"},
+            {},
+        ]
+        return (
+            name,
+            {
+                "connectionRef": {"name": "lent", "namespace": victim.namespace},
+                "topic": victim.topic(chosen.choice(["own", "other"])),
+                "subscription": f"s{number}",
+                "consumerRoles": ["thief", "fulfilment"],
+                "deadLetter": {"readerRoles": ["thief"], "messageTTL": "1s"},
+                "deletionPolicy": chosen.choice(["Delete", "DeleteIfEmpty", "RevokeGrants"]),
+                "adopt": chosen.random() < 0.8,
+                "chained": chosen.random() < 0.8,
+                "managementPolicy": chosen.choice(["Manage", "Manage", "Manage", "Observe"]),
+                **spec,
+            },
+            {f"redrive.io/{key}": value for key, value in chosen.choice(words).items()},
+        )
+
+    for topic, field in itertools.product(tenants.topics, ("retryTopic", "deadLetterTopic")):
+        yield policy(naming={field: topic})
+    for topic in tenants.topics:  # consumed under the victim's own subscription, and another
+        subscription = chosen.choice(["fulfilment", "redrive", "mine"])
+        yield policy(topic=topic, subscription=subscription, chained=chosen.random() < 0.5)
+    for name in VICTIMS:  # names that are derived, not given
+        subscription = f"{name}-fulfilment"
+        yield policy(subscription=subscription, naming={"scheme": "tdmq-2.7.2"})
+        yield policy(topic=victim.topic(name), subscription="fulfilment", adopt=True)
+
+
+def test_no_policy_or_replay_of_one_namespace_changes_what_another_has(tenants: Tenants) -> None:
+    attacker, before, said = tenants.attacker, tenants.snapshot(), tenants.conditions()
+    applied = list(hostile(tenants))
+    assert len(applied) > 40
+    objects = [
+        redrive("RetryPolicy", spec)
+        | {"metadata": {"name": name, "namespace": attacker.namespace, "annotations": words}}
+        for name, spec, words in applied
+    ] + [
+        redrive("Replay", {"policyRef": {"name": name}})
+        | {"metadata": {"name": f"of-{name}", "namespace": attacker.namespace}}
+        for name, _, _ in applied[:8]
+    ]
+    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    attacker.cluster.kubectl("apply", "--server-side", "-f", "-", input=manifest)
+
+    reasons = settled(attacker, len(applied))
+    assert tenants.snapshot() == before
+    # It was an attack: most are refused, for reasons that keep a topic its owner's.
+    assert set(reasons) >= {"OwnerConflict", "NameCollision", "ResourceConflict", "ChainedPolicy"}
+    assert sum(reason not in {"Provisioned", "Observed"} for reason in reasons) > 25
+
+    annotate = ("annotate", "retrypolicy", "--all", "--overwrite")
+    attacker.kubectl(*annotate, "redrive.io/reconcile-requested-at=again")
+    attacker.kubectl("delete", "replay", "--all", "--timeout=60s")
+    attacker.kubectl("delete", "retrypolicy", "--all", f"--timeout={3 * SECONDS}s")
+    assert tenants.snapshot() == before
+    deadline = time.monotonic() + SECONDS
+    while tenants.conditions() != said:
+        assert time.monotonic() < deadline, tenants.conditions()
+        time.sleep(0.5)
+
+
+def settled(shop: Shop, count: int) -> list[str]:
+    """The reasons of the Ready conditions of a namespace's policies, once all have one."""
+    deadline = time.monotonic() + 3 * SECONDS
+    while True:
+        bodies = json.loads(shop.kubectl("get", "retrypolicy", "--output=json"))["items"]
+        reasons = [
+            condition["reason"]
+            for body in bodies
+            for condition in body.get("status", {}).get("conditions", [])
+            if condition["type"] == "Ready" and condition["reason"] != "Progressing"
+        ]
+        if len(reasons) == count:
+            return reasons
+        assert time.monotonic() < deadline, f"{len(reasons)} of {count}"
+        time.sleep(0.5)

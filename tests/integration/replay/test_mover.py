@@ -1,0 +1,339 @@
+"""Replays of one process, without Spark, on the real broker: nothing is lost, nothing doubled."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.replay import audit, bitmap
+from redrive.replay import run as runs
+from redrive.replay.account import Account
+from redrive.replay.engine import Local
+from redrive.replay.ledger import FencedError
+from redrive.replay.mover import RangeMover
+from redrive.replay.plan import Scan
+from redrive.replay.ranges import RANGE_ENTRIES, Range
+from redrive.replay.records import RangePlan
+from redrive.replay.sending import DeduplicationOffError
+from redrive.replay.spec import ReplayJob
+
+SetStage = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+
+
+class Notes:
+    """Keeps each account."""
+
+    def __init__(self) -> None:
+        self.accounts: list[Account] = []
+
+    def report(self, account: Account) -> None:
+        self.accounts.append(account)
+
+
+def job_of(stage: Any, name: str = "again", uid: str = "") -> ReplayJob:  # noqa: ANN401
+    """Return a Replay of everything."""
+    broker = stage.broker
+    uid = uid or f"uid-{secrets.token_hex(4)}"
+    return ReplayJob(
+        "tests", name, uid, stage.policy, broker.service_url, broker.admin_url, where=None
+    )
+
+
+def replay(stage: Any, **of: str) -> Account:  # noqa: ANN401
+    """Run a Replay in this process."""
+    return runs.run(job_of(stage, **of), Local(), Notes())
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+def test_everything_is_moved_once_and_acknowledged(set_stage: SetStage, partitions: int) -> None:
+    stage = set_stage(partitions=partitions, dead_partitions=partitions)
+    stage.bury(50)
+    buried = stage.ids(stage.resting())
+
+    account = replay(stage)
+
+    assert (account.scanned, account.matched, account.moved, account.left) == (50, 50, 50, 0)
+    assert stage.ids(stage.replayed()) == buried
+    assert stage.resting() == []
+    assert replay(stage) == Account()
+
+
+class EverySecond(Local):
+    """Selects every second entry."""
+
+    def scan(self, scans: Sequence[Scan]) -> Iterable[tuple[Range, RangePlan]]:
+        half = bitmap.of(range(0, RANGE_ENTRIES, 2), RANGE_ENTRIES)
+        for of, plan in super().scan(scans):
+            yield of, dataclasses.replace(plan, selected=plan.selected & half)
+
+
+RUN = """
+import sys
+from redrive.replay.engine import Local
+from redrive.replay.run import run
+from redrive.replay.spec import ReplayJob
+
+class Silent:
+    def report(self, account):
+        pass
+
+print(run(ReplayJob.decode(sys.argv[1]), Local(), Silent()))
+"""
+
+
+@contextlib.contextmanager
+def process(job: ReplayJob) -> Iterator[subprocess.Popen[str]]:
+    """Run *job* in a process of its own."""
+    source_root = str(Path(runs.__file__).parents[2])
+    started = subprocess.Popen(
+        [sys.executable, "-c", RUN, job.encode()],
+        env=os.environ | {"PYTHONPATH": source_root},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def wait_until_moved(stage: Any, count: int) -> None:  # noqa: ANN401
+    """Wait until the retry topic has so many messages."""
+    deadline = time.monotonic() + 60
+    while json.loads(stage.admin("GET", stage.policy.retry_topic, "stats"))["msgInCounter"] < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def check_audit(stage: Any) -> None:  # noqa: ANN401
+    """Check that dead-letter topic, ledger and target agree, message by message."""
+    broker, policy = stage.broker, stage.policy
+    topics = [str(policy.dead_letter_topic), str(policy.retry_topic)]
+    assert audit.main([broker.service_url, broker.admin_url, *topics, "--complete"]) == 0
+
+
+def numbers(count: int) -> list[str]:
+    return [f"{number:07}" for number in range(count)]
+
+
+def test_a_message_that_the_broker_refuses_is_never_passed_over(set_stage: SetStage) -> None:
+    stage = set_stage()
+    stage.bury(10)
+    stage.bury(1, content=secrets.token_bytes(5_000))
+    stage.bury(10)
+    buried = stage.ids(stage.resting())
+    stage.admin("POST", stage.policy.retry_topic, "maxMessageSize", 1_000)
+    time.sleep(1)
+
+    account = replay(stage)
+
+    assert (account.matched, account.moved, account.refused, account.left) == (21, 20, 1, 0)
+    assert [refusal.cause for refusal in account.refusals] == ["NotAccepted"]
+    assert len(stage.resting()) == 1
+    stage.admin("DELETE", stage.policy.retry_topic, "maxMessageSize")
+    time.sleep(1)
+    assert replay(stage).moved == 1
+    assert stage.in_target() == buried
+
+
+def test_what_returns_because_of_holes_is_acknowledged_again_and_not_sent(
+    set_stage: SetStage,
+) -> None:
+    count = 26_000  # a broker persists 10 000 ranges
+    stage = set_stage()
+    stage.bury_many(count)
+    runs.run(job_of(stage), EverySecond(), Notes())
+    stage.admin("PUT", stage.policy.dead_letter_topic, "unload")
+    returned = stage.backlog_of_dead_letters() - count // 2
+    assert returned > 0
+
+    account = runs.run(job_of(stage), EverySecond(), Notes())
+
+    assert (account.matched, account.moved) == (0, 0)
+    assert stage.in_target() == numbers(count)[::2]
+    assert replay(stage).moved == count // 2
+    assert stage.in_target() == numbers(count)
+
+
+def test_lost_acknowledgements_are_repeated_by_the_next_replay(
+    set_stage: SetStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = set_stage()
+    stage.bury(30)
+    buried = stage.ids(stage.resting())
+    with monkeypatch.context() as patch:
+        patch.setattr(RangeMover, "_acknowledge", lambda *_: None)
+        patch.setattr(runs, "_see_acknowledged", lambda *_: None)
+        assert replay(stage).moved == 30
+    assert len(stage.resting()) == 30
+
+    account = replay(stage)
+
+    assert (account.matched, account.moved) == (0, 0)
+    assert stage.resting() == []
+    assert stage.in_target() == buried
+
+
+@pytest.mark.parametrize("next_replay", ["same", "other"])
+@pytest.mark.parametrize("moved", [1, 8_000])
+def test_a_run_that_is_killed_is_gone_on_with(
+    set_stage: SetStage, moved: int, next_replay: str
+) -> None:
+    count = 20_000
+    stage = set_stage()
+    stage.bury_many(count)
+    job = job_of(stage)
+    with process(job) as killed:
+        wait_until_moved(stage, moved)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    before = len(stage.in_target())
+    assert 0 < before < count
+
+    account = replay(stage, uid=job.uid if next_replay == "same" else "")
+
+    assert stage.in_target() == numbers(count)
+    check_audit(stage)
+    assert account.matched == account.moved + account.skipped
+    if next_replay == "same":
+        assert account.moved == count
+    assert stage.backlog_of_dead_letters() == 0
+
+
+def test_a_run_that_was_stopped_and_wakes_up_stores_nothing(set_stage: SetStage) -> None:
+    count = 30_000
+    stage = set_stage()
+    stage.bury_many(count)
+    with process(job_of(stage)) as stopped:
+        wait_until_moved(stage, 5_000)
+        stopped.send_signal(signal.SIGSTOP)
+        account = replay(stage)
+        assert 0 < account.moved < count
+        stopped.send_signal(signal.SIGCONT)
+        _, said = stopped.communicate(timeout=120)
+    assert stopped.returncode != 0
+    assert FencedError.__name__ in said
+    assert stage.in_target() == numbers(count)
+    check_audit(stage)
+
+
+def test_a_backlog_that_is_cleared_by_hand_does_not_count_as_moved(set_stage: SetStage) -> None:
+    count = 20_000
+    stage = set_stage()
+    stage.bury_many(count)
+    job = job_of(stage)
+    with process(job) as killed:
+        wait_until_moved(stage, 1_000)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    subscription = f"subscription/{DEAD_LETTER_SUBSCRIPTION}/skip_all"
+    stage.admin("POST", stage.policy.dead_letter_topic, subscription)
+
+    account = replay(stage, uid=job.uid)
+
+    found = stage.in_target()
+    assert len(set(found)) == len(found) == account.moved < count
+    assert (account.matched, account.left) == (count, 0)
+    assert account.skipped == count - account.moved
+
+
+def test_what_can_not_be_moved_is_refused_with_its_cause(
+    set_stage: SetStage, tmp_path: Path
+) -> None:
+    stage = set_stage()
+    stage.bury(2)
+    topic = str(stage.policy.dead_letter_topic)
+    chunked = stage.client.create_producer(topic, batching_enabled=False, chunking_enabled=True)
+    chunked.send(secrets.token_bytes(6_000_000), properties={"id": "big"})
+    encrypted = stage.client.create_producer(
+        topic, encryption_key="key", crypto_key_reader=_keys(tmp_path)
+    )
+    encrypted.send(b"secret", properties={"id": "secret"})
+    almost = stage.client.create_producer(topic, batching_enabled=False)
+    almost.send(secrets.token_bytes(5 * 2**20 - 200), properties={"id": "almost"})
+    stage.bury(2)
+
+    account = replay(stage)
+
+    assert (account.matched, account.moved, account.refused, account.left) == (7, 4, 3, 0)
+    assert sorted(refusal.cause for refusal in account.refusals) == [
+        "Chunked",
+        "Encrypted",
+        "TooBig",
+    ]
+    assert len(stage.in_target()) == 4
+
+
+def _keys(folder: Path) -> pulsar.CryptoKeyReader:
+    private, public = folder / "private.pem", folder / "public.pem"
+    key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
+        )
+    )
+    public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    return pulsar.CryptoKeyReader(str(public), str(private))
+
+
+def test_a_batch_is_moved_as_a_whole(
+    set_stage: SetStage,
+) -> None:
+    stage = set_stage()
+    stage.bury_batch("A", "B", "A")
+    stage.bury(1)
+    assert replay(stage).moved == 4
+    assert len(stage.in_target()) == 4
+    assert stage.resting() == []
+
+
+def test_a_target_that_does_not_deduplicate_is_left_after_its_first_message(
+    set_stage: SetStage,
+) -> None:
+    stage = set_stage(deduplicate=False)
+    stage.bury(5)
+    for _ in range(2):
+        with pytest.raises(DeduplicationOffError, match="deduplication is off"):
+            replay(stage)
+    found = stage.in_target()
+    assert len(found) == len(set(found)) < 5
+
+
+def test_topics_may_be_unloaded_meanwhile(set_stage: SetStage) -> None:
+    count = 20_000
+    stage = set_stage()
+    stage.bury_many(count)
+    with process(job_of(stage)) as running:
+        for moved in (1_000, 8_000):
+            wait_until_moved(stage, moved)
+            stage.admin("PUT", stage.policy.retry_topic, "unload")
+            stage.admin("PUT", stage.policy.dead_letter_topic, "unload")
+            time.sleep(1)
+        running.communicate(timeout=120)
+        assert running.returncode == 0
+    assert stage.in_target() == numbers(count)
+    check_audit(stage)

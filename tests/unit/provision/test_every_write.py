@@ -1,0 +1,162 @@
+"""A fault at every write of a reconcile, at the broker or in Kubernetes: the end is as in peace."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from redrive.errors import RedriveError, Requeue
+from redrive.kube import resources
+from redrive.kube.cache import Cache
+from redrive.kube.resources import Body, Key, Resource
+from tests.support.fake_admin import Do
+from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.scene import KEY, Scene, scene
+
+MakeBody = Callable[..., dict[str, Any]]
+STATUS, FINALIZER = ("patch_status", "RetryPolicy"), ("patch", "RetryPolicy")
+LOOKS = 6
+"""So many reconciles are enough for any fault."""
+
+
+class Crash(BaseException):
+    """The operator ends here, with whatever it was about to do."""
+
+
+class Fault:
+    """Lets an operator crash at one of its writes, and counts them all.
+
+    Args:
+        at: at which write, counted from 1; 0 is none.
+        done: whether that write is done, and only its answer is lost.
+    """
+
+    def __init__(self, at: int, *, done: bool) -> None:
+        self.at, self.done, self.count = at, done, 0
+
+    async def befall(self, write: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401
+        self.count += 1
+        if self.count != self.at:
+            return await write()
+        if self.done:
+            await write()
+        raise Crash
+
+
+class Faulty(FakeKubernetes):
+    """An API server, and an operator that crashes at one of its writes there."""
+
+    fault = Fault(0, done=False)
+
+    async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
+        found: Body = await self.fault.befall(
+            lambda: super(Faulty, self).patch(resource, key, patch)
+        )
+        return found
+
+    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
+        found: Body = await self.fault.befall(
+            lambda: super(Faulty, self).patch_status(resource, key, status)
+        )
+        return found
+
+    async def create(self, resource: Resource, body: Body) -> Body:
+        if resource == resources.EVENTS:  # a lost Event changes nothing
+            return await super().create(resource, body)
+        found: Body = await self.fault.befall(lambda: super(Faulty, self).create(resource, body))
+        return found
+
+
+def at_broker(fault: Fault) -> Callable[[web.Request, Do], Any]:
+    """Have the operator crash at a write to the broker, too."""
+
+    async def befall(request: web.Request, do: Do) -> web.StreamResponse:
+        if request.method == "GET":
+            return await do()
+        try:
+            answer: web.StreamResponse = await fault.befall(do)
+        except Crash:
+            return web.Response(status=503)
+        return answer
+
+    return befall
+
+
+async def run(here: Scene, fault: Fault) -> None:
+    """Have the operator reconcile until all is done."""
+    kubernetes = here.kubernetes
+    assert isinstance(kubernetes, Faulty)
+    kubernetes.fault, here.broker.fault = fault, at_broker(fault)
+    for _ in range(LOOKS):
+        if await here.reconcile() is Requeue.ON_CHANGE:
+            return
+    raise AssertionError("it never ends")
+
+
+def restart(here: Scene, shown: list[Body]) -> None:
+    """Start another operator, to which a list shows *shown* of the policies."""
+    here.ctx.policies = Cache(shown)
+    here.ctx.config_maps = Cache()
+    here.__post_init__()
+
+
+def stored(here: Scene) -> dict[str, Any]:
+    """All that there is in the end, without what counts versions and tells times."""
+    objects = copy.deepcopy(here.kubernetes.objects)
+    for by_key in objects.values():
+        for body in by_key.values():
+            body["metadata"].pop("resourceVersion", None)
+    kinds = (resources.POLICIES, resources.CONFIG_MAPS)
+    return {"broker": here.broker.namespaces, **{kind.kind: objects[kind] for kind in kinds}}
+
+
+def history(here: Scene) -> Counter[tuple[str, str]]:
+    """How often each write was made, in Kubernetes and at the broker."""
+    in_kubernetes = ((write.verb, write.resource.kind) for write in here.kubernetes.writes)
+    return Counter([*here.broker.writes, *in_kubernetes])
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["seen", "stale"])
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
+async def test_a_crash_at_any_write_ends_as_peace_does_and_repeats_only_that_write(
+    connection: dict[str, Any], policy: MakeBody, *, done: bool, stale: bool
+) -> None:
+    body = policy(deletionPolicy="Delete")
+    async with scene(connection, body, Faulty()) as peaceful:
+        fault = Fault(0, done=False)
+        await run(peaceful, fault)
+        right, before, writes = stored(peaceful), history(peaceful), fault.count
+    assert writes > 10
+    for number in range(1, writes + 1):
+        async with scene(connection, body, Faulty()) as here:
+            kubernetes = here.kubernetes
+            assert isinstance(kubernetes, Faulty)
+            kubernetes.fault = fault = Fault(number, done=done)
+            here.broker.fault = at_broker(fault)
+            with suppress(Crash, RedriveError):
+                await here.reconcile()
+            now = copy.deepcopy(kubernetes.objects[resources.POLICIES][KEY])
+            restart(here, [body if stale else now])
+            if stale:
+                await reconcile_from_behind(here, now)
+            await run(here, Fault(0, done=False))
+            assert stored(here) == right, f"write {number}"
+            more = history(here) - before
+            at_the_broker = {each: count for each, count in more.items() if each[0].isupper()}
+            assert sum(at_the_broker.values()) <= 1, f"write {number}: {more}"
+            # A stale cache shows no progress and no intent: both are written again.
+            assert more.keys() - at_the_broker <= {STATUS, FINALIZER}, f"write {number}: {more}"
+            assert max(more[STATUS] - 1, more[FINALIZER]) <= 1, f"write {number}: {more}"
+
+
+async def reconcile_from_behind(here: Scene, now: Body) -> None:
+    """Reconcile once with a cache that is behind; then a watch shows the policy as it is."""
+    with suppress(RedriveError):
+        await here.reconcile()
+    here.ctx.policies.put(now)
