@@ -31,8 +31,9 @@ def test_the_quick_start_leads_from_nothing_to_a_replay(
     for heading, block in rest:
         shown[heading] = run(block, user, tmp_path)
     assert "Phase:          Succeeded" in shown["1. Install the operator"]
-    for name in ("orders", "orders-fulfilment-RETRY", "orders-fulfilment-DLQ"):
-        assert f"persistent://shop/prod/{name}\n" in shown["4. A connection and a policy"]
+    for name in ("orders-partition-1", "orders-fulfilment-RETRY-partition-1"):
+        assert f"persistent://shop/prod/{name}" in shown["4. A connection and a policy"]
+    assert "persistent://shop/prod/orders-fulfilment-DLQ" in shown["4. A connection and a policy"]
     log = shown["6. One message that works, one that fails"]
     assert "handled good" in log
     assert "cannot handle bad" in log
