@@ -56,9 +56,9 @@ def test_the_image_of_replays_holds_one_spark_and_the_job(
     jars = engine.run(image, "sh", "-c", "find / -xdev -name 'spark-core_*.jar' 2>/dev/null; true")
     assert len(jars.splitlines()) == 1
     code = (
-        "import pyspark, os, redrive.replay.job as j; "
+        "import pyspark, os, redrive.replay.__main__ as main; "
         "print(pyspark.__version__, os.path.samefile('/opt/redrive/spark', pyspark.__path__[0]), "
-        "os.path.samefile('/opt/redrive/replay.py', j.__file__.replace('job.py', '__main__.py')))"
+        "os.path.samefile('/opt/redrive/replay.py', main.__file__))"
     )
     version, *same = engine.run(image, "python3", "-c", code).split()
     assert version in (ROOT / "requirements.lock").read_text("utf-8")

@@ -32,6 +32,16 @@ def test_the_readme_has_every_folder_of_the_package() -> None:
     assert not missing
 
 
+def test_the_unit_tests_mirror_the_package() -> None:
+    """`tests/unit/a/b` tests `redrive/a/b`; `release` and `sandbox` are packages of their own."""
+    tests = ROOT / "tests" / "unit"
+    folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}
+    roots = ROOT / "operator" / "redrive", ROOT
+    strays = [f for f in folders if not any((root / f / "__init__.py").exists() for root in roots)]
+    assert Path("replay/topic") in folders
+    assert not strays
+
+
 def test_no_class_name_means_two_things() -> None:
     """A search for a name must lead to one place; private names are read in one file only."""
     found: dict[str, list[str]] = {}

@@ -26,7 +26,7 @@ from redrive.kube.leader_election import leading
 from redrive.kube.liveness import Liveness
 from redrive.kube.resources import Key, Resource
 from redrive.provision import handlers as provision
-from redrive.replay import handlers as replay
+from redrive.replay.controller import handlers as replay
 
 logger = logging.getLogger(__name__)
 

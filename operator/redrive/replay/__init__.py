@@ -1,15 +1,21 @@
-"""The replay journey: dead letters → selected → back to the retry topic, exactly once → settled.
+"""Journey 3: dead letters → selected → back to the retry topic, exactly once → acknowledged.
 
-In the operator: `handlers` (watches) → `reconcile` (one Replay) → `launch` (its SparkApplication).
+```
+operator    controller:  a Replay ─▶ SparkApplication, with `spec` as its argument
+driver      job:         what rests in the topic ─▶ plan ─▶ a lease for each range ─▶ on record
+executors   moving:      a range ─▶ send ─▶ receipt ─▶ acknowledge
+```
 
-In the job that it launches, in the order of the data:
+The folders, each with its spine, and each importing from those below it only:
 
-1. `run`: the whole run; `spec` is what the operator hands to it, `progress` what it reports.
-2. `ledger`: what was moved, by which Replay; `records` is what it says, `account` what that means.
-3. `plan`: one scan by `snapshot`, `ranges` and `reading`, with a `selection`; what to move.
-4. `dispatch`: range after range, under a lease; an `engine` runs the tasks, `query` is Spark's.
-5. `mover`: send (`sending`, `window`), wait for the receipt, acknowledge; `tail` finds what an
-   earlier try has stored, `outcome` holds what became of each message.
+- `controller`, the operator's side: `reconcile`. It imports no other folder.
+- `spark`, the engine, the only folder that imports pyspark: `query`.
+- `job`, a replay from its first to its last message: `run`.
+- `moving`, one range to the target, each message once: `mover`.
+- `ledger`, which messages were moved, by which Replay: `ledger`.
+- `topic`, what rests in a topic, where, and how it is read: `reading`.
 
-`position` binds what is sent to where it came from, which is what makes a run repeatable.
+Operator and job share `spec`, what the one hands to the other, and `selection`, which checks and
+writes the `where` of a Replay. `python -m redrive.replay` is the job; `python -m
+redrive.replay.audit` compares both topics with the ledger.
 """

@@ -10,9 +10,9 @@ import logging
 import sys
 
 from redrive.errors import RedriveError
-from redrive.replay import query
-from redrive.replay.progress import Progress
-from redrive.replay.run import run
+from redrive.replay.job.progress import Progress
+from redrive.replay.job.run import run
+from redrive.replay.spark import query
 from redrive.replay.spec import ReplayJob
 
 logger = logging.getLogger(__name__)

@@ -19,10 +19,11 @@ from redrive.policy import naming, text
 from redrive.policy.envelope import reconsume_times
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.policy.properties import REPLAY_SOURCE
-from redrive.replay import bitmap, broker, ledger, ranges, reading, snapshot
-from redrive.replay.position import EntryId, Source
-from redrive.replay.ranges import Range
-from redrive.replay.records import Records
+from redrive.replay.ledger import ledger
+from redrive.replay.ledger.records import Records
+from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
+from redrive.replay.topic.position import EntryId, Source
+from redrive.replay.topic.ranges import Range
 
 Place = tuple[int, EntryId]
 """An entry of the dead-letter topic: its partition, and its id."""

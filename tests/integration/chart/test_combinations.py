@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from redrive.replay import launch
+from redrive.replay.controller import launch
 from sandbox import chart
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster

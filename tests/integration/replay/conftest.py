@@ -24,9 +24,10 @@ from redrive.api.crds import crds
 from redrive.policy.model import Policy
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, LEDGER_SUBSCRIPTION, TopicName
 from redrive.policy.properties import CAUSE_TYPE
-from redrive.replay import query, reading, snapshot
-from redrive.replay.progress import Progress
+from redrive.replay.job.progress import Progress
+from redrive.replay.spark import query
 from redrive.replay.spec import TOKEN_VARIABLE, ReplayJob
+from redrive.replay.topic import reading, snapshot
 from sandbox import chart, toolchain
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker

@@ -11,11 +11,11 @@ from pyspark.sql import SparkSession
 
 from redrive.policy import envelope
 from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
-from redrive.replay import dispatch
-from redrive.replay import run as jobs
-from redrive.replay.account import Account
-from redrive.replay.query import Spark
-from redrive.replay.sending import DeduplicationOffError
+from redrive.replay.job import dispatch
+from redrive.replay.job import run as jobs
+from redrive.replay.ledger.account import Account
+from redrive.replay.moving.sending import DeduplicationOffError
+from redrive.replay.spark.query import Spark
 
 SetStage = Callable[..., Any]
 MakeJob = Callable[..., Any]

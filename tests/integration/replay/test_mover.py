@@ -21,17 +21,18 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
-from redrive.replay import audit, bitmap
-from redrive.replay import run as runs
-from redrive.replay.account import Account
-from redrive.replay.engine import Local
-from redrive.replay.ledger import FencedError
-from redrive.replay.mover import RangeMover
-from redrive.replay.plan import Scan
-from redrive.replay.ranges import RANGE_ENTRIES, Range
-from redrive.replay.records import RangePlan
-from redrive.replay.sending import DeduplicationOffError
+from redrive.replay import audit
+from redrive.replay.job import run as runs
+from redrive.replay.job.engine import Local
+from redrive.replay.job.plan import Scan
+from redrive.replay.ledger.account import Account
+from redrive.replay.ledger.ledger import FencedError
+from redrive.replay.ledger.records import RangePlan
+from redrive.replay.moving.mover import RangeMover
+from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.spec import ReplayJob
+from redrive.replay.topic import bitmap
+from redrive.replay.topic.ranges import RANGE_ENTRIES, Range
 
 SetStage = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -86,8 +87,8 @@ class EverySecond(Local):
 
 RUN = """
 import sys
-from redrive.replay.engine import Local
-from redrive.replay.run import run
+from redrive.replay.job.engine import Local
+from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
 
 class Silent:
@@ -101,7 +102,7 @@ print(run(ReplayJob.decode(sys.argv[1]), Local(), Silent()))
 @contextlib.contextmanager
 def process(job: ReplayJob) -> Iterator[subprocess.Popen[str]]:
     """Run *job* in a process of its own."""
-    source_root = str(Path(runs.__file__).parents[2])
+    source_root = str(Path(runs.__file__).parents[3])
     started = subprocess.Popen(
         [sys.executable, "-c", RUN, job.encode()],
         env=os.environ | {"PYTHONPATH": source_root},

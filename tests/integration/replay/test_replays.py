@@ -17,8 +17,8 @@ from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import CAUSE_TYPE
-from redrive.replay import launch
-from redrive.replay.reconcile import reconcile
+from redrive.replay.controller import launch
+from redrive.replay.controller.reconcile import reconcile
 from sandbox import chart, installation
 from sandbox.pulsar import SUPERUSER
 from sandbox.sandbox import Sandbox

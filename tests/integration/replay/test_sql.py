@@ -9,7 +9,8 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from sqlglot import exp
 
 from redrive.policy.properties import CAUSE_TYPE, FAILED_AT, RECONSUMETIMES, REPLAYS
-from redrive.replay import rows, selection
+from redrive.replay import selection
+from redrive.replay.topic import rows
 
 NASTY = [
     "it's",

@@ -20,8 +20,8 @@ from redrive.errors import RedriveError
 from redrive.kube import errors as cluster_errors
 from redrive.kube import status
 from redrive.provision import errors as provision_errors
-from redrive.replay import errors as replay_errors
-from redrive.replay import reconcile as replays
+from redrive.replay.controller import errors as replay_errors
+from redrive.replay.controller import reconcile as replays
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "reasons.md"
 WARNINGS = REFERENCE.with_name("warnings.md")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from redrive.replay import audit, records
+from redrive.replay import audit
 from redrive.replay.audit import AuditFindings
-from redrive.replay.position import EntryId, Position, Source
-from redrive.replay.ranges import Range
-from redrive.replay.records import RangeRecord, Records
+from redrive.replay.ledger import records
+from redrive.replay.ledger.records import RangeRecord, Records
+from redrive.replay.topic.position import EntryId, Position, Source
+from redrive.replay.topic.ranges import Range
 
 OF, OTHER = Range(0, 7, 0, 9_999), Range(0, 8, 0, 9_999)
 

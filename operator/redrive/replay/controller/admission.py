@@ -1,0 +1,149 @@
+"""May a Replay run, and as what job? Pure: reads only the caches.
+
+Called by `reconcile`, again and again until the Replay is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from redrive.api.conditions import READY
+from redrive.api.fields import SecretKeyRef
+from redrive.api.parsing import parse_spec
+from redrive.api.replay import FINAL, ReplaySpec
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.kube import connections, status
+from redrive.kube.context import Context
+from redrive.kube.resources import Body, Key
+from redrive.replay import selection
+from redrive.replay.controller import launch
+from redrive.replay.controller.errors import (
+    DeadLettersDiscardedError,
+    PolicyNotFoundError,
+    PolicyNotReadyError,
+    ReplayIdentityMissingError,
+    ReplayInProgressError,
+    TrustNotSupportedError,
+)
+from redrive.replay.spec import ReplayJob
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A Replay that may be launched.
+
+    Attributes:
+        token: where the replay role's token lies, in the Replay's namespace.
+    """
+
+    job: ReplayJob
+    token: SecretKeyRef
+
+
+def admit(replay: Body, ctx: Context) -> Admitted:
+    """Check everything that speaks against launching *replay* now.
+
+    Raises:
+        InvalidSpecError: it can never run.
+        RedriveError: it can't run now; the reason says why.
+    """
+    spec = parse_spec(ReplaySpec, replay)
+    where = None if spec.select is None else spec.select.where
+    if where is not None:
+        selection.to_sql(where)
+    key = Key.of(replay)
+    policy_key = Key(key.namespace, spec.policy_ref.name)
+    body = _ready_policy(policy_key, ctx)
+    asked = parse_spec(RetryPolicySpec, body)
+    reference = asked.connection_ref
+    connection = connections.find(reference, key.namespace, ctx.connections, ctx.namespaces)
+    policy = asked.completed(connection.policy_defaults).to_policy(
+        str(policy_key), body["metadata"]["generation"]
+    )
+    if not policy.dead_letters:
+        raise DeadLettersDiscardedError(
+            f"the RetryPolicy {policy_key} discards what it could replay",
+            remedy="set its deadLetter.mode to Keep; what was discarded is gone",
+        )
+    if connection.replay is None:
+        raise ReplayIdentityMissingError(
+            f"the PulsarConnection {connections.key_of(reference, key.namespace)} names no "
+            "role for replays",
+            remedy="give it spec.replay, with a role and the Secret of its token",
+        )
+    if connection.tls is not None:
+        raise TrustNotSupportedError(
+            f"the PulsarConnection {connections.key_of(reference, key.namespace)} has certificate "
+            "authorities of its own, which replay jobs don't know",
+            got="spec.tls",
+            remedy="replay through a connection without tls, from an image that trusts them",
+        )
+    _check_turn(replay, ctx)
+    job = ReplayJob(
+        namespace=key.namespace,
+        name=key.name,
+        uid=replay["metadata"]["uid"],
+        policy=policy,
+        service_url=connection.service_url,
+        admin_url=connection.admin_url,
+        where=where,
+    )
+    return Admitted(job, connection.replay.token.secret_ref)
+
+
+def is_final(replay: Body) -> bool:
+    """Whether the Replay's run has ended, one way or the other."""
+    return (replay.get("status") or {}).get("phase") in FINAL
+
+
+def policy_of(replay: Body) -> Key:
+    """Return the RetryPolicy that *replay* refers to."""
+    return Key(Key.of(replay).namespace, replay["spec"]["policyRef"]["name"])
+
+
+def _ready_policy(key: Key, ctx: Context) -> Body:
+    """Return a RetryPolicy whose topics and grants are in place."""
+    body = ctx.policies.get(key)
+    if body is None or "deletionTimestamp" in body["metadata"]:
+        raise PolicyNotFoundError(
+            "the RetryPolicy of policyRef does not exist, or is being deleted",
+            got=str(key),
+            remedy="create it; this Replay starts by itself then",
+        )
+    generation = body["metadata"]["generation"]
+    ready = status.find(body, READY)
+    if ready is None or (ready.status, ready.observed_generation) != ("True", generation):
+        raise PolicyNotReadyError(
+            f"the RetryPolicy {key} is not Ready",
+            got="nothing known yet" if ready is None else f"{ready.reason}: {ready.message}",
+            remedy="fix what its conditions say; this Replay starts by itself then",
+        )
+    return body
+
+
+def _check_turn(replay: Body, ctx: Context) -> None:
+    """Let the Replays of one policy run one after the other, in the order they were made."""
+    for other in _open_replays(replay, ctx):
+        if _is_launched(other, ctx) or _age(other) < _age(replay):
+            raise ReplayInProgressError(
+                "another Replay of the same policy comes first",
+                got=str(Key.of(other)),
+                remedy="wait for it to end, or delete it; this one starts by itself then",
+            )
+
+
+def _open_replays(replay: Body, ctx: Context) -> Iterator[Body]:
+    for other in ctx.replays:
+        same = policy_of(other) == policy_of(replay)
+        if same and Key.of(other) != Key.of(replay) and not is_final(other):
+            yield other
+
+
+def _is_launched(replay: Body, ctx: Context) -> bool:
+    own = Key(Key.of(replay).namespace, launch.name_of(replay))
+    return ctx.applications.get(own) is not None or "sparkApplication" in replay.get("status", {})
+
+
+def _age(replay: Body) -> tuple[str, str]:
+    return replay["metadata"]["creationTimestamp"], replay["metadata"]["uid"]

@@ -1,0 +1,230 @@
+"""One Replay: launch its SparkApplication when its turn has come, then mirror how that stands.
+
+Called by the `Controller` of Replays, for each change of the Replay, its policy, its connection,
+its application or another Replay of the same policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any
+
+from redrive.api.conditions import Condition
+from redrive.api.replay import FINAL, Phase, ReplayStatus
+from redrive.errors import RedriveError, Requeue
+from redrive.kube import logs, resources, status
+from redrive.kube.connections import shown_to
+from redrive.kube.context import Context
+from redrive.kube.errors import ForbiddenError, NotFoundError
+from redrive.kube.resources import Body, Key
+from redrive.kube.status import ObjectEvent, Publisher
+from redrive.replay.controller import errors, launch
+from redrive.replay.controller.admission import admit, is_final, policy_of
+
+LAUNCHED = "Launched"
+"""Reason of an Event: the SparkApplication was created."""
+COMPLETED = "Completed"
+"""Reason: the selected dead letters are back in the retry topic."""
+
+_START_TIME = timedelta(minutes=1)
+
+_PHASES = {
+    "RUNNING": Phase.RUNNING,
+    "SUCCEEDING": Phase.RUNNING,
+    "FAILING": Phase.RUNNING,
+    "COMPLETED": Phase.COMPLETED,
+    "FAILED": Phase.FAILED,
+}
+"""What the states of a SparkApplication mean; every other one is on the way to RUNNING."""
+
+_Shown = tuple[tuple[Condition, ...], dict[str, Any]]
+"""Conditions, and the fields of the status beside them."""
+
+
+async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
+    """Bring one Replay forward; its status and Events are written last. A final phase stays.
+
+    Args:
+        launching: held while one is launched: whose turn it is must not change meanwhile.
+    """
+    replay = ctx.replays.get(key)
+    if replay is None:
+        return Requeue.ON_CHANGE
+    logs.identify(replay)
+    if is_final(replay) or "deletionTimestamp" in replay["metadata"]:
+        return Requeue.ON_CHANGE
+    now, requeue = ctx.clock(), Requeue.ON_CHANGE
+    events: list[ObjectEvent] = []
+    try:
+        async with launching:
+            application = _application(replay, ctx)
+            if application is None:
+                application = await _launch(replay, ctx)
+                events.append(_launched(application))
+            else:
+                _check_started(application, now)
+        reported = await _reported(replay, application, ctx)
+        conditions, fields = _mirror(reported, application, now)
+        if not _state(application):
+            requeue = Requeue.BACKOFF  # the state of one that is not run never changes
+    except RedriveError as error:
+        policy = ctx.policies.get(policy_of(replay))
+        shown = error if policy is None else shown_to(policy, error)
+        conditions, fields = _explain(replay, shown, now)
+        requeue = error.requeue
+    out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
+    await out.publish(replay, conditions, fields)
+    for event in events:
+        await out.emit(replay, event)
+    return requeue
+
+
+async def _launch(replay: Body, ctx: Context) -> Body:
+    """Create the SparkApplication of *replay*, also after one was deleted.
+
+    A second run is no harm: it goes on where the first one was.
+
+    Raises:
+        RedriveError: it may not run now, or the API server refuses.
+    """
+    if not ctx.settings.replay_image:
+        raise errors.ReplaysDisabledError(
+            "this operator runs no Replays: it has no image for their jobs",
+            remedy="have it started with one (replay.enabled in the Helm chart)",
+        )
+    admitted = admit(replay, ctx)
+    await _check_service_account(Key.of(replay).namespace, ctx)
+    wanted = launch.application(replay, admitted.job, admitted.token, ctx.settings)
+    created = await ctx.kubernetes.create(resources.SPARK_APPLICATIONS, wanted)
+    ctx.applications.put(created)
+    return created
+
+
+def _launched(application: Body) -> ObjectEvent:
+    name = application["metadata"]["name"]
+    return ObjectEvent(LAUNCHED, f"the SparkApplication {name} runs this Replay")
+
+
+async def _check_service_account(namespace: str, ctx: Context) -> None:
+    """Check that the ServiceAccount of the job exists: without it, each submission would fail.
+
+    An operator that may not read ServiceAccounts leaves this to the Spark operator.
+
+    Raises:
+        ServiceAccountNotFoundError: it does not exist.
+    """
+    account = Key(namespace, ctx.settings.replay_service_account)
+    try:
+        await ctx.kubernetes.get(resources.SERVICE_ACCOUNTS, account)
+    except ForbiddenError:
+        return
+    except NotFoundError:
+        raise errors.ServiceAccountNotFoundError(
+            "the ServiceAccount that replay jobs run as does not exist",
+            got=str(account),
+            remedy=f"add {namespace} to replay.namespaces of the Helm chart, which creates it with "
+            "its rights; this Replay starts by itself then",
+        ) from None
+
+
+def _application(replay: Body, ctx: Context) -> Body | None:
+    found = ctx.applications.get(Key(Key.of(replay).namespace, launch.name_of(replay)))
+    if found is not None and not resources.is_owned_by(found, replay):
+        raise errors.ApplicationNotOursError(
+            "a SparkApplication that this Replay does not own has the name that its own needs",
+            got=found["metadata"]["name"],
+            remedy="delete that SparkApplication",
+        )
+    return found
+
+
+async def _reported(replay: Body, application: Body, ctx: Context) -> ReplayStatus:
+    """Return what the job has written into the status, at its end too.
+
+    Raises:
+        KubernetesError: it could not be read.
+    """
+    if _phase(application) in FINAL:
+        # The watch may show the end of the application before the last words of its job.
+        replay = await ctx.kubernetes.get(resources.REPLAYS, Key.of(replay))
+    return ReplayStatus.model_validate(replay.get("status") or {})
+
+
+def _phase(application: Body) -> Phase:
+    return _PHASES.get(_state(application), Phase.SUBMITTED)
+
+
+def _mirror(reported: ReplayStatus, application: Body, now: datetime) -> _Shown:
+    """Return what the state of the application says about the Replay.
+
+    Args:
+        reported: what the job says. An application that ends without the word of its job that the
+            run is finished was cut off.
+        application: the SparkApplication.
+        now: the time.
+
+    Raises:
+        ReplayFailedError: the application has failed for good.
+    """
+    name = application["metadata"]["name"]
+    state = _state(application)
+    said = (application.get("status") or {}).get("applicationState") or {}
+    phase = _phase(application)
+    cut_off = phase is Phase.COMPLETED and not reported.finished
+    if phase is Phase.FAILED or cut_off:
+        failure = reported.failure
+        raise errors.ReplayFailedError(
+            f"the SparkApplication {name} has {'ended before its run' if cut_off else 'failed'}",
+            got=f"{failure.reason}: {failure.message}" if failure else said.get("errorMessage", ""),
+            remedy="fix that and make another Replay: it goes on from what was moved",
+        )
+    fields: dict[str, Any] = {"phase": phase.value, "sparkApplication": name}
+    if reported.start_time is None:
+        fields["startTime"] = _written(now)
+    if phase is Phase.COMPLETED:
+        conditions = status.ready(COMPLETED, "the selected dead letters are in the retry topic")
+        return conditions, {**fields, "completionTime": _written(now)}
+    message = f"the SparkApplication {name} is {state or 'NEW'}"
+    if "errorMessage" in said:
+        message = f"{message}: {said['errorMessage']}"
+    return status.progressing(message), fields
+
+
+def _state(application: Body) -> str:
+    said = (application.get("status") or {}).get("applicationState") or {}
+    state: str = said.get("state", "")
+    return state
+
+
+def _check_started(application: Body, now: datetime) -> None:
+    """Check that a Spark operator has begun to run an application, if it had the time to.
+
+    Raises:
+        ApplicationNotStartedError: it has not.
+    """
+    created = datetime.fromisoformat(application["metadata"]["creationTimestamp"])
+    if _state(application) or now - created <= _START_TIME:
+        return
+    key = Key.of(application)
+    raise errors.ApplicationNotStartedError(
+        f"no Spark operator has begun to run the SparkApplication {key.name} within "
+        f"{_START_TIME.total_seconds():.0f} s",
+        remedy=f"have the Spark operator serve the namespace {key.namespace} "
+        "(spark.jobNamespaces in its Helm chart), or start it",
+    )
+
+
+def _explain(replay: Body, error: RedriveError, now: datetime) -> _Shown:
+    """Return why the Replay does not run: for good, until it is changed, or for now."""
+    fields: dict[str, Any] = {}
+    if isinstance(error, errors.FINAL):
+        fields = {"phase": Phase.FAILED.value, "completionTime": _written(now)}
+    elif "sparkApplication" not in (replay.get("status") or {}):
+        fields = {"phase": Phase.PENDING.value}
+    return status.failed(error), fields
+
+
+def _written(now: datetime) -> str:
+    moment: str = ReplayStatus(completion_time=now).to_manifest()["completionTime"]
+    return moment

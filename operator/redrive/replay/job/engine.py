@@ -1,0 +1,51 @@
+"""Who runs the tasks of a replay: this process, or Spark; and what shows how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from redrive.replay.job import plan
+from redrive.replay.job.plan import Scan
+from redrive.replay.ledger.account import Account
+from redrive.replay.ledger.records import RangePlan
+from redrive.replay.moving import mover
+from redrive.replay.moving.mover import RangeTask
+from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.topic.ranges import Range
+
+
+class Engine(Protocol):
+    """Runs tasks. What they raise that is no `RedriveError` may pass when they run again."""
+
+    @property
+    def slots(self) -> int:
+        """Return how many ranges to move at a time."""
+
+    def scan(self, scans: Sequence[Scan]) -> Iterable[tuple[Range, RangePlan]]:
+        """Plan ranges; one that is left out has nothing to be planned."""
+
+    def move(self, task: RangeTask) -> RangeResult:
+        """Move one range; called from several threads at a time."""
+
+
+class Reporter(Protocol):
+    """Shows how far a run has come."""
+
+    def report(self, account: Account) -> None:
+        """Show the latest account."""
+
+
+class Local:
+    """Runs tasks in this process, everything being selected; good for some thousand messages."""
+
+    def __init__(self, slots: int = 2) -> None:
+        self.slots = slots
+
+    def scan(self, scans: Sequence[Scan]) -> Iterable[tuple[Range, RangePlan]]:
+        """Plan ranges one after the other."""
+        return map(plan.scan, scans)
+
+    def move(self, task: RangeTask) -> RangeResult:
+        """Move one range."""
+        return mover.move(task)

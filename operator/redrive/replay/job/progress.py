@@ -1,0 +1,71 @@
+"""What a replay job reads from and writes into the status of its Replay.
+
+The operator writes the rest of that status; neither touches the other's fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import ClassVar
+
+from redrive.api.replay import ReplayStatus
+from redrive.errors import RedriveError
+from redrive.kube import resources
+from redrive.kube.client import Kubernetes
+from redrive.kube.resources import Key
+from redrive.replay.ledger.account import Account
+from redrive.replay.spec import ReplayJob
+
+MAX_MESSAGE = 1_024
+
+
+class ReplayGoneError(RedriveError):
+    """The Replay that the job was launched for is not there any more."""
+
+    reason: ClassVar[str] = "ReplayGone"
+
+
+class Progress:
+    """The status of one Replay.
+
+    Raises:
+        ReplayGoneError: from each method, when the Replay was deleted, or created again.
+        KubernetesError: likewise, when the API server refuses.
+    """
+
+    def __init__(self, job: ReplayJob) -> None:
+        self._key = Key(job.namespace, job.name)
+        self._uid = job.uid
+
+    def read(self) -> ReplayStatus:
+        """Return the status as it is."""
+        return asyncio.run(self._exchange({}))
+
+    def report(self, account: Account) -> None:
+        """Write down how far the run has come."""
+        asyncio.run(self._exchange(account.to_status()))
+
+    def finish(self) -> None:
+        """Write down that the account is the last one: nothing is left."""
+        asyncio.run(self._exchange({"finished": True, "failure": None}))
+
+    def fail(self, error: BaseException) -> None:
+        """Write down why the run ended before its time; another one may go on with it."""
+        reason = error.reason if isinstance(error, RedriveError) else type(error).__name__
+        message = str(error).strip().splitlines()[:1] or [reason]
+        failure = {"reason": reason, "message": message[0][:MAX_MESSAGE]}
+        asyncio.run(self._exchange({"failure": failure}))
+
+    async def _exchange(self, fields: Mapping[str, object]) -> ReplayStatus:
+        async with Kubernetes.connect() as kubernetes:
+            replay = await kubernetes.get(resources.REPLAYS, self._key)
+            if replay["metadata"]["uid"] != self._uid:
+                raise ReplayGoneError(
+                    f"the Replay {self._key} is another one than this job was launched for",
+                    got=replay["metadata"]["uid"],
+                    remedy="nothing: the other has a job of its own",
+                )
+            if fields:
+                replay = await kubernetes.patch_status(resources.REPLAYS, self._key, fields)
+        return ReplayStatus.model_validate(replay.get("status", {}))

@@ -1,0 +1,155 @@
+"""A replay, from its first to its last message. Free of Spark: an engine runs the tasks.
+
+It may be killed at any point and started again, as the same Replay or as the next one: the ledger
+says what is moved, and where to look for what may be.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import ClassVar
+
+import pulsar
+
+from redrive.errors import RedriveError
+from redrive.replay.job.dispatch import Dispatch
+from redrive.replay.job.engine import Engine, Reporter
+from redrive.replay.job.plan import Scan
+from redrive.replay.ledger.account import Account
+from redrive.replay.ledger.ledger import Ledger
+from redrive.replay.ledger.records import Header, header_key, plan_key
+from redrive.replay.moving.mover import Route
+from redrive.replay.spec import ReplayJob
+from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
+from redrive.replay.topic.snapshot import Partition
+
+ACKNOWLEDGE_TRIES = 5
+
+logger = logging.getLogger(__name__)
+
+
+class CutOffError(RedriveError):
+    """A run has come to its end, and messages are left."""
+
+    reason: ClassVar[str] = "CutOff"
+
+
+def run(job: ReplayJob, engine: Engine, reporter: Reporter) -> Account:
+    """Move the selected dead letters to the retry topic, report on the way, return the account.
+
+    Raises:
+        FencedError: another run has taken over.
+        Exception: the run did not come to its end; another of the same job, or the next Replay,
+            goes on with it.
+    """
+    owner = f"{job.uid}/{secrets.token_hex(8)}"
+    with Ledger.open(job.service_url, job.policy.ledger_topic, owner) as ledger:
+        # All that a decision is made on is read after the takeover: no other run changes it now.
+        resting = _look(job)
+        _forget(job, ledger, resting)
+        if job.uid not in ledger.records.headers:
+            _plan(job, engine, ledger, resting)
+        reporter.report(Account.of(job.uid, ledger.records))
+        _acknowledge_again(job, ledger, resting)
+        route = _route(job, ledger, owner)
+        Dispatch(job, route, engine, ledger, resting, reporter).run()
+        _see_acknowledged(job, ledger)
+        account = Account.of(job.uid, ledger.records)
+        reporter.report(account)
+    if account.left:
+        raise CutOffError(
+            "the run has come to its end, and dead letters are left",
+            got=account.left,
+            remedy="another run goes on with them",
+        )
+    return account
+
+
+def _look(job: ReplayJob) -> tuple[Partition, ...]:
+    topic = job.policy.dead_letter_topic
+    return snapshot.look(job.admin_url, topic, job.policy.dead_letter_subscription)
+
+
+def _forget(job: ReplayJob, ledger: Ledger, resting: Sequence[Partition]) -> None:
+    held = [(partition.index, each) for partition in resting for each in partition.held]
+    for key in list(ledger.records.outdated(job.uid, held)):
+        ledger.write(key, None)
+
+
+def _plan(job: ReplayJob, engine: Engine, ledger: Ledger, resting: Sequence[Partition]) -> None:
+    """Plan the run, in the ledger: its end, too, which later dead letters lie behind."""
+    ahead = {partition.index: reading.prefetch(partition.entry_bytes) for partition in resting}
+    scans = [
+        Scan(
+            job.service_url,
+            job.policy.dead_letter_topic,
+            piece,
+            ledger.records.range(piece.range).moved_by_any,
+            ahead[piece.range.partition],
+        )
+        for piece in ranges.all_pieces(resting)
+    ]
+    for of, plan in engine.scan(scans):
+        ledger.write(plan_key(job.uid, of), plan.to_json())
+    target = snapshot.look(job.admin_url, job.policy.retry_topic)
+    partitions = sum(partition.index != broker.UNPARTITIONED for partition in target)
+    header = Header(f"{job.namespace}/{job.name}", partitions)
+    ledger.write(header_key(job.uid), asdict(header))
+
+
+def _route(job: ReplayJob, ledger: Ledger, owner: str) -> Route:
+    return Route(
+        service_url=job.service_url,
+        admin_url=job.admin_url,
+        source=job.policy.dead_letter_topic,
+        subscription=job.policy.dead_letter_subscription,
+        target=job.policy.retry_topic,
+        target_partitions=ledger.records.headers[job.uid].target_partitions,
+        ledger=job.policy.ledger_topic,
+        replay=f"{job.namespace}/{job.name}",
+        uid=job.uid,
+        owner=owner,
+    )
+
+
+def _see_acknowledged(job: ReplayJob, ledger: Ledger) -> None:
+    """Have what was moved acknowledged; a broker that unloads the topic may forget it."""
+    for _ in range(ACKNOWLEDGE_TRIES):
+        if not _acknowledge_again(job, ledger, _look(job)):
+            return
+        time.sleep(1)
+    logger.warning("the broker does not keep acknowledgements; the next Replay repeats them")
+
+
+def _acknowledge_again(job: ReplayJob, ledger: Ledger, resting: Sequence[Partition]) -> int:
+    """Acknowledge what is on record as moved and rests all the same; return how many entries."""
+    count = 0
+    with broker.connect(job.service_url) as client:
+        for partition in resting:
+            returned = list(_returned(ledger, partition))
+            if not returned:
+                continue
+            name = broker.partition_of(job.policy.dead_letter_topic, partition.index)
+            consumer = client.subscribe(
+                str(name),
+                job.policy.dead_letter_subscription,
+                consumer_type=pulsar.ConsumerType.Shared,
+                receiver_queue_size=0,
+            )
+            for message_id in returned:
+                consumer.acknowledge(message_id)
+            consumer.close()
+            count += len(returned)
+    return count
+
+
+def _returned(ledger: Ledger, partition: Partition) -> Iterator[pulsar.MessageId]:
+    for of, record in ledger.records.ranges.items():
+        if of.partition == partition.index and of.ledger in partition.held:
+            for offset in bitmap.members(record.moved_by_any & ~ranges.settled(of, partition)):
+                entry = of.entry_id(offset)
+                yield pulsar.MessageId(of.partition, entry.ledger, entry.entry, -1)

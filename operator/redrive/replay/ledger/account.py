@@ -1,0 +1,88 @@
+"""What has become of what a Replay selected: one equation. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redrive.replay.ledger.records import RangePlan, RangeRecord, Records, RefusedEntry, unite
+from redrive.replay.topic.ranges import Range
+
+SHOWN = 100
+
+
+@dataclass(frozen=True)
+class Account:
+    """Numbers of messages; `matched` = `moved` + `skipped` + `refused` + `left`.
+
+    Attributes:
+        scanned: how many rested when the run was planned.
+        matched: how many of these were selected.
+        moved: stored in the target by this Replay, once, whichever of its attempts did it.
+        skipped: not moved because there was no need: another Replay had moved them before, or they
+            were acknowledged by others after the run was planned.
+        refused: can't be moved; they stay where they are.
+        left: yet to be moved.
+        refusals: the first of what was refused.
+    """
+
+    scanned: int = 0
+    matched: int = 0
+    moved: int = 0
+    skipped: int = 0
+    refused: int = 0
+    left: int = 0
+    refusals: tuple[RefusedEntry, ...] = ()
+
+    @classmethod
+    def of(cls, uid: str, records: Records) -> Account:
+        """Draw up the account of a Replay that has a plan."""
+        plans = records.plans.get(uid, {})
+        parts = [_of_range(plan, records.range(of), uid) for of, plan in plans.items()]
+        scanned, matched, moved, skipped, refused, left = map(
+            sum, zip((0,) * 6, *parts, strict=True)
+        )
+        first = tuple(itertools.islice(_refusals(plans), SHOWN))
+        return cls(scanned, matched, moved, skipped, refused, left, first)
+
+    def to_status(self) -> dict[str, Any]:
+        """Write it as fields of the Replay's status."""
+        return {
+            "scanned": self.scanned,
+            "matched": self.matched,
+            "moved": self.moved,
+            "skipped": self.skipped,
+            "refused": self.refused,
+            "left": self.left,
+            "refusals": [
+                {"entry": str(entry), "messages": messages, "cause": cause}
+                for entry, messages, cause in self.refusals
+            ],
+        }
+
+
+def moved_by_others(record: RangeRecord, uid: str) -> int:
+    """Return what has been moved, but not by Replay *uid*."""
+    others = unite(bits for other, bits in record.moved.items() if other != uid)
+    return others & ~record.moved.get(uid, 0)
+
+
+def _of_range(plan: RangePlan, record: RangeRecord, uid: str) -> tuple[int, ...]:
+    moved = plan.selected & record.moved.get(uid, 0)
+    skipped = plan.selected & ~moved & (plan.skipped | moved_by_others(record, uid))
+    refused = sum(refusal.messages for refusal in plan.refused)
+    return (
+        plan.scanned,
+        plan.messages(plan.selected) + refused,
+        plan.messages(moved),
+        plan.messages(skipped),
+        refused,
+        plan.messages(plan.selected & ~moved & ~skipped),
+    )
+
+
+def _refusals(plans: Mapping[Range, RangePlan]) -> Iterator[RefusedEntry]:
+    for of in sorted(plans):
+        yield from plans[of].refused

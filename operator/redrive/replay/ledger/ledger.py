@@ -1,0 +1,164 @@
+"""The ledger of a dead-letter topic: which of its messages were moved, by which Replay.
+
+A topic that the operator makes beside the dead-letter topic, and that outlives Replays. Whoever
+opens it fences off all who had it open before: a broker refuses whatever they write from then on.
+What it says is the truth; acknowledgements, which a broker may forget, only follow it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Self
+
+import pulsar
+
+from redrive.errors import RedriveError
+from redrive.policy.naming import TopicName
+from redrive.replay.ledger.records import OWNER, Records
+from redrive.replay.topic import broker
+
+WRITER = "redrive-owner"
+"""A property of each record: the run that wrote it."""
+READ_MILLISECONDS = 30_000
+WAIT_SECONDS = 300.0
+"""So long a run waits for a broker that does not answer, as while it is restarted."""
+
+logger = logging.getLogger(__name__)
+
+
+class FencedError(RedriveError):
+    """Another run has taken the ledger over."""
+
+    reason: ClassVar[str] = "Fenced"
+
+
+class LedgerUnavailableError(RedriveError):
+    """The broker does not take a record."""
+
+    reason: ClassVar[str] = "LedgerUnavailable"
+
+
+class Ledger:
+    """A ledger that this run owns, until another takes it over.
+
+    Args:
+        client: stays open as long as the ledger is used.
+        topic: the ledger's own.
+        owner: names this run, and no other.
+
+    Attributes:
+        records: all of them, those included that this run has written.
+
+    Raises:
+        FencedError: from each method, once another run owns the ledger.
+        LedgerUnavailableError: likewise, when the broker does not answer for `WAIT_SECONDS`.
+    """
+
+    def __init__(self, client: pulsar.Client, topic: TopicName, owner: str) -> None:
+        self.records = Records()
+        self._owner = owner
+        with broker.refusals(f"open the ledger {topic}", "produce and consume"):
+            self._producer = client.create_producer(
+                str(topic),
+                access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing,
+                batching_enabled=False,
+            )
+        self.write(OWNER, owner)
+        # Read after the takeover: nothing is written any more that is not seen.
+        self.records = read(client, topic)
+
+    @classmethod
+    @contextmanager
+    def open(cls, service_url: str, topic: TopicName, owner: str) -> Iterator[Self]:
+        """Take the ledger *topic* over, and close it in the end."""
+        with broker.connect(service_url) as client:
+            yield cls(client, topic, owner)
+
+    def write(self, key: str, value: object) -> pulsar.MessageId:
+        """Put *value*, as JSON, in the place of what *key* has; None takes it away.
+
+        When this returns, the broker has stored the record. A crash before leaves the old value,
+        or the new.
+        """
+        content = b"" if value is None else json.dumps(value, separators=(",", ":")).encode()
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            try:
+                stored = self._producer.send(
+                    content, partition_key=key, properties={WRITER: self._owner}
+                )
+                break
+            except pulsar.ProducerFenced as error:
+                raise fenced() from error
+            except pulsar.PulsarException as error:
+                # It may be stored all the same: once more does no harm.
+                if time.monotonic() > deadline:
+                    raise LedgerUnavailableError(
+                        "the broker does not store a record of the ledger",
+                        got=str(error),
+                        remedy="the job is started again by itself and goes on where it was",
+                    ) from error
+                logger.warning("the ledger does not answer, trying again: %s", error)
+                time.sleep(1)
+        self.records.apply(key, content)
+        return stored
+
+
+class Lease:
+    """The right of one task to send; it ends when another run takes the ledger over.
+
+    Args:
+        client: stays open as long as the lease is held.
+        topic: the ledger's.
+        owner: the run that gave the lease.
+        since: the id of the record with which it did, serialized.
+    """
+
+    def __init__(self, client: pulsar.Client, topic: TopicName, owner: str, since: bytes) -> None:
+        self._owner = owner
+        with broker.refusals(f"read the ledger {topic}", "consume"):
+            # Compacted, for the sake of a task that slept while records were compacted away: of
+            # the key `owner` it sees the last.
+            self._reader = client.create_reader(
+                str(topic), pulsar.MessageId.deserialize(since), is_read_compacted=True
+            )
+
+    def check(self) -> None:
+        """Pass if no other run has taken over; each send is preceded by a recent check.
+
+        Raises:
+            FencedError: another has.
+            pulsar.PulsarException: the broker does not answer.
+        """
+        while self._reader.has_message_available():
+            record = self._reader.read_next(READ_MILLISECONDS)
+            if record.properties().get(WRITER) != self._owner:
+                raise fenced()
+
+
+def fenced() -> FencedError:
+    """Return the error of a run that has lost its ledger."""
+    return FencedError(
+        "another run has taken over the ledger of this dead-letter topic",
+        remedy="nothing: the other run goes on from what this one has moved",
+    )
+
+
+def read(client: pulsar.Client, topic: TopicName) -> Records:
+    """Read what a ledger says, whoever owns it.
+
+    Raises:
+        ReplayRoleRefusedError: it is not there, or the role may not read it.
+    """
+    records = Records()
+    with broker.refusals(f"read the ledger {topic}", "consume"):
+        reader = client.create_reader(str(topic), pulsar.MessageId.earliest, is_read_compacted=True)
+        while reader.has_message_available():
+            record = reader.read_next(READ_MILLISECONDS)
+            records.apply(record.partition_key(), record.data())
+        reader.close()
+    return records

@@ -1,0 +1,237 @@
+"""What a ledger records, and what its records come to. Pure.
+
+A ledger is a topic in which of each key only the last value counts. Its keys are `owner`, ranges,
+and the plans of Replays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from redrive.replay.topic import bitmap
+from redrive.replay.topic.position import EntryId
+from redrive.replay.topic.ranges import Range
+
+OWNER = "owner"
+"""The key of the record with which a run takes the ledger over."""
+
+
+class RefusedEntry(NamedTuple):
+    """An entry that can't be moved, and stays where it is.
+
+    Attributes:
+        messages: how many selected messages it holds.
+        cause: one word.
+    """
+
+    entry: EntryId
+    messages: int
+    cause: str
+
+
+@dataclass(frozen=True)
+class RangeRecord:
+    """What is known of the entries of a range; sets of them are bitmaps of offsets.
+
+    Attributes:
+        generation: how often it was leased.
+        leased: whether the last lease has not come to its end.
+        moved: uid of a Replay → what it has moved: stored in the target, each message once.
+        partly: offset → of an entry of several messages that is moved in part, which of them.
+        tails: target partition → behind which entry a lease may have stored what is not on record.
+            That has to be read before anything is sent again.
+    """
+
+    generation: int = 0
+    leased: bool = False
+    moved: Mapping[str, int] = field(default_factory=dict)
+    partly: Mapping[int, int] = field(default_factory=dict)
+    tails: Mapping[int, EntryId] = field(default_factory=dict)
+
+    @property
+    def moved_by_any(self) -> int:
+        """Return what has been moved, by whichever Replay."""
+        return unite(self.moved.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Write it."""
+        return {
+            "generation": self.generation,
+            "leased": self.leased,
+            "moved": {uid: bitmap.encode(bits) for uid, bits in self.moved.items()},
+            "partly": {str(offset): bits for offset, bits in self.partly.items()},
+            "tails": {str(index): str(entry) for index, entry in self.tails.items()},
+        }
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> RangeRecord:
+        """Read what `to_json` wrote."""
+        return cls(
+            written["generation"],
+            written["leased"],
+            {uid: bitmap.decode(bits) for uid, bits in written["moved"].items()},
+            {int(offset): bits for offset, bits in written["partly"].items()},
+            {int(index): EntryId.parse(entry) for index, entry in written["tails"].items()},
+        )
+
+
+@dataclass(frozen=True)
+class RangePlan:
+    """What one Replay does with the entries of a range.
+
+    Attributes:
+        scanned: how many messages rested when it was planned.
+        selected: the entries to move, a bitmap; those that turned out to be refused are taken out.
+        sizes: offset → how many messages an entry holds, where it is more than one.
+        refused: what was selected and can't be moved.
+        skipped: selected entries that this Replay has not to move any more: another one did, or
+            they were acknowledged meanwhile.
+        done: whether the run is through with the range.
+    """
+
+    scanned: int
+    selected: int
+    sizes: Mapping[int, int]
+    refused: tuple[RefusedEntry, ...]
+    skipped: int = bitmap.EMPTY
+    done: bool = False
+
+    def messages(self, entries: int) -> int:
+        """Return how many messages *entries* hold, a bitmap."""
+        more = sum(n - 1 for offset, n in self.sizes.items() if bitmap.contains(entries, offset))
+        return entries.bit_count() + more
+
+    def after(self, of: Range, refused: Iterable[tuple[EntryId, str]], gone: int) -> RangePlan:
+        """Return the plan of a range that is done.
+
+        Args:
+            of: the range.
+            refused: selected entries that can't be moved after all, and why.
+            gone: selected entries that others have acknowledged.
+        """
+        offsets = [(entry.entry - of.first, entry, cause) for entry, cause in refused]
+        out = bitmap.of((offset for offset, _, _ in offsets), of.size)
+        more = tuple(
+            RefusedEntry(entry, self.sizes.get(at, 1), cause) for at, entry, cause in offsets
+        )
+        return replace(
+            self,
+            selected=self.selected & ~out,
+            refused=self.refused + more,
+            skipped=self.skipped | gone,
+            done=True,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Write it."""
+        return {
+            "scanned": self.scanned,
+            "selected": bitmap.encode(self.selected),
+            "sizes": {str(offset): count for offset, count in self.sizes.items()},
+            "refused": [[str(entry), count, cause] for entry, count, cause in self.refused],
+            "skipped": bitmap.encode(self.skipped),
+            "done": self.done,
+        }
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> RangePlan:
+        """Read what `to_json` wrote."""
+        return cls(
+            written["scanned"],
+            bitmap.decode(written["selected"]),
+            {int(offset): count for offset, count in written["sizes"].items()},
+            tuple(RefusedEntry(EntryId.parse(e), n, cause) for e, n, cause in written["refused"]),
+            bitmap.decode(written["skipped"]),
+            written["done"],
+        )
+
+
+@dataclass(frozen=True)
+class Header:
+    """The plan of a Replay as a whole; written last, so that a plan with one is complete.
+
+    Attributes:
+        replay: the Replay, as `namespace/name`.
+        target_partitions: of the retry topic, 0 if it has none; they must not change meanwhile.
+    """
+
+    replay: str
+    target_partitions: int
+
+
+class Records:
+    """All records of a ledger, as the last of each key has it."""
+
+    def __init__(self) -> None:
+        self.owner = ""
+        self.ranges: dict[Range, RangeRecord] = {}
+        self.headers: dict[str, Header] = {}
+        self.plans: dict[str, dict[Range, RangePlan]] = {}
+
+    def apply(self, key: str, value: bytes) -> None:
+        """Take a record in; an empty value takes away what its key stands for."""
+        kind, _, rest = key.partition("/")
+        uid, _, written = rest.partition("/")
+        content = json.loads(value) if value else None
+        match kind:
+            case "owner":
+                self.owner = content or ""
+            case "range":
+                _put(self.ranges, Range.parse(rest), content, RangeRecord.from_json)
+            case "plan" if written:
+                plan = self.plans.setdefault(uid, {})
+                _put(plan, Range.parse(written), content, RangePlan.from_json)
+            case "plan":
+                _put(self.headers, uid, content, lambda of: Header(**of))
+
+    def range(self, of: Range) -> RangeRecord:
+        """Return what is known of a range."""
+        return self.ranges.get(of, RangeRecord())
+
+    def outdated(self, uid: str, held: Iterable[tuple[int, int]]) -> Iterator[str]:
+        """Yield the keys that are of no use any more to the run of Replay *uid*.
+
+        Args:
+            uid: its own plan stays, others go: what was moved stands in the ranges.
+            held: partition and id of each ledger that the dead-letter topic still has. What lay in
+                others can't come back.
+        """
+        there = set(held)
+        yield from (range_key(of) for of in self.ranges if (of.partition, of.ledger) not in there)
+        for other in {*self.plans, *self.headers} - {uid}:
+            # The header first: a plan without one is made again, one in part would be believed.
+            yield from [header_key(other)] if other in self.headers else []
+            yield from (plan_key(other, of) for of in self.plans.get(other, {}))
+
+
+def range_key(of: Range) -> str:
+    """Return the key of a range."""
+    return f"range/{of}"
+
+
+def header_key(uid: str) -> str:
+    """Return the key of a plan's header."""
+    return f"plan/{uid}"
+
+
+def plan_key(uid: str, of: Range) -> str:
+    """Return the key of the plan for a range."""
+    return f"plan/{uid}/{of}"
+
+
+def unite(bitmaps: Iterable[int]) -> int:
+    """Return the union of *bitmaps*."""
+    union = bitmap.EMPTY
+    for each in bitmaps:
+        union |= each
+    return union
+
+
+def _put(into: dict[Any, Any], key: Any, content: Any, read: Any) -> None:  # noqa: ANN401
+    if content is None:
+        into.pop(key, None)
+    else:
+        into[key] = read(content)

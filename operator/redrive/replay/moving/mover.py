@@ -1,0 +1,252 @@
+"""One range of a dead-letter topic → the target, each message once: send, receipt, acknowledge.
+
+Free of Spark: called by whatever runs the task, in any process. A task may die at any point, be
+stopped and go on, or run twice. A lease in the ledger says that its range may have been sent in
+part; whoever takes the range next reads what the target has of it before sending the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pulsar
+
+from redrive.errors import RedriveError
+from redrive.policy import envelope
+from redrive.policy.naming import TopicName
+from redrive.replay.ledger.ledger import WAIT_SECONDS, Lease, fenced
+from redrive.replay.moving import tail
+from redrive.replay.moving.outcome import RangeOutcome, RangeResult
+from redrive.replay.moving.sending import Sender, SentBeforeError
+from redrive.replay.moving.window import StalledError, Window
+from redrive.replay.topic import broker, ranges, reading, snapshot
+from redrive.replay.topic.position import EntryId, Source, Try
+from redrive.replay.topic.ranges import Range
+from redrive.replay.topic.rows import DeadLetterRow
+
+MAX_TRIES = 200
+GRACE_SECONDS = 1.0
+"""How long a broker may take to store what it had received of a producer that is gone."""
+
+
+class SendFailedError(RedriveError):
+    """The broker neither stores messages nor refuses them."""
+
+    reason: ClassVar[str] = "SendFailed"
+
+
+@dataclass(frozen=True)
+class Route:
+    """From where to where, for which Replay.
+
+    Attributes:
+        source: the dead-letter topic.
+        subscription: the one that keeps the messages there; they are acknowledged on it.
+        target_partitions: 0 for a target without partitions.
+        replay: `namespace/name`, written into each message.
+        owner: the run, as the ledger knows it.
+    """
+
+    service_url: str
+    admin_url: str
+    source: TopicName
+    subscription: str
+    target: TopicName
+    target_partitions: int
+    ledger: TopicName
+    replay: str
+    uid: str
+    owner: str
+
+
+@dataclass(frozen=True)
+class RangeTask:
+    """A range to move, under a lease. Sets of entries are bitmaps of offsets.
+
+    Attributes:
+        entries: what to move.
+        acknowledged: which of them are acknowledged: not to be sent, moved or not.
+        partly: see `RangeRecord`.
+        tails: where earlier leases may have stored what is not on record; see `RangeRecord`.
+        since: the ends of the target's partitions when this lease was given.
+        generation: of this lease.
+        lease: the id of its record, serialized.
+        ahead: see `reading.prefetch`.
+    """
+
+    route: Route
+    range: Range
+    entries: int
+    acknowledged: int
+    partly: Mapping[int, int]
+    tails: Mapping[int, EntryId]
+    since: Mapping[int, EntryId]
+    generation: int
+    lease: bytes
+    ahead: int
+
+
+def move(task: RangeTask) -> RangeResult:
+    """Move a range, and return what became of it.
+
+    At most `window.MESSAGES` and `window.BYTES` are on their way at a time. A broker that is
+    restarted is waited for.
+
+    Raises:
+        FencedError: another run has taken over; what was sent by then is found by that one.
+        RedriveError: the broker refuses, or does not answer for minutes.
+    """
+    with broker.connect(task.route.service_url) as client:
+        return RangeMover(task, client).run()
+
+
+class RangeMover:
+    """Moves one range.
+
+    Args:
+        client: for all but sending.
+    """
+
+    def __init__(self, task: RangeTask, client: pulsar.Client) -> None:
+        route = task.route
+        self._task, self._route, self._client = task, route, client
+        self._outcome = RangeOutcome(task.partly, route.uid)
+        self._lease = Lease(client, route.ledger, route.owner, task.lease)
+        topic = str(broker.partition_of(route.source, task.range.partition))
+        with broker.refusals(f"open the subscription {route.subscription} of {topic}", "consume"):
+            # It only acknowledges: without a queue it receives no message.
+            self._consumer = client.subscribe(
+                topic,
+                route.subscription,
+                consumer_type=pulsar.ConsumerType.Shared,
+                receiver_queue_size=0,
+            )
+        # Of what is trimmed: target partition → the last sequence id of an earlier try.
+        self._unproven: dict[int, int] = {}
+
+    def run(self) -> RangeResult:
+        """Try until each entry is moved, refused, or not there any more."""
+        sent_in = Try(self._task.generation, 0)
+        before, tails = Try(self._task.generation - 1, 0), self._task.tails
+        while sent_in.attempt < MAX_TRIES:
+            try:
+                if self._try(sent_in, before, tails):
+                    return self._result()
+            except SentBeforeError as found:
+                sent_in = found.sent_in
+            before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
+            tails = {**self._task.since, **self._task.tails}
+        raise SendFailedError(
+            "the broker neither stores dead letters nor refuses them",
+            got=f"{self._task.range} after {MAX_TRIES} tries",
+            remedy="look into the broker's log; another Replay goes on from what was moved",
+        )
+
+    def _try(self, sent_in: Try, before: Try, tails: Mapping[int, EntryId]) -> bool:
+        """Send what is not in the target yet; return whether nothing is in doubt in the end.
+
+        Args:
+            sent_in: this try.
+            before: the one whose messages may lie behind *tails*.
+            tails: what to read first.
+        """
+        route = self._route
+        with ExitStack() as stack:
+            # Of its own: the connection breaks when the broker refuses a message.
+            client = stack.enter_context(broker.connect(route.service_url))
+            target = route.target, route.target_partitions
+            sender = Sender(client, target, route.source, self._task.range, sent_in)
+            stack.callback(sender.close)
+            self._check_lease()
+            if tails:
+                self._look_for(sender, before, tails)
+            window = Window(
+                sender,
+                self._outcome,
+                self._check_lease,
+                self._acknowledge,
+                self._task.range.first,
+            )
+            try:
+                self._send_all(sender, window, before)
+            except StalledError:
+                window.give_up()
+        return not self._outcome.doubts
+
+    def _look_for(self, sender: Sender, before: Try, tails: Mapping[int, EntryId]) -> None:
+        """Find what earlier tries have stored; no other process can store more of it meanwhile."""
+        last = {index: sender.hold(index) for index in tails}
+        time.sleep(GRACE_SECONDS)
+        route = self._route
+        found = tail.find(self._client, route.admin_url, route.target, tails, self._task.range)
+        self._outcome.found(found)
+        self._unproven = {index: last[index] for index in found.trimmed if before.generation}
+
+    def _send_all(self, sender: Sender, window: Window, before: Try) -> None:
+        task = self._task
+        entries = task.entries & ~task.acknowledged & ~self._outcome.settled
+        source = task.route.source
+        for letter in reading.of_entries(self._client, source, task.range, entries, task.ahead):
+            key = window.key(letter)
+            if self._outcome.is_stored(key):
+                if self._outcome.store(key, letter.batch_size):
+                    self._acknowledge(letter)
+            elif self._is_unproven(sender, letter, before):
+                self._outcome.refuse(key, "Unproven")
+            else:
+                window.send(letter, self._properties(letter))
+        window.drain()
+
+    def _properties(self, letter: DeadLetterRow) -> dict[str, str]:
+        source = Source(self._route.uid, letter.partition, letter.position)
+        return envelope.for_replay(letter.properties, replay=self._route.replay, source=str(source))
+
+    def _is_unproven(self, sender: Sender, letter: DeadLetterRow, before: Try) -> bool:
+        """Whether *letter* may be stored where it can't be seen any more.
+
+        It is not if the broker still knows the try before: what lies above its last is not stored.
+        """
+        last = self._unproven.get(sender.partition(letter))
+        if last is None:
+            return False
+        return Try.of(last) != before or sender.sequence_id(letter, before) <= last
+
+    def _acknowledge(self, letter: DeadLetterRow) -> None:
+        ledger, entry = letter.position.entry_id
+        # The index -1 stands for the whole entry: single messages of a batch can't be named here.
+        self._consumer.acknowledge(pulsar.MessageId(letter.partition, ledger, entry, -1))
+
+    def _check_lease(self) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            try:
+                self._lease.check()
+            except pulsar.PulsarException:  # the broker is away
+                if time.monotonic() > deadline:
+                    raise fenced() from None
+                time.sleep(1)
+            else:
+                return
+
+    def _result(self) -> RangeResult:
+        task, outcome = self._task, self._outcome
+        unseen = task.entries & ~outcome.settled
+        if unseen:
+            self._account_for(unseen)
+        # One stored message of this lease shuts out all that earlier ones have yet to send.
+        tails = {i: entry for i, entry in task.tails.items() if i not in outcome.stored_in}
+        return outcome.result(task.range, tails)
+
+    def _account_for(self, unseen: int) -> None:
+        """Say of entries that did not come whether they are acknowledged, or can't be read."""
+        route, of = self._route, self._task.range
+        gone = unseen & self._task.acknowledged
+        for partition in snapshot.look(route.admin_url, route.source, route.subscription):
+            if partition.index == of.partition:
+                trimmed = of.ledger not in partition.held
+                gone |= unseen if trimmed else unseen & ranges.settled(of, partition)
+        self._outcome.miss(gone, unseen & ~gone)

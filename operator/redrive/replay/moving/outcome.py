@@ -1,0 +1,141 @@
+"""What has become of the messages of one range, while it is moved. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from redrive.replay.moving.tail import Found
+from redrive.replay.topic import bitmap
+from redrive.replay.topic.position import EntryId
+from redrive.replay.topic.ranges import Range
+
+Key = tuple[int, int]
+"""A message: the offset of its entry, and its index in it."""
+
+
+@dataclass(frozen=True)
+class RangeResult:
+    """What became of a range; see `RangeRecord` and `RangePlan`.
+
+    Attributes:
+        gone: entries that were acknowledged by others before they were sent.
+    """
+
+    moved: Mapping[str, int]
+    partly: Mapping[int, int]
+    refused: tuple[tuple[EntryId, str], ...]
+    gone: int
+    tails: Mapping[int, EntryId]
+
+
+class RangeOutcome:
+    """Counts by message, and tells by entry.
+
+    Args:
+        partly: of entries that are moved in part, which messages.
+        uid: of the Replay that moves.
+
+    Attributes:
+        doubts: messages that were sent, and may be stored or not.
+        alone: messages of which none was stored when all were sent together → how often it was
+            sent alone since. The first of those without a receipt may be the one that is refused.
+        largest: the size of the largest message that was stored, in bytes.
+        too_big: from this size on no message is sent: the broker refused one of it, and has stored
+            none as large.
+        proven: whether the target was seen to deduplicate.
+        stored_in: the target's partitions in which this lease has stored a message.
+        settled: the entries that are moved or refused, a bitmap.
+    """
+
+    def __init__(self, partly: Mapping[int, int], uid: str) -> None:
+        self._uid = uid
+        self._stored = {
+            offset: dict.fromkeys(bitmap.members(indexes), uid)
+            for offset, indexes in partly.items()
+        }
+        self._moved: dict[str, int] = {}
+        self._refused: dict[int, str] = {}
+        self._gone = bitmap.EMPTY
+        self.doubts: set[Key] = set()
+        self.alone: dict[Key, int] = {}
+        self.largest = 0
+        self.too_big = math.inf
+        self.proven = False
+        self.stored_in: set[int] = set()
+        self.settled = bitmap.EMPTY
+
+    def is_stored(self, key: Key) -> bool:
+        """Whether a message is in the target."""
+        offset, index = key
+        return index in self._stored.get(offset, ())
+
+    def store(self, key: Key, size: int, uid: str = "") -> bool:
+        """Take note that a message is in the target; return whether all of its entry is now.
+
+        Args:
+            key: the message.
+            size: how many messages its entry holds.
+            uid: the Replay that moved it, if it is not this one.
+        """
+        offset, index = key
+        here = self._stored.setdefault(offset, {})
+        here.setdefault(index, uid or self._uid)
+        if len(here) < size:
+            return False
+        self._move(offset, here[index])
+        return True
+
+    def found(self, found: Found) -> None:
+        """Take in what was seen in the target: no message in doubt is stored but for these."""
+        for offset, indexes in found.by.items():
+            self._stored[offset] = {**indexes, **self._stored.get(offset, {})}
+        left = {key for key in self.doubts if not self.is_stored(key)}
+        if left:
+            self.alone.setdefault(min(left), 0)
+        self.doubts.clear()
+
+    def refuse(self, key: Key, cause: str) -> None:
+        """Take note that a message, and so its entry, can't be moved."""
+        self._refused[key[0]] = cause
+        self.settled |= 1 << key[0]
+
+    def miss(self, gone: int, unread: int) -> None:
+        """Take note of entries that were not delivered.
+
+        Args:
+            gone: those that are acknowledged; what the target has of them was moved.
+            unread: those that are not.
+        """
+        for offset in bitmap.members(gone):
+            if by := self._stored.get(offset):
+                self._move(offset, next(iter(by.values())))
+            else:
+                self._gone |= 1 << offset
+        for offset in bitmap.members(unread):
+            self._refused[offset] = "NotDelivered"
+            self.settled |= 1 << offset
+
+    def result(self, of: Range, tails: Mapping[int, EntryId]) -> RangeResult:
+        """Sum it up.
+
+        Args:
+            of: the range.
+            tails: what remains to be read before anything more is sent.
+        """
+        return RangeResult(
+            moved=self._moved,
+            partly={
+                offset: sum(1 << index for index in indexes)
+                for offset, indexes in self._stored.items()
+            },
+            refused=tuple((of.entry_id(at), cause) for at, cause in sorted(self._refused.items())),
+            gone=self._gone,
+            tails=tails,
+        )
+
+    def _move(self, offset: int, uid: str) -> None:
+        del self._stored[offset]
+        self._moved[uid] = self._moved.get(uid, bitmap.EMPTY) | 1 << offset
+        self.settled |= 1 << offset

@@ -1,0 +1,183 @@
+"""The producers of one range: what they send, and the receipts that come back.
+
+One producer for each partition of the target, named after the range: equal in each Replay, so that
+while one run has it no other can send messages of the range. Its sequence ids rise with each try.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import pulsar
+
+from redrive.errors import RedriveError
+from redrive.policy.naming import TopicName
+from redrive.replay.topic import broker, position
+from redrive.replay.topic.position import Try
+from redrive.replay.topic.ranges import Range
+from redrive.replay.topic.rows import DeadLetterRow
+
+OPEN_SECONDS = 300.0
+"""So long a producer waits for a broker that is away, or for another process to lose its name."""
+MAX_PENDING_MESSAGES = 2_000
+
+
+class DeduplicationOffError(RedriveError):
+    """The target does not keep sequence ids: what a client sends again is stored twice."""
+
+    reason: ClassVar[str] = "DeduplicationOff"
+
+
+class SentBeforeError(Exception):
+    """Messages of this very lease were sent before, by a process that is gone.
+
+    Attributes:
+        sent_in: the try in which.
+    """
+
+    def __init__(self, sent_in: Try) -> None:
+        super().__init__()
+        self.sent_in = sent_in
+
+
+class Receipt(NamedTuple):
+    """What the broker, or the client, answered to one message.
+
+    Attributes:
+        stored: whether the broker has stored it now; a duplicate is not.
+    """
+
+    letter: DeadLetterRow
+    result: pulsar.Result
+    stored: bool
+
+
+class Sender:
+    """Sends messages of a range, in the order of their positions.
+
+    Args:
+        client: has no other use: its connections break when the broker refuses a message.
+        target: where to; *partitions* of it, 0 if it has none.
+        source: the dead-letter topic, and *of* it the range.
+        sent_in: the try.
+
+    Attributes:
+        receipts: come in here from the client's threads.
+    """
+
+    def __init__(
+        self,
+        client: pulsar.Client,
+        target: tuple[TopicName, int],
+        source: TopicName,
+        of: Range,
+        sent_in: Try,
+    ) -> None:
+        self.receipts: queue.SimpleQueue[Receipt] = queue.SimpleQueue()
+        self._client = client
+        self._target, self._partitions = target
+        self._source = source
+        self._range = of
+        self._try = sent_in
+        self._producers: dict[int, pulsar.Producer] = {}
+
+    def partition(self, letter: DeadLetterRow) -> int:
+        """Return the index of the target's partition for *letter*."""
+        if not self._partitions:
+            return broker.UNPARTITIONED
+        return position.target_partition(letter.key, letter.position, self._partitions)
+
+    def hold(self, index: int) -> int:
+        """Open the producer for a partition, and return the last sequence id of its name.
+
+        Until the sender is closed, no other process sends messages of the range there.
+
+        Raises:
+            SentBeforeError: there were messages of this try, or a later one.
+            RedriveError: it can't be opened.
+        """
+        if index not in self._producers:
+            self._producers[index] = self._open(index)
+        last: int = self._producers[index].last_sequence_id()
+        return last
+
+    def send(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
+        """Send a message; its receipt comes later, or never."""
+        index = self.partition(letter)
+        if index not in self._producers:
+            self.hold(index)
+        receipts = self.receipts
+
+        def receive(result: pulsar.Result, stored_as: pulsar.MessageId) -> None:
+            stored = result == pulsar.Result.Ok and stored_as.ledger_id() >= 0
+            receipts.put(Receipt(letter, result, stored))
+
+        self._producers[index].send_async(
+            letter.value,
+            receive,
+            properties=dict(properties),
+            partition_key=letter.key,
+            ordering_key=letter.ordering_key,
+            event_timestamp=letter.event_time,
+            sequence_id=self.sequence_id(letter),
+        )
+
+    def sequence_id(self, letter: DeadLetterRow, sent_in: Try | None = None) -> int:
+        """Return the id with which this try sends *letter*, or the one given would have."""
+        offset = letter.position.entry - self._range.first
+        return position.sequence_id(sent_in or self._try, offset, letter.position.batch_index)
+
+    def prove(self, letter: DeadLetterRow) -> None:
+        """Check that the broker remembers *letter*, which it has stored.
+
+        Raises:
+            DeduplicationOffError: it does not.
+        """
+        index, sent = self.partition(letter), self.sequence_id(letter)
+        self._producers.pop(index).close()
+        producer = self._producers[index] = self._create(index)
+        if producer.last_sequence_id() < sent:
+            raise DeduplicationOffError(
+                f"deduplication is off on {self._target}: what a client sends again when it "
+                "reconnects would be stored twice",
+                got=f"sequence id {producer.last_sequence_id()} after {sent} was stored",
+                remedy="switch it on for this topic, as the operator does when it provisions it",
+            )
+
+    def close(self) -> None:
+        """Stop all sending: messages without a receipt get one that says so."""
+        for producer in self._producers.values():
+            broker.close(producer)
+
+    def _open(self, index: int) -> pulsar.Producer:
+        producer = self._create(index)
+        before = Try.of(producer.last_sequence_id())
+        if before >= self._try:
+            producer.close()
+            raise SentBeforeError(before)
+        return producer
+
+    def _create(self, index: int) -> pulsar.Producer:
+        topic = broker.partition_of(self._target, index)
+        name = f"redrive-replay {self._source} {self._range} {index}"
+        deadline = time.monotonic() + OPEN_SECONDS
+        while True:
+            try:
+                with broker.refusals(f"open a producer on {topic}", "produce"):
+                    return self._client.create_producer(
+                        str(topic),
+                        producer_name=name,
+                        # A broker recognizes repetitions only of what is sent one by one.
+                        batching_enabled=False,
+                        # What a hop had to compress is too big without.
+                        compression_type=pulsar.CompressionType.LZ4,
+                        max_pending_messages=MAX_PENDING_MESSAGES,
+                        block_if_queue_full=True,
+                    )
+            except broker.ReplayRoleRefusedError as error:
+                if not broker.may_pass(error.__cause__) or time.monotonic() > deadline:
+                    raise
+                time.sleep(1)

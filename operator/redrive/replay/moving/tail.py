@@ -1,0 +1,87 @@
+"""What a lease has stored in the target, found there by the source position that messages carry.
+
+The only evidence that a message was moved: a broker's memory of sequence ids says merely that
+something at or above was stored, and is lost after some hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pulsar
+
+from redrive.policy import text
+from redrive.policy.naming import TopicName
+from redrive.policy.properties import REPLAY_SOURCE
+from redrive.replay.topic import reading, snapshot
+from redrive.replay.topic.position import EntryId, Source
+from redrive.replay.topic.ranges import Range
+from redrive.replay.topic.snapshot import Partition
+
+
+@dataclass
+class Found:
+    """Messages of a range that are in the target.
+
+    Attributes:
+        by: offset → index within the entry → uid of the Replay that moved it.
+        trimmed: target partitions of which not all could be read: the broker holds it no more,
+            because the consumers have acknowledged it. What is not found there may be stored.
+    """
+
+    by: dict[int, dict[int, str]] = field(default_factory=dict)
+    trimmed: set[int] = field(default_factory=set)
+
+    def add(self, of: Range, source: Source | None) -> None:
+        """Take note of where a message of the target was moved from."""
+        if source is None or source.partition != of.partition or not of.holds(source.position):
+            return
+        offset = source.position.entry - of.first
+        self.by.setdefault(offset, {})[source.position.batch_index] = source.uid
+
+
+def marks(admin_url: str, target: TopicName) -> dict[int, EntryId]:
+    """Return for each partition of *target* behind which entry all lies that is stored from now on.
+
+    Raises:
+        AdminError: the broker refuses to tell.
+    """
+    return {partition.index: partition.tail for partition in snapshot.look(admin_url, target)}
+
+
+def find(
+    client: pulsar.Client,
+    admin_url: str,
+    target: TopicName,
+    tails: Mapping[int, EntryId],
+    of: Range,
+) -> Found:
+    """Read *target* behind *tails*, up to its end as it is now, for messages of a range.
+
+    Raises:
+        RedriveError: it can't be read.
+    """
+    found = Found()
+    for partition in snapshot.look(admin_url, target):
+        after = tails.get(partition.index)
+        if after is None:
+            continue
+        if not _holds_all_behind(after, partition):
+            found.trimmed.add(partition.index)
+        if partition.end > after:
+            for message in reading.messages(
+                client,
+                target,
+                partition.index,
+                (after, partition.end),
+                reading.prefetch(partition.entry_bytes),
+            ):
+                properties = text.properties(message.properties) or {}
+                found.add(of, Source.parse(properties.get(REPLAY_SOURCE, "")))
+    return found
+
+
+def _holds_all_behind(after: EntryId, partition: Partition) -> bool:
+    """Whether nothing that was written behind *after* is trimmed: ledgers go as a whole."""
+    return after.ledger in partition.held

@@ -1,0 +1,143 @@
+"""What is on its way to the target at a time: bounded, and settled as receipts come.
+
+A receipt settles a message; one that does not come within seconds, or says neither stored nor
+refused, leaves it in doubt until it is looked for in the target.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping
+
+import pulsar
+
+from redrive.replay.moving.outcome import Key, RangeOutcome
+from redrive.replay.moving.sending import Receipt, Sender
+from redrive.replay.topic.rows import DeadLetterRow
+
+MESSAGES = 1_000
+BYTES = 32 * 2**20
+STALL_SECONDS = 15.0
+ALONE_SECONDS = 15.0
+ALONE_TRIES = 2
+LEASE_SECONDS = 0.5
+
+
+class StalledError(Exception):
+    """The broker answers none of what is on its way."""
+
+
+class Window:
+    """Sends messages of one range.
+
+    Args:
+        sender: of one try.
+        outcome: takes in what becomes of each.
+        check_lease: passes while sending is allowed.
+        acknowledge: called with a message of each entry once all of it is stored.
+        first: the first entry of the range, which offsets count from.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        outcome: RangeOutcome,
+        check_lease: Callable[[], None],
+        acknowledge: Callable[[DeadLetterRow], None],
+        first: int,
+    ) -> None:
+        self._sender = sender
+        self._outcome = outcome
+        self._check_lease = check_lease
+        self._acknowledge = acknowledge
+        self._first = first
+        self._checked = 0.0
+        self._on_the_way: set[Key] = set()
+        self._bytes = 0
+
+    def send(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
+        """Send a message, unless it is refused already.
+
+        Raises:
+            StalledError: the broker has not answered for seconds.
+        """
+        outcome, key = self._outcome, self.key(letter)
+        if letter.size >= outcome.too_big:
+            outcome.refuse(key, "TooBig")
+        elif key in outcome.alone:
+            self._send_alone(letter, properties)
+        else:
+            self._send(letter, properties)
+            if not outcome.proven:
+                self.drain()
+                if key not in outcome.doubts and outcome.stored_in:
+                    self._sender.prove(letter)
+                    outcome.proven = True
+            if len(self._on_the_way) >= MESSAGES or self._bytes >= BYTES:
+                self._settle(MESSAGES // 2, BYTES // 2, STALL_SECONDS)
+
+    def drain(self) -> None:
+        """Wait for all that is on its way.
+
+        Raises:
+            StalledError: as for `send`.
+        """
+        self._settle(0, 0, STALL_SECONDS)
+
+    def give_up(self) -> None:
+        """Leave all that is on its way in doubt, once nothing more is sent."""
+        self._sender.close()
+        self._outcome.doubts |= self._on_the_way
+
+    def key(self, letter: DeadLetterRow) -> Key:
+        """Return how *letter* is called within its range."""
+        return letter.position.entry - self._first, letter.position.batch_index
+
+    def _send_alone(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
+        """Send what may be the message that the broker refuses; one refused twice is refused.
+
+        A broker does not say which message it refuses, and the client sends it again for ever.
+        """
+        outcome, key = self._outcome, self.key(letter)
+        self.drain()
+        if outcome.alone[key] >= ALONE_TRIES:
+            if letter.size > outcome.largest:
+                outcome.too_big = min(outcome.too_big, letter.size)
+            outcome.refuse(key, "NotAccepted")
+            return
+        outcome.alone[key] += 1
+        self._send(letter, properties)
+        self._settle(0, 0, ALONE_SECONDS)
+
+    def _send(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
+        if time.monotonic() - self._checked > LEASE_SECONDS:
+            self._check_lease()
+            self._checked = time.monotonic()
+        self._on_the_way.add(self.key(letter))
+        self._bytes += letter.size
+        self._sender.send(letter, properties)
+
+    def _settle(self, messages: int, size: int, seconds: float) -> None:
+        """Take in receipts until so many messages, of so many bytes, are on their way at most."""
+        while len(self._on_the_way) > messages or self._bytes > size:
+            try:
+                receipt = self._sender.receipts.get(timeout=seconds)
+            except queue.Empty:
+                raise StalledError from None
+            self._receive(receipt)
+
+    def _receive(self, receipt: Receipt) -> None:
+        letter, outcome = receipt.letter, self._outcome
+        key = self.key(letter)
+        self._on_the_way.discard(key)
+        self._bytes -= letter.size
+        if receipt.stored:
+            outcome.stored_in.add(self._sender.partition(letter))
+            outcome.largest = max(outcome.largest, letter.size)
+            if outcome.store(key, letter.batch_size):
+                self._acknowledge(letter)
+        elif receipt.result == pulsar.Result.MessageTooBig:
+            outcome.refuse(key, "TooBig")
+        else:
+            outcome.doubts.add(key)

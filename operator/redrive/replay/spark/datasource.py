@@ -1,0 +1,133 @@
+"""The data source `pulsar`, as Spark finds it: `spark.read.format("pulsar")`; a topic as rows.
+
+Register it once in a session: `spark.dataSource.register(PulsarDataSource)`. Its token comes from
+the environment of driver and executors, see `spec.TOKEN_VARIABLE`, never from an option: options
+show in plans and in Spark's pages.
+
+One Spark partition for each range. Reading takes nothing away: it goes around the subscription,
+which the topic's messages stay in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from redrive.policy.naming import TopicName
+from redrive.replay.job import plan
+from redrive.replay.job.plan import Scan
+from redrive.replay.topic import bitmap, broker, ranges, reading, rows, snapshot
+from redrive.replay.topic.ranges import Piece, Range
+from redrive.replay.topic.rows import DeadLetterRow
+
+BATCH_ROWS = 1_000
+BATCH_BYTES = 4 * 2**20
+
+
+@dataclass
+class ScanPartition(InputPartition):
+    """What one task reads."""
+
+    scan: Scan
+
+
+class PulsarReader(DataSourceReader):
+    """Reads a topic as it is when the query is planned.
+
+    Options:
+        serviceUrl, adminUrl, topic: all that is there.
+        scans: instead of those, what `encode` wrote.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Decide what each task reads."""
+        written = self._options.get("scans")
+        scans = self._everything() if written is None else decode(written)
+        return [ScanPartition(scan) for scan in scans]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one range, in batches of bounded size.
+
+        Raises:
+            RedriveError: see `reading.messages`.
+        """
+        if not isinstance(partition, ScanPartition):
+            return  # Spark makes one up where there is nothing to read.
+        with broker.connect(partition.scan.service_url) as client:
+            yield from _batches(plan.letters(client, partition.scan))
+
+    def _everything(self) -> Iterator[Scan]:
+        topic = TopicName.parse_whole(self._options["topic"])
+        for partition in snapshot.look(self._options["adminUrl"], topic):
+            ahead = reading.prefetch(partition.entry_bytes)
+            for piece in ranges.cut(partition, partition.end):
+                yield Scan(self._options["serviceUrl"], topic, piece, bitmap.EMPTY, ahead)
+
+
+class PulsarDataSource(DataSource):
+    """Reads a topic, see `PulsarReader`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what stands in `format(…)`."""
+        return "pulsar"
+
+    def schema(self) -> str:
+        """Return the columns of a message."""
+        return rows.DDL
+
+    def reader(self, schema: StructType) -> PulsarReader:  # noqa: ARG002  it is always `schema()`
+        """Read in a batch query."""
+        return PulsarReader(self.options)
+
+
+def encode(scans: Sequence[Scan]) -> str:
+    """Write *scans* as an option."""
+    return json.dumps(
+        [
+            {
+                "serviceUrl": scan.service_url,
+                "topic": str(scan.topic),
+                "range": str(scan.piece.range),
+                "resting": bitmap.encode(scan.piece.resting),
+                "moved": bitmap.encode(scan.moved),
+                "ahead": scan.ahead,
+            }
+            for scan in scans
+        ]
+    )
+
+
+def decode(text: str) -> list[Scan]:
+    """Read what `encode` wrote."""
+    return [
+        Scan(
+            each["serviceUrl"],
+            TopicName.parse_whole(each["topic"]),
+            Piece(Range.parse(each["range"]), bitmap.decode(each["resting"])),
+            bitmap.decode(each["moved"]),
+            each["ahead"],
+        )
+        for each in json.loads(text)
+    ]
+
+
+def _batches(letters: Iterator[DeadLetterRow]) -> Iterator[pa.RecordBatch]:
+    batch: list[DeadLetterRow] = []
+    size = 0
+    for letter in letters:
+        batch.append(letter)
+        size += letter.size
+        if len(batch) == BATCH_ROWS or size >= BATCH_BYTES:
+            yield rows.to_batch(batch)
+            batch, size = [], 0
+    if batch:
+        yield rows.to_batch(batch)

@@ -1,0 +1,136 @@
+"""Spark as the engine of a replay.
+
+Called in the driver; the only builder of a SparkSession.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, Row, SparkSession, functions
+
+from redrive.errors import RedriveError
+from redrive.replay import selection
+from redrive.replay.job import plan
+from redrive.replay.job.plan import Scan, Sighting
+from redrive.replay.ledger.records import RangePlan
+from redrive.replay.moving import mover
+from redrive.replay.moving.mover import RangeTask
+from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.spark import datasource
+from redrive.replay.spark.datasource import PulsarDataSource
+from redrive.replay.spec import ReplayJob
+from redrive.replay.topic.position import Position
+from redrive.replay.topic.ranges import Range
+
+
+@contextmanager
+def session(job: ReplayJob) -> Iterator[SparkSession]:
+    """Open the Spark session of a job, which knows the data source `pulsar`."""
+    spark = (
+        SparkSession.builder.appName(f"replay {job.namespace}/{job.name}")
+        # A moment without a time zone in a selection is meant in UTC.
+        .config("spark.sql.session.timeZone", "UTC")
+        # Else '${env:NAME}' in a selection stands for what the driver's environment holds.
+        .config("spark.sql.variable.substitute", "false")
+        # A second copy of a task would wait for the producers of the first.
+        .config("spark.speculation", "false")
+        .getOrCreate()
+    )
+    spark.dataSource.register(PulsarDataSource)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+class Spark:
+    """The engine that has Spark run the tasks; each range is a row, moved by a job of its own.
+
+    A job ends when its task does. So the driver learns of each range at once, leases the next one
+    then, and needs no channel to tasks, which PySpark has none of.
+    """
+
+    def __init__(self, spark: SparkSession, job: ReplayJob) -> None:
+        self._spark = spark
+        self._job = job
+
+    @property
+    def slots(self) -> int:
+        """Return how many tasks run at a time."""
+        return max(1, self._spark.sparkContext.defaultParallelism)
+
+    def scan(self, scans: Sequence[Scan]) -> Iterator[tuple[Range, RangePlan]]:
+        """Plan ranges, all of them in one job.
+
+        Raises:
+            PySparkException: a task failed.
+        """
+        if not scans:
+            return
+        if self._job.where is None:
+            # No value has to cross into the JVM for that.
+            rows = self._spark.sparkContext.parallelize(scans, len(scans)).map(_plan).collect()
+        else:
+            rows = self._selected(self._job.where, scans).rdd.mapPartitions(_fold).collect()
+        for written in map(json.loads, rows):
+            yield Range.parse(written["range"]), RangePlan.from_json(written["plan"])
+
+    def move(self, task: RangeTask) -> RangeResult:
+        """Move one range.
+
+        Raises:
+            RedriveError: as `mover.move` does.
+            PySparkException: the task is lost.
+        """
+        (result,) = self._spark.sparkContext.parallelize([task], 1).map(_move).collect()
+        if isinstance(result, _Failed):
+            raise result.kind.__new__(result.kind, result.message)
+        return result
+
+    def _selected(self, where: str, scans: Sequence[Scan]) -> DataFrame:
+        reading = self._spark.read.format("pulsar").option("scans", datasource.encode(scans)).load()
+        condition = functions.expr(selection.to_sql(where))
+        return reading.select(
+            "partition", "ledger", "entry", "batch_index", "batch_size", "chunked", "encrypted",
+            "unreadable", functions.coalesce(condition, functions.lit(False)).alias("selected"),  # noqa: FBT003
+        )  # fmt: skip
+
+
+def _plan(scan: Scan) -> str:
+    return _written(*plan.scan(scan))
+
+
+class _Failed(NamedTuple):
+    """An error of a task as a value: of what one raises, Spark passes on a text alone."""
+
+    kind: type[RedriveError]
+    message: str
+
+
+def _move(task: RangeTask) -> RangeResult | _Failed:
+    try:
+        return mover.move(task)
+    except RedriveError as error:
+        return _Failed(type(error), str(error))
+
+
+def _fold(rows: Iterable[Row]) -> Iterator[str]:
+    """Plan the range that a task has read."""
+    for of, group in itertools.groupby(map(_sighting, rows), key=lambda found: found[0]):
+        yield _written(of, plan.plan(of, (sighting for _, sighting in group)))
+
+
+def _sighting(row: Row) -> tuple[Range, Sighting]:
+    position = Position(row.ledger, row.entry, row.batch_index)
+    kinds = row.chunked, row.encrypted, row.unreadable
+    of = Range.of(row.partition, position)
+    return of, Sighting(position, row.batch_size, *kinds, selected=row.selected)
+
+
+def _written(of: Range, planned: RangePlan) -> str:
+    return json.dumps({"range": str(of), "plan": planned.to_json()})

@@ -1,0 +1,100 @@
+"""What rests in a dead-letter topic → the ranges in which runs move it. Pure.
+
+A range is a function of positions alone, so that each Replay, and each attempt of one, cuts a topic
+in the same way: the ledger is kept by range, and producers are named after ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from redrive.replay.topic import bitmap
+from redrive.replay.topic.position import EntryId, Position
+from redrive.replay.topic.snapshot import Partition
+
+RANGE_ENTRIES = 10_000
+"""How many entries a range spans; below 2¹⁴, see `position.sequence_id`."""
+
+
+class Range(NamedTuple):
+    """Entries of one ledger of one partition, from *first* to *last*, both included."""
+
+    partition: int
+    ledger: int
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str) -> Range:
+        """Read what `str` writes."""
+        return cls(*map(int, text.split(".")))
+
+    @classmethod
+    def of(cls, partition: int, position: Position) -> Range:
+        """Return the range in which a message lies."""
+        first = position.entry - position.entry % RANGE_ENTRIES
+        return cls(partition, position.ledger, first, first + RANGE_ENTRIES - 1)
+
+    def __str__(self) -> str:
+        return f"{self.partition}.{self.ledger}.{self.first}.{self.last}"
+
+    def holds(self, position: Position) -> bool:
+        """Whether a message of this partition lies in the range."""
+        return position.ledger == self.ledger and self.first <= position.entry <= self.last
+
+    def entry_id(self, offset: int) -> EntryId:
+        """Return the entry that is *offset* behind the first."""
+        return EntryId(self.ledger, self.first + offset)
+
+    @property
+    def size(self) -> int:
+        """Return how many entries it spans."""
+        return self.last - self.first + 1
+
+
+class Piece(NamedTuple):
+    """A range, and which of its entries rest: neither acknowledged nor past the end of a run.
+
+    Attributes:
+        resting: the offsets of these entries, a bitmap.
+    """
+
+    range: Range
+    resting: int
+
+
+def cut(partition: Partition, end: EntryId) -> Iterator[Piece]:
+    """Cut *partition* into ranges; those of which nothing rests up to *end* are left out."""
+    for ledger, entries in partition.ledgers:
+        if ledger > end.ledger:
+            return
+        last = min(entries - 1, end.entry) if ledger == end.ledger else entries - 1
+        for first in range(0, last + 1, RANGE_ENTRIES):
+            piece = Range(partition.index, ledger, first, first + RANGE_ENTRIES - 1)
+            there = bitmap.span(0, min(piece.last, last) - first)
+            resting = there & ~settled(piece, partition)
+            if resting:
+                yield Piece(piece, resting)
+
+
+def settled(piece: Range, partition: Partition) -> int:
+    """Return which entries of *piece* are acknowledged, as a bitmap of offsets."""
+    done = partition.acknowledged
+    bits = _overlap(piece, EntryId(piece.ledger, -1), done.through)
+    for after, last in done.overlapping(piece.ledger):
+        bits |= _overlap(piece, after, last)
+    return bits
+
+
+def all_pieces(partitions: Sequence[Partition]) -> list[Piece]:
+    """Cut all that rests, up to where each partition ends now."""
+    return [piece for partition in partitions for piece in cut(partition, partition.end)]
+
+
+def _overlap(piece: Range, after: EntryId, last: EntryId) -> int:
+    """Return what lies behind *after*, and not behind *last*."""
+    low = max(piece.first, after.entry + 1 if after.ledger == piece.ledger else piece.first)
+    high = min(piece.last, last.entry if last.ledger == piece.ledger else piece.last)
+    covers = after.ledger <= piece.ledger <= last.ledger
+    return bitmap.span(low - piece.first, high - piece.first) if covers else bitmap.EMPTY

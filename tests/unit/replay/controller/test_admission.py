@@ -1,0 +1,213 @@
+"""A Replay is launched when everything it needs is there and its turn has come."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from redrive.errors import InvalidSpecError, Requeue
+from redrive.kube.cache import Cache
+from redrive.kube.client import Kubernetes
+from redrive.kube.connections import Connections
+from redrive.kube.context import Context, Settings, wall_clock
+from redrive.kube.errors import ConnectionNotFoundError, NamespaceNotAllowedError
+from redrive.kube.namespaces import NamespaceLabels
+from redrive.replay.controller import launch
+from redrive.replay.controller.admission import admit
+from redrive.replay.controller.errors import (
+    DeadLettersDiscardedError,
+    PolicyNotFoundError,
+    PolicyNotReadyError,
+    ReplayIdentityMissingError,
+    ReplayInProgressError,
+    TrustNotSupportedError,
+)
+
+SETTINGS = Settings("here", (), "image", "local:///replay.py", "redrive-replay")
+
+
+def named(
+    kind: str,
+    name: str,
+    spec: dict[str, Any],
+    *,
+    age: int = 0,
+    **more: Any,  # noqa: ANN401
+) -> dict[str, Any]:
+    metadata = {
+        "name": name,
+        "namespace": "shop",
+        "uid": f"uid-{name}",
+        "generation": 1,
+        "resourceVersion": "1",
+        "creationTimestamp": f"2026-01-01T00:00:{age:02}Z",
+    }
+    return {
+        "apiVersion": "redrive.io/v1alpha1",
+        "kind": kind,
+        "metadata": metadata,
+        "spec": spec,
+        **more,
+    }
+
+
+def replay(name: str = "now", where: str | None = None, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    select = {} if where is None else {"select": {"where": where}}
+    return named("Replay", name, {"policyRef": {"name": "orders"}, **select}, **more)
+
+
+def policy(ready: str = "True", observed: int = 1) -> dict[str, Any]:
+    condition = {
+        "type": "Ready",
+        "status": ready,
+        "reason": "Provisioned",
+        "message": "all there",
+        "observedGeneration": observed,
+    }
+    spec = {
+        "connectionRef": {"name": "main"},
+        "topic": "persistent://shop/prod/orders",
+        "subscription": "fulfilment",
+    }
+    return named("RetryPolicy", "orders", spec, status={"conditions": [condition]})
+
+
+def connection(**spec: object) -> dict[str, Any]:
+    token = {"token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}}
+    replayer = {"token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}}}
+    defaults = {
+        "serviceUrl": "pulsar://pulsar:6650",
+        "adminUrl": "http://pulsar:8080",
+        "authentication": token,
+        "allow": [{"topics": ["persistent://shop/*/*"], "roles": ["*"]}],
+        "replay": {"role": "replayer", **replayer},
+    }
+    filled = {key: value for key, value in (defaults | spec).items() if value is not None}
+    return named("PulsarConnection", "main", filled)
+
+
+def ctx(**tables: list[dict[str, Any]]) -> Context:
+    """What the watches have shown. Nothing here may be asked over the network."""
+    known: dict[str, list[dict[str, Any]]] = {
+        "policies": [policy()],
+        "connections": [connection()],
+        "replays": [],
+        "applications": [],
+    }
+    return Context(
+        settings=SETTINGS,
+        kubernetes=cast("Kubernetes", None),
+        config_maps=Cache(),
+        brokers=cast("Connections", None),
+        namespaces=cast("NamespaceLabels", None),
+        clock=wall_clock,
+        missing=(),
+        began=wall_clock(),
+        **{name: Cache(bodies) for name, bodies in (known | tables).items()},
+    )
+
+
+def test_the_job_knows_the_policy_the_broker_and_the_selection() -> None:
+    admitted = admit(replay(where="cause_type = 'TimeoutError'"), ctx())
+    assert str(admitted.job.policy.retry_topic) == "persistent://shop/prod/orders-fulfilment-RETRY"
+    assert (admitted.job.namespace, admitted.job.name, admitted.job.uid) == (
+        "shop",
+        "now",
+        "uid-now",
+    )
+    assert admitted.job.service_url == "pulsar://pulsar:6650"
+    assert admitted.job.where == "cause_type = 'TimeoutError'"
+
+
+def test_the_token_is_that_of_the_replay_role() -> None:
+    assert admit(replay(), ctx()).token.name == "pulsar-replayer"
+
+
+def test_a_selection_that_cannot_be_is_refused_before_anything_else_is_asked() -> None:
+    with pytest.raises(InvalidSpecError, match="unknown column; got 'cause'"):
+        admit(replay(where="cause = 'x'"), ctx(policies=[], connections=[]))
+
+
+def test_a_policy_that_discards_has_nothing_to_replay() -> None:
+    discarding = policy()
+    discarding["spec"]["deadLetter"] = {"mode": "Discard"}
+    with pytest.raises(DeadLettersDiscardedError, match=r"set its deadLetter\.mode to Keep"):
+        admit(replay(), ctx(policies=[discarding]))
+
+
+def test_the_job_knows_what_the_policy_leaves_to_its_connection() -> None:
+    admitted = admit(replay(), ctx(connections=[connection(policyDefaults={"maxRetries": 3})]))
+    assert admitted.job.policy.max_retries == 3
+
+
+def test_a_missing_policy_is_waited_for() -> None:
+    with pytest.raises(PolicyNotFoundError, match="does not exist"):
+        admit(replay(), ctx(policies=[]))
+
+
+def test_a_policy_that_is_being_deleted_counts_as_missing() -> None:
+    going = policy()
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    with pytest.raises(PolicyNotFoundError):
+        admit(replay(), ctx(policies=[going]))
+
+
+@pytest.mark.parametrize("state", [{"ready": "False"}, {"ready": "Unknown"}, {"observed": 0}])
+def test_a_policy_that_is_not_ready_as_it_stands_is_waited_for(state: dict[str, Any]) -> None:
+    with pytest.raises(PolicyNotReadyError, match="got 'Provisioned: all there'"):
+        admit(replay(), ctx(policies=[policy(**state)]))
+
+
+def test_a_connection_without_a_replay_role_is_refused() -> None:
+    with pytest.raises(ReplayIdentityMissingError, match=r"give it spec\.replay"):
+        admit(replay(), ctx(connections=[connection(replay=None)]))
+
+
+def test_a_connection_with_certificate_authorities_of_its_own_is_refused() -> None:
+    tls = {"caRef": {"kind": "ConfigMap", "name": "authorities", "key": "ca.crt"}}
+    secured = connection(tls=tls, adminUrl="https://pulsar:8443")
+    with pytest.raises(TrustNotSupportedError, match=r"shop/main .* got 'spec\.tls'; replay thr"):
+        admit(replay(), ctx(connections=[secured]))
+    assert TrustNotSupportedError.stalls
+    assert TrustNotSupportedError.requeue is Requeue.ON_CHANGE
+    trusting = connection(adminUrl="https://pulsar:8443")
+    assert admit(replay(), ctx(connections=[trusting])).job.admin_url == "https://pulsar:8443"
+
+
+def test_a_connection_that_is_gone_or_closed_to_the_namespace_is_refused() -> None:
+    with pytest.raises(ConnectionNotFoundError):
+        admit(replay(), ctx(connections=[]))
+    other = [{"namespaces": {"names": ["other"]}, "topics": ["persistent://shop/*/*"]}]
+    with pytest.raises(NamespaceNotAllowedError):
+        admit(replay(), ctx(connections=[connection(allow=other)]))
+
+
+def test_the_older_replay_of_a_policy_goes_first() -> None:
+    older, younger = replay("older", age=1), replay("younger", age=2)
+    both = ctx(replays=[younger, older])
+    assert admit(older, both).job.name == "older"
+    with pytest.raises(ReplayInProgressError, match="got 'shop/older'"):
+        admit(younger, both)
+
+
+def test_a_replay_that_runs_already_goes_before_an_older_one() -> None:
+    older, younger = replay("older", age=1), replay("younger", age=2)
+    running = named("SparkApplication", launch.name_of(younger), {})
+    with pytest.raises(ReplayInProgressError, match="got 'shop/younger'"):
+        admit(older, ctx(replays=[younger, older], applications=[running]))
+    younger["status"] = {"sparkApplication": launch.name_of(younger)}
+    with pytest.raises(ReplayInProgressError, match="got 'shop/younger'"):
+        admit(older, ctx(replays=[younger, older]))
+
+
+@pytest.mark.parametrize("phase", ["Completed", "Failed"])
+def test_a_replay_that_has_ended_is_in_nobodys_way(phase: str) -> None:
+    ended = replay("ended", age=1, status={"phase": phase, "sparkApplication": "it"})
+    assert admit(replay(age=2), ctx(replays=[ended])).job.name == "now"
+
+
+def test_replays_of_other_policies_are_in_nobodys_way() -> None:
+    other = replay("other", age=1)
+    other["spec"]["policyRef"]["name"] = "payments"
+    assert admit(replay(age=2), ctx(replays=[other])).job.name == "now"

@@ -1,0 +1,175 @@
+"""What happens between a Replay's admission and its SparkApplication, without an API server."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from redrive.errors import Requeue
+from redrive.kube import resources
+from redrive.kube.context import Settings, wall_clock
+from redrive.kube.errors import ForbiddenError
+from redrive.kube.resources import Key, Resource
+from redrive.replay.controller import launch
+from redrive.replay.controller.reconcile import reconcile
+from tests.support.fake_kubernetes import FakeKubernetes
+from tests.unit.replay.controller.test_admission import SETTINGS, ctx, replay
+
+ACCOUNT = Key("shop", "redrive-replay")
+
+
+@pytest.fixture
+def api() -> FakeKubernetes:
+    """An API server with one Replay."""
+    api = FakeKubernetes()
+    api.add(resources.REPLAYS, replay())
+    return api
+
+
+async def look(
+    api: FakeKubernetes, settings: Settings = SETTINGS, applications: Sequence[dict[str, Any]] = ()
+) -> Requeue:
+    """Reconcile the Replay once."""
+    body = replay()
+    context = ctx(replays=[body], applications=list(applications))
+    context = dataclasses.replace(context, kubernetes=api, settings=settings)
+    return await reconcile(Key.of(body), context, asyncio.Lock())
+
+
+def statuses(api: FakeKubernetes) -> list[dict[str, Any]]:
+    """Return each status that was written."""
+    return [write.body["status"] for write in api.writes if write.verb == "patch_status"]
+
+
+async def test_a_replay_without_its_service_account_waits_and_looks_again(
+    api: FakeKubernetes,
+) -> None:
+    read: list[tuple[Resource, Key]] = []
+
+    def note(verb: str, resource: Resource, key: Key) -> None:
+        if verb == "get":
+            read.append((resource, key))
+
+    api.before = note
+    assert await look(api) is Requeue.BACKOFF
+    assert read == [(resources.SERVICE_ACCOUNTS, ACCOUNT)]
+    assert [write.verb for write in api.writes] == ["patch_status"]
+    (status,) = statuses(api)
+    assert status["phase"] == "Pending"
+    ready = next(c for c in status["conditions"] if c["type"] == "Ready")
+    assert ready["reason"] == "ServiceAccountNotFound"
+    assert "got 'shop/redrive-replay'" in ready["message"]
+    assert "add shop to replay.namespaces of the Helm chart" in ready["message"]
+    assert all(c["type"] != "Stalled" for c in status["conditions"])
+
+
+@pytest.mark.parametrize("forbidden", [False, True])
+async def test_a_replay_is_launched_when_the_account_exists_or_may_not_be_read(
+    api: FakeKubernetes, *, forbidden: bool
+) -> None:
+    def refuse(_verb: str, resource: Resource, _key: Key) -> None:
+        if resource == resources.SERVICE_ACCOUNTS:
+            raise ForbiddenError("it is not allowed", remedy="none")
+
+    if forbidden:
+        api.before = refuse
+    else:
+        api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
+    assert await look(api) is Requeue.BACKOFF  # until the application has a state
+    created = [write.resource.kind for write in api.writes if write.verb == "create"]
+    assert created == ["SparkApplication"]
+    assert [status["phase"] for status in statuses(api)] == ["Submitted"]
+
+
+def application(created: datetime, **status: object) -> dict[str, Any]:
+    """Return what the Spark operator shows of the Replay's application."""
+    return {
+        "metadata": {
+            "name": launch.name_of(replay()),
+            "namespace": "shop",
+            "creationTimestamp": created.isoformat(),
+            "ownerReferences": [{"uid": replay()["metadata"]["uid"]}],
+        },
+        "status": status,
+    }
+
+
+def shown(api: FakeKubernetes) -> tuple[str, str]:
+    """Return reason and message of the Ready condition that was written last."""
+    ready = next(c for c in statuses(api)[-1]["conditions"] if c["type"] == "Ready")
+    return ready["reason"], ready["message"]
+
+
+async def test_an_application_that_no_spark_operator_runs_is_shown_after_a_minute(
+    api: FakeKubernetes,
+) -> None:
+    fresh = application(wall_clock())
+    assert await look(api, applications=[fresh]) is Requeue.BACKOFF
+    assert shown(api)[0] == "Progressing"
+    old = application(wall_clock() - timedelta(seconds=61))
+    assert await look(api, applications=[old]) is Requeue.BACKOFF
+    reason, message = shown(api)
+    assert reason == "ApplicationNotStarted"
+    assert "serve the namespace shop (spark.jobNamespaces" in message
+
+
+async def test_an_application_with_a_state_is_followed_by_its_watch(api: FakeKubernetes) -> None:
+    old = wall_clock() - timedelta(hours=1)
+    running = application(old, applicationState={"state": "SUBMITTED"})
+    assert await look(api, applications=[running]) is Requeue.ON_CHANGE
+    assert shown(api)[0] == "Progressing"
+
+
+async def test_an_operator_without_an_image_for_replays_says_so(api: FakeKubernetes) -> None:
+    await look(api, settings=dataclasses.replace(SETTINGS, replay_image=""))
+    assert shown(api)[0] == "ReplaysDisabled"
+    assert all(write.verb != "create" for write in api.writes)
+
+
+async def ended(api: FakeKubernetes, state: str, **reported: object) -> dict[str, Any]:
+    """Reconcile the Replay once its application is in *state*; return the status that is written.
+
+    The operator's cache has not seen yet what the job reported last.
+    """
+    body = replay()
+    (known,) = api.objects[resources.REPLAYS].values()
+    known["status"] = reported
+    application = {
+        "metadata": {
+            "name": launch.name_of(body),
+            "namespace": "shop",
+            "creationTimestamp": "2026-11-22T00:00:00Z",
+            "ownerReferences": [resources.owner_reference(resources.REPLAYS, body)],
+        },
+        "status": {"applicationState": {"state": state, "errorMessage": "ExitCode: 1"}},
+    }
+    context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
+    context.applications.put(application)
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    return statuses(api)[-1]
+
+
+async def test_a_run_that_was_cut_off_never_reads_completed(api: FakeKubernetes) -> None:
+    status = await ended(api, "COMPLETED", matched=8, moved=5, left=3)
+    assert status["phase"] == "Failed"
+    ready = next(c for c in status["conditions"] if c["type"] == "Ready")
+    assert "has ended before its run" in ready["message"]
+
+
+async def test_a_run_is_completed_by_the_word_of_its_job(api: FakeKubernetes) -> None:
+    status = await ended(api, "COMPLETED", matched=8, moved=8, left=0, finished=True)
+    assert status["phase"] == "Completed"
+
+
+async def test_a_failure_tells_the_error_that_the_job_wrote(api: FakeKubernetes) -> None:
+    failure = {"reason": "DeduplicationOff", "message": "deduplication is off on the topic"}
+    status = await ended(api, "FAILED", failure=failure)
+    ready = next(c for c in status["conditions"] if c["type"] == "Ready")
+    assert ready["reason"] == "ReplayFailed"
+    assert "DeduplicationOff: deduplication is off on the topic" in ready["message"]
+    assert "ExitCode" not in ready["message"]

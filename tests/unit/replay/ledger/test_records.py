@@ -1,0 +1,105 @@
+"""A ledger is read as it was written, and the account drawn up from it is an equality."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.replay.ledger import records
+from redrive.replay.ledger.account import Account
+from redrive.replay.ledger.records import Header, RangePlan, RangeRecord, Records, RefusedEntry
+from redrive.replay.topic import bitmap
+from redrive.replay.topic.position import EntryId
+from redrive.replay.topic.ranges import Range
+
+OF = Range(0, 7, 0, 9_999)
+UID = "uid-1"
+bits = st.sets(st.integers(0, 40)).map(lambda found: bitmap.of(found, 41))
+entries = st.builds(EntryId, st.integers(0, 99), st.integers(-1, 99))
+range_records = st.builds(
+    RangeRecord,
+    generation=st.integers(0, 9),
+    leased=st.booleans(),
+    moved=st.dictionaries(st.sampled_from([UID, "uid-2", "uid-3"]), bits),
+    partly=st.dictionaries(st.integers(0, 40), st.integers(1, 7)),
+    tails=st.dictionaries(st.integers(-1, 3), entries),
+)
+refused = st.lists(
+    st.builds(RefusedEntry, entries, st.integers(1, 9), st.just("Chunked")), max_size=3
+).map(tuple)
+plans = st.builds(
+    RangePlan,
+    scanned=st.integers(0, 99),
+    selected=bits,
+    sizes=st.dictionaries(st.integers(0, 40), st.integers(2, 9)),
+    refused=refused,
+    skipped=bits,
+    done=st.booleans(),
+)
+
+
+def with_records(record: RangeRecord, plan: RangePlan) -> Records:
+    """Return what a ledger with these two says, read from what was written."""
+    ledger = Records()
+    written: Mapping[str, object] = {
+        records.range_key(OF): record.to_json(),
+        records.plan_key(UID, OF): plan.to_json(),
+        records.header_key(UID): {"replay": "shop/again", "target_partitions": 3},
+    }
+    for key, value in written.items():
+        ledger.apply(key, json.dumps(value).encode())
+    return ledger
+
+
+@given(range_records, plans)
+def test_a_record_is_read_as_it_was_written_and_taken_away_by_nothing(
+    record: RangeRecord, plan: RangePlan
+) -> None:
+    ledger = with_records(record, plan)
+    assert ledger.range(OF) == record
+    assert ledger.plans == {UID: {OF: plan}}
+    assert ledger.headers == {UID: Header("shop/again", 3)}
+    for key in (records.range_key(OF), records.plan_key(UID, OF), records.header_key(UID)):
+        ledger.apply(key, b"")
+    assert (ledger.ranges, ledger.headers, ledger.plans[UID]) == ({}, {}, {})
+
+
+@given(range_records, plans)
+def test_what_was_matched_is_moved_or_skipped_or_refused_or_left(
+    record: RangeRecord, plan: RangePlan
+) -> None:
+    account = Account.of(UID, with_records(record, plan))
+    together = account.moved + account.skipped + account.refused + account.left
+    assert account.matched == together
+    assert account.refused == sum(each.messages for each in plan.refused)
+    others = record.moved_by_any & ~record.moved.get(UID, 0)
+    left = plan.selected & ~record.moved.get(UID, 0) & ~plan.skipped & ~others
+    assert account.left == plan.messages(left)
+
+
+@given(range_records, plans, st.sets(st.integers(0, 40)), bits)
+def test_what_turns_out_to_be_refused_stays_in_the_account(
+    record: RangeRecord, plan: RangePlan, offsets: set[int], gone: int
+) -> None:
+    before = Account.of(UID, with_records(record, plan))
+    selected = [offset for offset in offsets if bitmap.contains(plan.selected, offset)]
+    after = plan.after(OF, [(OF.entry_id(at), "TooBig") for at in selected], gone)
+    account = Account.of(UID, with_records(record, after))
+    assert after.done
+    assert account.matched == before.matched
+    assert account.matched == account.moved + account.skipped + account.refused + account.left
+
+
+@given(range_records, plans)
+def test_other_plans_and_what_can_not_come_back_are_outdated(
+    record: RangeRecord, plan: RangePlan
+) -> None:
+    ledger = with_records(record, plan)
+    assert list(ledger.outdated(UID, [(0, 7)])) == []
+    assert list(ledger.outdated(UID, [(0, 8), (1, 7)])) == [records.range_key(OF)]
+    others = list(ledger.outdated("uid-2", [(0, 7)]))
+    # The header first: what is left after a crash in between must not pass for a plan.
+    assert others == [records.header_key(UID), records.plan_key(UID, OF)]

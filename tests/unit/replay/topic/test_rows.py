@@ -1,0 +1,84 @@
+"""A dead letter survives the way through Spark, whatever it is made of."""
+
+from __future__ import annotations
+
+import pulsar
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.replay.topic import messageid, rows
+from redrive.replay.topic.messageid import Entry
+from redrive.replay.topic.position import Position
+from redrive.replay.topic.rows import DeadLetterRow
+from tests.support.messages import AS_BASE64, NO_TEXT, message_with
+
+text = st.text(max_size=20)
+moments = st.integers(1, 4_000_000_000_000)
+letters = st.builds(
+    DeadLetterRow,
+    partition=st.integers(-1, 100),
+    position=st.builds(
+        Position, st.integers(0, 2**62), st.integers(0, 2**31), st.integers(0, 2**20)
+    ),
+    batch_size=st.integers(1, 1_000),
+    chunked=st.booleans(),
+    encrypted=st.booleans(),
+    unreadable=st.booleans(),
+    key=st.none() | text.filter(bool),
+    ordering_key=st.none() | text.filter(bool),
+    value=st.none() | st.binary(max_size=50),
+    properties=st.dictionaries(text, text, max_size=5),
+    publish_time=moments,
+    event_time=st.none() | moments,
+)
+
+
+@given(st.lists(letters, max_size=5))
+def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetterRow]) -> None:
+    batch = rows.to_batch(some)
+    found = batch.to_pylist()
+    assert [Position(r["ledger"], r["entry"], r["batch_index"]) for r in found] == [
+        letter.position for letter in some
+    ]
+    for name in ("key", "ordering_key", "value", "chunked", "encrypted", "unreadable"):
+        assert [row[name] for row in found] == [getattr(letter, name) for letter in some]
+    assert [dict(row["properties"]) for row in found] == [letter.properties for letter in some]
+    published = batch["publish_time"].cast(pa.int64()).to_pylist()
+    assert published == [letter.publish_time * 1_000 for letter in some]
+
+
+def test_keys_that_are_no_text_are_read_as_the_base64_that_consumers_send_on_too() -> None:
+    letter = DeadLetterRow.of(message_with(partition_key=NO_TEXT, ordering_key=NO_TEXT), -1)
+    assert (letter.key, letter.ordering_key) == (AS_BASE64, AS_BASE64)
+    letter = DeadLetterRow.of(message_with(partition_key="größe"), -1)
+    assert (letter.key, letter.ordering_key) == ("größe", None)
+
+
+def test_properties_that_are_no_text_do_not_end_the_reading() -> None:
+    letter = DeadLetterRow.of(message_with(property=("a", NO_TEXT)), -1)
+    assert letter.unreadable
+    assert letter.properties == {}
+    letter = DeadLetterRow.of(message_with(property=("a", "ä")), -1)
+    assert not letter.unreadable
+    assert letter.properties == {"a": "ä"}
+
+
+def test_an_unbatched_message_is_alone_in_its_entry() -> None:
+    assert messageid.entry_of(pulsar.MessageId(1, 2, 3, -1).serialize()) == Entry(1, chunked=False)
+
+
+def test_the_size_of_a_batch_and_the_first_chunk_are_read_from_the_protocol() -> None:
+    # ledgerId 300, entryId 7, batch_index 2, ack_set [-1], batch_size 5: as protobuf writes them.
+    batched = bytes.fromhex("08ac021007200228ffffffffffffffffff013005")
+    assert messageid.entry_of(batched) == Entry(5, chunked=False)
+    # ledgerId 3, entryId 4, first_chunk_message_id {ledgerId 3, entryId 2}.
+    chunked = bytes.fromhex("080310043a0408031002")
+    assert messageid.entry_of(chunked) == Entry(1, chunked=True)
+
+
+@pytest.mark.parametrize("broken", ["08", "08ff", "0d00000000"])
+def test_what_is_no_message_id_is_refused(broken: str) -> None:
+    with pytest.raises(ValueError, match="a message id"):
+        messageid.entry_of(bytes.fromhex(broken))
