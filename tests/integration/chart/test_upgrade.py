@@ -54,7 +54,8 @@ def test_policies_outlive_an_upgrade_and_an_uninstall_and_then_nothing_hangs(
     before = {**values(shop), "replay": {"image": "job", "application": "local:///replay.py"}}
     chart.install(cluster, "redrive", release, before, PREVIOUS)
     shop.secret("pulsar-admin", token=shop.token(shop.role))
-    shop.connection()
+    lists = {"allowedTopics": [f"persistent://{shop.tenant}/*/*"], "allowedRoles": ["fulfilment"]}
+    shop.connection(allow=None, **lists)  # as the previous release has it
     shop.policies({"kept": {}, "deleted": {"subscription": "b", "deletionPolicy": "Delete"}})
 
     chart.install(cluster, "redrive", release, values(shop))
