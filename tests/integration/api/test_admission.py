@@ -14,7 +14,7 @@ from redrive.api.parsing import InvalidFieldsError, parse_spec
 from redrive.api.schema import structural
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
-from tests.support.refusals import REFUSED, VALID, manifest
+from tests.support.invalid_manifests import REFUSED, VALID, manifest
 
 ROOT = Path(__file__).parents[3]
 KIND = {kind.kind: kind for kind in KINDS}
