@@ -57,8 +57,11 @@ def test_policies_outlive_an_upgrade_and_an_uninstall_and_then_nothing_hangs(
     before = {**values(shop), "replay": {"image": "job", "application": "local:///replay.py"}}
     chart.install(cluster, "redrive", release, before, PREVIOUS)
     shop.secret("pulsar-admin", token=shop.token(shop.role))
-    lists = {"allowedTopics": [f"persistent://{shop.tenant}/*/*"], "allowedRoles": ["fulfilment"]}
-    shop.connection(allow=None, **lists)  # as the previous release has it
+    lists: dict[str, Any] = {  # as the previous release has them
+        "allowedTopics": [f"persistent://{shop.tenant}/*/*"],
+        "allowedRoles": ["fulfilment"],
+    }
+    shop.connection(allow=None, **lists)
     shop.policies({"kept": {}, "deleted": {"subscription": "b", "deletionPolicy": "Delete"}})
 
     chart.install(cluster, "redrive", release, values(shop))
