@@ -16,9 +16,9 @@ import pytest
 
 from sandbox import installation
 from tests.chaos.conftest import Scene, wait_for
-from tests.support.replicas import NAMES, Replica, StartReplica, start
+from tests.support.operator_replicas import NAMES, OperatorReplica, StartReplica, start_replica
 
-__all__ = ["start"]
+__all__ = ["start_replica"]
 
 END_SECONDS = 15
 PAUSE_SECONDS = 0.5
@@ -95,7 +95,7 @@ class Witness:
         if port in self._known:
             self.writers.append(self._known[port])
 
-    def sees(self, replica: Replica) -> None:
+    def sees(self, replica: OperatorReplica) -> None:
         """Return once that one writes, after now."""
         before = self.writers.count(replica.process.pid)
         wait_for(
@@ -119,7 +119,7 @@ class Fight:
     """
 
     scene: Scene
-    start: StartReplica
+    start_replica: StartReplica
     witness: Witness
     led: list[int] = field(default_factory=list)
 
@@ -138,8 +138,8 @@ class Fight:
         self.waits = self._starts(beaten.name, "redrive stands by")
         self.witness.sees(self.leads)
 
-    def _starts(self, name: str, until: str) -> Replica:
-        replica = self.start(name, until)
+    def _starts(self, name: str, until: str) -> OperatorReplica:
+        replica = self.start_replica(name, until)
         self.witness.processes.append(replica.process)
         return replica
 
@@ -178,15 +178,15 @@ def hand_over(fight: Fight, holder: str) -> None:
     fight.waits.takes_over()
 
 
-def ends(replica: Replica) -> None:
+def ends(replica: OperatorReplica) -> None:
     """See it end by itself, for the right reason."""
     replica.process.wait(timeout=END_SECONDS)
-    assert "lease lost: another operator has taken the lease" in replica.said()
+    assert "lease lost: another operator has taken the lease" in replica.logged()
 
 
 @pytest.fixture
-def fight(scene: Scene, start: StartReplica) -> Fight:
-    fight = Fight(scene, start, Witness())
+def fight(scene: Scene, start_replica: StartReplica) -> Fight:
+    fight = Fight(scene, start_replica, Witness())
     scene.proxy.witness = fight.witness
     fight.begin()
     return fight

@@ -14,20 +14,20 @@ import pulsar
 
 from redrive import FailureRules
 from tests.benchmarks.figures import Figure
-from tests.support.stage import Stage
+from tests.support.provisioned_policy import ProvisionedPolicy
 
 RUNGS = ("1s", "5s", "10s", "30s")
 MESSAGES = 1_000
 TICK_SECONDS = 1.0
 
 
-def test_retries_are_punctual(set_stage: Callable[..., Any], figures: list[Figure]) -> None:
-    stage: Stage = set_stage()
+def test_retries_are_punctual(provision_policy: Callable[..., Any], figures: list[Figure]) -> None:
+    provisioned: ProvisionedPolicy = provision_policy()
     delays = {type(rung, (Exception,), {}): timedelta(seconds=int(rung[:-1])) for rung in RUNGS}
     failures = dict(zip(RUNGS, delays, strict=True))
     failed: dict[bytes, float] = {}
     late: dict[str, list[float]] = defaultdict(list)
-    consumer = stage.consumer()
+    consumer = provisioned.consumer()
 
     def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
         rung, content = message.properties()["rung"], message.data()
@@ -39,7 +39,7 @@ def test_retries_are_punctual(set_stage: Callable[..., Any], figures: list[Figur
         if sum(map(len, late.values())) == MESSAGES * len(RUNGS):
             consumer.stop()
 
-    producing = threading.Thread(target=_produce, args=(stage,))
+    producing = threading.Thread(target=_produce, args=(provisioned,))
     producing.start()
     consumer.run(handle, workers=4, rules=FailureRules(delays=delays))
     producing.join()
@@ -53,9 +53,9 @@ def test_retries_are_punctual(set_stage: Callable[..., Any], figures: list[Figur
         ]
 
 
-def _produce(stage: Stage) -> None:
+def _produce(provisioned: ProvisionedPolicy) -> None:
     """Produce at a rate that leaves the consumer at leisure: its own backlog is no delay."""
-    producer = stage.client("superuser").create_producer(str(stage.policy.topic))
+    producer = provisioned.client("superuser").create_producer(str(provisioned.policy.topic))
     for number in range(MESSAGES):
         for rung in RUNGS:
             producer.send_async(f"{number} {rung}".encode(), _sent, properties={"rung": rung})

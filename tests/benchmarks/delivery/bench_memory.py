@@ -17,7 +17,7 @@ import pulsar
 
 from redrive.policy import codec
 from tests.benchmarks.figures import Figure
-from tests.support.stage import Stage
+from tests.support.provisioned_policy import ProvisionedPolicy
 
 WAITING = 100_000
 WARM_UP_SECONDS = 30
@@ -42,24 +42,24 @@ client.close()
 
 
 def test_a_consumer_does_not_grow(
-    set_stage: Callable[..., Any], figures: list[Figure], minutes: float, tmp_path: Path
+    provision_policy: Callable[..., Any], figures: list[Figure], minutes: float, tmp_path: Path
 ) -> None:
-    stage: Stage = set_stage(delays=["1s"])
-    client = stage.client("superuser")
-    _leave_waiting(stage, client)
+    provisioned: ProvisionedPolicy = provision_policy(delays=["1s"])
+    client = provisioned.client("superuser")
+    _leave_waiting(provisioned, client)
     file = tmp_path / "policy.json"
-    file.write_text(codec.encode(stage.policy), encoding="utf-8")
+    file.write_text(codec.encode(provisioned.policy), encoding="utf-8")
     variables = {
         "PYTHONPATH": str(SOURCES),
         "REDRIVE_POLICY": str(file),
-        "URL": stage.broker.service_url,
-        "TOKEN": stage.broker.token(stage.role),
+        "URL": provisioned.broker.service_url,
+        "TOKEN": provisioned.broker.token(provisioned.role),
     }
     consumer = subprocess.Popen(
         [sys.executable, "-c", CONSUMER], env=os.environ | variables, stderr=subprocess.DEVNULL
     )
     try:
-        samples = _watch(stage, client, consumer.pid, 60 * minutes)
+        samples = _watch(provisioned, client, consumer.pid, 60 * minutes)
     finally:
         consumer.terminate()
     assert consumer.wait(30) == 0
@@ -71,10 +71,10 @@ def test_a_consumer_does_not_grow(
     ]
 
 
-def _leave_waiting(stage: Stage, client: pulsar.Client) -> None:
+def _leave_waiting(provisioned: ProvisionedPolicy, client: pulsar.Client) -> None:
     """Put messages into the retry topic whose delays are not over before the end."""
     producer = client.create_producer(
-        str(stage.policy.retry_topic), batching_enabled=False, block_if_queue_full=True
+        str(provisioned.policy.retry_topic), batching_enabled=False, block_if_queue_full=True
     )
     for number in range(WAITING):
         producer.send_async(b"%d" % number, lambda *_: None, deliver_after=timedelta(days=1))
@@ -83,11 +83,11 @@ def _leave_waiting(stage: Stage, client: pulsar.Client) -> None:
 
 
 def _watch(
-    stage: Stage, client: pulsar.Client, pid: int, seconds: float
+    provisioned: ProvisionedPolicy, client: pulsar.Client, pid: int, seconds: float
 ) -> list[tuple[float, float]]:
     """Give the consumer something to do, every second message to be retried; sample its size."""
     process, began = psutil.Process(pid), time.monotonic()
-    producer = client.create_producer(str(stage.policy.topic))
+    producer = client.create_producer(str(provisioned.policy.topic))
     samples = []
     while (passed := time.monotonic() - began) < WARM_UP_SECONDS + seconds:
         for number in range(PER_SECOND):
@@ -96,5 +96,5 @@ def _watch(
         if passed > WARM_UP_SECONDS:
             samples.append((passed, process.memory_info().rss / 1e6))
     producer.close()
-    assert stage.backlog(stage.policy.topic) < 10 * PER_SECOND  # it has kept up
+    assert provisioned.backlog(provisioned.policy.topic) < 10 * PER_SECOND  # it has kept up
     return samples

@@ -19,7 +19,7 @@ from redrive.delivery.parts import SystemClock
 from redrive.delivery.receiving.reading import id_text
 from redrive.policy.cause import Cause
 from tests.benchmarks.figures import Figure
-from tests.support.stage import Stage
+from tests.support.provisioned_policy import ProvisionedPolicy
 
 PAIRS = 5
 MESSAGES = 1_000
@@ -28,14 +28,14 @@ NEVER = timedelta(days=1)
 
 
 def test_a_retry_costs_little_more_than_one_written_by_hand(
-    set_stage: Callable[..., Any], figures: list[Figure]
+    provision_policy: Callable[..., Any], figures: list[Figure]
 ) -> None:
-    stage: Stage = set_stage()
-    client = stage.client("superuser")
+    provisioned: ProvisionedPolicy = provision_policy()
+    client = provisioned.client("superuser")
     by_hand, ours = [], []
     for _ in range(PAIRS):
-        by_hand.append(_rate_by_hand(stage, client))
-        ours.append(_rate_of_ours(stage, client))
+        by_hand.append(_rate_by_hand(provisioned, client))
+        ours.append(_rate_of_ours(provisioned, client))
     # Of each pair, since what else the machine does changes from one to the next.
     ratio = statistics.median(mine / its for mine, its in zip(ours, by_hand, strict=True))
     figures += [
@@ -45,10 +45,10 @@ def test_a_retry_costs_little_more_than_one_written_by_hand(
     ]
 
 
-def _rate_of_ours(stage: Stage, client: pulsar.Client) -> float:
-    stage.send(*[b"x" * 512] * (MESSAGES + 1), properties={"kind": "order"})
+def _rate_of_ours(provisioned: ProvisionedPolicy, client: pulsar.Client) -> float:
+    provisioned.send(*[b"x" * 512] * (MESSAGES + 1), properties={"kind": "order"})
     failure = _raised()
-    with RetryConsumer(client, stage.policy) as consumer:
+    with RetryConsumer(client, provisioned.policy) as consumer:
 
         def hop() -> None:
             consumer.reconsume_later(consumer.receive(), delay=NEVER, cause=failure)
@@ -56,9 +56,9 @@ def _rate_of_ours(stage: Stage, client: pulsar.Client) -> float:
         return _rate(hop)
 
 
-def _rate_by_hand(stage: Stage, client: pulsar.Client) -> float:
-    stage.send(*[b"x" * 512] * (MESSAGES + 1), properties={"kind": "order"})
-    policy = stage.policy
+def _rate_by_hand(provisioned: ProvisionedPolicy, client: pulsar.Client) -> float:
+    provisioned.send(*[b"x" * 512] * (MESSAGES + 1), properties={"kind": "order"})
+    policy = provisioned.policy
     consumer = client.subscribe(
         str(policy.topic), policy.subscription, consumer_type=pulsar.ConsumerType.Shared
     )

@@ -17,7 +17,7 @@ import pytest
 from redrive import RetryConsumer
 from redrive.policy.naming import TopicName
 from tests.benchmarks.figures import Figure
-from tests.support.stage import Stage
+from tests.support.provisioned_policy import ProvisionedPolicy
 
 PAIRS = 5
 FLOOR = 0.7
@@ -35,20 +35,20 @@ class Receiving(Protocol):
     ("producer", "messages"), [("batched", 100_000), ("unbatched", 40_000)], ids=str
 )
 def test_the_success_path_costs_little_more_than_the_bare_client(
-    set_stage: Callable[..., Any], figures: list[Figure], producer: str, messages: int
+    provision_policy: Callable[..., Any], figures: list[Figure], producer: str, messages: int
 ) -> None:
-    stage: Stage = set_stage()
-    client, topic = stage.client("superuser"), stage.policy.topic
+    provisioned: ProvisionedPolicy = provision_policy()
+    client, topic = provisioned.client("superuser"), provisioned.policy.topic
     bare, ours = [], []
     for _ in range(PAIRS):
         fill(client, topic, messages, batched=producer == "batched")
         consumer = client.subscribe(
-            str(topic), stage.policy.subscription, consumer_type=pulsar.ConsumerType.Shared
+            str(topic), provisioned.policy.subscription, consumer_type=pulsar.ConsumerType.Shared
         )
         bare.append(rate(consumer, messages))
         consumer.close()
         fill(client, topic, messages, batched=producer == "batched")
-        with RetryConsumer(client, stage.policy) as retry_consumer:
+        with RetryConsumer(client, provisioned.policy) as retry_consumer:
             ours.append(rate(retry_consumer, messages))
     name = f"success path, {producer} producer"
     # Of each pair, since what else the machine does changes from one to the next.

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.support.stage import set_stage
+from tests.support.provisioned_policy import provision_policy
 
-__all__ = ["set_stage"]
+__all__ = ["provision_policy"]

@@ -18,10 +18,10 @@ from redrive.testing import (
     InMemoryConsumer,
     InMemorySimpleConsumer,
 )
-from tests.support.stage import set_stage
-from tests.support.synchronous import Synchronous
+from tests.support.provisioned_policy import provision_policy
+from tests.support.synchronous_adapter import SynchronousAdapter
 
-__all__ = ["set_stage"]
+__all__ = ["provision_policy"]
 
 
 class World(Protocol):
@@ -102,8 +102,8 @@ class AsyncWorld:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the world has it
         return getattr(self._world, name)
 
-    def consumer(self, *given: Any, **named: Any) -> Synchronous:  # noqa: ANN401
-        return Synchronous(self._world.async_consumer(*given, **named))
+    def consumer(self, *given: Any, **named: Any) -> SynchronousAdapter:  # noqa: ANN401
+        return SynchronousAdapter(self._world.async_consumer(*given, **named))
 
 
 MakeWorld = Callable[..., Any]
@@ -120,7 +120,7 @@ def make_world(request: pytest.FixtureRequest, kind: str) -> MakeWorld:
     """Make a policy's topics; takes `delays`, `max_retries`, `dead_letters` and more."""
     make: Callable[..., World] = _in_memory
     if request.param == "broker":
-        make = request.getfixturevalue("set_stage")
+        make = request.getfixturevalue("provision_policy")
     return make if kind == "threads" else lambda **choices: AsyncWorld(make(**choices))
 
 

@@ -1,4 +1,4 @@
-"""One Java for all tests, and a client of the role that a stage lets consume."""
+"""One Java for all tests, and a client of the role that may consume a policy's topics."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from py4j.java_gateway import JavaGateway
 
 from tests.support.java import JavaClient, virtual_machine
-from tests.support.stage import Stage, set_stage
+from tests.support.provisioned_policy import ProvisionedPolicy, provision_policy
 
-__all__ = ["set_stage"]
+__all__ = ["provision_policy"]
 
 MakeClient = Callable[..., JavaClient]
 
@@ -24,12 +24,12 @@ def java() -> Iterator[JavaGateway]:
 
 @pytest.fixture
 def java_client(java: JavaGateway) -> Iterator[MakeClient]:
-    """Make a Java client of the stage's consumer role, or of another, closed with the test."""
+    """Make a Java client of the policy's consumer role, or of another, closed with the test."""
     with ExitStack() as closing:
 
-        def make(stage: Stage, role: str | None = None) -> JavaClient:
-            token = stage.broker.token(role or stage.role)
-            client = JavaClient(java, stage.broker.service_url, token)
+        def make(provisioned: ProvisionedPolicy, role: str | None = None) -> JavaClient:
+            token = provisioned.broker.token(role or provisioned.role)
+            client = JavaClient(java, provisioned.broker.service_url, token)
             closing.callback(client.close)
             return client
 

@@ -17,17 +17,17 @@ from redrive.delivery.receiving.reading import id_text
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from sandbox.pulsar import SUPERUSER
 from tests.support.java import JavaClient, JavaRefusedError, Message
-from tests.support.stage import Stage
+from tests.support.provisioned_policy import ProvisionedPolicy
 
-SetStage = Callable[..., Any]
+ProvisionPolicy = Callable[..., Any]
 MakeClient = Callable[..., JavaClient]
 SOON = timedelta(seconds=30)
 KEY, ORDER, EVENT_TIME, PROPERTIES = "schlüssel", "order", 1_700_000_000_123, {"tenant": "größe"}
 
 
-def send(stage: Stage) -> str:
+def send(provisioned: ProvisionedPolicy) -> str:
     """Produce a message that has everything a user can give it; return its id."""
-    (sent,) = stage.send(
+    (sent,) = provisioned.send(
         b"x",
         partition_key=KEY,
         ordering_key=ORDER,
@@ -51,121 +51,125 @@ def of_hops(properties: dict[str, str], *, names: str) -> list[str | None]:
     return [properties.get(name) for name in names.split()]
 
 
-def left_over(stage: Stage, partitions: int = 0) -> int:
+def left_over(provisioned: ProvisionedPolicy, partitions: int = 0) -> int:
     """How many messages are not acknowledged."""
-    topics = (stage.policy.topic, stage.policy.retry_topic)
+    topics = (provisioned.policy.topic, provisioned.policy.retry_topic)
     if not partitions:
-        return sum(stage.backlog(topic) for topic in topics)
-    return sum(stage.backlog(topic.partition(n)) for topic in topics for n in range(partitions))
+        return sum(provisioned.backlog(topic) for topic in topics)
+    return sum(
+        provisioned.backlog(topic.partition(n)) for topic in topics for n in range(partitions)
+    )
 
 
-def dead_letter_in_java(stage: Stage, client: JavaClient, schema: object = None) -> Message:
+def dead_letter_in_java(
+    provisioned: ProvisionedPolicy, client: JavaClient, schema: object = None
+) -> Message:
     return client.consumer(
-        str(stage.policy.dead_letter_topic), DEAD_LETTER_SUBSCRIPTION, schema
+        str(provisioned.policy.dead_letter_topic), DEAD_LETTER_SUBSCRIPTION, schema
     ).receive()
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
 def test_java_retries_python_dead_letters_and_java_reads(
-    set_stage: SetStage, java_client: MakeClient, partitions: int
+    provision_policy: ProvisionPolicy, java_client: MakeClient, partitions: int
 ) -> None:
-    stage = set_stage(max_retries=2, partitions=partitions)
-    origin = send(stage)
-    in_java = java_client(stage).retrying_consumer(stage.policy)
+    provisioned = provision_policy(max_retries=2, partitions=partitions)
+    origin = send(provisioned)
+    in_java = java_client(provisioned).retrying_consumer(provisioned.policy)
     for _ in range(2):
         in_java.reconsume_later(in_java.receive())
     in_java.close()
 
-    consumer = stage.consumer()
+    consumer = provisioned.consumer()
     message = consumer.receive(SOON)
     attempt = consumer.attempt_of(message)
     assert (attempt.number, attempt.origin) == (3, origin)
     assert of_hops(message.properties(), names="DELAY_TIME REAL_TOPIC REAL_SUBSCRIPTION") == [
         "1000",
-        str(stage.policy.topic),  # without its partition, as we write it
-        stage.policy.subscription,
+        str(provisioned.policy.topic),  # without its partition, as we write it
+        provisioned.policy.subscription,
     ]
     consumer.reconsume_later(message, cause=ValueError("enough"))
 
-    dead = dead_letter_in_java(stage, java_client(stage, SUPERUSER))
+    dead = dead_letter_in_java(provisioned, java_client(provisioned, SUPERUSER))
     assert is_whole(dead)
     assert of_hops(
         dead.properties, names="RECONSUMETIMES ORIGIN_MESSAGE_ID REAL_TOPIC REAL_SUBSCRIPTION"
-    ) == ["3", origin, str(stage.policy.topic), stage.policy.subscription]
+    ) == ["3", origin, str(provisioned.policy.topic), provisioned.policy.subscription]
     consumer.close()
-    assert left_over(stage, partitions) == 0
+    assert left_over(provisioned, partitions) == 0
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
 def test_python_retries_java_dead_letters_and_python_reads(
-    set_stage: SetStage, java_client: MakeClient, partitions: int
+    provision_policy: ProvisionPolicy, java_client: MakeClient, partitions: int
 ) -> None:
-    stage = set_stage(max_retries=2, partitions=partitions)
-    origin = send(stage)
-    consumer = stage.consumer()
+    provisioned = provision_policy(max_retries=2, partitions=partitions)
+    origin = send(provisioned)
+    consumer = provisioned.consumer()
     for _ in range(2):
         consumer.reconsume_later(consumer.receive(SOON), cause=ValueError("not yet"))
     consumer.close()
 
-    in_java = java_client(stage).retrying_consumer(stage.policy)
+    in_java = java_client(provisioned).retrying_consumer(provisioned.policy)
     message = in_java.receive()
     assert is_whole(message)
     assert message.properties["RECONSUMETIMES"] == "2"
     in_java.reconsume_later(message)
 
-    [dead] = stage.dead_letters(1)
+    [dead] = provisioned.dead_letters(1)
     assert dead.data() == b"x"
     assert (dead.partition_key(), dead.ordering_key()) == (KEY, ORDER)
     assert dead.event_timestamp() == EVENT_TIME
     assert of_hops(
         dead.properties(),
         names="RECONSUMETIMES ORIGIN_MESSAGE_ID REAL_TOPIC REAL_SUBSCRIPTION tenant",
-    ) == ["3", origin, str(stage.policy.topic), stage.policy.subscription, "größe"]
+    ) == ["3", origin, str(provisioned.policy.topic), provisioned.policy.subscription, "größe"]
     # Java tells no cause. The one it carries on says of which attempt it is.
     assert of_hops(dead.properties(), names="REDRIVE_ATTEMPT REDRIVE_DEAD_REASON") == ["2", None]
     in_java.close()
-    assert left_over(stage, partitions) == 0
+    assert left_over(provisioned, partitions) == 0
 
 
 def test_both_read_large_messages_that_the_other_has_sent_on(
-    set_stage: SetStage, java_client: MakeClient
+    provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
-    stage = set_stage(max_retries=2)
+    provisioned = provision_policy(max_retries=2)
     payload = random.Random(1).randbytes(8_960_000)  # noqa: S311 - no secret
-    producer = stage.client(SUPERUSER).create_producer(
-        str(stage.policy.topic), batching_enabled=False, chunking_enabled=True
+    producer = provisioned.client(SUPERUSER).create_producer(
+        str(provisioned.policy.topic), batching_enabled=False, chunking_enabled=True
     )
     producer.send(payload)
-    consumer = stage.consumer()
+    consumer = provisioned.consumer()
     consumer.reconsume_later(consumer.receive(SOON))
     consumer.close()
-    in_java = java_client(stage).retrying_consumer(stage.policy)
+    in_java = java_client(provisioned).retrying_consumer(provisioned.policy)
     message = in_java.receive()
     assert message.value == payload
     in_java.reconsume_later(message)
     in_java.close()
-    consumer = stage.consumer()
+    consumer = provisioned.consumer()
     consumer.reconsume_later(consumer.receive(SOON))
     consumer.close()
-    assert dead_letter_in_java(stage, java_client(stage, SUPERUSER)).value == payload
-    assert left_over(stage) == 0
+    assert dead_letter_in_java(provisioned, java_client(provisioned, SUPERUSER)).value == payload
+    assert left_over(provisioned) == 0
 
 
 def test_both_name_the_messages_of_a_batch_alike(
-    set_stage: SetStage, java_client: MakeClient
+    provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
-    stage = set_stage(max_retries=1)
-    producer = stage.client(SUPERUSER).create_producer(
-        str(stage.policy.topic), batching_enabled=True, batching_max_publish_delay_ms=1_000
+    provisioned = provision_policy(max_retries=1)
+    producer = provisioned.client(SUPERUSER).create_producer(
+        str(provisioned.policy.topic), batching_enabled=True, batching_max_publish_delay_ms=1_000
     )
     for content in (b"0", b"1"):
         producer.send_async(content, lambda *_: None)
     producer.flush()
-    in_java = java_client(stage).retrying_consumer(stage.policy)
+    in_java = java_client(provisioned).retrying_consumer(provisioned.policy)
     by_java, left = in_java.receive(), in_java.receive()
     in_java.reconsume_later(by_java)
     in_java.close()
-    consumer = stage.consumer()
+    consumer = provisioned.consumer()
     origins = set()
     for _ in range(3):  # the broker delivers the whole batch again, and the retry of Java
         message = consumer.receive(SOON)
@@ -176,59 +180,63 @@ def test_both_name_the_messages_of_a_batch_alike(
 
 
 def test_java_with_a_json_schema_takes_part_once_the_schema_is_copied(
-    set_stage: SetStage, java_client: MakeClient
+    provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
-    stage = set_stage(max_retries=2)
-    client = java_client(stage)
-    for topic in (stage.policy.topic, stage.policy.retry_topic, stage.policy.dead_letter_topic):
-        _give_schema(stage, client, str(topic))
-    stage.send(json.dumps({"retentionTimeInMinutes": 7, "retentionSizeInMB": 1}).encode())
-    consumer = stage.consumer()
+    provisioned = provision_policy(max_retries=2)
+    client = java_client(provisioned)
+    for topic in (
+        provisioned.policy.topic,
+        provisioned.policy.retry_topic,
+        provisioned.policy.dead_letter_topic,
+    ):
+        _give_schema(provisioned, client, str(topic))
+    provisioned.send(json.dumps({"retentionTimeInMinutes": 7, "retentionSizeInMB": 1}).encode())
+    consumer = provisioned.consumer()
     consumer.reconsume_later(consumer.receive(SOON))
     consumer.close()
 
-    in_java = client.retrying_consumer(stage.policy, schema=client.json())
+    in_java = client.retrying_consumer(provisioned.policy, schema=client.json())
     for count in ("1", "2"):
         message = in_java.receive()
         assert message.value.getRetentionTimeInMinutes() == 7
         assert message.properties["RECONSUMETIMES"] == count
         in_java.reconsume_later(message)
 
-    reader = java_client(stage, SUPERUSER)
-    dead = dead_letter_in_java(stage, reader, reader.json())
+    reader = java_client(provisioned, SUPERUSER)
+    dead = dead_letter_in_java(provisioned, reader, reader.json())
     assert dead.value.getRetentionTimeInMinutes() == 7
     assert dead.properties["RECONSUMETIMES"] == "3"
     in_java.close()
-    assert left_over(stage) == 0
+    assert left_over(provisioned) == 0
 
 
 def test_a_retry_topic_that_got_bytes_without_a_schema_refuses_java_with_json(
-    set_stage: SetStage, java_client: MakeClient
+    provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
-    stage = set_stage()
-    client = java_client(stage)
-    _give_schema(stage, client, str(stage.policy.topic))
-    stage.send(b"{}")
-    consumer = stage.consumer()
+    provisioned = provision_policy()
+    client = java_client(provisioned)
+    _give_schema(provisioned, client, str(provisioned.policy.topic))
+    provisioned.send(b"{}")
+    consumer = provisioned.consumer()
     consumer.reconsume_later(consumer.receive(SOON))
 
     with pytest.raises(JavaRefusedError, match="IncompatibleSchemaException"):
-        client.retrying_consumer(stage.policy, schema=client.json())
+        client.retrying_consumer(provisioned.policy, schema=client.json())
 
 
 @pytest.mark.parametrize("given", [[], ["retry"], ["dead-letter"]])
 def test_pulsar_refuses_java_consumers_that_leave_a_name_to_their_client(
-    set_stage: SetStage, java_client: MakeClient, given: list[str]
+    provision_policy: ProvisionPolicy, java_client: MakeClient, given: list[str]
 ) -> None:
-    stage = set_stage()
+    provisioned = provision_policy()
     with pytest.raises(JavaRefusedError, match=r"AuthorizationException.*Get Partition Metadata"):
-        java_client(stage).retrying_consumer(stage.policy, names=given)
+        java_client(provisioned).retrying_consumer(provisioned.policy, names=given)
 
 
-def _give_schema(stage: Stage, client: JavaClient, topic: str) -> None:
+def _give_schema(provisioned: ProvisionedPolicy, client: JavaClient, topic: str) -> None:
     """Give *topic* the schema of `JavaClient.json`, as the operator copies that of the source."""
     info = client.json().getSchemaInfo()
-    stage.broker.request(
+    provisioned.broker.request(
         "POST",
         f"/admin/v2/schemas/{topic.removeprefix('persistent://')}/schema",
         {"type": "JSON", "schema": info.getSchemaDefinition(), "properties": {}},

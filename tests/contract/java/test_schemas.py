@@ -15,9 +15,9 @@ from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
 from tests.contract.java.test_java import dead_letter_in_java, left_over
 from tests.support.java import JavaClient
-from tests.support.stage import Stage
+from tests.support.provisioned_policy import ProvisionedPolicy
 
-SetStage = Callable[..., Stage]
+ProvisionPolicy = Callable[..., ProvisionedPolicy]
 MakeClient = Callable[..., JavaClient]
 SOON = timedelta(seconds=30)
 
@@ -30,27 +30,29 @@ def definition(*fields: str) -> str:
     return json.dumps({"type": "record", "name": "Order", "fields": numbers})
 
 
-def give_schema(stage: Stage, topic: TopicName, kind: str, fields: Sequence[str] = FIRST) -> None:
+def give_schema(
+    provisioned: ProvisionedPolicy, topic: TopicName, kind: str, fields: Sequence[str] = FIRST
+) -> None:
     """Have *topic* take a version of a schema."""
-    stage.broker.request(
+    provisioned.broker.request(
         "POST",
         f"/admin/v2/schemas/{topic.namespace_name}/{topic.local}/schema",
         {"type": kind, "schema": definition(*fields) if fields else "", "properties": {}},
     ).check(f"give {topic} a schema")
 
 
-def enforce(stage: Stage) -> None:
+def enforce(provisioned: ProvisionedPolicy) -> None:
     """Have the namespace refuse producers without a schema where a topic has one."""
-    stage.broker.request(
+    provisioned.broker.request(
         "POST",
-        f"/admin/v2/namespaces/{stage.policy.topic.namespace_name}/schemaValidationEnforced",
+        f"/admin/v2/namespaces/{provisioned.policy.topic.namespace_name}/schemaValidationEnforced",
         body=True,
     ).check("enforce schemas")
 
 
-def retry(stage: Stage, times: int = 1) -> None:
+def retry(provisioned: ProvisionedPolicy, times: int = 1) -> None:
     """Have a Python consumer send what comes to the retry topic, so often."""
-    consumer = stage.consumer()
+    consumer = provisioned.consumer()
     for _ in range(times):
         consumer.reconsume_later(consumer.receive(SOON))
     consumer.close()
@@ -89,129 +91,141 @@ def text(value: Any) -> str:  # noqa: ANN401 - an object of Java
 @pytest.mark.parametrize("enforced", [False, True])
 @pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF", "PROTOBUF_NATIVE", "STRING", "BYTES"])
 def test_java_reads_what_python_has_sent_on(
-    set_stage: SetStage, java_client: MakeClient, kind: str, *, enforced: bool
+    provision_policy: ProvisionPolicy, java_client: MakeClient, kind: str, *, enforced: bool
 ) -> None:
-    stage = set_stage(max_retries=3)
+    provisioned = provision_policy(max_retries=3)
     if enforced:
-        enforce(stage)
-    producing, consuming = java_client(stage, SUPERUSER), java_client(stage)
+        enforce(provisioned)
+    producing, consuming = java_client(provisioned, SUPERUSER), java_client(provisioned)
     schema, value = typed(producing, kind)
-    producing.send(str(stage.policy.topic), schema, value)
-    retry(stage, times=2)
-    in_java = consuming.retrying_consumer(stage.policy, schema=typed(consuming, kind)[0])
+    producing.send(str(provisioned.policy.topic), schema, value)
+    retry(provisioned, times=2)
+    in_java = consuming.retrying_consumer(provisioned.policy, schema=typed(consuming, kind)[0])
     message = in_java.receive()
     assert (text(message.value), message.properties["RECONSUMETIMES"]) == (text(value), "2")
     in_java.reconsume_later(message)
     in_java.close()
-    retry(stage)
+    retry(provisioned)
 
-    dead = dead_letter_in_java(stage, producing, schema)
+    dead = dead_letter_in_java(provisioned, producing, schema)
     assert (text(dead.value), dead.properties["RECONSUMETIMES"]) == (text(value), "4")
-    assert left_over(stage) == 0
+    assert left_over(provisioned) == 0
 
 
 @pytest.mark.parametrize(("enforced", "partitions"), [(False, 0), (True, 2)])
 def test_a_reader_of_a_later_version_decodes_a_retry_by_the_version_it_was_written_with(
-    set_stage: SetStage, java_client: MakeClient, partitions: int, *, enforced: bool
+    provision_policy: ProvisionPolicy, java_client: MakeClient, partitions: int, *, enforced: bool
 ) -> None:
-    stage = set_stage(max_retries=1, partitions=partitions)
+    provisioned = provision_policy(max_retries=1, partitions=partitions)
     if enforced:
-        enforce(stage)
-    producing, consuming = java_client(stage, SUPERUSER), java_client(stage)
+        enforce(provisioned)
+    producing, consuming = java_client(provisioned, SUPERUSER), java_client(provisioned)
     old, value = typed(producing, "AVRO")
-    producing.send(str(stage.policy.topic), old, value)
-    for topic in (stage.policy.topic, stage.policy.retry_topic, stage.policy.dead_letter_topic):
-        give_schema(stage, topic, "AVRO", SECOND)  # the operator was late, and copied only this
+    producing.send(str(provisioned.policy.topic), old, value)
+    for topic in (
+        provisioned.policy.topic,
+        provisioned.policy.retry_topic,
+        provisioned.policy.dead_letter_topic,
+    ):
+        give_schema(
+            provisioned, topic, "AVRO", SECOND
+        )  # the operator was late, and copied only this
     new = producing.record("AVRO", definition(*SECOND))
-    producing.send(str(stage.policy.topic), new, record(new, c=1, b=2, a=3))
-    retry(stage, times=2)
+    producing.send(str(provisioned.policy.topic), new, record(new, c=1, b=2, a=3))
+    retry(provisioned, times=2)
     later = consuming.record("AVRO", definition(*SECOND))
-    in_java = consuming.retrying_consumer(stage.policy, schema=later)
+    in_java = consuming.retrying_consumer(provisioned.policy, schema=later)
     read = {text(in_java.receive().value) for _ in range(2)}
     in_java.close()
     written = {"{'c': 0, 'b': 1, 'a': 7}", "{'c': 1, 'b': 2, 'a': 3}"}
     assert read == written
 
-    retry(stage, times=2)
-    dead = producing.consumer(str(stage.policy.dead_letter_topic), "redrive", new)
+    retry(provisioned, times=2)
+    dead = producing.consumer(str(provisioned.policy.dead_letter_topic), "redrive", new)
     assert {text(dead.receive().value) for _ in range(2)} == written
 
 
-def test_versions_above_127_are_kept_too(set_stage: SetStage, java_client: MakeClient) -> None:
-    stage = set_stage(max_retries=1)
-    client = java_client(stage, SUPERUSER)
+def test_versions_above_127_are_kept_too(
+    provision_policy: ProvisionPolicy, java_client: MakeClient
+) -> None:
+    provisioned = provision_policy(max_retries=1)
+    client = java_client(provisioned, SUPERUSER)
     names = [f"f{number}" for number in range(130)]
     for count in range(1, 131):
-        give_schema(stage, stage.policy.topic, "AVRO", names[:count])
+        give_schema(provisioned, provisioned.policy.topic, "AVRO", names[:count])
     latest = client.record("AVRO", definition(*names))
-    client.send(str(stage.policy.topic), latest, record(latest, f129=NUMBER))
-    retry(stage)
-    consumer = stage.consumer()
+    client.send(str(provisioned.policy.topic), latest, record(latest, f129=NUMBER))
+    retry(provisioned)
+    consumer = provisioned.consumer()
     message = consumer.receive(SOON)
     assert message is not None
     assert message.properties()["REDRIVE_SCHEMA_VERSION"] == "129"
     consumer.reconsume_later(message)
 
     reader = client.record("AVRO", definition("f129", "f0"))
-    assert text(dead_letter_in_java(stage, client, reader).value) == "{'f129': 7, 'f0': 0}"
+    assert text(dead_letter_in_java(provisioned, client, reader).value) == "{'f129': 7, 'f0': 0}"
 
 
 def test_a_primitive_of_a_fixed_form_needs_no_version(
-    set_stage: SetStage, java_client: MakeClient
+    provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
-    stage = set_stage(max_retries=1)
-    client = java_client(stage, SUPERUSER)
-    for topic in (stage.policy.topic, stage.policy.retry_topic, stage.policy.dead_letter_topic):
-        give_schema(stage, topic, "INT32", ())
-    client.send(str(stage.policy.topic), *typed(client, "INT32"))
-    retry(stage, times=2)
-    dead = dead_letter_in_java(stage, client, client.api.Schema.INT32)
+    provisioned = provision_policy(max_retries=1)
+    client = java_client(provisioned, SUPERUSER)
+    for topic in (
+        provisioned.policy.topic,
+        provisioned.policy.retry_topic,
+        provisioned.policy.dead_letter_topic,
+    ):
+        give_schema(provisioned, topic, "INT32", ())
+    client.send(str(provisioned.policy.topic), *typed(client, "INT32"))
+    retry(provisioned, times=2)
+    dead = dead_letter_in_java(provisioned, client, client.api.Schema.INT32)
     assert dead.value == NUMBER
 
 
-def unsent(stage: Stage) -> tuple[Event, str]:
+def unsent(provisioned: ProvisionedPolicy) -> tuple[Event, str]:
     """What is reported of a message that can't be sent on; nothing of it is acknowledged."""
     events: list[Event] = []
-    consumer = stage.consumer(on_event=events.append)
+    consumer = provisioned.consumer(on_event=events.append)
     consumer.reconsume_later(consumer.receive(SOON))
     consumer.close()
-    assert left_over(stage) == 1
+    assert left_over(provisioned) == 1
     [event] = [event for event in events if event.event == Name.UNSENT]
     return event, event.reason
 
 
 def test_keys_and_values_stay_with_an_event_that_says_why(
-    set_stage: SetStage, java_client: MakeClient
+    provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
-    stage = set_stage()
-    client = java_client(stage, SUPERUSER)
+    provisioned = provision_policy()
+    client = java_client(provisioned, SUPERUSER)
     common = client.gateway.jvm.org.apache.pulsar.common.schema
     schema = client.api.Schema
     pairs = schema.KeyValue(schema.STRING, schema.STRING, common.KeyValueEncodingType.SEPARATED)
-    client.send(str(stage.policy.topic), pairs, common.KeyValue("key", "value"))
-    assert unsent(stage)[1] == "SchemaUnsupported"
+    client.send(str(provisioned.policy.topic), pairs, common.KeyValue("key", "value"))
+    assert unsent(provisioned)[1] == "SchemaUnsupported"
 
 
 def test_a_message_whose_schema_was_deleted_stays_with_an_event(
-    set_stage: SetStage, java_client: MakeClient
+    provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
-    stage = set_stage()
-    client = java_client(stage, SUPERUSER)
-    client.send(str(stage.policy.topic), *typed(client, "AVRO"))
-    topic = stage.policy.topic
-    stage.broker.request(
+    provisioned = provision_policy()
+    client = java_client(provisioned, SUPERUSER)
+    client.send(str(provisioned.policy.topic), *typed(client, "AVRO"))
+    topic = provisioned.policy.topic
+    provisioned.broker.request(
         "DELETE", f"/admin/v2/schemas/{topic.namespace_name}/{topic.local}/schema?force=true"
     ).check("delete the schema")
-    assert unsent(stage)[1] == "SchemaNotFound"
+    assert unsent(provisioned)[1] == "SchemaNotFound"
 
 
 def test_a_namespace_that_enforces_schemas_keeps_primitives_of_which_the_client_sends_none(
-    set_stage: SetStage, java_client: MakeClient
+    provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
-    stage = set_stage()
-    enforce(stage)
-    client = java_client(stage, SUPERUSER)
-    for topic in (stage.policy.topic, stage.policy.retry_topic):
-        give_schema(stage, topic, "INT32", ())
-    client.send(str(stage.policy.topic), *typed(client, "INT32"))
-    assert unsent(stage)[1] == "NotSent"
+    provisioned = provision_policy()
+    enforce(provisioned)
+    client = java_client(provisioned, SUPERUSER)
+    for topic in (provisioned.policy.topic, provisioned.policy.retry_topic):
+        give_schema(provisioned, topic, "INT32", ())
+    client.send(str(provisioned.policy.topic), *typed(client, "INT32"))
+    assert unsent(provisioned)[1] == "NotSent"

@@ -11,23 +11,23 @@ from typing import Any
 import pulsar
 import pytest
 
-from tests.support.programs import Start, start
+from tests.support.user_programs import StartProgram, start_program
 
-__all__ = ["start"]
-SetStage = Callable[..., Any]
+__all__ = ["start_program"]
+ProvisionPolicy = Callable[..., Any]
 SECOND = timedelta(seconds=1)
 SOON = 30 * SECOND
 
 
-async def test_a_cancelled_reception_loses_no_message(set_stage: SetStage) -> None:
-    stage = await asyncio.to_thread(set_stage)
+async def test_a_cancelled_reception_loses_no_message(provision_policy: ProvisionPolicy) -> None:
+    provisioned = await asyncio.to_thread(provision_policy)
     sent = [b"%d" % n for n in range(40)]
-    async with stage.async_consumer() as consumer:
+    async with provisioned.async_consumer() as consumer:
         for _ in range(20):  # more than there are threads
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await consumer.receive()
-        sending = asyncio.create_task(asyncio.to_thread(stage.send, *sent))
+        sending = asyncio.create_task(asyncio.to_thread(provisioned.send, *sent))
         received: list[pulsar.Message] = []
         while len(received) < len(sent):
             try:
@@ -40,12 +40,14 @@ async def test_a_cancelled_reception_loses_no_message(set_stage: SetStage) -> No
         for message in received:
             await consumer.acknowledge(message)
         assert await consumer.receive(SECOND) is None
-    assert await asyncio.to_thread(stage.backlog, stage.policy.topic) == 0
+    assert await asyncio.to_thread(provisioned.backlog, provisioned.policy.topic) == 0
 
 
-async def test_handlers_run_side_by_side(set_stage: SetStage) -> None:
-    stage = await asyncio.to_thread(set_stage, retry_rights=["consume"])  # hops are refused
-    await asyncio.to_thread(stage.send, *[b"%d" % n for n in range(20)])
+async def test_handlers_run_side_by_side(provision_policy: ProvisionPolicy) -> None:
+    provisioned = await asyncio.to_thread(
+        provision_policy, retry_rights=["consume"]
+    )  # hops are refused
+    await asyncio.to_thread(provisioned.send, *[b"%d" % n for n in range(20)])
     most = now = 0
     met = asyncio.Event()
 
@@ -63,40 +65,42 @@ async def test_handlers_run_side_by_side(set_stage: SetStage) -> None:
             consumer.stop()
         raise ConnectionError
 
-    async with stage.async_consumer() as consumer:
+    async with provisioned.async_consumer() as consumer:
         await consumer.run(handle, workers=10)
     assert most == 10
     assert now == 0
-    assert await asyncio.to_thread(stage.backlog, stage.policy.topic) == 20
+    assert await asyncio.to_thread(provisioned.backlog, provisioned.policy.topic) == 20
 
 
-async def test_a_cancelled_run_leaves_its_message_to_the_next(set_stage: SetStage) -> None:
-    stage = await asyncio.to_thread(set_stage)
-    await asyncio.to_thread(stage.send, b"x")
+async def test_a_cancelled_run_leaves_its_message_to_the_next(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = await asyncio.to_thread(provision_policy)
+    await asyncio.to_thread(provisioned.send, b"x")
     handling = asyncio.Event()
 
     async def hang(_message: pulsar.Message) -> None:
         handling.set()
         await asyncio.sleep(60)
 
-    async with stage.async_consumer() as consumer:
+    async with provisioned.async_consumer() as consumer:
         running = asyncio.create_task(consumer.run(hang))
         await handling.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-    async with stage.async_consumer() as consumer:
+    async with provisioned.async_consumer() as consumer:
         message = await consumer.receive(SOON)
         assert (message.data(), consumer.attempt_of(message).number) == (b"x", 1)
 
 
 def test_sigterm_lets_run_finish_the_messages_in_hand_and_hands_back_the_rest(
-    set_stage: SetStage, start: Start
+    provision_policy: ProvisionPolicy, start_program: StartProgram
 ) -> None:
-    stage = set_stage()
-    stage.send(b"in hand", b"in hand", b"next")
-    process = start(
-        stage,
+    provisioned = provision_policy()
+    provisioned.send(b"in hand", b"in hand", b"next")
+    process = start_program(
+        provisioned,
         """
 import asyncio
 from redrive import AsyncRetryConsumer
@@ -129,17 +133,17 @@ assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "ended\n")
-    assert stage.backlog(stage.policy.topic) == 1
-    assert stage.consumer().receive(SOON).data() == b"next"
+    assert provisioned.backlog(provisioned.policy.topic) == 1
+    assert provisioned.consumer().receive(SOON).data() == b"next"
 
 
 def test_a_keyboard_interrupt_ends_the_program_and_leaves_the_message(
-    set_stage: SetStage, start: Start
+    provision_policy: ProvisionPolicy, start_program: StartProgram
 ) -> None:
-    stage = set_stage()
-    stage.send(b"in hand")
-    process = start(
-        stage,
+    provisioned = provision_policy()
+    provisioned.send(b"in hand")
+    process = start_program(
+        provisioned,
         """
 import asyncio
 from redrive import AsyncRetryConsumer
@@ -165,4 +169,4 @@ finally:
     output, _ = process.communicate(timeout=60)
     assert process.returncode in {1, -signal.SIGINT}, output
     assert "KeyboardInterrupt" in output
-    assert stage.consumer().receive(SOON).data() == b"in hand"
+    assert provisioned.consumer().receive(SOON).data() == b"in hand"

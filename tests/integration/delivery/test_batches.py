@@ -7,15 +7,15 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from sandbox.pulsar import SUPERUSER
-from tests.support.stage import Stage
+from tests.support.provisioned_policy import ProvisionedPolicy
 
-SetStage = Callable[..., Stage]
+ProvisionPolicy = Callable[..., ProvisionedPolicy]
 SOON = timedelta(seconds=30)
 
 
-def send_batch(stage: Stage, *contents: bytes) -> None:
-    producer = stage.client(SUPERUSER).create_producer(
-        str(stage.policy.topic), batching_enabled=True, batching_max_publish_delay_ms=1_000
+def send_batch(provisioned: ProvisionedPolicy, *contents: bytes) -> None:
+    producer = provisioned.client(SUPERUSER).create_producer(
+        str(provisioned.policy.topic), batching_enabled=True, batching_max_publish_delay_ms=1_000
     )
     for content in contents:
         producer.send_async(content, lambda *_: None)
@@ -24,13 +24,13 @@ def send_batch(stage: Stage, *contents: bytes) -> None:
 
 
 def test_a_message_does_not_die_for_the_failures_of_another_in_its_batch(
-    set_stage: SetStage,
+    provision_policy: ProvisionPolicy,
 ) -> None:
-    stage = set_stage(max_retries=2)
-    send_batch(stage, b"bad", b"late", b"good")
+    provisioned = provision_policy(max_retries=2)
+    send_batch(provisioned, b"bad", b"late", b"good")
     given_back: Counter[bytes] = Counter()
     before = {}
-    with stage.consumer(nack_delay=timedelta(seconds=0.5)) as consumer:
+    with provisioned.consumer(nack_delay=timedelta(seconds=0.5)) as consumer:
         while message := consumer.receive(SOON if given_back.total() < 4 else timedelta(seconds=3)):
             content = message.data()
             failed_first = content == b"bad" and given_back[content] < 3
@@ -42,7 +42,7 @@ def test_a_message_does_not_die_for_the_failures_of_another_in_its_batch(
                 consumer.acknowledge(message)  # what is acknowledged comes again with the others
 
     assert given_back == {b"bad": 3, b"late": 1}
-    assert before[b"late"] >= stage.policy.max_retries
-    [dead] = stage.dead_letters(1)
+    assert before[b"late"] >= provisioned.policy.max_retries
+    [dead] = provisioned.dead_letters(1)
     assert (dead.data(), dead.properties()["RECONSUMETIMES"]) == (b"bad", "3")
-    assert stage.backlog(stage.policy.topic) == 0
+    assert provisioned.backlog(provisioned.policy.topic) == 0

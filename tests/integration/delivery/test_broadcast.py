@@ -14,29 +14,31 @@ from redrive import BroadcastConsumer, Event, prometheus
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError, SubscriptionLostError
 from redrive.delivery.receiving.subscribe import SubscribeError
 from redrive.policy.naming import TopicName
-from tests.support.stage import path
+from tests.support.provisioned_policy import path
 
-SetStage = Callable[..., Any]
+ProvisionPolicy = Callable[..., Any]
 SECOND = timedelta(seconds=1)
 SOON = 30 * SECOND
 
 
-def listen(stage: Any, **choices: Any) -> BroadcastConsumer:  # noqa: ANN401 - see conftest
+def listen(provisioned: Any, **choices: Any) -> BroadcastConsumer:  # noqa: ANN401 - see conftest
     """A consumer of a role that may consume the source topic and nothing else."""
-    consumer = BroadcastConsumer(stage.client(stage.role), str(stage.policy.topic), **choices)
-    stage.closing.callback(consumer.close)
+    consumer = BroadcastConsumer(
+        provisioned.client(provisioned.role), str(provisioned.policy.topic), **choices
+    )
+    provisioned.closing.callback(consumer.close)
     return consumer
 
 
 @pytest.fixture
-def stage(set_stage: SetStage) -> Any:  # noqa: ANN401
-    stage = set_stage(partitions=2, retry_rights=["produce"])
-    stage.broker.request(
+def provisioned(provision_policy: ProvisionPolicy) -> Any:  # noqa: ANN401
+    provisioned = provision_policy(partitions=2, retry_rights=["produce"])
+    provisioned.broker.request(
         "POST",
-        f"/admin/v2/namespaces/{stage.policy.topic.namespace_name}/autoSubscriptionCreation",
+        f"/admin/v2/namespaces/{provisioned.policy.topic.namespace_name}/autoSubscriptionCreation",
         {"allowAutoSubscriptionCreation": False},
     ).check("let nobody subscribe")
-    return stage
+    return provisioned
 
 
 def contents(consumer: BroadcastConsumer, count: int) -> list[bytes]:
@@ -45,27 +47,27 @@ def contents(consumer: BroadcastConsumer, count: int) -> list[bytes]:
     return sorted(message.data() for message in received if message)
 
 
-def test_every_consumer_gets_every_message_from_its_beginning_on(stage: Any) -> None:  # noqa: ANN401
-    stage.send(b"before")
-    first, second = listen(stage), listen(stage)
+def test_every_consumer_gets_every_message_from_its_beginning_on(provisioned: Any) -> None:  # noqa: ANN401
+    provisioned.send(b"before")
+    first, second = listen(provisioned), listen(provisioned)
     sent = [b"%d" % n for n in range(6)]
-    stage.send(*sent)
+    provisioned.send(*sent)
     assert contents(first, 6) == contents(second, 6) == sent
-    stage.broker.request("PUT", f"{path(stage.policy.topic)}/unload").check("unload")
-    stage.send(b"after the move")
+    provisioned.broker.request("PUT", f"{path(provisioned.policy.topic)}/unload").check("unload")
+    provisioned.send(b"after the move")
     assert contents(first, 1) == contents(second, 1) == [b"after the move"]
     first.close()
-    stage.send(b"later")
+    provisioned.send(b"later")
     assert contents(second, 1) == [b"later"]
-    assert contents(listen(stage), 0) == []
+    assert contents(listen(provisioned), 0) == []
 
 
 def test_a_failed_message_is_dropped_and_told(
-    stage: Any,  # noqa: ANN401
+    provisioned: Any,  # noqa: ANN401
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     events: list[Event] = []
-    consumer = listen(stage, on_event=events.append)
+    consumer = listen(provisioned, on_event=events.append)
     handled: list[bytes] = []
 
     def handle(message: pulsar.Message) -> None:
@@ -77,7 +79,7 @@ def test_a_failed_message_is_dropped_and_told(
 
     with caplog.at_level(logging.WARNING, "redrive"):
         for content in (b"bad", b"good", b"last"):  # in this order, wherever they lie
-            stage.send(content, partition_key="one")
+            provisioned.send(content, partition_key="one")
         consumer.run(handle)
 
     assert handled == [b"bad", b"good", b"last"]
@@ -86,8 +88,8 @@ def test_a_failed_message_is_dropped_and_told(
     assert "ValueError: no such price" in record.getMessage()
     (event,) = events
     assert (event.event, event.reason, event.attempt) == ("redrive.dropped", "ValueError", 1)
-    assert event.source == str(stage.policy.topic)
-    stage.dead_letters(0)
+    assert event.source == str(provisioned.policy.topic)
+    provisioned.dead_letters(0)
     prometheus.count(event)
     labels = {
         "policy": "",
@@ -99,7 +101,7 @@ def test_a_failed_message_is_dropped_and_told(
     assert REGISTRY.get_sample_value("redrive_consumer_dropped_messages_total", labels) == 1
 
 
-def test_a_handler_out_of_time_has_failed_and_its_late_success_is_told(stage: Any) -> None:  # noqa: ANN401
+def test_a_handler_out_of_time_has_failed_and_its_late_success_is_told(provisioned: Any) -> None:  # noqa: ANN401
     events: list[Event] = []
     given_up = threading.Event()
 
@@ -111,8 +113,8 @@ def test_a_handler_out_of_time_has_failed_and_its_late_success_is_told(stage: An
         events.append(event)
         given_up.set()
 
-    consumer = listen(stage, on_event=hear)
-    stage.send(b"slow")
+    consumer = listen(provisioned, on_event=hear)
+    provisioned.send(b"slow")
     consumer.run(handle, timeout=0.2 * SECOND)
     assert [(event.event, event.reason) for event in events] == [
         ("redrive.dropped", "HandlerTimeoutError"),
@@ -120,10 +122,10 @@ def test_a_handler_out_of_time_has_failed_and_its_late_success_is_told(stage: An
     ]
 
 
-def test_it_pauses_and_stops_like_the_others(stage: Any) -> None:  # noqa: ANN401
-    consumer = listen(stage)
+def test_it_pauses_and_stops_like_the_others(provisioned: Any) -> None:  # noqa: ANN401
+    consumer = listen(provisioned)
     consumer.pause()
-    stage.send(b"x")
+    provisioned.send(b"x")
     assert consumer.receive(0.5 * SECOND) is None
     consumer.resume()
     assert consumer.receive(SOON)
@@ -132,15 +134,15 @@ def test_it_pauses_and_stops_like_the_others(stage: Any) -> None:  # noqa: ANN40
         consumer.receive()
 
 
-def test_a_client_closed_too_early_is_said_so(stage: Any) -> None:  # noqa: ANN401
-    client = stage.client(stage.role)
-    with BroadcastConsumer(client, str(stage.policy.topic)) as consumer:
+def test_a_client_closed_too_early_is_said_so(provisioned: Any) -> None:  # noqa: ANN401
+    client = provisioned.client(provisioned.role)
+    with BroadcastConsumer(client, str(provisioned.policy.topic)) as consumer:
         client.close()
         with pytest.raises(SubscriptionLostError):
             consumer.receive(SOON)
 
 
-def test_who_may_not_read_is_told_what_is_missing(stage: Any) -> None:  # noqa: ANN401
-    topic: TopicName = stage.policy.dead_letter_topic
+def test_who_may_not_read_is_told_what_is_missing(provisioned: Any) -> None:  # noqa: ANN401
+    topic: TopicName = provisioned.policy.dead_letter_topic
     with pytest.raises(SubscribeError, match=r"can't be read.*Authorization.*may consume it"):
-        BroadcastConsumer(stage.client(stage.role), str(topic))
+        BroadcastConsumer(provisioned.client(provisioned.role), str(topic))

@@ -17,24 +17,26 @@ from redrive import Event, FailureRules, RetryConsumer
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from sandbox import pulsar as pulsar_part
 from sandbox.sandbox import Sandbox
-from tests.support.stage import path
+from tests.support.provisioned_policy import path
 
-SetStage = Callable[..., Any]
+ProvisionPolicy = Callable[..., Any]
 
 
 class AtWork:
     """A consumer that fails each message once, and each time those that begin with ``bad``."""
 
-    def __init__(self, stage: Any) -> None:  # noqa: ANN401 - see conftest
+    def __init__(self, provisioned: Any) -> None:  # noqa: ANN401 - see conftest
         self.events: Counter[str] = Counter()
         self.handled: Counter[bytes] = Counter()
-        self._stage = stage
-        self.consumer = RetryConsumer(stage.client(stage.role), stage.policy, on_event=self._count)
+        self._provisioned = provisioned
+        self.consumer = RetryConsumer(
+            provisioned.client(provisioned.role), provisioned.policy, on_event=self._count
+        )
 
     def handle(self, message: Any) -> None:  # noqa: ANN401 - the client publishes no types
         if message.data().startswith(b"bad"):
             raise ValueError
-        if message.topic_name() == str(self._stage.policy.topic):
+        if message.topic_name() == str(self._provisioned.policy.topic):
             raise LookupError
         self.handled[message.data()] += 1
 
@@ -51,11 +53,11 @@ class AtWork:
 
 @pytest.fixture
 def at_work() -> Iterator[Callable[[Any], AtWork]]:
-    """Have a consumer of a stage run until the test ends."""
+    """Have a consumer of a provisioned policy run until the test ends."""
     running: list[tuple[AtWork, threading.Thread]] = []
 
-    def begin(stage: Any) -> AtWork:  # noqa: ANN401 - see conftest
-        work = AtWork(stage)
+    def begin(provisioned: Any) -> AtWork:  # noqa: ANN401 - see conftest
+        work = AtWork(provisioned)
         thread = threading.Thread(
             target=work.consumer.run,
             args=(work.handle,),
@@ -75,10 +77,10 @@ def at_work() -> Iterator[Callable[[Any], AtWork]]:
 Begin = Callable[[Any], AtWork]
 
 
-def dead_letters(stage: Any) -> set[bytes]:  # noqa: ANN401 - see conftest
+def dead_letters(provisioned: Any) -> set[bytes]:  # noqa: ANN401 - see conftest
     """Read them all; what the broker stored without our hearing of it is there twice."""
-    dead = stage.client("superuser").subscribe(
-        str(stage.policy.dead_letter_topic),
+    dead = provisioned.client("superuser").subscribe(
+        str(provisioned.policy.dead_letter_topic),
         DEAD_LETTER_SUBSCRIPTION,
         consumer_type=pulsar.ConsumerType.Shared,
     )
@@ -89,89 +91,105 @@ def dead_letters(stage: Any) -> set[bytes]:  # noqa: ANN401 - see conftest
     return found
 
 
-def attached(stage: Any, topic: TopicName) -> int:  # noqa: ANN401 - see conftest
+def attached(provisioned: Any, topic: TopicName) -> int:  # noqa: ANN401 - see conftest
     """How many producers and consumers the broker has there: it lets them go after the answer."""
-    answer = stage.broker.request("GET", f"{path(topic)}/stats")
+    answer = provisioned.broker.request("GET", f"{path(topic)}/stats")
     answer.check(f"tell who uses {topic}")
     stats = json.loads(answer.body)
-    consumers = stats["subscriptions"][stage.policy.subscription]["consumers"]
+    consumers = stats["subscriptions"][provisioned.policy.subscription]["consumers"]
     return len(stats["publishers"]) + len(consumers)
 
 
 def test_messages_wait_for_rights_revoked_and_a_dead_letter_topic_deleted_in_flight(
-    set_stage: SetStage, at_work: Begin
+    provision_policy: ProvisionPolicy, at_work: Begin
 ) -> None:
-    stage = set_stage()
-    retry, dead = stage.policy.retry_topic, stage.policy.dead_letter_topic
-    work = at_work(stage)
-    stage.send(b"before", b"bad before")
+    provisioned = provision_policy()
+    retry, dead = provisioned.policy.retry_topic, provisioned.policy.dead_letter_topic
+    work = at_work(provisioned)
+    provisioned.send(b"before", b"bad before")
     work.wait(lambda: work.handled[b"before"] == 1 and work.events["redrive.dead_lettered"] == 1)
 
-    stage.broker.request("DELETE", f"{path(retry)}/permissions/{stage.role}").check("revoke")
-    work.wait(lambda: attached(stage, retry) == 0)
-    stage.broker.request("DELETE", f"{path(dead)}?force=true").check("delete the topic")
-    stage.send(b"after", b"bad after")
+    provisioned.broker.request("DELETE", f"{path(retry)}/permissions/{provisioned.role}").check(
+        "revoke"
+    )
+    work.wait(lambda: attached(provisioned, retry) == 0)
+    provisioned.broker.request("DELETE", f"{path(dead)}?force=true").check("delete the topic")
+    provisioned.send(b"after", b"bad after")
     work.wait(lambda: work.events["redrive.unsent"] >= 2)
-    assert stage.backlog(stage.policy.topic) == 2
-    stage.create(dead, DEAD_LETTER_SUBSCRIPTION, 0)
-    stage.grant(dead, "produce")
-    stage.grant(retry, "consume", "produce")
+    assert provisioned.backlog(provisioned.policy.topic) == 2
+    provisioned.create(dead, DEAD_LETTER_SUBSCRIPTION, 0)
+    provisioned.grant(dead, "produce")
+    provisioned.grant(retry, "consume", "produce")
 
     work.wait(lambda: work.handled[b"after"] >= 1)
-    assert dead_letters(stage) == {b"bad after"}
-    work.wait(lambda: stage.backlog(stage.policy.topic) == stage.backlog(retry) == 0)
+    assert dead_letters(provisioned) == {b"bad after"}
+    work.wait(
+        lambda: provisioned.backlog(provisioned.policy.topic) == provisioned.backlog(retry) == 0
+    )
 
 
 def test_the_right_to_consume_revoked_and_granted_again_loses_nothing(
-    set_stage: SetStage, at_work: Begin
+    provision_policy: ProvisionPolicy, at_work: Begin
 ) -> None:
-    stage = set_stage()
-    source = stage.policy.topic
-    work = at_work(stage)
-    stage.send(b"before")
+    provisioned = provision_policy()
+    source = provisioned.policy.topic
+    work = at_work(provisioned)
+    provisioned.send(b"before")
     work.wait(lambda: work.handled[b"before"] == 1)
 
-    stage.broker.request("DELETE", f"{path(source)}/permissions/{stage.role}").check("revoke")
-    work.wait(lambda: attached(stage, source) == 0)
-    stage.send(b"meanwhile")
+    provisioned.broker.request("DELETE", f"{path(source)}/permissions/{provisioned.role}").check(
+        "revoke"
+    )
+    work.wait(lambda: attached(provisioned, source) == 0)
+    provisioned.send(b"meanwhile")
     time.sleep(1)
     assert work.handled[b"meanwhile"] == 0
-    stage.grant(source, "consume")
+    provisioned.grant(source, "consume")
 
     work.wait(lambda: work.handled[b"meanwhile"] >= 1)
-    work.wait(lambda: stage.backlog(source) == stage.backlog(stage.policy.retry_topic) == 0)
+    work.wait(
+        lambda: (
+            provisioned.backlog(source) == provisioned.backlog(provisioned.policy.retry_topic) == 0
+        )
+    )
 
 
-def test_topics_unloaded_again_and_again_lose_nothing(set_stage: SetStage, at_work: Begin) -> None:
-    stage = set_stage()
-    topics = (stage.policy.topic, stage.policy.retry_topic, stage.policy.dead_letter_topic)
+def test_topics_unloaded_again_and_again_lose_nothing(
+    provision_policy: ProvisionPolicy, at_work: Begin
+) -> None:
+    provisioned = provision_policy()
+    topics = (
+        provisioned.policy.topic,
+        provisioned.policy.retry_topic,
+        provisioned.policy.dead_letter_topic,
+    )
     sent = [f"{n}".encode() for n in range(60)]
-    work = at_work(stage)
+    work = at_work(provisioned)
     for third in range(3):
-        stage.send(*sent[third * 20 : (third + 1) * 20], b"bad %d" % third)
+        provisioned.send(*sent[third * 20 : (third + 1) * 20], b"bad %d" % third)
         for topic in topics:
-            stage.broker.request("PUT", f"{path(topic)}/unload").check(f"unload {topic}")
+            provisioned.broker.request("PUT", f"{path(topic)}/unload").check(f"unload {topic}")
 
     work.wait(lambda: set(sent) <= work.handled.keys())
     work.wait(lambda: work.events["redrive.dead_lettered"] >= 3)
-    work.wait(lambda: all(stage.backlog(topic) == 0 for topic in topics[:2]))
-    assert dead_letters(stage) == {b"bad 0", b"bad 1", b"bad 2"}
+    work.wait(lambda: all(provisioned.backlog(topic) == 0 for topic in topics[:2]))
+    assert dead_letters(provisioned) == {b"bad 0", b"bad 1", b"bad 2"}
 
 
 def test_a_broker_that_is_killed_and_started_again_loses_nothing(
-    sandbox: Sandbox, set_stage: SetStage, at_work: Begin
+    sandbox: Sandbox, provision_policy: ProvisionPolicy, at_work: Begin
 ) -> None:
-    stage = set_stage(delays=["3s"])
-    work = at_work(stage)
-    stage.send(b"before", b"bad before", b"waiting")
+    provisioned = provision_policy(delays=["3s"])
+    work = at_work(provisioned)
+    provisioned.send(b"before", b"bad before", b"waiting")
     work.wait(lambda: work.events["redrive.retried"] == 2)
     sandbox.processes.stop(pulsar_part.NAME, grace=0.5)
     pulsar_part.start(sandbox.pulsar, sandbox.processes)
     pulsar_part.wait(sandbox.pulsar, sandbox.processes)
-    stage.send(b"after", b"bad after")
+    provisioned.send(b"after", b"bad after")
 
     work.wait(lambda: {b"before", b"waiting", b"after"} <= work.handled.keys())
     work.wait(lambda: work.events["redrive.dead_lettered"] >= 2)
-    topics = (stage.policy.topic, stage.policy.retry_topic)
-    work.wait(lambda: all(stage.backlog(topic) == 0 for topic in topics))
-    assert dead_letters(stage) == {b"bad before", b"bad after"}
+    topics = (provisioned.policy.topic, provisioned.policy.retry_topic)
+    work.wait(lambda: all(provisioned.backlog(topic) == 0 for topic in topics))
+    assert dead_letters(provisioned) == {b"bad before", b"bad after"}

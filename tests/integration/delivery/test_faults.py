@@ -15,10 +15,10 @@ from redrive import Event, RetryConsumer
 from redrive.delivery.receiving.fetcher import SubscriptionLostError
 from redrive.delivery.receiving.reading import id_text
 from redrive.delivery.receiving.subscribe import SubscribeError
-from tests.support.programs import Start, start
+from tests.support.user_programs import StartProgram, start_program
 
-__all__ = ["start"]
-SetStage = Callable[..., Any]
+__all__ = ["start_program"]
+ProvisionPolicy = Callable[..., Any]
 SOON = timedelta(seconds=30)
 
 
@@ -27,12 +27,16 @@ SOON = timedelta(seconds=30)
 )
 @pytest.mark.parametrize("level", [0, -1])
 def test_a_process_killed_during_a_hop_duplicates_at_most_and_loses_nothing(
-    set_stage: SetStage, start: Start, boundary: str, copies: int, level: int
+    provision_policy: ProvisionPolicy,
+    start_program: StartProgram,
+    boundary: str,
+    copies: int,
+    level: int,
 ) -> None:
-    stage = set_stage()
-    stage.send(b"precious")
-    process = start(
-        stage,
+    provisioned = provision_policy()
+    provisioned.send(b"precious")
+    process = start_program(
+        provisioned,
         f"""
 pulsar.{boundary} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 consumer = RetryConsumer(client, load_policy())
@@ -42,88 +46,96 @@ consumer.reconsume_later(consumer.receive(), level={level})
     output, _ = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, output
 
-    consumer = stage.consumer()
+    consumer = provisioned.consumer()
     for _ in range(1 + copies if level == 0 else 1):
         again = consumer.receive(SOON)
         assert again.data() == b"precious"
         consumer.reconsume_later(again, level=-1)
-    dead = stage.dead_letters(1 + copies)
+    dead = provisioned.dead_letters(1 + copies)
     assert len({message.properties()["ORIGIN_MESSAGE_ID"] for message in dead}) == 1
 
 
 def test_a_hop_that_is_refused_is_sent_when_it_may_be_and_burns_no_attempt(
-    set_stage: SetStage, caplog: pytest.LogCaptureFixture
+    provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = set_stage(retry_rights=["consume"], max_retries=1)
-    stage.send(b"x")
+    provisioned = provision_policy(retry_rights=["consume"], max_retries=1)
+    provisioned.send(b"x")
     events: list[Event] = []
-    consumer = stage.consumer(on_event=events.append)
+    consumer = provisioned.consumer(on_event=events.append)
     consumer.reconsume_later(consumer.receive(SOON))
     assert consumer.receive(timedelta(seconds=12)) is None
-    assert stage.backlog(stage.policy.topic) == 1
+    assert provisioned.backlog(provisioned.policy.topic) == 1
     assert [event.event for event in events] == ["redrive.unsent"] * 2  # at once, and after 5 s
     assert "AuthorizationError" in caplog.text
 
-    stage.grant(stage.policy.retry_topic, "consume", "produce")
+    provisioned.grant(provisioned.policy.retry_topic, "consume", "produce")
     again = consumer.receive(SOON)
-    assert (again.data(), again.topic_name()) == (b"x", str(stage.policy.retry_topic))
+    assert (again.data(), again.topic_name()) == (b"x", str(provisioned.policy.retry_topic))
     assert again.properties()["RECONSUMETIMES"] == "1"
     consumer.acknowledge(again)
     consumer.close()
-    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+    assert (
+        provisioned.backlog(provisioned.policy.topic)
+        == provisioned.backlog(provisioned.policy.retry_topic)
+        == 0
+    )
 
 
 def test_a_hop_that_is_refused_leaves_the_message_to_be_handled_again_if_asked_for(
-    set_stage: SetStage, caplog: pytest.LogCaptureFixture
+    provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = set_stage(retry_rights=["consume"])
-    stage.send(b"x")
-    consumer = stage.consumer(handle_again_when_unsent=True)
+    provisioned = provision_policy(retry_rights=["consume"])
+    provisioned.send(b"x")
+    consumer = provisioned.consumer(handle_again_when_unsent=True)
     for _ in range(2):
         message = consumer.receive(SOON)
         refused = time.monotonic()
         consumer.reconsume_later(message)
-        assert stage.backlog(stage.policy.topic) == 1
+        assert provisioned.backlog(provisioned.policy.topic) == 1
     assert "check that the RetryPolicy is Ready" in caplog.text
     assert "AuthorizationError" in caplog.text
-    assert stage.broker.token(stage.role) not in caplog.text
+    assert provisioned.broker.token(provisioned.role) not in caplog.text
 
-    stage.grant(stage.policy.retry_topic, "consume", "produce")
+    provisioned.grant(provisioned.policy.retry_topic, "consume", "produce")
     message = consumer.receive(SOON)
     assert time.monotonic() - refused >= 5
     consumer.reconsume_later(message)
 
     again = consumer.receive(SOON)
-    assert (again.data(), again.topic_name()) == (b"x", str(stage.policy.retry_topic))
+    assert (again.data(), again.topic_name()) == (b"x", str(provisioned.policy.retry_topic))
     # It was handled, and failed, three times.
     assert again.properties()["RECONSUMETIMES"] == "3"
     consumer.acknowledge(again)
     consumer.close()
-    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+    assert (
+        provisioned.backlog(provisioned.policy.topic)
+        == provisioned.backlog(provisioned.policy.retry_topic)
+        == 0
+    )
 
 
 def test_a_delay_that_the_broker_refuses_ends_in_bounded_time_and_blocks_no_other_message(
-    set_stage: SetStage,
+    provision_policy: ProvisionPolicy,
 ) -> None:
-    stage = set_stage()
-    retry = stage.policy.retry_topic
-    stage.broker.request(
+    provisioned = provision_policy()
+    retry = provisioned.policy.retry_topic
+    provisioned.broker.request(
         "POST",
         f"/admin/v2/persistent/{retry.namespace_name}/{retry.local}/delayedDelivery",
         {"active": True, "tickTime": 1_000, "maxDeliveryDelayInMillis": 5_000},
     ).check("bound the delay")
-    stage.send(b"1")
-    consumer = stage.consumer()
+    provisioned.send(b"1")
+    consumer = provisioned.consumer()
     message = consumer.receive(SOON)
     asked = time.monotonic()
 
     consumer.reconsume_later(message, delay=timedelta(minutes=1))
     assert time.monotonic() - asked < 25  # the client's own time-out is 30 s
-    stage.send(b"2")
+    provisioned.send(b"2")
 
     # The broker has cut the connection, so what was in flight comes again, some of it twice.
     seen = set()
-    while (b"2", str(retry)) not in seen or (b"1", str(stage.policy.topic)) not in seen:
+    while (b"2", str(retry)) not in seen or (b"1", str(provisioned.policy.topic)) not in seen:
         message = consumer.receive(SOON)
         seen.add((message.data(), message.topic_name()))
         if message.data() == b"2":
@@ -135,12 +147,16 @@ def test_a_delay_that_the_broker_refuses_ends_in_bounded_time_and_blocks_no_othe
     ("seconds_ahead", "delay", "waits"), [(-3600, "20s", (0, 15)), (3, "1s", (3, 15))]
 )
 def test_a_clock_that_is_wrong_shifts_a_retry_by_as_much_and_loses_nothing(
-    set_stage: SetStage, start: Start, seconds_ahead: int, delay: str, waits: tuple[int, int]
+    provision_policy: ProvisionPolicy,
+    start_program: StartProgram,
+    seconds_ahead: int,
+    delay: str,
+    waits: tuple[int, int],
 ) -> None:
-    stage = set_stage(delays=[delay], max_retries=1)
-    stage.send(b"x")
-    process = start(
-        stage,
+    provisioned = provision_policy(delays=[delay], max_retries=1)
+    provisioned.send(b"x")
+    process = start_program(
+        provisioned,
         f"""
 import datetime, time, _pulsar
 from redrive.delivery.parts import SystemClock
@@ -168,30 +184,32 @@ client.close()
     earliest, latest = waits
     assert earliest <= float(waited) < latest
     assert attempt == "2"
-    (dead,) = stage.dead_letters(1)
+    (dead,) = provisioned.dead_letters(1)
     assert dead.properties()["RECONSUMETIMES"] == "2"
 
 
 def test_messages_in_flight_when_a_consumer_closes_are_delivered_again(
-    set_stage: SetStage,
+    provision_policy: ProvisionPolicy,
 ) -> None:
-    stage = set_stage()
-    stage.send(b"in flight", b"handled", b"not yet received")
-    consumer = stage.consumer()
+    provisioned = provision_policy()
+    provisioned.send(b"in flight", b"handled", b"not yet received")
+    consumer = provisioned.consumer()
     consumer.receive(SOON)
     consumer.acknowledge(consumer.receive(SOON))
     consumer.close()
 
-    next_consumer = stage.consumer()
+    next_consumer = provisioned.consumer()
     again = [next_consumer.receive(SOON).data() for _ in range(2)]
     assert sorted(again) == [b"in flight", b"not yet received"]
     assert next_consumer.receive(timedelta(seconds=1)) is None
 
 
-def test_a_client_closed_too_early_is_said_so_to_whoever_receives(set_stage: SetStage) -> None:
-    stage = set_stage()
-    client = stage.client(stage.role)
-    consumer = type(stage.consumer())(client, stage.policy)
+def test_a_client_closed_too_early_is_said_so_to_whoever_receives(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    client = provisioned.client(provisioned.role)
+    consumer = type(provisioned.consumer())(client, provisioned.policy)
 
     client.close()
 
@@ -202,26 +220,28 @@ def test_a_client_closed_too_early_is_said_so_to_whoever_receives(set_stage: Set
 
 
 def test_a_client_may_be_closed_at_any_moment_and_no_thread_waits_for_ever(
-    set_stage: SetStage,
+    provision_policy: ProvisionPolicy,
 ) -> None:
-    stage = set_stage()
+    provisioned = provision_policy()
     for _ in range(20):  # the moment at which a thread enters the client is what matters
-        client = stage.client(stage.role)
-        consumer = RetryConsumer(client, stage.policy)
+        client = provisioned.client(provisioned.role)
+        consumer = RetryConsumer(client, provisioned.policy)
         client.close()
         with pytest.raises(SubscriptionLostError):
             consumer.receive(SOON)
         consumer.close()
 
 
-def test_a_refused_subscription_says_which_and_what_to_do(set_stage: SetStage) -> None:
-    stage = set_stage(retry_rights=["produce"])
+def test_a_refused_subscription_says_which_and_what_to_do(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(retry_rights=["produce"])
 
     with pytest.raises(SubscribeError) as refused:
-        stage.consumer()
+        provisioned.consumer()
 
     for words in (
-        str(stage.policy.retry_topic),
+        str(provisioned.policy.retry_topic),
         "AuthorizationError",
         "lists this consumer's role",
     ):
@@ -229,12 +249,12 @@ def test_a_refused_subscription_says_which_and_what_to_do(set_stage: SetStage) -
 
 
 def test_a_program_that_forgets_to_close_ends_all_the_same(
-    set_stage: SetStage, start: Start
+    provision_policy: ProvisionPolicy, start_program: StartProgram
 ) -> None:
-    stage = set_stage()
-    stage.send(b"x")
-    process = start(
-        stage,
+    provisioned = provision_policy()
+    provisioned.send(b"x")
+    process = start_program(
+        provisioned,
         """
 import time
 class Leisurely:
@@ -251,12 +271,12 @@ consumer.reconsume_later(consumer.receive(), level=-1)
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_sigterm_lets_run_finish_the_messages_in_hand_and_hands_back_the_rest(
-    set_stage: SetStage, start: Start, workers: int
+    provision_policy: ProvisionPolicy, start_program: StartProgram, workers: int
 ) -> None:
-    stage = set_stage()
-    stage.send(*[b"in hand"] * workers, b"next")
-    process = start(
-        stage,
+    provisioned = provision_policy()
+    provisioned.send(*[b"in hand"] * workers, b"next")
+    process = start_program(
+        provisioned,
         f"""
 import time
 stopped = []
@@ -281,17 +301,17 @@ print("ended")
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "ended\n")
-    assert stage.backlog(stage.policy.topic) == 1
-    assert stage.consumer().receive(SOON).data() == b"next"
+    assert provisioned.backlog(provisioned.policy.topic) == 1
+    assert provisioned.consumer().receive(SOON).data() == b"next"
 
 
 def test_a_program_may_stop_its_consumer_at_sigterm_itself(
-    set_stage: SetStage, start: Start
+    provision_policy: ProvisionPolicy, start_program: StartProgram
 ) -> None:
-    stage = set_stage()
-    stage.send(b"in hand", b"next")
-    process = start(
-        stage,
+    provisioned = provision_policy()
+    provisioned.send(b"in hand", b"next")
+    process = start_program(
+        provisioned,
         """
 import time
 stopped = []
@@ -314,18 +334,18 @@ print("ended")
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "ended\n")
-    assert stage.backlog(stage.policy.topic) == 1
-    assert stage.consumer().receive(SOON).data() == b"next"
+    assert provisioned.backlog(provisioned.policy.topic) == 1
+    assert provisioned.consumer().receive(SOON).data() == b"next"
 
 
 @pytest.mark.parametrize("where", ["time.sleep(30)", "quiet.receive()"])
 def test_a_keyboard_interrupt_ends_run_and_leaves_the_message(
-    set_stage: SetStage, start: Start, where: str
+    provision_policy: ProvisionPolicy, start_program: StartProgram, where: str
 ) -> None:
-    stage = set_stage()
-    stage.send(b"in hand")
-    process = start(
-        stage,
+    provisioned = provision_policy()
+    provisioned.send(b"in hand")
+    process = start_program(
+        provisioned,
         f"""
 import signal, time
 # A shell that starts its jobs in the background has them ignore the signal, and so would we.
@@ -350,15 +370,15 @@ finally:
     output, _ = process.communicate(timeout=60)
     assert process.returncode in {1, -signal.SIGINT}, output
     assert "Interrupt" in output
-    assert stage.backlog(stage.policy.topic) == 1
-    assert stage.consumer().receive(SOON).data() == b"in hand"
+    assert provisioned.backlog(provisioned.policy.topic) == 1
+    assert provisioned.consumer().receive(SOON).data() == b"in hand"
 
 
 def test_a_message_that_keeps_killing_its_process_is_dead_lettered_before_a_handler_sees_it_again(
-    set_stage: SetStage, start: Start, tmp_path: Path
+    provision_policy: ProvisionPolicy, start_program: StartProgram, tmp_path: Path
 ) -> None:
-    stage = set_stage(delays=["1h"])
-    (_, poison, *_) = stage.send(b"1", b"poison", b"2", b"3", b"4")
+    provisioned = provision_policy(delays=["1h"])
+    (_, poison, *_) = provisioned.send(b"1", b"poison", b"2", b"3", b"4")
     notes = tmp_path / "notes"
     program = f"""
 import time
@@ -376,13 +396,13 @@ with RetryConsumer(
 client.close()
 """
     for _ in range(2):
-        process = start(stage, program)
+        process = start_program(provisioned, program)
         output, _ = process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL, output
         assert "poison" in output
-    process = start(stage, program)
+    process = start_program(provisioned, program)
 
-    (dead,) = stage.dead_letters(1)
+    (dead,) = provisioned.dead_letters(1)
 
     assert dead.data() == b"poison"
     assert dead.properties()["REDRIVE_DEAD_REASON"] == "ConsumerCrash"
@@ -390,11 +410,11 @@ client.close()
     assert "got '2 times'" in dead.properties()["REDRIVE_CAUSE_MESSAGE"]
     assert dead.properties()["ORIGIN_MESSAGE_ID"] == id_text(poison)
     deadline = time.monotonic() + 60
-    while stage.backlog(stage.policy.topic) and time.monotonic() < deadline:
+    while provisioned.backlog(provisioned.policy.topic) and time.monotonic() < deadline:
         time.sleep(0.2)
     process.terminate()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert "poison" not in output
-    assert stage.backlog(stage.policy.topic) == 0
+    assert provisioned.backlog(provisioned.policy.topic) == 0
     assert not list(notes.glob("*.notes"))  # nothing is left to be recorded

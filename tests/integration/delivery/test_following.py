@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from redrive import Event, RetryConsumer
 from redrive.delivery.receiving.reading import id_text
 from redrive.opentelemetry import Tracing
-from tests.support.stage import path
+from tests.support.provisioned_policy import path
 
-SetStage = Callable[..., Any]
+ProvisionPolicy = Callable[..., Any]
 
 
 def fail(_message: object) -> None:
@@ -28,10 +28,10 @@ def fail(_message: object) -> None:
 
 
 def test_messages_are_followed_through_sixteen_retries_to_their_dead_letters_by_the_log_alone(
-    set_stage: SetStage, caplog: pytest.LogCaptureFixture
+    provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = set_stage(delays=["1s"], max_retries=16)
-    origins = [id_text(sent) for sent in stage.send(b"0", b"1", b"2")]
+    provisioned = provision_policy(delays=["1s"], max_retries=16)
+    origins = [id_text(sent) for sent in provisioned.send(b"0", b"1", b"2")]
     ended: list[Event] = []
 
     def stop_at_the_end(event: Event) -> None:
@@ -40,14 +40,16 @@ def test_messages_are_followed_through_sixteen_retries_to_their_dead_letters_by_
         if len(ended) == len(origins):
             consumer.stop()
 
-    policy = replace(stage.policy, generation=4)
+    policy = replace(provisioned.policy, generation=4)
     with (
         caplog.at_level(logging.INFO, "redrive.delivery.events"),
-        RetryConsumer(stage.client(stage.role), policy, on_event=stop_at_the_end) as consumer,
+        RetryConsumer(
+            provisioned.client(provisioned.role), policy, on_event=stop_at_the_end
+        ) as consumer,
     ):
         consumer.run(fail)
 
-    dead = {id_text(letter.message_id()): letter for letter in stage.dead_letters(3)}
+    dead = {id_text(letter.message_id()): letter for letter in provisioned.dead_letters(3)}
     records: list[Any] = [r for r in caplog.records if r.name == "redrive.delivery.events"]
     for content, origin in zip((b"0", b"1", b"2"), origins, strict=True):
         story = [record for record in records if record.origin == origin]
@@ -69,10 +71,10 @@ def test_messages_are_followed_through_sixteen_retries_to_their_dead_letters_by_
         )
 
 
-def test_a_trace_goes_on_when_a_handler_is_out_of_time(set_stage: SetStage) -> None:
-    stage = set_stage(max_retries=0)
+def test_a_trace_goes_on_when_a_handler_is_out_of_time(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy(max_retries=0)
     trace = "0af7651916cd43dd8448eb211c80319c"
-    stage.send(b"slow", properties={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
+    provisioned.send(b"slow", properties={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -84,7 +86,7 @@ def test_a_trace_goes_on_when_a_handler_is_out_of_time(set_stage: SetStage) -> N
             buried.set()
 
     with RetryConsumer(
-        stage.client(stage.role), stage.policy, tracing=tracing, on_event=hear
+        provisioned.client(provisioned.role), provisioned.policy, tracing=tracing, on_event=hear
     ) as consumer:
 
         def handle(_message: object) -> None:
@@ -95,22 +97,22 @@ def test_a_trace_goes_on_when_a_handler_is_out_of_time(set_stage: SetStage) -> N
 
     sent, attempt = exporter.get_finished_spans()  # in the order in which they ended
     assert (sent.name, attempt.name) == (
-        f"send {stage.policy.dead_letter_topic}",
-        f"process {stage.policy.topic}",
+        f"send {provisioned.policy.dead_letter_topic}",
+        f"process {provisioned.policy.topic}",
     )
     context = sent.get_span_context()
     assert context is not None
     assert sent.parent == attempt.get_span_context()
-    (dead,) = stage.dead_letters(1)
+    (dead,) = provisioned.dead_letters(1)
     assert dead.properties()["traceparent"].startswith(f"00-{trace}-{context.span_id:016x}-")
 
 
-def test_the_broker_shows_who_consumes_with_which_policy(set_stage: SetStage) -> None:
-    stage = set_stage()
-    policy = replace(stage.policy, name="shop/orders", generation=7)
-    with RetryConsumer(stage.client(stage.role), policy, name="worker-1"):
+def test_the_broker_shows_who_consumes_with_which_policy(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    policy = replace(provisioned.policy, name="shop/orders", generation=7)
+    with RetryConsumer(provisioned.client(provisioned.role), policy, name="worker-1"):
         for topic in (policy.topic, policy.retry_topic):
-            answer = stage.broker.request("GET", f"{path(topic)}/stats")
+            answer = provisioned.broker.request("GET", f"{path(topic)}/stats")
             subscription = json.loads(answer.body)["subscriptions"][policy.subscription]
             (consumer,) = subscription["consumers"]
             assert consumer["consumerName"] == "worker-1"

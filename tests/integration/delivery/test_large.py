@@ -13,9 +13,9 @@ import pytest
 
 from redrive.delivery.telemetry.events import Event, Name
 from sandbox.pulsar import SUPERUSER
-from tests.support.stage import Stage
+from tests.support.provisioned_policy import ProvisionedPolicy
 
-SetStage = Callable[..., Stage]
+ProvisionPolicy = Callable[..., ProvisionedPolicy]
 SOON = timedelta(seconds=30)
 LARGEST = 5 * 1024 * 1024
 BIG = 8_960_000
@@ -26,10 +26,10 @@ def noise(size: int) -> bytes:
     return random.Random(size).randbytes(size)  # noqa: S311 - the same in each run, no secret
 
 
-def send(stage: Stage, payload: bytes) -> None:
+def send(provisioned: ProvisionedPolicy, payload: bytes) -> None:
     """Produce to the source topic what has to be compressed or cut."""
-    producer = stage.client(SUPERUSER).create_producer(
-        str(stage.policy.topic),
+    producer = provisioned.client(SUPERUSER).create_producer(
+        str(provisioned.policy.topic),
         batching_enabled=False,
         chunking_enabled=True,
         compression_type=pulsar.CompressionType.LZ4,
@@ -51,12 +51,12 @@ def failing() -> RuntimeError:
     ids=["compressed", "in chunks", "too big with its cause"],
 )
 def test_a_large_message_is_retried_and_dead_lettered_whole(
-    set_stage: SetStage, payload: bytes
+    provision_policy: ProvisionPolicy, payload: bytes
 ) -> None:
-    stage = set_stage(max_retries=2)
-    send(stage, payload)
+    provisioned = provision_policy(max_retries=2)
+    send(provisioned, payload)
     events: list[Event] = []
-    consumer = stage.consumer(on_event=events.append)
+    consumer = provisioned.consumer(on_event=events.append)
     for number in (1, 2, 3):
         message = consumer.receive(SOON)
         assert message is not None
@@ -66,23 +66,29 @@ def test_a_large_message_is_retried_and_dead_lettered_whole(
     consumer.close()
 
     assert [event.event for event in events] == [Name.RETRIED, Name.RETRIED, Name.DEAD_LETTERED]
-    [dead] = stage.dead_letters(1)
+    [dead] = provisioned.dead_letters(1)
     assert dead.data() == payload
     assert {"REDRIVE_CAUSE_MESSAGE", "REDRIVE_CAUSE_TRACE"} <= dead.properties().keys()
-    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+    assert (
+        provisioned.backlog(provisioned.policy.topic)
+        == provisioned.backlog(provisioned.policy.retry_topic)
+        == 0
+    )
 
 
-def test_large_messages_that_are_sent_on_side_by_side_all_arrive(set_stage: SetStage) -> None:
-    stage = set_stage(max_retries=1)
+def test_large_messages_that_are_sent_on_side_by_side_all_arrive(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(max_retries=1)
     payloads = {noise(BIG + number) for number in range(12)}
     for payload in payloads:
-        send(stage, payload)
-    consumer = stage.consumer()
+        send(provisioned, payload)
+    consumer = provisioned.consumer()
     waiting = [consumer.receive(SOON) for _ in payloads]
     with ThreadPoolExecutor(6) as workers:
         list(workers.map(consumer.reconsume_later, waiting))
 
-    consumers = itertools.cycle([consumer, stage.consumer()])
+    consumers = itertools.cycle([consumer, provisioned.consumer()])
     arrived: list[bytes] = []
     while len(arrived) < len(payloads):
         one = next(consumers)
@@ -93,13 +99,15 @@ def test_large_messages_that_are_sent_on_side_by_side_all_arrive(set_stage: SetS
     assert set(arrived) == payloads
 
 
-def test_what_has_too_big_properties_for_any_hop_stays_and_says_so(set_stage: SetStage) -> None:
-    stage = set_stage()
-    stage.send(b"x", properties={"user": "y" * (LARGEST - 200)})
+def test_what_has_too_big_properties_for_any_hop_stays_and_says_so(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.send(b"x", properties={"user": "y" * (LARGEST - 200)})
     events: list[Event] = []
-    consumer = stage.consumer(on_event=events.append)
+    consumer = provisioned.consumer(on_event=events.append)
     consumer.reconsume_later(consumer.receive(SOON), cause=failing())
     consumer.close()
 
     assert [(event.event, event.reason) for event in events] == [(Name.UNSENT, "TooBig")]
-    assert stage.backlog(stage.policy.topic) == 1
+    assert provisioned.backlog(provisioned.policy.topic) == 1

@@ -21,7 +21,7 @@ from redrive.errors import InvalidSpecError
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import Scheme
 
-SetStage = Callable[..., Any]
+ProvisionPolicy = Callable[..., Any]
 TICK = timedelta(seconds=1)  # a broker may be early by this much
 SOON = timedelta(seconds=30)
 
@@ -31,11 +31,11 @@ def elapsed(since: float) -> timedelta:
 
 
 def test_a_failing_message_climbs_the_ladder_and_dies_after_max_retries(
-    set_stage: SetStage,
+    provision_policy: ProvisionPolicy,
 ) -> None:
-    stage = set_stage(delays=["1s", "2s"], max_retries=2)
-    (origin,) = stage.send(b"bad", partition_key="k1")
-    consumer = stage.consumer()
+    provisioned = provision_policy(delays=["1s", "2s"], max_retries=2)
+    (origin,) = provisioned.send(b"bad", partition_key="k1")
+    consumer = provisioned.consumer()
 
     delays, counts = [], []
     failed = time.monotonic()
@@ -48,7 +48,7 @@ def test_a_failing_message_climbs_the_ladder_and_dies_after_max_retries(
 
     assert counts == [None, "1", "2"]
     assert delays[2] >= timedelta(seconds=2) - TICK
-    (dead,) = stage.dead_letters(1)
+    (dead,) = provisioned.dead_letters(1)
     properties = dead.properties()
     assert re.fullmatch(r"[0-9a-f]{16}", properties.pop("REDRIVE_CAUSE_FINGERPRINT"))
     failed_at = datetime.fromisoformat(properties.pop("REDRIVE_FAILED_AT"))
@@ -58,9 +58,9 @@ def test_a_failing_message_climbs_the_ladder_and_dies_after_max_retries(
     assert properties == {
         "RECONSUMETIMES": "3",
         "ORIGIN_MESSAGE_ID": id_text(origin),
-        "REAL_TOPIC": str(stage.policy.topic),
+        "REAL_TOPIC": str(provisioned.policy.topic),
         "REAL_SUBSCRIPTION": "fulfilment",
-        "RETRY_TOPIC": str(stage.policy.retry_topic),
+        "RETRY_TOPIC": str(provisioned.policy.retry_topic),
         "REDRIVE_ATTEMPT": "3",
         "REDRIVE_CAUSE_TYPE": "ValueError",
         "REDRIVE_CAUSE_MESSAGE": "attempt 3",
@@ -69,18 +69,22 @@ def test_a_failing_message_climbs_the_ladder_and_dies_after_max_retries(
         "REDRIVE_DEAD_REASON": "RetriesExhausted",
     }
     consumer.close()
-    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+    assert (
+        provisioned.backlog(provisioned.policy.topic)
+        == provisioned.backlog(provisioned.policy.retry_topic)
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "seconds"), [({"delay": timedelta(seconds=3)}, 3), ({"level": 2}, 5)]
 )
 def test_a_retry_waits_as_long_as_was_asked_for(
-    set_stage: SetStage, asked: dict[str, Any], seconds: int
+    provision_policy: ProvisionPolicy, asked: dict[str, Any], seconds: int
 ) -> None:
-    stage = set_stage(delays=["1h"])
-    stage.send(b"later")
-    consumer = stage.consumer()
+    provisioned = provision_policy(delays=["1h"])
+    provisioned.send(b"later")
+    consumer = provisioned.consumer()
     message = consumer.receive(SOON)
     failed = time.monotonic()
     consumer.reconsume_later(message, **asked)
@@ -93,51 +97,55 @@ def test_a_retry_waits_as_long_as_was_asked_for(
     assert waited >= timedelta(seconds=seconds) - TICK
 
 
-def test_a_level_below_zero_lays_the_message_aside_at_once(set_stage: SetStage) -> None:
-    stage = set_stage()
-    stage.send(b"hopeless")
-    consumer = stage.consumer()
+def test_a_level_below_zero_lays_the_message_aside_at_once(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.send(b"hopeless")
+    consumer = provisioned.consumer()
 
     consumer.reconsume_later(consumer.receive(SOON), level=-1)
 
-    (dead,) = stage.dead_letters(1)
+    (dead,) = provisioned.dead_letters(1)
     assert dead.data() == b"hopeless"
     assert dead.properties()["REDRIVE_DEAD_REASON"] == "Requested"
     assert "REDRIVE_CAUSE_TYPE" not in dead.properties()
 
 
-def test_without_retries_the_first_failure_is_a_dead_letter(set_stage: SetStage) -> None:
-    stage = set_stage(max_retries=0)
-    stage.send(b"once")
-    consumer = stage.consumer()
+def test_without_retries_the_first_failure_is_a_dead_letter(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(max_retries=0)
+    provisioned.send(b"once")
+    consumer = provisioned.consumer()
 
     consumer.reconsume_later(consumer.receive(SOON), delay=timedelta(seconds=1))
 
-    (dead,) = stage.dead_letters(1)
+    (dead,) = provisioned.dead_letters(1)
     assert dead.properties()["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
     assert dead.properties()["RECONSUMETIMES"] == "1"
 
 
 @pytest.mark.parametrize("scheme", Scheme)
 def test_messages_travel_under_the_names_of_every_scheme(
-    set_stage: SetStage, scheme: Scheme
+    provision_policy: ProvisionPolicy, scheme: Scheme
 ) -> None:
-    stage = set_stage(max_retries=1, scheme=scheme)
-    stage.send(b"bad")
-    consumer = stage.consumer()
+    provisioned = provision_policy(max_retries=1, scheme=scheme)
+    provisioned.send(b"bad")
+    consumer = provisioned.consumer()
     for _ in range(2):
         consumer.reconsume_later(consumer.receive(SOON))
-    [dead] = stage.dead_letters(1)
-    assert dead.properties()["RETRY_TOPIC"] == str(stage.policy.retry_topic)
+    [dead] = provisioned.dead_letters(1)
+    assert dead.properties()["RETRY_TOPIC"] == str(provisioned.policy.retry_topic)
 
 
 @pytest.mark.parametrize("level", [None, -1])
 def test_a_policy_that_discards_acknowledges_what_has_used_up_its_retries(
-    set_stage: SetStage, level: int | None, caplog: pytest.LogCaptureFixture
+    provision_policy: ProvisionPolicy, level: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = set_stage(max_retries=0, dead_letters=False)
-    (origin,) = stage.send(b"lost")
-    consumer = stage.consumer()
+    provisioned = provision_policy(max_retries=0, dead_letters=False)
+    (origin,) = provisioned.send(b"lost")
+    consumer = provisioned.consumer()
 
     with caplog.at_level(logging.WARNING, "redrive"):
         consumer.reconsume_later(consumer.receive(SOON), level=level)
@@ -149,14 +157,14 @@ def test_a_policy_that_discards_acknowledges_what_has_used_up_its_retries(
         f"id {id_text(origin)}, failed attempts 1"
     )
     consumer.close()
-    assert stage.backlog(stage.policy.topic) == 0
-    stage.dead_letters(0)
+    assert provisioned.backlog(provisioned.policy.topic) == 0
+    provisioned.dead_letters(0)
 
 
-def test_a_wrong_way_to_ask_settles_nothing(set_stage: SetStage) -> None:
-    stage = set_stage()
-    stage.send(b"x")
-    consumer = stage.consumer()
+def test_a_wrong_way_to_ask_settles_nothing(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    provisioned.send(b"x")
+    consumer = provisioned.consumer()
     message = consumer.receive(SOON)
 
     with pytest.raises(InvalidSpecError, match="864000 s"):
@@ -164,17 +172,17 @@ def test_a_wrong_way_to_ask_settles_nothing(set_stage: SetStage) -> None:
     with pytest.raises(InvalidSpecError, match="not by both"):
         consumer.reconsume_later(message, delay=timedelta(seconds=1), level=1)
 
-    assert stage.backlog(stage.policy.topic) == 1
+    assert provisioned.backlog(provisioned.policy.topic) == 1
     consumer.acknowledge(message)
     consumer.close()
-    assert stage.backlog(stage.policy.topic) == 0
+    assert provisioned.backlog(provisioned.policy.topic) == 0
 
 
-def test_a_message_of_another_consumer_is_refused(set_stage: SetStage) -> None:
-    stage = set_stage()
-    stage.send(b"x", topic=stage.policy.dead_letter_topic)
-    (foreign,) = stage.dead_letters(1)
-    consumer = stage.consumer()
+def test_a_message_of_another_consumer_is_refused(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    provisioned.send(b"x", topic=provisioned.policy.dead_letter_topic)
+    (foreign,) = provisioned.dead_letters(1)
+    consumer = provisioned.consumer()
 
     for settle in (consumer.acknowledge, consumer.reconsume_later):
         with pytest.raises(InvalidSpecError, match="by the consumer it came from"):
@@ -184,21 +192,21 @@ def test_a_message_of_another_consumer_is_refused(set_stage: SetStage) -> None:
 @pytest.mark.parametrize("level", [None, -1])
 @pytest.mark.parametrize("content", [b"payload", b"", None])
 def test_everything_of_the_user_survives_the_hop(
-    set_stage: SetStage, content: bytes | None, level: int | None
+    provision_policy: ProvisionPolicy, content: bytes | None, level: int | None
 ) -> None:
-    stage = set_stage()
-    stage.send(
+    provisioned = provision_policy()
+    provisioned.send(
         content,
         partition_key="schlüssel",
         ordering_key="order",
         event_timestamp=1_700_000_000_123,
         properties={"tenant": "größe", "empty": ""},
     )
-    consumer = stage.consumer()
+    consumer = provisioned.consumer()
 
     consumer.reconsume_later(consumer.receive(SOON), level=level)
 
-    moved = consumer.receive(SOON) if level is None else stage.dead_letters(1)[0]
+    moved = consumer.receive(SOON) if level is None else provisioned.dead_letters(1)[0]
     assert moved.has_null_value() == (content is None)
     assert moved.data() == (content or b"")
     assert moved.partition_key() == "schlüssel"
@@ -207,56 +215,60 @@ def test_everything_of_the_user_survives_the_hop(
     assert {"tenant": "größe", "empty": ""}.items() <= moved.properties().items()
 
 
-def test_a_count_forged_on_the_source_topic_takes_no_retry_away(set_stage: SetStage) -> None:
-    stage = set_stage(max_retries=3)
-    stage.send(b"x", properties={"RECONSUMETIMES": "999", "REAL_TOPIC": "persistent://a/b/c"})
-    consumer = stage.consumer()
+def test_a_count_forged_on_the_source_topic_takes_no_retry_away(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(max_retries=3)
+    provisioned.send(b"x", properties={"RECONSUMETIMES": "999", "REAL_TOPIC": "persistent://a/b/c"})
+    consumer = provisioned.consumer()
 
     consumer.reconsume_later(consumer.receive(SOON))
 
     again = consumer.receive(SOON)
-    assert again.topic_name() == str(stage.policy.retry_topic)
+    assert again.topic_name() == str(provisioned.policy.retry_topic)
     assert again.properties()["RECONSUMETIMES"] == "1"
-    assert again.properties()["REAL_TOPIC"] == str(stage.policy.topic)
+    assert again.properties()["REAL_TOPIC"] == str(provisioned.policy.topic)
 
 
-def test_key_shared_sources_keep_the_order_of_a_key_and_retry_too(set_stage: SetStage) -> None:
-    stage = set_stage(kind=SubscriptionType.KEY_SHARED)
+def test_key_shared_sources_keep_the_order_of_a_key_and_retry_too(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(kind=SubscriptionType.KEY_SHARED)
     sent = [f"{n}".encode() for n in range(20)]
-    stage.send(*sent, partition_key="one")
-    consumer = stage.consumer()
+    provisioned.send(*sent, partition_key="one")
+    consumer = provisioned.consumer()
     first = [consumer.receive(SOON) for _ in sent]
     assert [message.data() for message in first] == sent
 
-    stage.client(stage.role).subscribe(  # as the Java client does; types can't be mixed
-        str(stage.policy.retry_topic),
-        stage.policy.subscription,
+    provisioned.client(provisioned.role).subscribe(  # as the Java client does; types can't be mixed
+        str(provisioned.policy.retry_topic),
+        provisioned.policy.subscription,
         consumer_type=pulsar.ConsumerType.Shared,
     ).close()
     consumer.reconsume_later(first[0])
     again = consumer.receive(SOON)
     assert (again.data(), again.partition_key()) == (b"0", "one")
-    assert again.topic_name() == str(stage.policy.retry_topic)
+    assert again.topic_name() == str(provisioned.policy.retry_topic)
 
 
 @pytest.mark.parametrize(
     ("kind", "partitions"), [(SubscriptionType.EXCLUSIVE, 0), (SubscriptionType.FAILOVER, 2)]
 )
 def test_an_exclusive_or_failover_source_is_consumed_as_such_and_its_retries_as_shared(
-    set_stage: SetStage,
+    provision_policy: ProvisionPolicy,
     kind: SubscriptionType,
     partitions: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stage = set_stage(kind=kind, partitions=partitions, delays=["2s"], max_retries=1)
-    stage.send(*[f"{n}".encode() for n in range(4)], partition_key="one")
+    provisioned = provision_policy(kind=kind, partitions=partitions, delays=["2s"], max_retries=1)
+    provisioned.send(*[f"{n}".encode() for n in range(4)], partition_key="one")
     with caplog.at_level(logging.WARNING, "redrive"):
-        consumer = stage.consumer()
+        consumer = provisioned.consumer()
     [warning] = caplog.messages
     assert f"consumed as {kind}, its retries as Shared: their order is lost" in warning
     if kind == SubscriptionType.EXCLUSIVE:
         with pytest.raises(SubscribeError, match="ConsumerBusy"):
-            stage.consumer()
+            provisioned.consumer()
 
     failed = time.monotonic()
     for n in range(4):
@@ -266,18 +278,20 @@ def test_an_exclusive_or_failover_source_is_consumed_as_such_and_its_retries_as_
     again = [consumer.receive(SOON) for _ in range(4)]
     assert elapsed(failed) >= timedelta(seconds=2) - TICK
     for message in again:
-        assert message.topic_name().startswith(str(stage.policy.retry_topic))
+        assert message.topic_name().startswith(str(provisioned.policy.retry_topic))
         consumer.reconsume_later(message)
-    stage.dead_letters(4)
+    provisioned.dead_letters(4)
     consumer.close()
-    assert stage.consumer().receive(timedelta(seconds=1)) is None
+    assert provisioned.consumer().receive(timedelta(seconds=1)) is None
 
 
-def test_every_partition_of_source_and_retry_topic_is_consumed(set_stage: SetStage) -> None:
-    stage = set_stage(partitions=3, max_retries=1)
+def test_every_partition_of_source_and_retry_topic_is_consumed(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(partitions=3, max_retries=1)
     sent = [f"{n}".encode() for n in range(30)]
-    stage.send(*sent)
-    consumer = stage.consumer()
+    provisioned.send(*sent)
+    consumer = provisioned.consumer()
 
     handled: dict[str, list[bytes]] = defaultdict(list)
     for _ in range(2 * len(sent)):
@@ -285,41 +299,43 @@ def test_every_partition_of_source_and_retry_topic_is_consumed(set_stage: SetSta
         handled[message.topic_name()].append(message.data())
         consumer.reconsume_later(message)
 
-    for topic in (stage.policy.topic, stage.policy.retry_topic):
+    for topic in (provisioned.policy.topic, provisioned.policy.retry_topic):
         parts = [handled.pop(str(topic.partition(index))) for index in range(3)]
         assert sorted(chain(*parts)) == sorted(sent)
     assert not handled
-    dead = stage.dead_letters(len(sent))
+    dead = provisioned.dead_letters(len(sent))
     assert sorted(message.data() for message in dead) == sorted(sent)
     assert {message.properties()["RETRY_TOPIC"] for message in dead} == {
-        str(stage.policy.retry_topic)
+        str(provisioned.policy.retry_topic)
     }
 
 
-def test_each_message_of_a_batch_has_an_origin_of_its_own(set_stage: SetStage) -> None:
-    stage = set_stage()
-    producer = stage.client("superuser").create_producer(
-        str(stage.policy.topic), batching_enabled=True, batching_max_publish_delay_ms=1_000
+def test_each_message_of_a_batch_has_an_origin_of_its_own(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    producer = provisioned.client("superuser").create_producer(
+        str(provisioned.policy.topic), batching_enabled=True, batching_max_publish_delay_ms=1_000
     )
     for n in range(5):
         producer.send_async(f"{n}".encode(), lambda *_: None)
     producer.flush()
-    consumer = stage.consumer()
+    consumer = provisioned.consumer()
 
     for _ in range(5):
         consumer.reconsume_later(consumer.receive(SOON), level=-1)
 
-    origins = [message.properties()["ORIGIN_MESSAGE_ID"] for message in stage.dead_letters(5)]
+    origins = [message.properties()["ORIGIN_MESSAGE_ID"] for message in provisioned.dead_letters(5)]
     assert [origin.rpartition(":")[2] for origin in origins] == ["0", "1", "2", "3", "4"]
     assert len({origin.rpartition(":")[0] for origin in origins}) == 1
 
 
 def test_the_log_follows_a_message_through_its_hops(
-    set_stage: SetStage, caplog: pytest.LogCaptureFixture
+    provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = set_stage(max_retries=2)
-    (origin,) = stage.send(b"x")
-    consumer = stage.consumer()
+    provisioned = provision_policy(max_retries=2)
+    (origin,) = provisioned.send(b"x")
+    consumer = provisioned.consumer()
 
     ids = []
     with caplog.at_level(logging.INFO, "redrive"):
@@ -327,22 +343,24 @@ def test_the_log_follows_a_message_through_its_hops(
             message = consumer.receive(SOON)
             ids.append(id_text(message.message_id()))
             consumer.reconsume_later(message)
-    ids.append(id_text(stage.dead_letters(1)[0].message_id()))
+    ids.append(id_text(provisioned.dead_letters(1)[0].message_id()))
 
     assert [record.getMessage() for record in caplog.records] == [
         f"moved to {topic}: origin {id_text(origin)}, previous id {ids[n]}, "
         f"new id {ids[n + 1]}, failed attempts {n + 1}"
-        for n, topic in enumerate([stage.policy.retry_topic] * 2 + [stage.policy.dead_letter_topic])
+        for n, topic in enumerate(
+            [provisioned.policy.retry_topic] * 2 + [provisioned.policy.dead_letter_topic]
+        )
     ]
 
 
 def test_an_attempt_tells_how_the_one_before_it_failed_without_what_is_redacted(
-    set_stage: SetStage,
+    provision_policy: ProvisionPolicy,
 ) -> None:
-    stage = set_stage(max_retries=1)
-    (origin,) = stage.send(b"x", properties={"RECONSUMETIMES": "7", "REDRIVE_ATTEMPT": "8"})
-    client = stage.client(stage.role)
-    with RetryConsumer(client, stage.policy, redaction=Redaction([r"\S+@\S+"])) as consumer:
+    provisioned = provision_policy(max_retries=1)
+    (origin,) = provisioned.send(b"x", properties={"RECONSUMETIMES": "7", "REDRIVE_ATTEMPT": "8"})
+    client = provisioned.client(provisioned.role)
+    with RetryConsumer(client, provisioned.policy, redaction=Redaction([r"\S+@\S+"])) as consumer:
         message = consumer.receive(SOON)
         first = consumer.attempt_of(message)
         assert (first.number, first.origin, first.cause) == (1, id_text(origin), None)
@@ -357,21 +375,25 @@ def test_an_attempt_tells_how_the_one_before_it_failed_without_what_is_redacted(
     assert second.first_failed_at == second.cause.failed_at
 
 
-def test_the_version_of_the_schema_travels_with_the_message(set_stage: SetStage) -> None:
-    stage = set_stage(max_retries=1)
-    superuser = stage.client("superuser")
+def test_the_version_of_the_schema_travels_with_the_message(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(max_retries=1)
+    superuser = provisioned.client("superuser")
     fields = {"item": pulsar.schema.String()}
     for item in ("first", "later"):
         kind = type("Order", (pulsar.schema.Record,), dict(fields))
         schema = pulsar.schema.JsonSchema(kind)
-        superuser.create_producer(str(stage.policy.topic), schema=schema).send(kind(item=item))
+        superuser.create_producer(str(provisioned.policy.topic), schema=schema).send(
+            kind(item=item)
+        )
         fields["note"] = pulsar.schema.String(required_default=True)
-    consumer = stage.consumer()
+    consumer = provisioned.consumer()
     for _ in range(4):
         consumer.reconsume_later(consumer.receive(SOON))
 
     versions = {
         json.loads(dead.data())["item"]: dead.properties()["REDRIVE_SCHEMA_VERSION"]
-        for dead in stage.dead_letters(2)
+        for dead in provisioned.dead_letters(2)
     }
     assert versions == {"first": "0", "later": "1"}

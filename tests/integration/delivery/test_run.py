@@ -14,18 +14,18 @@ import pytest
 from redrive import Done, Event, FailureRules
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.policy.naming import TopicName
-from tests.support.stage import path
+from tests.support.provisioned_policy import path
 
-SetStage = Callable[..., Any]
+ProvisionPolicy = Callable[..., Any]
 SOON = timedelta(seconds=30)
 
 
 def test_run_acknowledges_what_returns_and_retries_what_raises(
-    set_stage: SetStage, caplog: pytest.LogCaptureFixture
+    provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = set_stage(max_retries=1)
-    stage.send(b"good", b"once", b"never")
-    consumer = stage.consumer()
+    provisioned = provision_policy(max_retries=1)
+    provisioned.send(b"good", b"once", b"never")
+    consumer = provisioned.consumer()
     handled: list[tuple[bytes, str | None]] = []
 
     def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
@@ -43,19 +43,25 @@ def test_run_acknowledges_what_returns_and_retries_what_raises(
     assert sorted(handled, key=str) == [
         (b"good", None), (b"never", "1"), (b"never", None), (b"once", "1"), (b"once", None),
     ]  # fmt: skip
-    (dead,) = stage.dead_letters(1)
+    (dead,) = provisioned.dead_letters(1)
     assert dead.data() == b"never"
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "LookupError"
     assert dead.properties()["REDRIVE_CAUSE_MESSAGE"] == "out of order"
-    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+    assert (
+        provisioned.backlog(provisioned.policy.topic)
+        == provisioned.backlog(provisioned.policy.retry_topic)
+        == 0
+    )
     assert "attempt 2 failed of " in caplog.text
     assert "LookupError: out of order\nat " in caplog.text
 
 
-def test_close_waits_for_the_message_that_run_has_in_hand(set_stage: SetStage) -> None:
-    stage = set_stage()
-    stage.send(b"1", b"2")
-    consumer = stage.consumer()
+def test_close_waits_for_the_message_that_run_has_in_hand(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.send(b"1", b"2")
+    consumer = provisioned.consumer()
     began = threading.Event()
     finished = []
 
@@ -75,11 +81,11 @@ def test_close_waits_for_the_message_that_run_has_in_hand(set_stage: SetStage) -
     assert finished == [b"1"]
     running.join(30)
     assert not running.is_alive()
-    assert stage.backlog(stage.policy.topic) == 1
+    assert provisioned.backlog(provisioned.policy.topic) == 1
 
 
-def test_stop_wakes_whoever_waits_for_a_message(set_stage: SetStage) -> None:
-    consumer = set_stage().consumer()
+def test_stop_wakes_whoever_waits_for_a_message(provision_policy: ProvisionPolicy) -> None:
+    consumer = provision_policy().consumer()
     ended = []
 
     def wait() -> None:
@@ -96,17 +102,19 @@ def test_stop_wakes_whoever_waits_for_a_message(set_stage: SetStage) -> None:
     assert len(ended) == 3
 
 
-def test_no_message_within_the_time_out_is_none(set_stage: SetStage) -> None:
-    assert set_stage().consumer().receive(timedelta(milliseconds=100)) is None
+def test_no_message_within_the_time_out_is_none(provision_policy: ProvisionPolicy) -> None:
+    assert provision_policy().consumer().receive(timedelta(milliseconds=100)) is None
 
 
-def test_source_and_retry_topic_take_turns_while_both_have_messages(set_stage: SetStage) -> None:
-    stage = set_stage()
-    stage.send(*[b"new"] * 200)
-    stage.send(*[b"retried"] * 50, topic=stage.policy.retry_topic)
-    consumer = stage.consumer()
-    wait_until(lambda: delivered(stage, stage.policy.topic) >= 50)
-    wait_until(lambda: delivered(stage, stage.policy.retry_topic) == 50)
+def test_source_and_retry_topic_take_turns_while_both_have_messages(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.send(*[b"new"] * 200)
+    provisioned.send(*[b"retried"] * 50, topic=provisioned.policy.retry_topic)
+    consumer = provisioned.consumer()
+    wait_until(lambda: delivered(provisioned, provisioned.policy.topic) >= 50)
+    wait_until(lambda: delivered(provisioned, provisioned.policy.retry_topic) == 50)
     time.sleep(0.5)  # from the broker's hands into ours
 
     served = [consumer.receive(SOON).topic_name() for _ in range(40)]
@@ -114,11 +122,11 @@ def test_source_and_retry_topic_take_turns_while_both_have_messages(set_stage: S
     assert all(former != latter for former, latter in pairwise(served))
 
 
-def delivered(stage: Any, topic: TopicName) -> int:  # noqa: ANN401 - see conftest
+def delivered(provisioned: Any, topic: TopicName) -> int:  # noqa: ANN401 - see conftest
     """How many messages the broker has handed out that are not acknowledged."""
-    answer = stage.broker.request("GET", f"{path(topic)}/stats")
+    answer = provisioned.broker.request("GET", f"{path(topic)}/stats")
     answer.check(f"tell what was delivered of {topic}")
-    count: int = json.loads(answer.body)["subscriptions"][stage.policy.subscription][
+    count: int = json.loads(answer.body)["subscriptions"][provisioned.policy.subscription][
         "unackedMessages"
     ]
     return count
@@ -132,11 +140,11 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def test_exceptions_are_classified_and_what_no_retry_mends_dies_at_once(
-    set_stage: SetStage,
+    provision_policy: ProvisionPolicy,
 ) -> None:
-    stage = set_stage(delays=["1h"], max_retries=1)
-    stage.send(b"malformed", b"busy")
-    consumer = stage.consumer()
+    provisioned = provision_policy(delays=["1h"], max_retries=1)
+    provisioned.send(b"malformed", b"busy")
+    consumer = provisioned.consumer()
     handled: list[bytes] = []
 
     def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
@@ -153,15 +161,15 @@ def test_exceptions_are_classified_and_what_no_retry_mends_dies_at_once(
     assert sorted(handled) == [b"busy", b"busy", b"malformed"]
     reasons = {
         dead.data(): (dead.properties()["REDRIVE_DEAD_REASON"], dead.properties()["RECONSUMETIMES"])
-        for dead in stage.dead_letters(2)
+        for dead in provisioned.dead_letters(2)
     }
     assert reasons == {b"malformed": ("NotRetryable", "1"), b"busy": ("RetriesExhausted", "2")}
 
 
-def test_a_deadline_bounds_all_attempts_together(set_stage: SetStage) -> None:
-    stage = set_stage(delays=["2s"], max_retries=100)
-    stage.send(b"hopeless")
-    consumer = stage.consumer()
+def test_a_deadline_bounds_all_attempts_together(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy(delays=["2s"], max_retries=100)
+    provisioned.send(b"hopeless")
+    consumer = provisioned.consumer()
     failing = threading.Thread(
         target=consumer.run,
         args=(_fail,),
@@ -169,7 +177,7 @@ def test_a_deadline_bounds_all_attempts_together(set_stage: SetStage) -> None:
     )
     failing.start()
 
-    (dead,) = stage.dead_letters(1)
+    (dead,) = provisioned.dead_letters(1)
 
     consumer.stop()
     failing.join(30)
@@ -187,10 +195,10 @@ def _fail(_message: object) -> None:
     raise LookupError
 
 
-def test_with_explicit_only_done_is_success(set_stage: SetStage) -> None:
-    stage = set_stage(max_retries=0)
-    stage.send(b"done", b"forgotten")
-    consumer = stage.consumer()
+def test_with_explicit_only_done_is_success(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy(max_retries=0)
+    provisioned.send(b"done", b"forgotten")
+    consumer = provisioned.consumer()
     handled = []
 
     def handle(message: Any) -> Done | None:  # noqa: ANN401 - the client publishes no types
@@ -201,15 +209,15 @@ def test_with_explicit_only_done_is_success(set_stage: SetStage) -> None:
 
     consumer.run(handle, explicit=True)
 
-    (dead,) = stage.dead_letters(1)
+    (dead,) = provisioned.dead_letters(1)
     assert dead.data() == b"forgotten"
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "NotDoneError"
 
 
-def test_of_a_batch_only_what_failed_is_retried(set_stage: SetStage) -> None:
-    stage = set_stage()
-    stage.send(*[f"{n}".encode() for n in range(10)])
-    consumer = stage.consumer()
+def test_of_a_batch_only_what_failed_is_retried(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    provisioned.send(*[f"{n}".encode() for n in range(10)])
+    consumer = provisioned.consumer()
     batches: list[list[bytes]] = []
 
     def handle(messages: Sequence[Any]) -> list[Exception | None]:
@@ -226,21 +234,25 @@ def test_of_a_batch_only_what_failed_is_retried(set_stage: SetStage) -> None:
 
     assert max(map(len, batches)) == 4
     assert sorted(chain(*batches)) == sorted([*(f"{n}".encode() for n in range(10)), b"3", b"7"])
-    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+    assert (
+        provisioned.backlog(provisioned.policy.topic)
+        == provisioned.backlog(provisioned.policy.retry_topic)
+        == 0
+    )
 
 
 def test_a_handler_out_of_time_is_a_failed_attempt_and_its_late_success_is_ignored(
-    set_stage: SetStage, caplog: pytest.LogCaptureFixture
+    provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = set_stage(max_retries=1)
-    stage.send(b"slow")
+    provisioned = provision_policy(max_retries=1)
+    provisioned.send(b"slow")
     given_up = threading.Semaphore(0)
 
     def hear(event: Event) -> None:
         if event.event == "redrive.attempt_failed":
             given_up.release()
 
-    consumer = stage.consumer(on_event=hear)
+    consumer = provisioned.consumer(on_event=hear)
     attempts: list[str | None] = []
 
     def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
@@ -255,16 +267,22 @@ def test_a_handler_out_of_time_is_a_failed_attempt_and_its_late_success_is_ignor
     assert attempts == [None, "1"]
     events = [getattr(record, "event", "") for record in caplog.records]
     assert events.count("redrive.late_success") == 2
-    (dead,) = stage.dead_letters(1)
+    (dead,) = provisioned.dead_letters(1)
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "HandlerTimeoutError"
-    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+    assert (
+        provisioned.backlog(provisioned.policy.topic)
+        == provisioned.backlog(provisioned.policy.retry_topic)
+        == 0
+    )
 
 
-def test_workers_share_the_messages_and_each_is_handled_once(set_stage: SetStage) -> None:
-    stage = set_stage()
+def test_workers_share_the_messages_and_each_is_handled_once(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
     sent = [f"{n}".encode() for n in range(200)]
-    stage.send(*sent)
-    consumer = stage.consumer()
+    provisioned.send(*sent)
+    consumer = provisioned.consumer()
     handled: list[bytes] = []
     threads = set()
     all_at_work = threading.Barrier(4)
@@ -282,13 +300,13 @@ def test_workers_share_the_messages_and_each_is_handled_once(set_stage: SetStage
 
     assert len(threads) == 4
     assert sorted(handled) == sorted(sent)
-    assert stage.backlog(stage.policy.topic) == 0
+    assert provisioned.backlog(provisioned.policy.topic) == 0
 
 
-def test_max_rate_holds_for_all_workers_together(set_stage: SetStage) -> None:
-    stage = set_stage()
-    stage.send(*[b"x"] * 30)
-    consumer = stage.consumer()
+def test_max_rate_holds_for_all_workers_together(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    provisioned.send(*[b"x"] * 30)
+    consumer = provisioned.consumer()
     began = []
 
     def handle(_: object) -> None:
@@ -301,23 +319,23 @@ def test_max_rate_holds_for_all_workers_together(set_stage: SetStage) -> None:
 
     # 2 s, but for what may hold up the first or the last; without a rate they take no time.
     assert 1 < began[20] - began[0] < 20
-    assert 8 <= stage.backlog(stage.policy.topic) <= 9
+    assert 8 <= provisioned.backlog(provisioned.policy.topic) <= 9
 
 
-def test_nothing_is_handed_out_between_pause_and_resume(set_stage: SetStage) -> None:
-    stage = set_stage()
-    consumer = stage.consumer()
+def test_nothing_is_handed_out_between_pause_and_resume(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    consumer = provisioned.consumer()
     arrived = SimpleQueue[bytes]()
     running = threading.Thread(
         target=consumer.run, args=(lambda message: arrived.put(message.data()),)
     )
     running.start()
-    stage.send(b"before")
+    provisioned.send(b"before")
     assert arrived.get(timeout=30) == b"before"
 
     consumer.pause()
     consumer.pause()
-    stage.send(b"meanwhile")
+    provisioned.send(b"meanwhile")
     with pytest.raises(Empty):
         arrived.get(timeout=1)
     assert consumer.receive(timedelta(seconds=0.1)) is None

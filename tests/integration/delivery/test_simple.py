@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.programs import Start, start
+from tests.support.user_programs import StartProgram, start_program
 
-__all__ = ["start"]
-SetStage = Callable[..., Any]
+__all__ = ["start_program"]
+ProvisionPolicy = Callable[..., Any]
 MINUTE = timedelta(minutes=1)
 
 
@@ -25,12 +25,15 @@ MINUTE = timedelta(minutes=1)
     ],
 )
 def test_a_process_killed_with_a_message_in_flight_loses_nothing(
-    set_stage: SetStage, start: Start, boundary: str, attempts: list[int]
+    provision_policy: ProvisionPolicy,
+    start_program: StartProgram,
+    boundary: str,
+    attempts: list[int],
 ) -> None:
-    stage = set_stage()
-    stage.send(b"precious")
-    process = start(
-        stage,
+    provisioned = provision_policy()
+    provisioned.send(b"precious")
+    process = start_program(
+        provisioned,
         f"""
 import time
 from datetime import timedelta
@@ -48,11 +51,15 @@ time.sleep(30)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, output
 
-    with stage.simple_consumer() as consumer:
+    with provisioned.simple_consumer() as consumer:
         again = [consumer.receive(1, MINUTE, MINUTE)[0] for _ in attempts]
         assert sorted(consumer.attempt_of(message).number for message in again) == attempts
         assert len({consumer.attempt_of(message).origin for message in again}) == 1
         for message in again:
             consumer.acknowledge(message)
         assert consumer.receive(1, MINUTE, timedelta(seconds=0.5)) == []
-    assert stage.backlog(stage.policy.topic) == stage.backlog(stage.policy.retry_topic) == 0
+    assert (
+        provisioned.backlog(provisioned.policy.topic)
+        == provisioned.backlog(provisioned.policy.retry_topic)
+        == 0
+    )

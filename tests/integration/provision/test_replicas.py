@@ -13,9 +13,9 @@ from threading import Event, Thread
 import pytest
 
 from tests.integration.provision.conftest import MakeShop, Shop
-from tests.support.replicas import NAMES, TAKEOVER_SECONDS, StartReplica, start
+from tests.support.operator_replicas import NAMES, TAKEOVER_SECONDS, StartReplica, start_replica
 
-__all__ = ["start"]
+__all__ = ["start_replica"]
 
 POLICIES = 12
 
@@ -80,10 +80,10 @@ def shop(make_shop: MakeShop) -> Shop:
 
 
 def test_when_the_one_that_acts_is_killed_the_other_goes_on_within_20_s(
-    start: StartReplica, shop: Shop
+    start_replica: StartReplica, shop: Shop
 ) -> None:
-    one = start(NAMES[0], "redrive serves")
-    two = start(NAMES[1], "redrive stands by")
+    one = start_replica(NAMES[0], "redrive serves")
+    two = start_replica(NAMES[1], "redrive stands by")
     shop.create_topic(shop.topic("orders"))
     shop.connection()
 
@@ -94,10 +94,10 @@ def test_when_the_one_that_acts_is_killed_the_other_goes_on_within_20_s(
 
 
 def test_one_that_was_stopped_past_its_lease_writes_nothing_more_and_ends(
-    start: StartReplica, shop: Shop, door: Door
+    start_replica: StartReplica, shop: Shop, door: Door
 ) -> None:
-    one = start(NAMES[0], "redrive serves")
-    two = start(NAMES[1], "redrive stands by")
+    one = start_replica(NAMES[0], "redrive serves")
+    two = start_replica(NAMES[1], "redrive stands by")
     shop.create_topic(shop.topic("orders"))
     shop.connection(adminUrl=f"http://127.0.0.1:{door.server_port}")
     names = [f"p{number}" for number in range(POLICIES)]
@@ -118,8 +118,8 @@ def test_one_that_was_stopped_past_its_lease_writes_nothing_more_and_ends(
     one.process.wait(timeout=30)
     assert (door.writes[done:], written(shop)) == ([], versions)
     # It had a lot to write still, and was kept from it.
-    assert "nothing is written, for the lease was not renewed in time" in one.said()
-    assert "lease lost: another operator has taken the lease" in one.said()
+    assert "nothing is written, for the lease was not renewed in time" in one.logged()
+    assert "lease lost: another operator has taken the lease" in one.logged()
 
 
 def at_rest(shop: Shop) -> dict[str, str]:

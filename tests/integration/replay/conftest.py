@@ -36,7 +36,7 @@ ROLE = "replayer"
 
 
 @dataclass(frozen=True)
-class Stage:
+class ProvisionedPolicy:
     """A policy whose topics are there, for the replay role to work on."""
 
     broker: Broker
@@ -171,36 +171,36 @@ class Stage:
             return found
 
 
-SetStage = Callable[..., Any]
+ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
 
 
 @pytest.fixture
-def set_stage(broker: Broker, pulsar_namespace: str) -> Iterator[SetStage]:
+def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[ProvisionPolicy]:
     """Make a policy's topics, subscriptions and rights, as the operator does."""
     token = pulsar.AuthenticationToken(broker.token(SUPERUSER))
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
-    def set_stage(
+    def provision_policy(
         *, partitions: int = 0, dead_partitions: int = 0, deduplicate: bool = True,
         retry_rights: tuple[str, ...] = ("produce", "consume"),
-    ) -> Stage:  # fmt: skip
+    ) -> ProvisionedPolicy:  # fmt: skip
         client = pulsar.Client(broker.service_url, authentication=token, logger=quiet)
         closing.callback(client.close)
         policy = Policy(TopicName.parse(f"persistent://{pulsar_namespace}/orders"), "fulfilment")
-        stage = Stage(broker, client, policy)
-        stage.create(policy.retry_topic, policy.subscription, partitions)
-        stage.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, dead_partitions)
+        provisioned = ProvisionedPolicy(broker, client, policy)
+        provisioned.create(policy.retry_topic, policy.subscription, partitions)
+        provisioned.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, dead_partitions)
         if deduplicate:
-            stage.deduplicate(policy.retry_topic)
-        stage.grant(policy.retry_topic, *retry_rights)
-        stage.grant(policy.dead_letter_topic, "consume")
-        stage.create(policy.ledger_topic, LEDGER_SUBSCRIPTION, 0)
-        stage.grant(policy.ledger_topic, "produce", "consume")
-        return stage
+            provisioned.deduplicate(policy.retry_topic)
+        provisioned.grant(policy.retry_topic, *retry_rights)
+        provisioned.grant(policy.dead_letter_topic, "consume")
+        provisioned.create(policy.ledger_topic, LEDGER_SUBSCRIPTION, 0)
+        provisioned.grant(policy.ledger_topic, "produce", "consume")
+        return provisioned
 
     with ExitStack() as closing:
-        yield set_stage
+        yield provision_policy
 
 
 @pytest.fixture(scope="session")
@@ -245,7 +245,9 @@ def make_job(replay_api: Cluster, kube_namespace: str, monkeypatch: pytest.Monke
     account = replay_api.service_account_kubeconfig(kube_namespace, "redrive-replay")
     monkeypatch.setenv("KUBECONFIG", str(account))
 
-    def make(stage: Stage, where: str | None = None) -> tuple[ReplayJob, Progress]:
+    def make(
+        provisioned: ProvisionedPolicy, where: str | None = None
+    ) -> tuple[ReplayJob, Progress]:
         name = f"replay-{secrets.token_hex(3)}"
         select = {} if where is None else {"select": {"where": where}}
         manifest = {
@@ -256,9 +258,15 @@ def make_job(replay_api: Cluster, kube_namespace: str, monkeypatch: pytest.Monke
         }
         applied = kubectl("create", "-o", "json", "-f", "-", input=json.dumps(manifest))
         uid = json.loads(applied)["metadata"]["uid"]
-        broker = stage.broker
+        broker = provisioned.broker
         job = ReplayJob(
-            kube_namespace, name, uid, stage.policy, broker.service_url, broker.admin_url, where
+            kube_namespace,
+            name,
+            uid,
+            provisioned.policy,
+            broker.service_url,
+            broker.admin_url,
+            where,
         )
         return job, Progress(job)
 

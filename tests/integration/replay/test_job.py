@@ -17,38 +17,38 @@ from redrive.replay.ledger.account import Account
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.spark.query import Spark
 
-SetStage = Callable[..., Any]
+ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
 
 
 def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_rest(
-    set_stage: SetStage, make_job: MakeJob, spark: SparkSession
+    provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
 ) -> None:
-    stage = set_stage(partitions=3)
+    provisioned = provision_policy(partitions=3)
     event_time = int(datetime(2026, 11, 20, 9, tzinfo=UTC).timestamp() * 1_000)
-    stage.bury(15, "TimeoutError", partition_key="k", event_timestamp=event_time)
-    stage.bury(7, "ValueError", content=None, ordering_key="o")
-    stage.bury(3, "TimeoutError")
-    before = {m.properties()["id"]: m for m in stage.resting()}
+    provisioned.bury(15, "TimeoutError", partition_key="k", event_timestamp=event_time)
+    provisioned.bury(7, "ValueError", content=None, ordering_key="o")
+    provisioned.bury(3, "TimeoutError")
+    before = {m.properties()["id"]: m for m in provisioned.resting()}
 
     job, progress = make_job(
-        stage, "cause_type = 'TimeoutError' and event_time >= '2026-11-20 09:00:00'"
+        provisioned, "cause_type = 'TimeoutError' and event_time >= '2026-11-20 09:00:00'"
     )
     jobs.run(job, Spark(spark, job), progress)
 
-    moved = stage.replayed()
+    moved = provisioned.replayed()
     assert len(moved) == 15
     assert {m.properties()[CAUSE_TYPE] for m in moved} == {"TimeoutError"}
-    assert len(stage.resting()) == 10
+    assert len(provisioned.resting()) == 10
     status = progress.read()
     assert (status.scanned, status.matched, status.moved, status.left) == (25, 15, 15, 0)
 
-    job, progress = make_job(stage)
+    job, progress = make_job(provisioned)
     jobs.run(job, Spark(spark, job), progress)
 
-    moved += stage.replayed()
-    assert stage.resting() == []
-    assert stage.ids(moved) == sorted(before)
+    moved += provisioned.replayed()
+    assert provisioned.resting() == []
+    assert provisioned.ids(moved) == sorted(before)
     for message in moved:
         source = before[message.properties()["id"]]
         assert message.data() == source.data()
@@ -64,13 +64,16 @@ def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_re
 
 
 def test_a_run_takes_every_range_and_reports_on_its_way(
-    set_stage: SetStage, make_job: MakeJob, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    provision_policy: ProvisionPolicy,
+    make_job: MakeJob,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.0)
     count = 25_000
-    stage = set_stage(dead_partitions=2)
-    stage.bury_many(count)
-    job, progress = make_job(stage, "size > 0")
+    provisioned = provision_policy(dead_partitions=2)
+    provisioned.bury_many(count)
+    job, progress = make_job(provisioned, "size > 0")
     moved: list[int] = []
     report = progress.report
 
@@ -86,28 +89,31 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
     assert moved == sorted(moved)
     assert len(set(moved)) > 3
     assert progress.read().moved == moved[-1] == count
-    assert stage.in_target() == [f"{number:07}" for number in range(count)]
-    assert stage.backlog_of_dead_letters() == 0
+    assert provisioned.in_target() == [f"{number:07}" for number in range(count)]
+    assert provisioned.backlog_of_dead_letters() == 0
 
 
 def test_a_run_goes_on_to_the_end_it_had_fixed_when_it_first_began(
-    set_stage: SetStage, make_job: MakeJob, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    provision_policy: ProvisionPolicy,
+    make_job: MakeJob,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage = set_stage(partitions=2)
-    stage.bury(5)
-    job, progress = make_job(stage)
+    provisioned = provision_policy(partitions=2)
+    provisioned.bury(5)
+    job, progress = make_job(provisioned)
     with monkeypatch.context() as patch:
         patch.setattr(Spark, "move", _fails)
         with pytest.raises(RuntimeError, match="killed"):
             jobs.run(job, Spark(spark, job), progress)
     begun = progress.read()
     assert (begun.matched, begun.moved, begun.left) == (5, 0, 5)
-    stage.bury(4)
+    provisioned.bury(4)
 
     jobs.run(job, Spark(spark, job), progress)
 
-    assert len(stage.replayed()) == 5
-    assert len(stage.resting()) == 4
+    assert len(provisioned.replayed()) == 5
+    assert len(provisioned.resting()) == 4
     assert progress.read().matched == 5
 
 
@@ -117,11 +123,11 @@ def _fails(*_: object) -> None:
 
 
 def test_what_a_task_is_refused_is_raised_as_what_it_is(
-    set_stage: SetStage, make_job: MakeJob, spark: SparkSession
+    provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
 ) -> None:
-    stage = set_stage(deduplicate=False)
-    stage.bury(2)
-    job, progress = make_job(stage)
+    provisioned = provision_policy(deduplicate=False)
+    provisioned.bury(2)
+    job, progress = make_job(provisioned)
     with pytest.raises(DeduplicationOffError, match="deduplication is off") as refused:
         jobs.run(job, Spark(spark, job), progress)
     progress.fail(refused.value)
@@ -131,10 +137,10 @@ def test_what_a_task_is_refused_is_raised_as_what_it_is(
 
 
 def test_an_empty_topic_is_replayed_at_once(
-    set_stage: SetStage, make_job: MakeJob, spark: SparkSession
+    provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
 ) -> None:
-    stage = set_stage()
-    job, progress = make_job(stage)
+    provisioned = provision_policy()
+    job, progress = make_job(provisioned)
     jobs.run(job, Spark(spark, job), progress)
     progress.finish()
     status = progress.read()

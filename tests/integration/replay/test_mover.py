@@ -34,7 +34,7 @@ from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap
 from redrive.replay.topic.ranges import RANGE_ENTRIES, Range
 
-SetStage = Callable[..., Any]
+ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
 
 
@@ -48,32 +48,34 @@ class Notes:
         self.accounts.append(account)
 
 
-def job_of(stage: Any, name: str = "again", uid: str = "") -> ReplayJob:  # noqa: ANN401
+def job_of(provisioned: Any, name: str = "again", uid: str = "") -> ReplayJob:  # noqa: ANN401
     """Return a Replay of everything."""
-    broker = stage.broker
+    broker = provisioned.broker
     uid = uid or f"uid-{secrets.token_hex(4)}"
     return ReplayJob(
-        "tests", name, uid, stage.policy, broker.service_url, broker.admin_url, where=None
+        "tests", name, uid, provisioned.policy, broker.service_url, broker.admin_url, where=None
     )
 
 
-def replay(stage: Any, **of: str) -> Account:  # noqa: ANN401
+def replay(provisioned: Any, **of: str) -> Account:  # noqa: ANN401
     """Run a Replay in this process."""
-    return runs.run(job_of(stage, **of), Local(), Notes())
+    return runs.run(job_of(provisioned, **of), Local(), Notes())
 
 
 @pytest.mark.parametrize("partitions", [0, 3])
-def test_everything_is_moved_once_and_acknowledged(set_stage: SetStage, partitions: int) -> None:
-    stage = set_stage(partitions=partitions, dead_partitions=partitions)
-    stage.bury(50)
-    buried = stage.ids(stage.resting())
+def test_everything_is_moved_once_and_acknowledged(
+    provision_policy: ProvisionPolicy, partitions: int
+) -> None:
+    provisioned = provision_policy(partitions=partitions, dead_partitions=partitions)
+    provisioned.bury(50)
+    buried = provisioned.ids(provisioned.resting())
 
-    account = replay(stage)
+    account = replay(provisioned)
 
     assert (account.scanned, account.matched, account.moved, account.left) == (50, 50, 50, 0)
-    assert stage.ids(stage.replayed()) == buried
-    assert stage.resting() == []
-    assert replay(stage) == Account()
+    assert provisioned.ids(provisioned.replayed()) == buried
+    assert provisioned.resting() == []
+    assert replay(provisioned) == Account()
 
 
 class EverySecond(Local):
@@ -116,17 +118,22 @@ def process(job: ReplayJob) -> Iterator[subprocess.Popen[str]]:
         started.communicate()
 
 
-def wait_until_moved(stage: Any, count: int) -> None:  # noqa: ANN401
+def wait_until_moved(provisioned: Any, count: int) -> None:  # noqa: ANN401
     """Wait until the retry topic has so many messages."""
     deadline = time.monotonic() + 60
-    while json.loads(stage.admin("GET", stage.policy.retry_topic, "stats"))["msgInCounter"] < count:
+    while (
+        json.loads(provisioned.admin("GET", provisioned.policy.retry_topic, "stats"))[
+            "msgInCounter"
+        ]
+        < count
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def check_audit(stage: Any) -> None:  # noqa: ANN401
+def check_audit(provisioned: Any) -> None:  # noqa: ANN401
     """Check that dead-letter topic, ledger and target agree, message by message."""
-    broker, policy = stage.broker, stage.policy
+    broker, policy = provisioned.broker, provisioned.policy
     topics = [str(policy.dead_letter_topic), str(policy.retry_topic)]
     assert audit.main([broker.service_url, broker.admin_url, *topics, "--complete"]) == 0
 
@@ -135,144 +142,152 @@ def numbers(count: int) -> list[str]:
     return [f"{number:07}" for number in range(count)]
 
 
-def test_a_message_that_the_broker_refuses_is_never_passed_over(set_stage: SetStage) -> None:
-    stage = set_stage()
-    stage.bury(10)
-    stage.bury(1, content=secrets.token_bytes(5_000))
-    stage.bury(10)
-    buried = stage.ids(stage.resting())
-    stage.admin("POST", stage.policy.retry_topic, "maxMessageSize", 1_000)
+def test_a_message_that_the_broker_refuses_is_never_passed_over(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury(10)
+    provisioned.bury(1, content=secrets.token_bytes(5_000))
+    provisioned.bury(10)
+    buried = provisioned.ids(provisioned.resting())
+    provisioned.admin("POST", provisioned.policy.retry_topic, "maxMessageSize", 1_000)
     time.sleep(1)
 
-    account = replay(stage)
+    account = replay(provisioned)
 
     assert (account.matched, account.moved, account.refused, account.left) == (21, 20, 1, 0)
     assert [refusal.cause for refusal in account.refusals] == ["NotAccepted"]
-    assert len(stage.resting()) == 1
-    stage.admin("DELETE", stage.policy.retry_topic, "maxMessageSize")
+    assert len(provisioned.resting()) == 1
+    provisioned.admin("DELETE", provisioned.policy.retry_topic, "maxMessageSize")
     time.sleep(1)
-    assert replay(stage).moved == 1
-    assert stage.in_target() == buried
+    assert replay(provisioned).moved == 1
+    assert provisioned.in_target() == buried
 
 
 def test_what_returns_because_of_holes_is_acknowledged_again_and_not_sent(
-    set_stage: SetStage,
+    provision_policy: ProvisionPolicy,
 ) -> None:
     count = 26_000  # a broker persists 10 000 ranges
-    stage = set_stage()
-    stage.bury_many(count)
-    runs.run(job_of(stage), EverySecond(), Notes())
-    stage.admin("PUT", stage.policy.dead_letter_topic, "unload")
-    returned = stage.backlog_of_dead_letters() - count // 2
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+    runs.run(job_of(provisioned), EverySecond(), Notes())
+    provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")
+    returned = provisioned.backlog_of_dead_letters() - count // 2
     assert returned > 0
 
-    account = runs.run(job_of(stage), EverySecond(), Notes())
+    account = runs.run(job_of(provisioned), EverySecond(), Notes())
 
     assert (account.matched, account.moved) == (0, 0)
-    assert stage.in_target() == numbers(count)[::2]
-    assert replay(stage).moved == count // 2
-    assert stage.in_target() == numbers(count)
+    assert provisioned.in_target() == numbers(count)[::2]
+    assert replay(provisioned).moved == count // 2
+    assert provisioned.in_target() == numbers(count)
 
 
 def test_lost_acknowledgements_are_repeated_by_the_next_replay(
-    set_stage: SetStage, monkeypatch: pytest.MonkeyPatch
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = set_stage()
-    stage.bury(30)
-    buried = stage.ids(stage.resting())
+    provisioned = provision_policy()
+    provisioned.bury(30)
+    buried = provisioned.ids(provisioned.resting())
     with monkeypatch.context() as patch:
         patch.setattr(RangeMover, "_acknowledge", lambda *_: None)
         patch.setattr(runs, "_see_acknowledged", lambda *_: None)
-        assert replay(stage).moved == 30
-    assert len(stage.resting()) == 30
+        assert replay(provisioned).moved == 30
+    assert len(provisioned.resting()) == 30
 
-    account = replay(stage)
+    account = replay(provisioned)
 
     assert (account.matched, account.moved) == (0, 0)
-    assert stage.resting() == []
-    assert stage.in_target() == buried
+    assert provisioned.resting() == []
+    assert provisioned.in_target() == buried
 
 
 @pytest.mark.parametrize("next_replay", ["same", "other"])
 @pytest.mark.parametrize("moved", [1, 8_000])
 def test_a_run_that_is_killed_is_gone_on_with(
-    set_stage: SetStage, moved: int, next_replay: str
+    provision_policy: ProvisionPolicy, moved: int, next_replay: str
 ) -> None:
     count = 20_000
-    stage = set_stage()
-    stage.bury_many(count)
-    job = job_of(stage)
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+    job = job_of(provisioned)
     with process(job) as killed:
-        wait_until_moved(stage, moved)
+        wait_until_moved(provisioned, moved)
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-    before = len(stage.in_target())
+    before = len(provisioned.in_target())
     assert 0 < before < count
 
-    account = replay(stage, uid=job.uid if next_replay == "same" else "")
+    account = replay(provisioned, uid=job.uid if next_replay == "same" else "")
 
-    assert stage.in_target() == numbers(count)
-    check_audit(stage)
+    assert provisioned.in_target() == numbers(count)
+    check_audit(provisioned)
     assert account.matched == account.moved + account.skipped
     if next_replay == "same":
         assert account.moved == count
-    assert stage.backlog_of_dead_letters() == 0
+    assert provisioned.backlog_of_dead_letters() == 0
 
 
-def test_a_run_that_was_stopped_and_wakes_up_stores_nothing(set_stage: SetStage) -> None:
+def test_a_run_that_was_stopped_and_wakes_up_stores_nothing(
+    provision_policy: ProvisionPolicy,
+) -> None:
     count = 30_000
-    stage = set_stage()
-    stage.bury_many(count)
-    with process(job_of(stage)) as stopped:
-        wait_until_moved(stage, 5_000)
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+    with process(job_of(provisioned)) as stopped:
+        wait_until_moved(provisioned, 5_000)
         stopped.send_signal(signal.SIGSTOP)
-        account = replay(stage)
+        account = replay(provisioned)
         assert 0 < account.moved < count
         stopped.send_signal(signal.SIGCONT)
         _, said = stopped.communicate(timeout=120)
     assert stopped.returncode != 0
     assert FencedError.__name__ in said
-    assert stage.in_target() == numbers(count)
-    check_audit(stage)
+    assert provisioned.in_target() == numbers(count)
+    check_audit(provisioned)
 
 
-def test_a_backlog_that_is_cleared_by_hand_does_not_count_as_moved(set_stage: SetStage) -> None:
+def test_a_backlog_that_is_cleared_by_hand_does_not_count_as_moved(
+    provision_policy: ProvisionPolicy,
+) -> None:
     count = 20_000
-    stage = set_stage()
-    stage.bury_many(count)
-    job = job_of(stage)
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+    job = job_of(provisioned)
     with process(job) as killed:
-        wait_until_moved(stage, 1_000)
+        wait_until_moved(provisioned, 1_000)
         killed.send_signal(signal.SIGKILL)
         killed.wait()
     subscription = f"subscription/{DEAD_LETTER_SUBSCRIPTION}/skip_all"
-    stage.admin("POST", stage.policy.dead_letter_topic, subscription)
+    provisioned.admin("POST", provisioned.policy.dead_letter_topic, subscription)
 
-    account = replay(stage, uid=job.uid)
+    account = replay(provisioned, uid=job.uid)
 
-    found = stage.in_target()
+    found = provisioned.in_target()
     assert len(set(found)) == len(found) == account.moved < count
     assert (account.matched, account.left) == (count, 0)
     assert account.skipped == count - account.moved
 
 
 def test_what_can_not_be_moved_is_refused_with_its_cause(
-    set_stage: SetStage, tmp_path: Path
+    provision_policy: ProvisionPolicy, tmp_path: Path
 ) -> None:
-    stage = set_stage()
-    stage.bury(2)
-    topic = str(stage.policy.dead_letter_topic)
-    chunked = stage.client.create_producer(topic, batching_enabled=False, chunking_enabled=True)
+    provisioned = provision_policy()
+    provisioned.bury(2)
+    topic = str(provisioned.policy.dead_letter_topic)
+    chunked = provisioned.client.create_producer(
+        topic, batching_enabled=False, chunking_enabled=True
+    )
     chunked.send(secrets.token_bytes(6_000_000), properties={"id": "big"})
-    encrypted = stage.client.create_producer(
+    encrypted = provisioned.client.create_producer(
         topic, encryption_key="key", crypto_key_reader=_keys(tmp_path)
     )
     encrypted.send(b"secret", properties={"id": "secret"})
-    almost = stage.client.create_producer(topic, batching_enabled=False)
+    almost = provisioned.client.create_producer(topic, batching_enabled=False)
     almost.send(secrets.token_bytes(5 * 2**20 - 200), properties={"id": "almost"})
-    stage.bury(2)
+    provisioned.bury(2)
 
-    account = replay(stage)
+    account = replay(provisioned)
 
     assert (account.matched, account.moved, account.refused, account.left) == (7, 4, 3, 0)
     assert sorted(refusal.cause for refusal in account.refusals) == [
@@ -280,7 +295,7 @@ def test_what_can_not_be_moved_is_refused_with_its_cause(
         "Encrypted",
         "TooBig",
     ]
-    assert len(stage.in_target()) == 4
+    assert len(provisioned.in_target()) == 4
 
 
 def _keys(folder: Path) -> pulsar.CryptoKeyReader:
@@ -302,39 +317,39 @@ def _keys(folder: Path) -> pulsar.CryptoKeyReader:
 
 
 def test_a_batch_is_moved_as_a_whole(
-    set_stage: SetStage,
+    provision_policy: ProvisionPolicy,
 ) -> None:
-    stage = set_stage()
-    stage.bury_batch("A", "B", "A")
-    stage.bury(1)
-    assert replay(stage).moved == 4
-    assert len(stage.in_target()) == 4
-    assert stage.resting() == []
+    provisioned = provision_policy()
+    provisioned.bury_batch("A", "B", "A")
+    provisioned.bury(1)
+    assert replay(provisioned).moved == 4
+    assert len(provisioned.in_target()) == 4
+    assert provisioned.resting() == []
 
 
 def test_a_target_that_does_not_deduplicate_is_left_after_its_first_message(
-    set_stage: SetStage,
+    provision_policy: ProvisionPolicy,
 ) -> None:
-    stage = set_stage(deduplicate=False)
-    stage.bury(5)
+    provisioned = provision_policy(deduplicate=False)
+    provisioned.bury(5)
     for _ in range(2):
         with pytest.raises(DeduplicationOffError, match="deduplication is off"):
-            replay(stage)
-    found = stage.in_target()
+            replay(provisioned)
+    found = provisioned.in_target()
     assert len(found) == len(set(found)) < 5
 
 
-def test_topics_may_be_unloaded_meanwhile(set_stage: SetStage) -> None:
+def test_topics_may_be_unloaded_meanwhile(provision_policy: ProvisionPolicy) -> None:
     count = 20_000
-    stage = set_stage()
-    stage.bury_many(count)
-    with process(job_of(stage)) as running:
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+    with process(job_of(provisioned)) as running:
         for moved in (1_000, 8_000):
-            wait_until_moved(stage, moved)
-            stage.admin("PUT", stage.policy.retry_topic, "unload")
-            stage.admin("PUT", stage.policy.dead_letter_topic, "unload")
+            wait_until_moved(provisioned, moved)
+            provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
+            provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")
             time.sleep(1)
         running.communicate(timeout=120)
         assert running.returncode == 0
-    assert stage.in_target() == numbers(count)
-    check_audit(stage)
+    assert provisioned.in_target() == numbers(count)
+    check_audit(provisioned)

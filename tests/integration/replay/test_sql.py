@@ -71,15 +71,17 @@ def test_a_cause_a_property_and_a_value_can_be_selected_by(spark: SparkSession) 
     assert forged == [True]
 
 
-def test_the_source_is_good_on_its_own(set_stage: Callable[..., Any], spark: SparkSession) -> None:
-    stage = set_stage(dead_partitions=2)
-    stage.bury(6)
+def test_the_source_is_good_on_its_own(
+    provision_policy: Callable[..., Any], spark: SparkSession
+) -> None:
+    provisioned = provision_policy(dead_partitions=2)
+    provisioned.bury(6)
     reading = spark.read.format("pulsar").options(
-        serviceUrl=stage.broker.service_url,
-        adminUrl=stage.broker.admin_url,
-        topic=str(stage.policy.dead_letter_topic),
+        serviceUrl=provisioned.broker.service_url,
+        adminUrl=provisioned.broker.admin_url,
+        topic=str(provisioned.policy.dead_letter_topic),
     )
     seen = reading.load().select("partition", "value", "properties").collect()
     assert {bytes(row.value) for row in seen} == {b"order"}
     assert len({row.properties["id"] for row in seen}) == 6
-    assert len(stage.resting()) == 6
+    assert len(provisioned.resting()) == 6

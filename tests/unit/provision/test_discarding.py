@@ -8,14 +8,14 @@ from typing import Any
 from redrive.kube import resources
 from redrive.kube.resources import Body
 from tests.support.fake_kubernetes import FakeKubernetes
-from tests.support.scene import Scene, scene
+from tests.support.reconcile_harness import ReconcileHarness, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
 RETRY = "persistent://shop/prod/orders-fulfilment-RETRY"
 DEAD_LETTER = "persistent://shop/prod/orders-fulfilment-DLQ"
 
 
-def changed(here: Scene, body: Body) -> None:
+def changed(here: ReconcileHarness, body: Body) -> None:
     """Have the spec of the policy changed."""
     stored = here.kubernetes.objects[resources.POLICIES]
     (key, before), *_ = stored.items()
@@ -24,7 +24,7 @@ def changed(here: Scene, body: Body) -> None:
     here.ctx.policies.put(stored[key])
 
 
-def rights(here: Scene, topic: str) -> dict[str, set[str]]:
+def rights(here: ReconcileHarness, topic: str) -> dict[str, set[str]]:
     found = here.broker.namespaces["shop/prod"].grants.get(topic, {})
     return {role: set(actions) for role, actions in found.items() if actions}
 
@@ -33,7 +33,7 @@ async def test_roles_that_are_taken_out_of_a_policy_that_discards_lose_their_rig
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     before = policy(consumerRoles=["shop-a", "shop-b"], deadLetter={"readerRoles": ["shop-c"]})
-    async with scene(connection, before, FakeKubernetes()) as here:
+    async with reconcile_harness(connection, before, FakeKubernetes()) as here:
         await here.reconcile()
         grants = here.broker.namespaces["shop/prod"].grants
         grants[DEAD_LETTER]["shop-b"].append("functions")  # by another
@@ -55,7 +55,7 @@ async def test_roles_that_are_taken_out_of_a_policy_that_discards_lose_their_rig
 async def test_what_was_revoked_on_an_unused_topic_is_not_granted_again(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    async with scene(connection, policy(), FakeKubernetes()) as here:
+    async with reconcile_harness(connection, policy(), FakeKubernetes()) as here:
         await here.reconcile()
         here.broker.namespaces["shop/prod"].grants[DEAD_LETTER] = {"auditor": ["consume"]}
         changed(here, policy(deadLetter={"mode": "Discard"}))

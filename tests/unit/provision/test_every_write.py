@@ -17,7 +17,7 @@ from redrive.kube.cache import Cache
 from redrive.kube.resources import Body, Key, Resource
 from tests.support.fake_admin import Do
 from tests.support.fake_kubernetes import FakeKubernetes
-from tests.support.scene import KEY, Scene, scene
+from tests.support.reconcile_harness import KEY, ReconcileHarness, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
 STATUS, FINALIZER = ("patch_status", "RetryPolicy"), ("patch", "RetryPolicy")
@@ -88,7 +88,7 @@ def at_broker(fault: Fault) -> Callable[[web.Request, Do], Any]:
     return befall
 
 
-async def run(here: Scene, fault: Fault) -> None:
+async def run(here: ReconcileHarness, fault: Fault) -> None:
     """Have the operator reconcile until all is done."""
     kubernetes = here.kubernetes
     assert isinstance(kubernetes, Faulty)
@@ -99,14 +99,14 @@ async def run(here: Scene, fault: Fault) -> None:
     raise AssertionError("it never ends")
 
 
-def restart(here: Scene, shown: list[Body]) -> None:
+def restart(here: ReconcileHarness, shown: list[Body]) -> None:
     """Start another operator, to which a list shows *shown* of the policies."""
     here.ctx.policies = Cache(shown)
     here.ctx.config_maps = Cache()
     here.__post_init__()
 
 
-def stored(here: Scene) -> dict[str, Any]:
+def stored(here: ReconcileHarness) -> dict[str, Any]:
     """All that there is in the end, without what counts versions and tells times."""
     objects = copy.deepcopy(here.kubernetes.objects)
     for by_key in objects.values():
@@ -116,7 +116,7 @@ def stored(here: Scene) -> dict[str, Any]:
     return {"broker": here.broker.namespaces, **{kind.kind: objects[kind] for kind in kinds}}
 
 
-def history(here: Scene) -> Counter[tuple[str, str]]:
+def history(here: ReconcileHarness) -> Counter[tuple[str, str]]:
     """How often each write was made, in Kubernetes and at the broker."""
     in_kubernetes = ((write.verb, write.resource.kind) for write in here.kubernetes.writes)
     return Counter([*here.broker.writes, *in_kubernetes])
@@ -128,13 +128,13 @@ async def test_a_crash_at_any_write_ends_as_peace_does_and_repeats_only_that_wri
     connection: dict[str, Any], policy: MakeBody, *, done: bool, stale: bool
 ) -> None:
     body = policy(deletionPolicy="Delete")
-    async with scene(connection, body, Faulty()) as peaceful:
+    async with reconcile_harness(connection, body, Faulty()) as peaceful:
         fault = Fault(0, done=False)
         await run(peaceful, fault)
         right, before, writes = stored(peaceful), history(peaceful), fault.count
     assert writes > 10
     for number in range(1, writes + 1):
-        async with scene(connection, body, Faulty()) as here:
+        async with reconcile_harness(connection, body, Faulty()) as here:
             kubernetes = here.kubernetes
             assert isinstance(kubernetes, Faulty)
             kubernetes.fault = fault = Fault(number, done=done)
@@ -155,7 +155,7 @@ async def test_a_crash_at_any_write_ends_as_peace_does_and_repeats_only_that_wri
             assert max(more[STATUS] - 1, more[FINALIZER]) <= 1, f"write {number}: {more}"
 
 
-async def reconcile_from_behind(here: Scene, now: Body) -> None:
+async def reconcile_from_behind(here: ReconcileHarness, now: Body) -> None:
     """Reconcile once with a cache that is behind; then a watch shows the policy as it is."""
     with suppress(RedriveError):
         await here.reconcile()

@@ -18,7 +18,7 @@ from redrive.provision.finalizer import FINALIZER
 from redrive.provision.lost import REQUEST
 from tests.support.fake_admin import Do, answering
 from tests.support.fake_kubernetes import FakeKubernetes
-from tests.support.scene import KEY, NOW, SOURCE, Scene, scene
+from tests.support.reconcile_harness import KEY, NOW, SOURCE, ReconcileHarness, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
 
@@ -47,7 +47,7 @@ def at_first_creation(act: Callable[[], None]) -> Callable[..., Any]:
     return fault
 
 
-def is_lost(here: Scene) -> None:
+def is_lost(here: ReconcileHarness) -> None:
     """Have a DELETE end that began before the finalizer was added."""
     del here.kubernetes.objects[resources.POLICIES][KEY]
     here.watch_shows_deletion()
@@ -56,7 +56,9 @@ def is_lost(here: Scene) -> None:
 async def test_a_policy_that_is_deleted_while_its_finalizer_is_added_is_cleaned_up_after(
     connection: Body, policy: MakeBody
 ) -> None:
-    async with scene(connection, policy(deletionPolicy="Delete"), FakeKubernetes()) as here:
+    async with reconcile_harness(
+        connection, policy(deletionPolicy="Delete"), FakeKubernetes()
+    ) as here:
         here.broker.fault = at_first_creation(lambda: is_lost(here))
         await here.reconcile()
         assert here.topics > {SOURCE}  # it was too late to stop
@@ -77,7 +79,7 @@ async def test_a_policy_whose_deletion_is_seen_before_the_finalizer_is_answered_
             here.watch_shows_deletion()
             return after
 
-    async with scene(connection, policy(deletionPolicy="Delete"), Seen()) as here:
+    async with reconcile_harness(connection, policy(deletionPolicy="Delete"), Seen()) as here:
         assert await here.reconcile() is Requeue.ON_CHANGE
         assert here.topics == {SOURCE}
         assert here.broker.writes == []
@@ -87,7 +89,9 @@ async def test_a_policy_that_retains_and_one_that_went_long_after_leave_their_to
     connection: Body, policy: MakeBody
 ) -> None:
     for choice, age in (("Retain", timedelta(0)), ("Delete", REQUEST + timedelta(seconds=1))):
-        async with scene(connection, policy(deletionPolicy=choice), FakeKubernetes()) as here:
+        async with reconcile_harness(
+            connection, policy(deletionPolicy=choice), FakeKubernetes()
+        ) as here:
             await here.reconcile()
             made = here.topics
             here.now += age
@@ -99,7 +103,9 @@ async def test_a_policy_that_retains_and_one_that_went_long_after_leave_their_to
 async def test_a_new_policy_of_the_name_keeps_the_topics_of_one_that_was_lost(
     connection: Body, policy: MakeBody
 ) -> None:
-    async with scene(connection, policy(deletionPolicy="Delete"), FakeKubernetes()) as here:
+    async with reconcile_harness(
+        connection, policy(deletionPolicy="Delete"), FakeKubernetes()
+    ) as here:
         here.broker.fault = at_first_creation(lambda: is_lost(here))
         await here.reconcile()
         made = here.topics
@@ -117,12 +123,12 @@ async def test_a_topic_that_the_broker_creates_after_the_cleanup_is_deleted_too(
 ) -> None:
     """The leader before sent the call, and was killed; this one finds nothing to delete."""
     body = policy(deletionPolicy="Delete")
-    async with scene(connection, body, FakeKubernetes()) as former:
+    async with reconcile_harness(connection, body, FakeKubernetes()) as former:
         former.broker.fault = at_first_creation(lambda: None)
         await former.reconcile()
         late = former.broker.namespaces["shop/prod"].topics
     body["metadata"] |= {"finalizers": [FINALIZER], "deletionTimestamp": NOW.isoformat()}
-    async with scene(connection, body, FakeKubernetes()) as here:
+    async with reconcile_harness(connection, body, FakeKubernetes()) as here:
         assert await here.reconcile() is Requeue.BACKOFF
         here.broker.namespaces["shop/prod"].topics |= late
         here.now += LATE_WRITES
@@ -139,7 +145,7 @@ async def test_a_policy_for_which_nothing_is_under_way_goes_at_once(
     body["metadata"] |= {"finalizers": [FINALIZER], "deletionTimestamp": NOW.isoformat()}
     said = {"reason": "Any", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     body["status"] = {"conditions": [{"type": condition, "status": status, **said}]}
-    async with scene(connection, body, FakeKubernetes()) as here:
+    async with reconcile_harness(connection, body, FakeKubernetes()) as here:
         assert await here.reconcile() is Requeue.ON_CHANGE
         assert here.kubernetes.objects[resources.POLICIES] == {}
 
@@ -147,7 +153,9 @@ async def test_a_policy_for_which_nothing_is_under_way_goes_at_once(
 async def test_a_broker_that_fails_in_such_a_cleanup_is_asked_again(
     connection: Body, policy: MakeBody
 ) -> None:
-    async with scene(connection, policy(deletionPolicy="Delete"), FakeKubernetes()) as here:
+    async with reconcile_harness(
+        connection, policy(deletionPolicy="Delete"), FakeKubernetes()
+    ) as here:
         here.broker.fault = at_first_creation(lambda: is_lost(here))
         await here.reconcile()
         here.broker.fault = answering(503)
@@ -162,7 +170,7 @@ async def test_a_policy_that_is_there_after_all_keeps_its_topics(
     connection: Body, policy: MakeBody
 ) -> None:
     body = policy(deletionPolicy="Delete")
-    async with scene(connection, body, FakeKubernetes()) as here:
+    async with reconcile_harness(connection, body, FakeKubernetes()) as here:
         await here.reconcile()
         made = here.topics
         here.watch_shows_deletion()
@@ -179,7 +187,9 @@ async def test_while_the_api_server_does_not_serve_policies_none_counts_as_lost(
     def unserved(*_: object) -> None:
         raise NotFoundError("the server could not find the requested resource", remedy="wait")
 
-    async with scene(connection, policy(deletionPolicy="Delete"), FakeKubernetes()) as here:
+    async with reconcile_harness(
+        connection, policy(deletionPolicy="Delete"), FakeKubernetes()
+    ) as here:
         await here.reconcile()
         made = here.topics
         here.kubernetes.before = unserved
@@ -197,6 +207,6 @@ async def test_a_policy_that_was_there_long_before_the_operator_is_never_lost(
     body = policy(deletionPolicy="Delete")
     body["metadata"]["finalizers"] = [FINALIZER]
     body["metadata"]["creationTimestamp"] = "2025-12-31T23:58:00Z"
-    async with scene(connection, body, FakeKubernetes()) as here:
+    async with reconcile_harness(connection, body, FakeKubernetes()) as here:
         here.watch_shows_deletion()
         assert here.lost.get(KEY) is None

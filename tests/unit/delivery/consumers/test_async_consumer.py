@@ -27,7 +27,7 @@ from redrive.testing import (
     InMemoryConsumer,
     InMemoryMessage,
 )
-from tests.support.quiet_client import Client
+from tests.support.fake_client import FakeClient
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=1, ladder=Ladder.from_fixed("5s")
@@ -255,7 +255,7 @@ async def test_a_handler_that_is_a_generator_has_failed() -> None:
 
 
 async def test_a_cancelled_receive_batch_hands_back_what_it_has_gathered() -> None:
-    client = Client()
+    client = FakeClient()
     async with AsyncRetryConsumer(client.as_pulsar(), POLICY) as consumer:
         batch = asyncio.create_task(consumer.receive_batch(10, timedelta(hours=1)))
         client.deliver(POLICY.topic, b"1", b"2", b"3")
@@ -268,7 +268,7 @@ async def test_a_cancelled_receive_batch_hands_back_what_it_has_gathered() -> No
 
 
 async def test_a_batch_is_complete_at_its_size_or_when_the_wait_is_over() -> None:
-    client = Client()
+    client = FakeClient()
     async with AsyncRetryConsumer(client.as_pulsar(), POLICY) as consumer:
         client.deliver(POLICY.topic, b"1", b"2", b"3")
         assert len(await consumer.receive_batch(2, timedelta.max)) == 2

@@ -15,7 +15,7 @@ from redrive.delivery.middleware.timer import Timer
 from redrive.delivery.parts import SystemClock
 from redrive.delivery.receiving.fetcher import Fetcher
 from redrive.policy.naming import TopicName
-from tests.support.quiet_client import Client
+from tests.support.fake_client import FakeClient
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 
@@ -61,7 +61,7 @@ def test_who_gives_up_waiting_wakes_another_for_what_is_still_to_come(fetcher: A
 
 
 def test_one_can_wait_for_ever() -> None:
-    client = Client()
+    client = FakeClient()
     with RetryConsumer(client.as_pulsar(), POLICY, ack_timeout=timedelta.max) as consumer:
         threading.Timer(0.1, client.deliver, (POLICY.topic, b"x")).start()
         message = consumer.receive(timedelta.max)

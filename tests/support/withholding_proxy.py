@@ -1,4 +1,4 @@
-"""A door to the broker that keeps chosen answers to itself."""
+"""A TCP proxy before the broker that withholds chosen answers from clients."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ SEND_RECEIPT = 7
 """The number of this command in Pulsar's binary protocol."""
 
 
-class Mirror:
+class WithholdingProxy:
     """Stands between clients and the broker on *port* of this machine.
 
-    The broker tells clients its own address when they look a topic up; the mirror puts its own in
+    The broker tells clients its own address when they look a topic up; the proxy puts its own in
     its place, so that they stay with it.
 
     Attributes:
-        swallow: how many of the next frames of each command never reach the client.
-        deaf: whether it closes each connection at once.
+        withheld: how many of the next frames of each command never reach the client.
+        refuses: whether it closes each new connection at once.
     """
 
     def __init__(self, port: int, closing: ExitStack) -> None:
-        self.swallow: Counter[int] = Counter()
-        self.deaf = False
+        self.withheld: Counter[int] = Counter()
+        self.refuses = False
         self._ends: list[socket.socket] = []
         self._broker = port
         self._listener = _listen_on_as_many_digits_as(port)
@@ -33,45 +33,45 @@ class Mirror:
         # Closing a socket wakes no thread in accept(); shutting it down does.
         closing.callback(self._listener.shutdown, socket.SHUT_RDWR)
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._welcome, daemon=True).start()
+        threading.Thread(target=self._accept, daemon=True).start()
         closing.callback(self.cut)
 
     def cut(self) -> None:
         """Close all connections."""
         while self._ends:
-            _hang_up(self._ends.pop())
+            _close(self._ends.pop())
 
-    def _welcome(self) -> None:
+    def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                if self.deaf:
-                    _hang_up(client)
+                if self.refuses:
+                    _close(client)
                     continue
                 broker = socket.create_connection(("127.0.0.1", self._broker))
                 for source, target in ((client, broker), (broker, client)):
                     self._ends.append(source)
                     threading.Thread(
-                        target=self._pass, args=(source, target, source is broker), daemon=True
+                        target=self._forward, args=(source, target, source is broker), daemon=True
                     ).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:  # noqa: FBT001
+    def _forward(self, source: socket.socket, target: socket.socket, answers: bool) -> None:  # noqa: FBT001
         mine, theirs = (f"127.0.0.1:{port}".encode() for port in (self.port, self._broker))
         with suppress(OSError):
             for frame in _frames(source):
                 kind = frame[9]  # after the two sizes and the tag of the first field
-                if answers and self.swallow[kind] > 0:
-                    self.swallow[kind] -= 1
+                if answers and self.withheld[kind] > 0:
+                    self.withheld[kind] -= 1
                     continue
                 target.sendall(frame.replace(theirs, mine) if answers else frame)
-        _hang_up(target)
+        _close(target)
 
 
 @contextmanager
-def mirror_of(port: int) -> Iterator[Mirror]:
-    """Open a door beside the broker's own."""
+def proxy_of(port: int) -> Iterator[WithholdingProxy]:
+    """Open a proxy of the broker on *port* of this machine."""
     with ExitStack() as closing:
-        yield Mirror(port, closing)
+        yield WithholdingProxy(port, closing)
 
 
 def _listen_on_as_many_digits_as(port: int) -> socket.socket:
@@ -89,7 +89,7 @@ def _frames(source: socket.socket) -> Iterator[bytes]:
         yield size + stream.read(int.from_bytes(size, "big"))
 
 
-def _hang_up(end: socket.socket) -> None:
+def _close(end: socket.socket) -> None:
     with suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
     end.close()

@@ -1,7 +1,7 @@
-"""The table of what is refused: at admission, when an object is read, or by the operator.
+"""Invalid manifests, with who refuses each: admission, the reader of objects, or the operator.
 
-`tests/unit/api/refusals.yaml` holds what is refused without a broker; `tests/integration/bad_input`
-adds, by category, what is worth trying at a whole installation.
+`tests/unit/api/invalid_manifests.yaml` holds what is refused without a broker;
+`tests/integration/bad_input` adds, by category, what is tried at a whole installation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read(file: Path) -> Any:  # noqa: ANN401 - a list or a mapping
     return yaml.load(file.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe one
 
 
-_TABLE = read(_TESTS / "unit/api/refusals.yaml")
+_TABLE = read(_TESTS / "unit/api/invalid_manifests.yaml")
 VALID: dict[str, dict[str, Any]] = _TABLE["valid"]
 """Kind → the smallest valid spec."""
 REFUSED: list[dict[str, Any]] = _TABLE["refused"]

@@ -1,4 +1,4 @@
-"""Programs of users, run in processes of their own."""
+"""Fixture that runs a user's consumer program in a process of its own."""
 
 from __future__ import annotations
 
@@ -26,21 +26,24 @@ client = pulsar.Client(
 """
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Callable[[Any, str], subprocess.Popen[str]]:
-    """Start a Python process that consumes as the stage's role; `PROGRAM` is its beginning."""
+StartProgram = Callable[[Any, str], subprocess.Popen[str]]
 
-    def start(stage: Any, program: str) -> subprocess.Popen[str]:  # noqa: ANN401 - see conftest
+
+@pytest.fixture
+def start_program(tmp_path: Path) -> StartProgram:
+    """Start a Python process that consumes as the policy's role; `PROGRAM` is its beginning."""
+
+    def start_program(provisioned: Any, program: str) -> subprocess.Popen[str]:  # noqa: ANN401 - see conftest
         file = tmp_path / "policy.json"
-        file.write_text(codec.encode(stage.policy), encoding="utf-8")
+        file.write_text(codec.encode(provisioned.policy), encoding="utf-8")
         return subprocess.Popen(
             [sys.executable, "-c", PROGRAM + program],
             env=os.environ
             | {
                 "PYTHONPATH": str(SOURCES),
                 "PYTHONUNBUFFERED": "1",
-                "URL": stage.broker.service_url,
-                "TOKEN": stage.broker.token(stage.role),
+                "URL": provisioned.broker.service_url,
+                "TOKEN": provisioned.broker.token(provisioned.role),
                 "REDRIVE_POLICY": str(file),
             },
             stdout=subprocess.PIPE,
@@ -48,7 +51,4 @@ def start(tmp_path: Path) -> Callable[[Any, str], subprocess.Popen[str]]:
             text=True,
         )
 
-    return start
-
-
-Start = Callable[[Any, str], subprocess.Popen[str]]
+    return start_program

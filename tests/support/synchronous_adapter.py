@@ -1,4 +1,4 @@
-"""An asynchronous consumer with the surface of the other, so that one suite drives both."""
+"""Adapter from the asyncio consumer to the blocking one, so that one suite tests both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redrive import AsyncRetryConsumer
 _T = TypeVar("_T")
 
 
-class Synchronous:
+class SynchronousAdapter:
     """Awaits each call on a loop in a thread of its own; handlers run on that loop."""
 
     def __init__(self, consumer: AsyncRetryConsumer) -> None:

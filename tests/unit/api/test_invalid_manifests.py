@@ -7,7 +7,7 @@ import pytest
 from redrive.api.kinds import KINDS
 from redrive.api.parsing import InvalidFieldsError, parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
-from tests.support.refusals import REFUSED, VALID
+from tests.support.invalid_manifests import REFUSED, VALID
 
 SPECS = {kind.kind: kind.spec for kind in KINDS}
 

@@ -1,4 +1,4 @@
-"""Several operators of one release, as processes that can be killed, frozen and watched."""
+"""Replicas of the operator, as processes that a test can kill, freeze and read the logs of."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAKEOVER_SECONDS = 20.0
 
 
 @dataclass
-class Replica:
+class OperatorReplica:
     """An operator of the release: its process, and what it logs from its start on."""
 
     name: str
@@ -28,37 +28,39 @@ class Replica:
     log: Path
     begin: int
 
-    def said(self) -> str:
+    def logged(self) -> str:
         return self.log.read_text(encoding="utf-8")[self.begin :]
 
     def takes_over(self) -> float:
         """Wait until it serves; return after how many seconds."""
         since = time.monotonic()
-        while "redrive serves" not in self.said():
-            assert time.monotonic() - since < TAKEOVER_SECONDS, self.said()
+        while "redrive serves" not in self.logged():
+            assert time.monotonic() - since < TAKEOVER_SECONDS, self.logged()
             time.sleep(0.1)
         return time.monotonic() - since
 
 
-StartReplica = Callable[[str, str], Replica]
+StartReplica = Callable[[str, str], OperatorReplica]
 
 
 @pytest.fixture
-def start(installed: Sandbox) -> Iterator[StartReplica]:
-    """Starts an operator in place of the session's, and waits until it says something."""
+def start_replica(installed: Sandbox) -> Iterator[StartReplica]:
+    """Starts an operator in place of the session's, and waits until it logs *until*."""
 
-    def start(name: str, until: str) -> Replica:
+    def start_replica(name: str, until: str) -> OperatorReplica:
         log = installed.processes.log(name)
         begin = len(log.read_text(encoding="utf-8")) if log.exists() else 0
         installation.start_operator(installed, name=name, until=until)
         record = installed.state / "processes" / f"{name}.json"
-        return Replica(name, psutil.Process(json.loads(record.read_text())["pid"]), log, begin)
+        return OperatorReplica(
+            name, psutil.Process(json.loads(record.read_text())["pid"]), log, begin
+        )
 
     installed.processes.stop(installation.OPERATOR)
     try:
         with ExitStack() as stopping:
             for name in NAMES:
                 stopping.callback(installed.processes.stop, name)
-            yield start
+            yield start_replica
     finally:
         installation.start_operator(installed)

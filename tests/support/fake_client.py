@@ -1,4 +1,4 @@
-"""A client without a broker, for what no broker can be made to do: it delivers what a test says."""
+"""A fake `pulsar.Client` without a broker: consumers receive what a test delivers, when it does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryMessage
 
 
-class Subscription:
+class FakeSubscription:
     """One subscription, as a consumer of the client sees it."""
 
     def __init__(self) -> None:
@@ -34,18 +34,18 @@ class Subscription:
         self.waiting.put(None)
 
 
-class Client:
+class FakeClient:
     """As much of `pulsar.Client` as a consumer needs that only receives."""
 
     def __init__(self) -> None:
-        self._subscriptions: defaultdict[str, Subscription] = defaultdict(Subscription)
+        self._subscriptions: defaultdict[str, FakeSubscription] = defaultdict(FakeSubscription)
         self._delivered = 0
 
     def as_pulsar(self) -> pulsar.Client:
         """Return it as what it stands for."""
         return cast("pulsar.Client", self)
 
-    def subscribe(self, topic: str, _name: str, **_options: object) -> Subscription:
+    def subscribe(self, topic: str, _name: str, **_options: object) -> FakeSubscription:
         return self._subscriptions[topic]
 
     def deliver(self, topic: TopicName, *contents: bytes) -> None:

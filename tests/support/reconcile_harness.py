@@ -1,4 +1,4 @@
-"""One RetryPolicy, an operator that reconciles it, a fake broker with its source topic."""
+"""A harness around `reconcile`: one RetryPolicy, a fake Kubernetes and a fake broker."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SOURCE = "orders"
 
 
 @dataclass
-class Scene:
-    """An operator with one policy, at a broker with its source topic."""
+class ReconcileHarness:
+    """What `reconcile` takes for one policy, and the fakes that it reads and writes."""
 
     ctx: Any
     broker: FakeBroker
@@ -61,7 +61,9 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(connection: Body, body: Body, kubernetes: FakeKubernetes) -> AsyncIterator[Scene]:
+async def reconcile_harness(
+    connection: Body, body: Body, kubernetes: FakeKubernetes
+) -> AsyncIterator[ReconcileHarness]:
     through = {"metadata": {"namespace": "shop", "name": "main", "uid": "u"}, "spec": connection}
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.tenants = {"shop": []}
@@ -83,4 +85,4 @@ async def scene(connection: Body, body: Body, kubernetes: FakeKubernetes) -> Asy
             brokers=SimpleNamespace(resolve=resolve),
             settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
         )
-        yield Scene(ctx, broker, kubernetes)
+        yield ReconcileHarness(ctx, broker, kubernetes)

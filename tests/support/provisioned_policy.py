@@ -1,4 +1,4 @@
-"""What the operator would have made for one policy, made here by plain REST."""
+"""The topics, subscriptions and rights of one policy, made by REST as the operator makes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sandbox.pulsar import SUPERUSER, Broker
 
 
 @dataclass(frozen=True)
-class Stage:
+class ProvisionedPolicy:
     """A policy with its topics, and the role that consumes with exactly the rights it needs."""
 
     broker: Broker
@@ -126,21 +126,21 @@ def path(topic: TopicName) -> str:
     return f"/admin/v2/persistent/{topic.namespace_name}/{quote(topic.local, safe='')}"
 
 
-SetStage = Callable[..., Stage]
+ProvisionPolicy = Callable[..., ProvisionedPolicy]
 
 
 @pytest.fixture
-def set_stage(broker: Broker, pulsar_namespace: str) -> Iterator[SetStage]:
-    """Make a policy's topics, subscriptions and rights; see `_set_stage` for what can be chosen."""
+def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[ProvisionPolicy]:
+    """Make a policy's topics, subscriptions and rights; `_provision_policy` has the choices."""
     with ExitStack() as closing:
 
-        def set_stage(**choices: Any) -> Stage:  # noqa: ANN401 - passed on
-            return _set_stage(broker, pulsar_namespace, closing, **choices)
+        def provision_policy(**choices: Any) -> ProvisionedPolicy:  # noqa: ANN401 - passed on
+            return _provision_policy(broker, pulsar_namespace, closing, **choices)
 
-        yield set_stage
+        yield provision_policy
 
 
-def _set_stage(  # noqa: PLR0913 - what the tests choose from
+def _provision_policy(  # noqa: PLR0913 - what the tests choose from
     broker: Broker,
     namespace: str,
     closing: ExitStack,
@@ -153,7 +153,7 @@ def _set_stage(  # noqa: PLR0913 - what the tests choose from
     kind: SubscriptionType = SubscriptionType.SHARED,
     partitions: int = 0,
     retry_rights: Sequence[str] = ("consume", "produce"),
-) -> Stage:
+) -> ProvisionedPolicy:
     topic, subscription = TopicName.parse_whole(f"persistent://{namespace}/orders"), "fulfilment"
     policy = Policy(
         topic=topic,
@@ -166,14 +166,14 @@ def _set_stage(  # noqa: PLR0913 - what the tests choose from
         ordered=ordered,
         ladder=Ladder.from_delays(delays),
     )
-    stage = Stage(broker, policy, f"consumer-{secrets.token_hex(4)}", closing)
-    stage.create(policy.topic, policy.subscription, partitions)
-    stage.create(policy.retry_topic, policy.subscription, partitions)
-    stage.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, 0)
+    provisioned = ProvisionedPolicy(broker, policy, f"consumer-{secrets.token_hex(4)}", closing)
+    provisioned.create(policy.topic, policy.subscription, partitions)
+    provisioned.create(policy.retry_topic, policy.subscription, partitions)
+    provisioned.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, 0)
     broker.request("POST", f"{path(policy.retry_topic)}/deduplicationEnabled", body=True).check(
         "deduplicate the retry topic"
     )
-    stage.grant(policy.topic, "consume")
-    stage.grant(policy.retry_topic, *retry_rights)
-    stage.grant(policy.dead_letter_topic, "produce")
-    return stage
+    provisioned.grant(policy.topic, "consume")
+    provisioned.grant(policy.retry_topic, *retry_rights)
+    provisioned.grant(policy.dead_letter_topic, "produce")
+    return provisioned
