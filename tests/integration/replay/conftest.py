@@ -224,7 +224,7 @@ def spark(replay_token: str, broker: Broker) -> Iterator[SparkSession]:
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         arguments = "--master local[2] --conf spark.ui.enabled=false pyspark-shell"
         patch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
-        patch.setenv("PYTHONPATH", str(Path(query.__file__).parents[2]))
+        patch.setenv("PYTHONPATH", str(Path(query.__file__).parents[3]))
         with query.session(job) as session:
             session.sparkContext.setLogLevel("ERROR")
             yield session
