@@ -3,7 +3,7 @@
 ```
 handlers ─enqueue─▶ reconcile:  resolve ─▶ desired ─▶ observe ─▶ diff ─▶ apply ─▶ outcome
                                    │                     │
-                                   └── ADMISSIBLE        └── BUILDABLE: can it be built there?
+                                   └── ADMISSION         └── PREFLIGHT: can it be built there?
 ```
 
 All checks come before the first write: a policy that is refused leaves the broker untouched.
@@ -11,9 +11,9 @@ All checks come before the first write: a policy that is refused leaves the brok
 Reading order:
 
 - the words: `facts`, `actions`, `outcome` and `errors`;
-- the spine: `reconcile`, then `converge`, which calls `resolve` (with `conflicts`), `conditions`,
-  `desired` (with `topic_policies`), `observe`, `diff` (with `ownership`), `apply` and
-  `status_warnings`; `pause` for policies that are paused or only observe;
+- the spine: `reconcile`, then `converge`, which calls `resolve` (with `admission_checks` and
+  `conflicts`), `desired` (with `topic_policies`), `observe`, `preflight_checks`, `diff` (with
+  `ownership`), `apply` and `status_warnings`; `pause` for policies that are paused or only observe;
 - deletions: `finalize`, `removal`, `finalizer` and `deletion_events`;
 - PulsarConnections: `connection`;
 - drift: `resync`, which asks `namespace_facts` and `stall_checks`, within a `rate_limit`;

@@ -12,16 +12,16 @@ from redrive.kube import resources, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher, StatusWarning
-from redrive.provision import conditions, errors, intent
+from redrive.provision import errors, intent
 from redrive.provision.actions import Action, CopySchema, in_words
 from redrive.provision.apply import apply
-from redrive.provision.conditions import Buildable
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.desired import Desired, desired
 from redrive.provision.diff import diff
 from redrive.provision.facts import Observed, Request
 from redrive.provision.finalizer import ensure_finalizer
 from redrive.provision.observe import AWAITED_SECONDS, around, observe
+from redrive.provision.preflight_checks import PREFLIGHT, PreflightFacts
 from redrive.provision.resolve import admit
 from redrive.provision.status_warnings import Seen, warnings
 
@@ -58,7 +58,7 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
         have = await _observe(request, body, want, connection.admin, ctx)
-        conditions.check(conditions.BUILDABLE, Buildable(body, want, have, request))
+        PREFLIGHT.check(PreflightFacts(body, want, have, request))
         out = Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
         body = await ensure_finalizer(body, request.deletion, out)
         planned = diff(want, have)

@@ -29,8 +29,9 @@ from redrive.kube.errors import (
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent
 from redrive.policy import naming
-from redrive.provision import conditions, pause
+from redrive.provision import pause
 from redrive.provision.actions import in_words
+from redrive.provision.admission_checks import own_topic_is_not_allowed
 from redrive.provision.apply import apply
 from redrive.provision.conflicts import Conflicts, spec_of
 from redrive.provision.desired import owner_of
@@ -126,7 +127,7 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
     request = resolve_through(body, connection.spec, ctx)
     if request.deletion is DeletionPolicy.RETAIN:
         return Removal((), (made(body),) if made(body) else ())
-    refusal = conditions.own_topic_is_not_allowed(request)
+    refusal = own_topic_is_not_allowed(request)
     if refusal is not None:
         raise refusal
     others = rivals(request.key, ctx, conflicts)

@@ -13,8 +13,8 @@ from redrive.kube import status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body
 from redrive.kube.status import StatusWarning
-from redrive.provision import conditions
 from redrive.provision.actions import Mark, in_words
+from redrive.provision.admission_checks import ADMISSION
 from redrive.provision.apply import apply
 from redrive.provision.desired import owner_of
 from redrive.provision.facts import Request
@@ -46,7 +46,7 @@ async def hand_over(cluster: str, request: Request, ctx: Context) -> Outcome:
     Raises:
         RedriveError: not now, or its connection does not allow it.
     """
-    conditions.check(conditions.ADMISSIBLE, request)
+    ADMISSION.check(request)
     owner = owner_of(request, ctx.settings.cluster_id)
     # Its uid is for that cluster to write; it is known by its name and what it retries.
     receiver = replace(owner, cluster=cluster, uid="")

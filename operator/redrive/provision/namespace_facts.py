@@ -18,11 +18,12 @@ from redrive.admin.model import NamespaceState
 from redrive.errors import RedriveError
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
-from redrive.provision import conditions, observe
+from redrive.provision import observe
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.desired import Desired, desired
 from redrive.provision.diff import config_map_actions, diff
 from redrive.provision.facts import Request
+from redrive.provision.preflight_checks import is_of_the_other_kind
 from redrive.provision.resolve import admit, resolve
 
 logger = logging.getLogger(__name__)
@@ -114,4 +115,4 @@ def has_drifted(wanted: Desired, namespace: NamespaceState, config_map: Body | N
         have = observe.in_namespace(wanted, namespace, config_map)
     except RedriveError:
         return True
-    return conditions.is_of_the_other_kind(wanted, have) or bool(diff(wanted, have))
+    return is_of_the_other_kind(wanted, have) or bool(diff(wanted, have))

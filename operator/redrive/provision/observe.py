@@ -14,7 +14,7 @@ from redrive.kube.context import Context
 from redrive.kube.errors import NotFoundError as ObjectNotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.policy.naming import TopicName
-from redrive.provision import conditions, topic_policies
+from redrive.provision import topic_policies
 from redrive.provision.desired import Desired, DesiredTopic
 from redrive.provision.errors import (
     NamespaceNotFoundError,
@@ -23,6 +23,7 @@ from redrive.provision.errors import (
 )
 from redrive.provision.facts import Observed, TopicState
 from redrive.provision.ownership import OwnershipRecord
+from redrive.provision.preflight_checks import namespace_expires_subscriptions
 
 RECENT_SECONDS = 60.0
 AWAITED_SECONDS = 3.0
@@ -125,7 +126,7 @@ def _listed(want: DesiredTopic, namespace: NamespaceState) -> TopicState | None:
 
 
 def _check_expiry(source: TopicName, namespace: NamespaceState) -> None:
-    expires = conditions.namespace_expires_subscriptions(source, namespace)
+    expires = namespace_expires_subscriptions(source, namespace)
     if expires is not None:
         raise expires
 

@@ -16,7 +16,7 @@ from redrive.kube import connections
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.policy.model import Policy
-from redrive.provision import conditions
+from redrive.provision.admission_checks import ADMISSION, prior_claim
 from redrive.provision.conflicts import Conflicts, spec_of
 from redrive.provision.facts import Request
 from redrive.provision.ownership import named_in
@@ -75,9 +75,9 @@ def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request
     Raises:
         RedriveError: its connection does not allow it, or a rival comes first.
     """
-    conditions.check(conditions.ADMISSIBLE, request)
+    ADMISSION.check(request)
     found = rivals(request.key, ctx, conflicts)
-    contested = conditions.prior_claim(request, found)
+    contested = prior_claim(request, found)
     if contested is not None:
         raise contested
     return found
@@ -100,7 +100,7 @@ def _admissible(keys: Iterable[Key], ctx: Context) -> Iterator[Request]:
             continue
         try:
             request = resolve(body, ctx)
-            conditions.check(conditions.ADMISSIBLE, request)
+            ADMISSION.check(request)
         except RedriveError:
             continue  # shown by the policy's own status
         yield request

@@ -19,17 +19,17 @@ from redrive.kube.connections import connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.policy.naming import TopicName
-from redrive.provision import conditions, errors, observe
-from redrive.provision.conditions import Buildable
+from redrive.provision import errors, observe, preflight_checks
+from redrive.provision.checks import Checks
 from redrive.provision.desired import Desired, desired
 from redrive.provision.facts import Observed, TopicState
+from redrive.provision.preflight_checks import PreflightFacts
 from redrive.provision.resolve import resolve
 
 LISTED_SECONDS = 15.0
 """How old what is known of a Pulsar namespace may be: it is read for all of its policies."""
 
 Read = Callable[[Desired, Body, Context], Awaitable[Observed]]
-Check = Callable[[Buildable], RedriveError | None]
 
 
 async def _owners(want: Desired, body: Body, ctx: Context) -> Observed:
@@ -67,21 +67,27 @@ async def _admin(body: Body, ctx: Context) -> Admin:
     return (await ctx.brokers.open(connection_of(body))).admin
 
 
-CHECKS: Mapping[str, tuple[Read, tuple[Check, ...]]] = {
-    errors.OwnerConflictError.reason: (_owners, (conditions.topic_has_another_owner,)),
-    errors.BrokerChangedError.reason: (_owners, (conditions.topics_are_elsewhere,)),
-    errors.ChainedPolicyError.reason: (_source, (conditions.source_is_of_redrive,)),
-    errors.TopicExistsError.reason: (_owners, (conditions.topic_is_not_redrives,)),
-    errors.AdoptionNotAllowedError.reason: (_owners, (conditions.topic_is_not_redrives,)),
+CHECKS: Mapping[str, tuple[Read, Checks[PreflightFacts]]] = {
+    errors.OwnerConflictError.reason: (_owners, Checks(preflight_checks.topic_has_another_owner)),
+    errors.BrokerChangedError.reason: (_owners, Checks(preflight_checks.topics_are_elsewhere)),
+    errors.ChainedPolicyError.reason: (_source, Checks(preflight_checks.source_is_of_redrive)),
+    errors.TopicExistsError.reason: (_owners, Checks(preflight_checks.topic_is_not_redrives)),
+    errors.AdoptionNotAllowedError.reason: (
+        _owners,
+        Checks(preflight_checks.topic_is_not_redrives),
+    ),
     errors.PartitionsDifferError.reason: (
         _listed,
-        (
-            conditions.retry_topic_is_of_the_other_kind,
-            conditions.dead_letter_topic_lacks_partitions,
+        Checks(
+            preflight_checks.retry_topic_is_of_the_other_kind,
+            preflight_checks.dead_letter_topic_lacks_partitions,
         ),
     ),
-    errors.SubscriptionExpiryError.reason: (_listed, ()),
-    errors.ConfigMapNotOursError.reason: (_config_map, (conditions.config_map_is_not_ours,)),
+    errors.SubscriptionExpiryError.reason: (_listed, Checks()),
+    errors.ConfigMapNotOursError.reason: (
+        _config_map,
+        Checks(preflight_checks.config_map_is_not_ours),
+    ),
 }
 """Reason of a stalled policy → how what it is about is read, and checked by what it needs."""
 
@@ -108,7 +114,7 @@ class StallChecks:
             request = resolve(body, self.ctx)
             want = desired(request, body, self.ctx.settings.cluster_id)
             have = await read(want, body, self.ctx)
-            conditions.check(checks, Buildable(body, want, have, request))
+            checks.check(PreflightFacts(body, want, have, request))
         except RedriveError as error:
             return error.reason != reason
         return True

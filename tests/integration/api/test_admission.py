@@ -154,7 +154,8 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
     status = {"conditions": conditions, "maxRetries": 3, "backlog": backlog}
     status["warnings"] = "AckHoles, GeoReplicated"
     patch_status(cluster, kube_namespace, "rp", status)
-    patch_status(cluster, kube_namespace, "replay", {"phase": "Running", "matched": 8, "moved": 5})
+    account = {"phase": "Running", "matched": 8, "moved": 5, "refused": 1}
+    patch_status(cluster, kube_namespace, "replay", account)
     shown = cluster.kubectl("get", "rp,replay", f"--namespace={kube_namespace}")
     table = [re.split(r"\s{2,}|\t", line.strip()) for line in shown.splitlines() if line]
     policy_header, policy, replay_header, replay = table
@@ -165,8 +166,8 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
         "True", "Provisioned", "AckHoles, GeoReplicated", "persistent://shop/prod/orders",
         "fulfilment", "3", "3", "41",
     ]  # fmt: skip
-    assert replay_header == "NAME POLICY PHASE MATCHED REPLAYED AGE".split()
-    assert replay[1:-1] == ["orders-fulfilment", "Running", "8", "5"]
+    assert replay_header == "NAME POLICY PHASE MATCHED MOVED REFUSED AGE".split()
+    assert replay[1:-1] == ["orders-fulfilment", "Running", "8", "5", "1"]
 
 
 def test_short_names_and_the_category_lead_to_the_kinds(

@@ -67,7 +67,10 @@ class Shop:
         self.apply({name: {"apiVersion": "v1", "kind": "Secret", "stringData": data}})
 
     def connection(self, name: str = "main", **spec: object) -> None:
-        """Make or change a PulsarConnection that allows all topics of the tenant."""
+        """Make or change a PulsarConnection that allows all topics of the tenant.
+
+        A field of *spec* that is None is left out.
+        """
         token = {"secretRef": {"name": "pulsar-admin", "key": "token"}}
         defaults: dict[str, object] = {
             "serviceUrl": self.broker.service_url,
@@ -75,7 +78,8 @@ class Shop:
             "authentication": {"token": token},
             "allow": [self.rule("fulfilment")],
         }
-        self.apply({name: redrive("PulsarConnection", defaults | spec)})
+        given = {field: value for field, value in (defaults | spec).items() if value is not None}
+        self.apply({name: redrive("PulsarConnection", given)})
 
     def rule(self, *roles: str) -> dict[str, object]:
         """A rule of a connection that allows all of the tenant's topics, with whatever happens."""

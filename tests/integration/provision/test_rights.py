@@ -26,7 +26,11 @@ NEEDED: dict[str, dict[str, str]] = {
         "patch": "the finalizer is put on, and taken off in the end",
     },
     "redrive.io/retrypolicies/status": {"patch": TELL},
-    "redrive.io/replays": {"list": FOLLOW, "watch": FOLLOW},
+    "redrive.io/replays": {
+        "list": FOLLOW,
+        "watch": FOLLOW,
+        "get": "its job may have written the final account after the last watch event",
+    },
     "redrive.io/replays/status": {"patch": TELL},
     "/secrets": {"get": "credentials of connections, each read by its name"},
     "/serviceaccounts": {},

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redrive.kube.resources import Body
-from redrive.provision import conditions
+from redrive.provision.admission_checks import prior_claim
 from redrive.provision.errors import PartitionsDifferError
 from redrive.provision.facts import Request
 from redrive.provision.outcome import Outcome
@@ -56,9 +56,7 @@ class Rivals:
 
     def _reconcile(self, number: int) -> None:
         requests = [self._request(body) for body in self.bodies]
-        prior = conditions.prior_claim(
-            requests[number], [r for r in requests if r is not requests[number]]
-        )
+        prior = prior_claim(requests[number], [r for r in requests if r is not requests[number]])
         error = prior or (FAULT if number in self.faulty else None)
         body = self.bodies[number]
         if error is None:

@@ -28,7 +28,7 @@ from redrive.kube.connections import broker_of, connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import StatusWarning
-from redrive.provision import conditions
+from redrive.provision.admission_checks import ADMISSION
 from redrive.provision.health import backlog
 from redrive.provision.health.checks import REASONS, THRESHOLDS, Thresholds
 from redrive.provision.health.findings import Findings, Reading
@@ -204,7 +204,7 @@ class Health:
         requested = _uid(body) in self._requested
         self._requested.discard(_uid(body))
         asked = resolve(body, self._ctx)
-        conditions.check(conditions.ADMISSIBLE, asked)
+        ADMISSION.check(asked)
         policy, quota = asked.policy, asked.spec.dead_letter.backlog_quota
         connection = await self._ctx.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
         admin = connection.admin

@@ -1,49 +1,35 @@
-"""What keeps a policy from being provisioned: named checks, in order, on gathered facts; pure.
-
-Each check is named for the violation it finds, and returns it as the error whose reason and
-message the policy's conditions show, or None.
-"""
+"""Whether what is there leaves room for what a policy needs: checks on observed facts; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 from redrive.admin.model import NamespaceState
-from redrive.errors import InvalidSpecError, RedriveError
+from redrive.errors import RedriveError
 from redrive.kube.resources import Body, is_owned_by
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
-from redrive.provision.desired import CONFIG_MAP_SUFFIX, Desired, partitions_of_retry
+from redrive.provision.checks import Checks
+from redrive.provision.desired import Desired, partitions_of_retry
 from redrive.provision.errors import (
     AdoptionNotAllowedError,
     BrokerChangedError,
     ChainedPolicyError,
     ConfigMapNotOursError,
-    ContestedError,
-    DeletionNotAllowedError,
-    NameCollisionError,
     OwnerConflictError,
     PartitionsDifferError,
-    ResourceConflictError,
-    RoleNotAllowedError,
     SubscriptionExpiryError,
     TopicExistsError,
-    TopicNotAllowedError,
 )
 from redrive.provision.facts import Observed, Request, TopicState
 from redrive.provision.ownership import OWNER, TAKE_OVER_FROM, Owner, OwnershipRecord
 
-MAX_OBJECT_NAME = 253
-_SHOWN = 5
-F = TypeVar("F")
-
 
 @dataclass(frozen=True)
-class Buildable:
-    """The facts for the checks at the broker.
+class PreflightFacts:
+    """What these checks look at.
 
     Attributes:
         request: what the policy asks for.
@@ -53,91 +39,6 @@ class Buildable:
     desired: Desired
     observed: Observed
     request: Request
-
-
-def name_is_too_long(request: Request) -> RedriveError | None:
-    """Find a name from which no ConfigMap's name can be made."""
-    room = MAX_OBJECT_NAME - len(CONFIG_MAP_SUFFIX)
-    if len(request.key.name) > room:
-        return InvalidSpecError(
-            f"metadata.name has at most {room} characters, because a ConfigMap is named after it",
-            got=len(request.key.name),
-            remedy="make a policy with a shorter name",
-        )
-    return None
-
-
-def topic_is_not_allowed(request: Request) -> RedriveError | None:
-    """Find a source topic outside of what the connection is for."""
-    if request.permissions.allows_topic(request.policy.topic):
-        return None
-    return TopicNotAllowedError(
-        f"spec.topic is not among the topics that the connection allows to namespace "
-        f"{request.key.namespace} ({_listed(request.permissions.topics)})",
-        got=str(request.policy.topic),
-        remedy="add it to a rule of the connection's spec.allow, or use another connection",
-    )
-
-
-def own_topic_is_not_allowed(request: Request) -> RedriveError | None:
-    """Find names that lead out of what the connection is for.
-
-    They are chosen freely: topic `orders` and subscription `eu-billing` would make rights, and
-    replays, reach the retry topic of subscription `billing` of another team's `orders-eu`.
-    """
-    kinds = ("retry topic", "dead-letter topic")
-    for kind, topic in zip(kinds, request.spec.own_topics, strict=False):  # the second may be none
-        if not request.permissions.allows_topic(topic):
-            return TopicNotAllowedError(
-                f"the {kind} that spec.topic, spec.subscription and spec.naming lead to is not "
-                f"among the topics that the connection allows to namespace {request.key.namespace} "
-                f"({_listed(request.permissions.topics)})",
-                got=str(topic),
-                remedy="add it to a rule of the connection's spec.allow, or use another "
-                "subscription, name or connection",
-            )
-    return None
-
-
-def role_is_not_allowed(request: Request) -> RedriveError | None:
-    """Find a role that the connection does not let policies grant rights to, on the topics meant.
-
-    A topic may be allowed by one rule of the connection and a role by another, for other topics.
-    """
-    spec = request.spec
-    granted = (
-        ("consumerRoles", spec.consumer_roles, spec.own_topics),
-        ("deadLetter.readerRoles", spec.dead_letter.reader_roles, spec.own_topics[1:]),
-    )
-    for field, roles, topics in granted:
-        for role, topic in product(roles, topics):
-            if not request.permissions.allows_role(role, topic):
-                return RoleNotAllowedError(
-                    f"a role of spec.{field} is not among those that the connection allows to "
-                    f"namespace {request.key.namespace} on {topic} "
-                    f"({_listed(request.permissions.roles_on(topic))})",
-                    got=role,
-                    remedy="add it to a rule for that topic in the connection's spec.allow, or use "
-                    "another role",
-                )
-    return None
-
-
-def deletion_is_not_allowed(request: Request) -> RedriveError | None:
-    """Find a deletionPolicy that deletes topics which the connection keeps."""
-    if not request.deletion.deletes_topics:
-        return None
-    for topic in request.spec.own_topics:
-        if not request.permissions.allows_deletion(topic):
-            return DeletionNotAllowedError(
-                f"with deletionPolicy {request.deletion} the topic would be deleted together with "
-                "the policy, which the connection does not allow to namespace "
-                f"{request.key.namespace}",
-                got=str(topic),
-                remedy="use deletionPolicy Retain, or set delete in a rule for that topic in the "
-                "connection's spec.allow",
-            )
-    return None
 
 
 def is_of_the_other_kind(want: Desired, have: Observed) -> bool:
@@ -155,7 +56,7 @@ def _lacks_partitions(want: Desired, have: Observed) -> bool:
     return found is not None and not found.partitions and want.dead_letter_partitions > 0
 
 
-def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
+def retry_topic_is_of_the_other_kind(facts: PreflightFacts) -> RedriveError | None:
     """Find a retry topic without partitions where it should have some, or the other way round.
 
     Nothing can turn the one into the other, and it holds messages that wait.
@@ -178,7 +79,7 @@ def retry_topic_is_of_the_other_kind(facts: Buildable) -> RedriveError | None:
     )
 
 
-def dead_letter_topic_lacks_partitions(facts: Buildable) -> RedriveError | None:
+def dead_letter_topic_lacks_partitions(facts: PreflightFacts) -> RedriveError | None:
     """Find a dead-letter topic without partitions where some are asked for.
 
     Nothing can give it any, and it may hold dead letters.
@@ -195,7 +96,7 @@ def dead_letter_topic_lacks_partitions(facts: Buildable) -> RedriveError | None:
     )
 
 
-def topic_has_another_owner(facts: Buildable) -> RedriveError | None:
+def topic_has_another_owner(facts: PreflightFacts) -> RedriveError | None:
     """Find a topic of another policy, be that there or gone, which may not be taken over."""
     pairs = [(facts.desired.retry, facts.observed.retry)]
     if facts.desired.dead_letter is not None:
@@ -207,7 +108,7 @@ def topic_has_another_owner(facts: Buildable) -> RedriveError | None:
     return None
 
 
-def topic_is_not_redrives(facts: Buildable) -> RedriveError | None:
+def topic_is_not_redrives(facts: PreflightFacts) -> RedriveError | None:
     """Find a topic that others created, and that may not be adopted."""
     want = facts.desired
     pairs = [(want.retry, facts.observed.retry)]
@@ -244,7 +145,7 @@ def _is_free(have: TopicState, *, about_to: bool) -> bool:
     return OwnershipRecord.of(have.properties).is_free and not unmarked
 
 
-def source_is_of_redrive(facts: Buildable) -> RedriveError | None:
+def source_is_of_redrive(facts: PreflightFacts) -> RedriveError | None:
     """Find a source topic that is itself a retry or dead-letter topic of a policy."""
     record = OwnershipRecord.of(facts.observed.source_properties or {})
     if not record.owner or facts.request.spec.chained or "retryTopic" in _status(facts.body):
@@ -258,7 +159,7 @@ def source_is_of_redrive(facts: Buildable) -> RedriveError | None:
     )
 
 
-def topics_are_elsewhere(facts: Buildable) -> RedriveError | None:
+def topics_are_elsewhere(facts: PreflightFacts) -> RedriveError | None:
     """Find a policy whose connectionRef has changed, and leads to a broker without its topics."""
     status, have = _status(facts.body), facts.observed.retry
     former, now = status.get("connection"), str(facts.request.through)
@@ -314,7 +215,7 @@ def namespace_expires_subscriptions(
     )
 
 
-def config_map_is_not_ours(facts: Buildable) -> RedriveError | None:
+def config_map_is_not_ours(facts: PreflightFacts) -> RedriveError | None:
     """Find a ConfigMap in the place of ours that is not owned by the policy."""
     found = facts.observed.config_map
     if found is None or is_owned_by(found, facts.body):
@@ -326,16 +227,11 @@ def config_map_is_not_ours(facts: Buildable) -> RedriveError | None:
     )
 
 
-ADMISSIBLE: tuple[Callable[[Request], RedriveError | None], ...] = (
-    name_is_too_long,
-    topic_is_not_allowed,
-    own_topic_is_not_allowed,
-    role_is_not_allowed,
-    deletion_is_not_allowed,
-)
-"""May this policy be obeyed at all? Needs no broker."""
+def _partitions(count: int) -> str:
+    return f"{count} partitions" if count else "no partitions"
 
-BUILDABLE: tuple[Callable[[Buildable], RedriveError | None], ...] = (
+
+PREFLIGHT = Checks(
     topics_are_elsewhere,
     source_is_of_redrive,
     topic_has_another_owner,
@@ -344,61 +240,3 @@ BUILDABLE: tuple[Callable[[Buildable], RedriveError | None], ...] = (
     topic_is_not_redrives,
     config_map_is_not_ours,
 )
-"""Does what is there already leave room for what the policy needs?"""
-
-
-def first_violation(
-    checks: Iterable[Callable[[F], RedriveError | None]], facts: F
-) -> RedriveError | None:
-    """Return what the first check that fails has found, or None."""
-    return next((error for check in checks if (error := check(facts)) is not None), None)
-
-
-def check(checks: Iterable[Callable[[F], RedriveError | None]], facts: F) -> None:
-    """Raise what the first check that fails has found."""
-    error = first_violation(checks, facts)
-    if error is not None:
-        raise error
-
-
-def prior_claim(request: Request, rivals: Iterable[Request]) -> ContestedError | None:
-    """Find a policy whose claim on this one's topics, at the same broker, comes first.
-
-    Args:
-        rivals: admissible policies that claim one of its names: one that may not be obeyed
-            itself must not keep others from their topics.
-    """
-    prior = [other for other in rivals if request.yields_to(other)]
-    if not prior:
-        return None
-    winner = min(prior, key=lambda other: other.age)
-    policy = request.policy
-    if winner.subscribes_like(request):
-        return ResourceConflictError(
-            f"subscription {policy.subscription} of {policy.topic} has a RetryPolicy already, "
-            "which keeps it until it is deleted or stalls",
-            rival=winner.key,
-            remedy="delete one of the two",
-        )
-    if winner.policy.topic in request.spec.own_topics:
-        return NameCollisionError(
-            "the retry or dead-letter topic that spec.naming leads to is the source topic of an "
-            f"older RetryPolicy, {winner.policy.topic}, and would be changed as if it held retries",
-            rival=winner.key,
-            remedy="delete this policy and create it again with other names for its topics",
-        )
-    return NameCollisionError(
-        f"another RetryPolicy, for subscription {winner.policy.subscription} of "
-        f"{winner.policy.topic}, has a retry or dead-letter topic of the same name as this one",
-        rival=winner.key,
-        remedy="use another subscription for one of the two, or give its topics other names",
-    )
-
-
-def _listed(patterns: Sequence[str]) -> str:
-    more = [f"and {len(patterns) - _SHOWN} more"] if len(patterns) > _SHOWN else []
-    return ", ".join([*patterns[:_SHOWN], *more]) or "which is empty"
-
-
-def _partitions(count: int) -> str:
-    return f"{count} partitions" if count else "no partitions"
