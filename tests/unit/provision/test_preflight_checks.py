@@ -162,7 +162,7 @@ def test_a_dead_letter_topic_without_the_partitions_asked_for_is_refused(
     partitions: int,
     refused: bool,
 ) -> None:
-    body = policy(deadLetter=asks)
+    body = policy(deadLetter=asks, adopt=True)
     facts = buildable(body, requested(body), source=0, retry=None)
     there = TopicState(partitions, NO_SUBSCRIPTIONS, {}, {})
     facts = dataclasses.replace(
