@@ -12,7 +12,15 @@ from redrive.kube import informer, resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import TIMEOUT_SECONDS
 from redrive.kube.errors import ForbiddenError, UnavailableError
-from redrive.kube.informer import INACTIVITY_SECONDS, WATCH_SECONDS, load, relist, relisting
+from redrive.kube.informer import (
+    INACTIVITY_SECONDS,
+    RELIST_SECONDS,
+    RETRY_SECONDS,
+    WATCH_SECONDS,
+    load,
+    relist,
+    relisting,
+)
 from redrive.kube.liveness import STALL_SECONDS, Liveness
 from redrive.kube.resources import Body, Key, Resource
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -84,13 +92,13 @@ async def test_the_first_list_is_of_all_namespaces_or_of_those_that_are_named(
     assert list(await load(api, resources.POLICIES, ("n",))) == [ours]
 
 
+@pytest.mark.looptime
 async def test_an_api_server_that_is_just_starting_is_waited_for(
-    api: FakeKubernetes, lists: Interference, monkeypatch: pytest.MonkeyPatch
+    api: FakeKubernetes, lists: Interference
 ) -> None:
-    monkeypatch.setattr(informer, "RETRY_SECONDS", 0.001)
     api.add(resources.CONFIG_MAPS, named("a"))
     lists.down = True
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(2 * RETRY_SECONDS):
         loading = asyncio.create_task(load(api, resources.CONFIG_MAPS))
         await lists.refused.wait()
         lists.down = False
@@ -158,26 +166,26 @@ async def test_what_is_made_while_a_list_is_made_stays(
     assert list(replays) == [reborn, fresh]
 
 
+@pytest.mark.looptime
 async def test_a_list_that_fails_drops_nothing_and_is_made_again(
     api: FakeKubernetes,
     lists: Interference,
     caches: dict[Resource, Cache],
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(informer, "RELIST_SECONDS", 0.001)
     dropped = asyncio.Event()
     caches[resources.CONFIG_MAPS].listen(lambda *_: dropped.set())
     lists.down = True
-    async with asyncio.timeout(5), relisting(api, caches, ("n",)):
+    async with asyncio.timeout(3 * RELIST_SECONDS), relisting(api, caches, ("n",)):
         await lists.refused.wait()
         assert list(caches[resources.REPLAYS]) == [named("gone")]
         lists.down = False
         await dropped.wait()
     assert "relist: the Kubernetes API does not answer" in caplog.text
+    caches[resources.REPLAYS].put(named("later"))  # of an empty cache no list is made
     asked = len(lists.asked)
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(2 * RELIST_SECONDS)
     assert len(lists.asked) == asked
 
 
@@ -205,14 +213,12 @@ async def test_what_was_written_while_a_list_was_made_is_of_this_store(
     assert list(cache) == [after]
 
 
-async def test_caches_are_outdated_once_the_store_is_restored(
-    api: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(informer, "RELIST_SECONDS", 0.001)
+@pytest.mark.looptime
+async def test_caches_are_outdated_once_the_store_is_restored(api: FakeKubernetes) -> None:
     caches = {resources.POLICIES: Cache([named("a", version=900)])}
     api.add(resources.POLICIES, named("a", version=900))
-    async with asyncio.timeout(5), relisting(api, caches, ()) as outdated:
-        await asyncio.sleep(0.02)
+    async with asyncio.timeout(12 * RELIST_SECONDS), relisting(api, caches, ()) as outdated:
+        await asyncio.sleep(10.5 * RELIST_SECONDS)
         assert not outdated.is_set()
         api.add(resources.POLICIES, named("a", version=700))
         await outdated.wait()

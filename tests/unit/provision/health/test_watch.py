@@ -18,12 +18,13 @@ from redrive.kube.context import Context
 from redrive.kube.resources import POLICIES, Body, Key
 from redrive.provision.health import watch
 from redrive.provision.health.reader import Reader
-from redrive.provision.health.watch import Health
+from redrive.provision.health.watch import INTERVAL_SECONDS, Health
 from redrive.provision.rate_limit import RateLimit
 from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
 READY = {"type": "Ready", "status": "True", "reason": "Provisioned", "message": ""}
+pytestmark = pytest.mark.looptime
 
 
 async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
@@ -108,10 +109,8 @@ def cluster(ctx: Context, policy: MakeBody, connection: dict[str, Any]) -> Clust
 
 
 @asynccontextmanager
-async def watching(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+async def watching(cluster: Cluster) -> AsyncIterator[None]:
     """Watch over the policy's topics, and move on by a second after the first look."""
-    monkeypatch.setattr(watch, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(watch, "CALLS_PER_SECOND", 1_000.0)
     health = Health(cluster.ctx, lambda _: None)
     try:
         assert await cluster.written() == "2026-11-21T09:00:00Z"
@@ -129,14 +128,14 @@ def replay(phase: str, policy: str = "orders") -> dict[str, Any]:
 
 
 async def test_a_backlog_is_read_again_when_a_replay_of_the_policy_ends(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
 ) -> None:
-    async with watching(cluster, monkeypatch):
+    async with watching(cluster):
         cluster.ctx.replays.put(replay("Running"))
         cluster.ctx.replays.put(replay("Completed"))
         assert await cluster.written() == "2026-11-21T09:00:01Z"
         cluster.ctx.replays.put(replay("Completed"))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(INTERVAL_SECONDS / 2)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +146,9 @@ async def test_a_backlog_is_read_again_when_a_replay_of_the_policy_ends(
     ],
 )
 async def test_a_backlog_is_read_again_when_the_policy_becomes_ready(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+    cluster: Cluster, change: dict[str, Any]
 ) -> None:
-    async with watching(cluster, monkeypatch):
+    async with watching(cluster):
         ready = cluster.ctx.policies.get(ORDERS) or {}
         cluster.change({**ready, **change})
         cluster.change(ready)
@@ -157,9 +156,9 @@ async def test_a_backlog_is_read_again_when_the_policy_becomes_ready(
 
 
 async def test_a_backlog_is_read_again_when_a_reconcile_is_requested(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
 ) -> None:
-    async with watching(cluster, monkeypatch):
+    async with watching(cluster):
         ready = cluster.ctx.policies.get(ORDERS) or {}
         annotations = {"redrive.io/reconcile-requested-at": "now"}
         cluster.change({**ready, "metadata": {**ready["metadata"], "annotations": annotations}})
@@ -167,20 +166,20 @@ async def test_a_backlog_is_read_again_when_a_reconcile_is_requested(
 
 
 async def test_a_backlog_is_not_read_again_for_what_does_not_concern_it(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
 ) -> None:
-    async with watching(cluster, monkeypatch):
+    async with watching(cluster):
         cluster.ctx.replays.put(replay("Running"))
         cluster.ctx.replays.put(replay("Completed", policy="others"))
         cluster.change(cluster.ctx.policies.get(ORDERS) or {})
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(INTERVAL_SECONDS / 2)
 
 
 NOT_READY = READY | {"status": "False", "reason": "BrokerFailed"}
 
 
 async def test_a_policy_that_is_not_ready_any_more_keeps_its_series_until_it_is_gone(
-    cluster: Cluster, policy: MakeBody, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, policy: MakeBody
 ) -> None:
     labels = {
         "policy": "orders",
@@ -194,13 +193,11 @@ async def test_a_policy_that_is_not_ready_any_more_keeps_its_series_until_it_is_
         return REGISTRY.get_sample_value("redrive_backlog_messages", labels)
 
     async def reaches(count: float) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(2 * INTERVAL_SECONDS):
             while shown() != count:  # noqa: ASYNC110 - a gauge has no event
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(1)
 
-    monkeypatch.setattr(watch, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(watch, "CALLS_PER_SECOND", 1_000.0)
-    health = Health(cluster.ctx, lambda _: None, interval=0.05)
+    health = Health(cluster.ctx, lambda _: None)
     await reaches(0)
     failed = policy() | {"status": {"conditions": [NOT_READY], "retryTopic": "x"}}
     cluster.change(failed | {"metadata": failed["metadata"] | {"resourceVersion": "100000"}})
