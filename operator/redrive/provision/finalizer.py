@@ -63,9 +63,7 @@ def _others(body: Body) -> list[str]:
     return [name for name in _finalizers(body) if name != FINALIZER]
 
 
-async def _set(
-    body: Body, names: list[str], out: Publisher, only: str = "resourceVersion"
-) -> Body:
+async def _set(body: Body, names: list[str], out: Publisher, only: str = "resourceVersion") -> Body:
     # The list is replaced as a whole: only if the object is as it was read, or the same.
     patch = {"metadata": {"finalizers": names, only: body["metadata"][only]}}
     after = await out.kubernetes.patch(resources.POLICIES, Key.of(body), patch)
