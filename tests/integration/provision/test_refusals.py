@@ -121,7 +121,7 @@ CASES = {
     ),
     "token-refused": Case(
         "AuthenticationFailed",
-        ("401 and ", "no error of Pulsar's", "give the connection credentials that are valid"),
+        ("401 and ", "give the connection credentials that are valid"),
         lambda shop: shop.secret("refused", token=shop.token(shop.role)),
         stalls=True,
         connection=token_of("refused"),
