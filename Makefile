@@ -47,10 +47,9 @@ chaos: ## Run the chaos tests in a sandbox of their own (15 minutes)
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='chaos_*.py' -o timeout=900 --durations=10 tests/chaos $(CHAOS)
 
-# Without the plugin for virtual time, which would add its own work to every turn of an event loop.
 bench: ## Run the benchmarks in a sandbox of their own (30 minutes) and print a table
 	$(python) -m sandbox prepare
-	$(python) -m pytest -p no:looptime_plugin -o python_files='bench_*.py' -o timeout=0 tests/benchmarks $(BENCH)
+	$(python) -m pytest -o python_files='bench_*.py' -o timeout=0 tests/benchmarks $(BENCH)
 
 dist: ## Build what a release consists of, into dist/: wheel, source, chart, install.yaml, checksums
 	$(python) -m release.archives dist

@@ -93,11 +93,12 @@ class FakeKubernetes(Kubernetes):
         return self._write("create", resource, body)
 
     async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
-        """Merge *patch*, unless it is for another version of the object."""
+        """Merge *patch*, unless it is for another version of the object, or for another object."""
         self.before("patch", resource, key)
         stored = self._stored(resource, key)
         version = patch.get("metadata", {}).get("resourceVersion")
-        if version not in {None, stored["metadata"]["resourceVersion"]}:
+        same = patch.get("metadata", {}).get("uid") in {None, stored["metadata"].get("uid")}
+        if not same or version not in {None, stored["metadata"]["resourceVersion"]}:
             raise ConflictError(f"{resource.kind} {key} has been modified", remedy="read it")
         patched = merge_patch(stored, patch)
         if patched.get("spec") != stored.get("spec") and "generation" in patched["metadata"]:

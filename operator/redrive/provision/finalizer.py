@@ -37,12 +37,16 @@ async def ensure_finalizer(body: Body, policy: DeletionPolicy, out: Publisher) -
 
 
 async def remove_finalizer(body: Body, out: Publisher) -> None:
-    """Let the API server delete a RetryPolicy.
+    """Let the API server delete a RetryPolicy, which is being deleted.
+
+    The API server takes no new finalizer for it. So where it has no others, a change meanwhile, as
+    of its status, does not matter.
 
     Raises:
-        ConflictError: it was changed meanwhile.
+        ConflictError: it was changed meanwhile, and has other finalizers.
     """
-    await _set(body, _others(body), out)
+    others = _others(body)
+    await _set(body, others, out, only=("resourceVersion" if others else "uid"))
 
 
 def has_finalizer(body: Body) -> bool:
@@ -59,10 +63,9 @@ def _others(body: Body) -> list[str]:
     return [name for name in _finalizers(body) if name != FINALIZER]
 
 
-async def _set(body: Body, names: list[str], out: Publisher) -> Body:
-    # The list is replaced as a whole: only if the object is as it was read.
-    version = body["metadata"]["resourceVersion"]
-    patch = {"metadata": {"finalizers": names, "resourceVersion": version}}
+async def _set(body: Body, names: list[str], out: Publisher, only: str = "resourceVersion") -> Body:
+    # The list is replaced as a whole: only if the object is as it was read, or the same.
+    patch = {"metadata": {"finalizers": names, only: body["metadata"][only]}}
     after = await out.kubernetes.patch(resources.POLICIES, Key.of(body), patch)
     out.table.renew(after)
     return after

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redrive.kube.client import Kubernetes
-from redrive.kube.errors import ConflictError, NotFoundError
+from redrive.kube.errors import ConflictError, KubernetesError, NotFoundError
 from redrive.kube.resources import LEASES, Body, Key
 from sandbox.kubernetes import Cluster
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -100,6 +100,15 @@ async def test_a_patch_for_another_version_is_refused_and_changes_nothing(server
     known = {"metadata": {"resourceVersion": current["metadata"]["resourceVersion"]}}
     await server.client.patch(LEASES, key, outdated | known)
     assert (await server.client.get(LEASES, key))["spec"]["holderIdentity"] == "one"
+
+
+async def test_a_patch_for_another_object_is_refused_and_changes_nothing(server: Server) -> None:
+    key = await server.create()
+    seen = await server.client.get(LEASES, key)
+    other = {"metadata": {"uid": "another"}, "spec": {"holderIdentity": "one"}}
+    with pytest.raises(KubernetesError):
+        await server.client.patch(LEASES, key, other)
+    assert await server.client.get(LEASES, key) == seen
 
 
 async def test_an_object_that_is_deleted_goes_with_its_last_finalizer(server: Server) -> None:

@@ -19,7 +19,11 @@ from sandbox.sandbox import Sandbox
 Shop = Any  # of the conftest
 
 CONSUMER = {"orders-fulfilment-RETRY": {"consume", "produce"}, "orders-fulfilment-DLQ": {"produce"}}
-REPLAYER = {"orders-fulfilment-RETRY": {"produce"}, "orders-fulfilment-DLQ": {"consume"}}
+REPLAYER = {
+    "orders-fulfilment-RETRY": {"consume", "produce"},  # what it has moved is looked for there
+    "orders-fulfilment-DLQ": {"consume"},
+    "orders-fulfilment-DLQ-LEDGER": {"consume", "produce"},
+}
 REPLAY = {"role": "replayer", "token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}}}
 
 

@@ -121,7 +121,7 @@ CASES = {
     ),
     "token-refused": Case(
         "AuthenticationFailed",
-        ("got '401 ", "give the connection credentials that are valid"),
+        ("401 and ", "give the connection credentials that are valid"),
         lambda shop: shop.secret("refused", token=shop.token(shop.role)),
         stalls=True,
         connection=token_of("refused"),

@@ -7,7 +7,7 @@ import pytest
 
 from redrive.admin.batcher import Batcher
 
-pytestmark = pytest.mark.looptime
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 class Calls:

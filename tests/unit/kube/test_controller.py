@@ -16,7 +16,7 @@ from redrive.kube.resources import Key
 ORDERS = Key("shop", "orders")
 HOUR = 3600.0
 """Longer than any back-off."""
-pytestmark = pytest.mark.looptime
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 REFUSED = AuthenticationFailedError("the token is refused", remedy="give another")
 

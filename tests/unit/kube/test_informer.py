@@ -92,7 +92,7 @@ async def test_the_first_list_is_of_all_namespaces_or_of_those_that_are_named(
     assert list(await load(api, resources.POLICIES, ("n",))) == [ours]
 
 
-@pytest.mark.looptime
+@pytest.mark.usefixtures("virtual_time")
 async def test_an_api_server_that_is_just_starting_is_waited_for(
     api: FakeKubernetes, lists: Interference
 ) -> None:
@@ -166,7 +166,7 @@ async def test_what_is_made_while_a_list_is_made_stays(
     assert list(replays) == [reborn, fresh]
 
 
-@pytest.mark.looptime
+@pytest.mark.usefixtures("virtual_time")
 async def test_a_list_that_fails_drops_nothing_and_is_made_again(
     api: FakeKubernetes,
     lists: Interference,
@@ -213,7 +213,7 @@ async def test_what_was_written_while_a_list_was_made_is_of_this_store(
     assert list(cache) == [after]
 
 
-@pytest.mark.looptime
+@pytest.mark.usefixtures("virtual_time")
 async def test_caches_are_outdated_once_the_store_is_restored(api: FakeKubernetes) -> None:
     caches = {resources.POLICIES: Cache([named("a", version=900)])}
     api.add(resources.POLICIES, named("a", version=900))

@@ -28,7 +28,7 @@ async def changed(labels: NamespaceLabels) -> str:
         return await seen.get()
 
 
-@pytest.mark.looptime
+@pytest.mark.usefixtures("virtual_time")
 async def test_labels_are_read_once_they_are_asked_for_and_again_from_then_on() -> None:
     api = FakeKubernetes()
     label(api, team="shop")

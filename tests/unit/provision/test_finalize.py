@@ -217,6 +217,15 @@ async def test_what_stays_is_told_once_however_often_letting_go_is_tried(policy:
     assert stored(api)["metadata"]["finalizers"] == ["others"]
 
 
+async def test_a_status_that_is_written_meanwhile_repeats_no_cleanup(policy: MakeBody) -> None:
+    body = deleted(policy(), **{"skip-cleanup": "true"})
+    body["metadata"]["finalizers"] = [FINALIZER]
+    api, table = storing(body), Cache([body])
+    await api.patch_status(resources.POLICIES, Key.of(body), {"backlog": {"retry": 1}})
+    assert await look(api, table) is Requeue.ON_CHANGE
+    assert api.objects[resources.POLICIES] == {}
+
+
 async def test_a_deletion_asks_the_broker_of_a_connection_that_is_gone_for_a_sign_of_life(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:

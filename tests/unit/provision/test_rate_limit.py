@@ -7,7 +7,7 @@ import pytest
 
 from redrive.provision.rate_limit import RateLimit, RateLimits
 
-pytestmark = pytest.mark.looptime
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 async def test_turns_come_in_the_order_in_which_they_are_asked_for_and_so_far_apart() -> None:

@@ -22,7 +22,7 @@ THOUSAND = [Key("shop", f"orders-{number}") for number in range(1_000)]
 HOUR = 3600.0
 OVERHEAD_SECONDS = 0.03
 """What a turn takes beside its pause, generously."""
-pytestmark = pytest.mark.looptime
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 class Surveys(NamespaceFacts):

@@ -24,7 +24,7 @@ from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
 READY = {"type": "Ready", "status": "True", "reason": "Provisioned", "message": ""}
-pytestmark = pytest.mark.looptime
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
