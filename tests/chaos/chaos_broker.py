@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from sandbox import installation, pulsar
-from tests.chaos.conftest import Scene, springs, wait_for
+from tests.chaos.conftest import Harness, springs, wait_for
 from tests.chaos.proxy import Fault, answering, done_but_not_told, hanging
 
 FAULTS: dict[str, Fault] = {
@@ -18,35 +18,35 @@ FAULTS: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_call_about_a_policys_topics_fails_once(scene: Scene, fault: str) -> None:
+def test_each_call_about_a_policys_topics_fails_once(harness: Harness, fault: str) -> None:
     """All at once, a policy for each call: while one waits, the others go on."""
     first = f"{fault}-right"
-    scene.source(first)
-    calls = scene.calls(first, lambda: scene.ask(first), first)
-    assert scene.made(first) == scene.right
+    harness.source(first)
+    calls = harness.calls(first, lambda: harness.ask(first), first)
+    assert harness.made(first) == harness.right
     assert calls > 10
     names = [f"{fault}-{number:02}" for number in range(1, calls + 1)]
     for name in names:
-        scene.source(name)
+        harness.source(name)
     with ExitStack() as traps:
         set_up = [
-            traps.enter_context(scene.proxy.trap(f"/{name}", number, FAULTS[fault]))
+            traps.enter_context(harness.proxy.trap(f"/{name}", number, FAULTS[fault]))
             for number, name in enumerate(names, start=1)
         ]
-        scene.shop.policies({name: {"topic": scene.shop.topic(name)} for name in names})
+        harness.shop.policies({name: {"topic": harness.shop.topic(name)} for name in names})
         for trap in set_up:
             springs(trap)
         for name in names:
-            scene.shop.ready(name)
+            harness.shop.ready(name)
     for number, name in enumerate(names, start=1):
-        assert scene.made(name) == scene.right, f"call {number} failed"
-    scene.is_intact()
-    scene.shop.kubectl("delete", "retrypolicy", first, *names, "--timeout=60s")
+        assert harness.made(name) == harness.right, f"call {number} failed"
+    harness.is_intact()
+    harness.shop.kubectl("delete", "retrypolicy", first, *names, "--timeout=60s")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_call_about_the_whole_namespace_fails_once(scene: Scene, fault: str) -> None:
-    tenant = scene.shop.tenant
+def test_each_call_about_the_whole_namespace_fails_once(harness: Harness, fault: str) -> None:
+    tenant = harness.shop.tenant
     abouts = (
         f"/namespaces/{tenant}/prod ",
         f"/persistent/{tenant}/prod ",
@@ -55,48 +55,50 @@ def test_each_call_about_the_whole_namespace_fails_once(scene: Scene, fault: str
     )
     for number, about in enumerate(abouts):
         name = f"ns-{fault}-{number}"
-        scene.source(name)
-        with scene.proxy.trap(about, 1, FAULTS[fault]) as trap:
-            scene.ask(name)
+        harness.source(name)
+        with harness.proxy.trap(about, 1, FAULTS[fault]) as trap:
+            harness.ask(name)
             springs(trap)
-        scene.shop.ready(name)
-        assert scene.made(name) == scene.right
-        scene.is_intact()
-        scene.shop.kubectl("delete", "retrypolicy", name, "--timeout=30s")
+        harness.shop.ready(name)
+        assert harness.made(name) == harness.right
+        harness.is_intact()
+        harness.shop.kubectl("delete", "retrypolicy", name, "--timeout=30s")
 
 
-def test_the_broker_is_killed_while_policies_are_made(scene: Scene) -> None:
+def test_the_broker_is_killed_while_policies_are_made(harness: Harness) -> None:
     names = [f"crash-{number}" for number in range(10)]
     for name in names:
-        scene.source(name)
-    scene.shop.policies({name: {"topic": scene.shop.topic(name)} for name in names})
-    wait_for(lambda: bool(scene.made(names[0]).keys() > {scene.shop.topic("it")}), "no topic made")
-    processes = scene.sandbox.processes
+        harness.source(name)
+    harness.shop.policies({name: {"topic": harness.shop.topic(name)} for name in names})
+    wait_for(
+        lambda: bool(harness.made(names[0]).keys() > {harness.shop.topic("it")}), "no topic made"
+    )
+    processes = harness.sandbox.processes
     processes.kill(pulsar.NAME)
-    pulsar.start(scene.sandbox.pulsar, processes)
-    pulsar.wait(scene.sandbox.pulsar, processes)
+    pulsar.start(harness.sandbox.pulsar, processes)
+    pulsar.wait(harness.sandbox.pulsar, processes)
     for name in names:
-        scene.shop.ready(name)
-        assert scene.made(name) == scene.right
-    scene.is_intact()
+        harness.shop.ready(name)
+        assert harness.made(name) == harness.right
+    harness.is_intact()
 
 
-def test_a_token_that_is_revoked_and_given_anew(scene: Scene) -> None:
-    shop = scene.shop
+def test_a_token_that_is_revoked_and_given_anew(harness: Harness) -> None:
+    shop = harness.shop
     shop.secret("pulsar-admin", token="not-a-token-any-more")  # noqa: S106 - that is what it is
     shop.policy("kept", topic=shop.topic("kept"), maxRetries=5)
-    scene.source("comes")
-    scene.ask("comes")
+    harness.source("comes")
+    harness.ask("comes")
     for name in ("kept", "comes"):
         shop.reaches(name, "AuthenticationFailed")
     shop.reaches("main", "AuthenticationFailed", "pulsarconnection")
-    scene.is_intact()
+    harness.is_intact()
     shop.secret("pulsar-admin", token=shop.token(shop.role))
     for name in ("kept", "comes"):
         shop.ready(name)
     shop.ready("main", "pulsarconnection")
-    assert scene.made("comes") == scene.right
+    assert harness.made("comes") == harness.right
     written = shop.get("configmap", "kept-redrive")["data"]["policy.json"]
     assert '"maxRetries": 5' in written
-    scene.is_intact()
-    assert scene.sandbox.processes.alive(installation.OPERATOR)
+    harness.is_intact()
+    assert harness.sandbox.processes.alive(installation.OPERATOR)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sandbox import installation
-from tests.chaos.conftest import Scene, wait_for
+from tests.chaos.conftest import Harness, wait_for
 from tests.support.operator_replicas import NAMES, OperatorReplica, StartReplica, start_replica
 
 __all__ = ["start_replica"]
@@ -35,7 +35,7 @@ class Crowd:
         names: of all that came.
     """
 
-    scene: Scene
+    harness: Harness
     names: list[str] = field(default_factory=list)
 
     @property
@@ -69,14 +69,14 @@ class Crowd:
     def _come(self) -> None:
         name = f"fought-{len(self.names):03}"
         self.names.append(name)
-        self.scene.source(name)
-        self.scene.ask(name, deletionPolicy="Delete")
+        self.harness.source(name)
+        self.harness.ask(name, deletionPolicy="Delete")
 
     def _go_on(self, name: str) -> None:
         if name in self.changed:
-            self.scene.ask(name, deletionPolicy="Delete", maxRetries=7)
+            self.harness.ask(name, deletionPolicy="Delete", maxRetries=7)
         elif name in self.gone:
-            self.scene.shop.kubectl("delete", "retrypolicy", name, "--wait=false")
+            self.harness.shop.kubectl("delete", "retrypolicy", name, "--wait=false")
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Fight:
         led: the processes that have acted, in order.
     """
 
-    scene: Scene
+    harness: Harness
     start_replica: StartReplica
     witness: Witness
     led: list[int] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Fight:
         blow(self)
         beaten, self.leads = self.leads, self.waits
         self.led.append(self.leads.process.pid)
-        self.scene.sandbox.processes.stop(beaten.name)  # it has ended, and leaves the record
+        self.harness.sandbox.processes.stop(beaten.name)  # it has ended, and leaves the record
         self.waits = self._starts(beaten.name, "redrive stands by")
         self.witness.sees(self.leads)
 
@@ -146,7 +146,7 @@ class Fight:
 
 def is_killed(fight: Fight) -> None:
     """End it as a crash would."""
-    fight.scene.sandbox.processes.kill(fight.leads.name)
+    fight.harness.sandbox.processes.kill(fight.leads.name)
     fight.waits.takes_over()
 
 
@@ -173,7 +173,7 @@ def loses_its_lease_to_the_other(fight: Fight) -> None:
 def hand_over(fight: Fight, holder: str) -> None:
     patch = json.dumps({"spec": {"holderIdentity": holder}})
     lease = f"--namespace={installation.NAMESPACE}", "patch", "lease", installation.RELEASE
-    fight.scene.sandbox.cluster.kubectl(*lease, "--type=merge", f"--patch={patch}")
+    fight.harness.sandbox.cluster.kubectl(*lease, "--type=merge", f"--patch={patch}")
     ends(fight.leads)
     fight.waits.takes_over()
 
@@ -185,16 +185,16 @@ def ends(replica: OperatorReplica) -> None:
 
 
 @pytest.fixture
-def fight(scene: Scene, start_replica: StartReplica) -> Fight:
-    fight = Fight(scene, start_replica, Witness())
-    scene.proxy.witness = fight.witness
+def fight(harness: Harness, start_replica: StartReplica) -> Fight:
+    fight = Fight(harness, start_replica, Witness())
+    harness.proxy.witness = fight.witness
     fight.begin()
     return fight
 
 
-def test_replicas_fight_while_policies_come_change_and_go(scene: Scene, fight: Fight) -> None:
-    source = {topic: state for topic, state in scene.right.items() if "-fulfilment-" not in topic}
-    crowd = Crowd(scene)
+def test_replicas_fight_while_policies_come_change_and_go(harness: Harness, fight: Fight) -> None:
+    source = {topic: state for topic, state in harness.right.items() if "-fulfilment-" not in topic}
+    crowd = Crowd(harness)
     with crowd.coming():
         for blow in (
             is_killed,
@@ -204,20 +204,20 @@ def test_replicas_fight_while_policies_come_change_and_go(scene: Scene, fight: F
             is_frozen,
         ):
             fight.goes_on(blow)
-            scene.is_intact()
+            harness.is_intact()
 
     assert len(crowd.gone) > 10
-    scene.shop.kubectl(
+    harness.shop.kubectl(
         "wait", "--for=delete", "--timeout=60s", *(f"retrypolicy/{name}" for name in crowd.gone)
     )
     for name in crowd.names:
         if name in crowd.gone:
-            assert scene.made(name) == source
+            assert harness.made(name) == source
             continue
-        scene.shop.ready(name)
-        assert scene.made(name) == scene.right
-        written = scene.shop.get("configmap", f"{name}-redrive")["data"]["policy.json"]
+        harness.shop.ready(name)
+        assert harness.made(name) == harness.right
+        written = harness.shop.get("configmap", f"{name}-redrive")["data"]["policy.json"]
         assert ('"maxRetries": 7' in written) is (name in crowd.changed)
-    scene.is_intact()
+    harness.is_intact()
     # Each wrote in one go, and none again once the next had begun.
     assert [pid for pid, _ in itertools.groupby(fight.witness.writers)] == fight.led

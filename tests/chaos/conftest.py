@@ -36,8 +36,8 @@ def operator_process(installed: Sandbox) -> Path:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """Where chaos breaks out.
+class Harness:
+    """An operator behind a proxy, and what its broker should hold.
 
     Args:
         proxy: between the operator and the broker.
@@ -146,7 +146,7 @@ def backlogs(shop: Shop) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def scene(make_shop: MakeShop, installed: Sandbox) -> Iterator[Scene]:
+def harness(make_shop: MakeShop, installed: Sandbox) -> Iterator[Harness]:
     shop = make_shop()
     installed.processes.stop(installation.OPERATOR)
     installation.start_operator(installed)  # by this run, which can start it again then
@@ -163,13 +163,13 @@ def scene(make_shop: MakeShop, installed: Sandbox) -> Iterator[Scene]:
         retry = rest_path(shop.topic("kept-fulfilment-RETRY"))
         shop.request("POST", f"{retry}/permissions/auditor", ["consume"])
         send(shop)
-        scene = Scene(shop, installed, proxy, foreign(shop))
-        scene.source("at-peace")
-        scene.ask("at-peace")
+        harness = Harness(shop, installed, proxy, foreign(shop))
+        harness.source("at-peace")
+        harness.ask("at-peace")
         shop.ready("at-peace")
-        scene.right.update(scene.made("at-peace"))
-        assert len(scene.right) == 3 + 2 * 2  # three topics, two of them with two partitions
-        yield scene
+        harness.right.update(harness.made("at-peace"))
+        assert len(harness.right) == 3 + 2 * 2  # three topics, two of them with two partitions
+        yield harness
         if not installed.processes.alive(installation.OPERATOR):
             installation.start_operator(installed)
 

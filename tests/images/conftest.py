@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "howto" / "install.md").read_text("utf-8").replace("\\\n", " ")
 BUILDS = re.findall(r"^docker (build .+)$", GUIDE, re.MULTILINE)
 BASE = "localhost/redrive-test-base:1"
-MIRROR = "http://deb.debian.org/debian"
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def _make_base(engine: Engine, folder: Path) -> None:
     packages = "python3,python3-venv,ca-certificates"
     subprocess.run(
         [_program("mmdebstrap"), "--quiet", "--variant=minbase", f"--include={packages}",
-         "bookworm", str(archive), MIRROR],
+         "bookworm", str(archive)],
         check=True,
     )  # fmt: skip
     container = engine("from", "scratch").strip()

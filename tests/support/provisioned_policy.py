@@ -98,6 +98,13 @@ class ProvisionedPolicy:
         ]
         return count
 
+    def unsettled(self, partitions: int = 0) -> int:
+        """How many messages of the source and the retry topic are not acknowledged."""
+        topics = (self.policy.topic, self.policy.retry_topic)
+        if not partitions:
+            return sum(map(self.backlog, topics))
+        return sum(self.backlog(topic.partition(n)) for topic in topics for n in range(partitions))
+
     def grant(self, topic: TopicName, *actions: str) -> None:
         """Let the consumer role do *actions* on *topic*, and nothing else there."""
         grants = [{"topic": str(topic), "role": self.role, "actions": actions}]

@@ -143,6 +143,10 @@ class Admin:
     async def metadata(self, topic: TopicName, *, partitioned: bool) -> TopicMetadata:
         """Return partitions and properties of a topic, in one call.
 
+        Args:
+            topic: the topic.
+            partitioned: whether it has partitions; without, its properties are read and no count.
+
         Raises:
             AdminNotFoundError: there is no such topic.
         """
@@ -150,17 +154,6 @@ class Admin:
         path = f"{topic_path(topic)}/{'partitions' if partitioned else 'properties'}"
         read = answers.partitioned if partitioned else answers.unpartitioned
         return await self._get(f"read the properties of {topic}", path, read)
-
-    async def properties(self, topic: TopicName) -> Mapping[str, str]:
-        """Return the properties of a topic, with partitions or without.
-
-        Raises:
-            AdminNotFoundError: there is no such topic.
-        """
-        path = f"{topic_path(topic)}/properties"
-        return (
-            await self._get(f"read the properties of {topic}", path, answers.unpartitioned)
-        ).properties
 
     async def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Set properties of a topic; those that are not named stay as they are."""

@@ -47,9 +47,10 @@ async def _source(want: Desired, body: Body, ctx: Context) -> Observed:
 
 async def _marked(topic: TopicName, admin: Admin) -> TopicState | None:
     try:
-        return TopicState(0, properties=await admin.properties(topic))
+        found = await admin.metadata(topic, partitioned=False)
     except AdminNotFoundError:
         return None
+    return TopicState(0, properties=found.properties)
 
 
 async def _listed(want: Desired, body: Body, ctx: Context) -> Observed:

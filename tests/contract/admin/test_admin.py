@@ -108,8 +108,8 @@ async def test_a_topic_is_made_once_with_properties_that_can_be_added_to(
     await world.admin.set_properties(made, {"more": "of it"})
     metadata = await world.admin.metadata(made, partitioned=bool(partitions))
     assert metadata.partitions == await world.admin.partitions(made) == partitions
-    properties = await world.admin.properties(made)
-    assert metadata.properties == properties == {"owner": "me", "more": "of it"}
+    unasked = await world.admin.metadata(made, partitioned=False)
+    assert metadata.properties == unasked.properties == {"owner": "me", "more": "of it"}
     state = await world.admin.namespace(world.namespace)
     assert state.partitioned == ({str(made)} if partitions else set())
     parts = {f"{made}-partition-{index}" for index in range(partitions)}
@@ -207,7 +207,6 @@ async def test_only_a_partitioned_topic_has_partitions_to_be_made_anew(world: Wo
 READS: dict[str, Callable[[Admin, TopicName], Awaitable[object]]] = {
     "partitions": lambda admin, absent: admin.partitions(absent),
     "metadata": lambda admin, absent: admin.metadata(absent, partitioned=False),
-    "properties": lambda admin, absent: admin.properties(absent),
     "subscriptions": lambda admin, absent: admin.subscriptions(absent, partitioned=False),
     "subscriptions of partitions": lambda admin, absent: admin.subscriptions(
         absent, partitioned=True

@@ -53,16 +53,6 @@ def of_hops(properties: dict[str, str], *, names: str) -> list[str | None]:
     return [properties.get(name) for name in names.split()]
 
 
-def left_over(provisioned: ProvisionedPolicy, partitions: int = 0) -> int:
-    """How many messages are not acknowledged."""
-    topics = (provisioned.policy.topic, provisioned.policy.retry_topic)
-    if not partitions:
-        return sum(provisioned.backlog(topic) for topic in topics)
-    return sum(
-        provisioned.backlog(topic.partition(n)) for topic in topics for n in range(partitions)
-    )
-
-
 def delayed(provisioned: ProvisionedPolicy) -> int:
     """How many entries of the retry topic the broker holds back until their time."""
     answer = provisioned.broker.request("GET", f"{path(provisioned.policy.retry_topic)}/stats")
@@ -108,7 +98,7 @@ def test_java_retries_python_dead_letters_and_java_reads(
         dead.properties, names="RECONSUMETIMES ORIGIN_MESSAGE_ID REAL_TOPIC REAL_SUBSCRIPTION"
     ) == ["3", origin, str(provisioned.policy.topic), provisioned.policy.subscription]
     consumer.close()
-    assert left_over(provisioned, partitions) == 0
+    assert provisioned.unsettled(partitions) == 0
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
@@ -139,7 +129,7 @@ def test_python_retries_java_dead_letters_and_python_reads(
     # Java tells no cause. The one it carries on says of which attempt it is.
     assert of_hops(dead.properties(), names="REDRIVE_ATTEMPT REDRIVE_DEAD_REASON") == ["2", None]
     in_java.close()
-    assert left_over(provisioned, partitions) == 0
+    assert provisioned.unsettled(partitions) == 0
 
 
 def test_both_read_large_messages_that_the_other_has_sent_on(
@@ -166,7 +156,7 @@ def test_both_read_large_messages_that_the_other_has_sent_on(
     consumer.reconsume_later(consumer.receive(SOON))
     consumer.close()
     assert dead_letter_in_java(provisioned, java_client(provisioned, SUPERUSER)).value == payload
-    assert left_over(provisioned) == 0
+    assert provisioned.unsettled() == 0
 
 
 def test_both_name_the_messages_of_a_batch_alike(
@@ -221,7 +211,7 @@ def test_java_with_a_json_schema_takes_part_once_the_schema_is_copied(
     assert dead.value.getRetentionTimeInMinutes() == 7
     assert dead.properties["RECONSUMETIMES"] == "3"
     in_java.close()
-    assert left_over(provisioned) == 0
+    assert provisioned.unsettled() == 0
 
 
 def test_a_retry_topic_that_got_bytes_without_a_schema_refuses_java_with_json(

@@ -13,7 +13,7 @@ from py4j.java_gateway import JavaObject
 from redrive.delivery.telemetry.events import Event, Name
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
-from tests.contract.java.test_java import dead_letter_in_java, left_over
+from tests.contract.java.test_java import dead_letter_in_java
 from tests.support.java import JavaClient
 from tests.support.provisioned_policy import ProvisionedPolicy
 
@@ -109,7 +109,7 @@ def test_java_reads_what_python_has_sent_on(
 
     dead = dead_letter_in_java(provisioned, producing, schema)
     assert (text(dead.value), dead.properties["RECONSUMETIMES"]) == (text(value), "4")
-    assert left_over(provisioned) == 0
+    assert provisioned.unsettled() == 0
 
 
 @pytest.mark.parametrize(("enforced", "partitions"), [(False, 0), (True, 2)])
@@ -189,7 +189,7 @@ def unsent(provisioned: ProvisionedPolicy) -> tuple[Event, str]:
     consumer = provisioned.consumer(on_event=events.append)
     consumer.reconsume_later(consumer.receive(SOON))
     consumer.close()
-    assert left_over(provisioned) == 1
+    assert provisioned.unsettled() == 1
     [event] = [event for event in events if event.event == Name.UNSENT]
     return event, event.reason
 

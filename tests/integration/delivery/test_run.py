@@ -47,11 +47,7 @@ def test_run_acknowledges_what_returns_and_retries_what_raises(
     assert dead.data() == b"never"
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "LookupError"
     assert dead.properties()["REDRIVE_CAUSE_MESSAGE"] == "out of order"
-    assert (
-        provisioned.backlog(provisioned.policy.topic)
-        == provisioned.backlog(provisioned.policy.retry_topic)
-        == 0
-    )
+    assert provisioned.unsettled() == 0
     assert "attempt 2 failed of " in caplog.text
     assert "LookupError: out of order\nat " in caplog.text
 
@@ -234,11 +230,7 @@ def test_of_a_batch_only_what_failed_is_retried(provision_policy: ProvisionPolic
 
     assert max(map(len, batches)) == 4
     assert sorted(chain(*batches)) == sorted([*(f"{n}".encode() for n in range(10)), b"3", b"7"])
-    assert (
-        provisioned.backlog(provisioned.policy.topic)
-        == provisioned.backlog(provisioned.policy.retry_topic)
-        == 0
-    )
+    assert provisioned.unsettled() == 0
 
 
 def test_a_handler_out_of_time_is_a_failed_attempt_and_its_late_success_is_ignored(
@@ -269,11 +261,7 @@ def test_a_handler_out_of_time_is_a_failed_attempt_and_its_late_success_is_ignor
     assert events.count("redrive.late_success") == 2
     (dead,) = provisioned.dead_letters(1)
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "HandlerTimeoutError"
-    assert (
-        provisioned.backlog(provisioned.policy.topic)
-        == provisioned.backlog(provisioned.policy.retry_topic)
-        == 0
-    )
+    assert provisioned.unsettled() == 0
 
 
 def test_workers_share_the_messages_and_each_is_handled_once(

@@ -58,8 +58,4 @@ time.sleep(30)
         for message in again:
             consumer.acknowledge(message)
         assert consumer.receive(1, MINUTE, timedelta(seconds=0.5)) == []
-    assert (
-        provisioned.backlog(provisioned.policy.topic)
-        == provisioned.backlog(provisioned.policy.retry_topic)
-        == 0
-    )
+    assert provisioned.unsettled() == 0

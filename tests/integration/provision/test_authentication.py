@@ -1,4 +1,4 @@
-"""Every way to prove to a real broker who the operator is, and whom it takes for the broker."""
+"""Every way to prove to a real broker who the operator is, and which broker it trusts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rules of a connection permit, for whom."""
+"""What the rules of a connection permit to which namespaces."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ CALLS_PER_NAMESPACE = 3
 
 
 @dataclass(frozen=True)
-class Scene:
+class Harness:
     """A policy with its source topic, and room for what stands in its way."""
 
     broker: FakeBroker
@@ -80,9 +80,9 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(
+async def harness(
     connection: dict[str, Any], policy: MakeBody, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[Harness]:
     monkeypatch.setattr(stall_checks, "LISTED_SECONDS", 0.0)
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.tenants = {"shop": []}
@@ -95,119 +95,119 @@ async def scene(
             return SimpleNamespace(admin=admin)
 
         ctx.brokers.open = open_
-        yield Scene(broker, ctx, body)
+        yield Harness(broker, ctx, body)
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
 async def test_a_topic_of_another_owner_until_both_topics_are_given_up_or_gone(
-    scene: Scene, partitions: int
+    harness: Harness, partitions: int
 ) -> None:
-    scene.mark(RETRY, "elsewhere/shop/orders", 2)
-    scene.mark(DEAD, "elsewhere/shop/orders", partitions)
-    await scene.stalls("OwnerConflict")
-    assert not await scene.is_over()
-    scene.namespace.topics[RETRY].properties.clear()
-    assert not await scene.is_over()
-    scene.namespace.topics[DEAD].properties["redrive.io/owner"] = "this-cluster/shop/gone"
-    assert not await scene.is_over()
-    scene.body["metadata"]["annotations"] = {"redrive.io/take-over-from": "gone"}
-    assert await scene.is_over()
+    harness.mark(RETRY, "elsewhere/shop/orders", 2)
+    harness.mark(DEAD, "elsewhere/shop/orders", partitions)
+    await harness.stalls("OwnerConflict")
+    assert not await harness.is_over()
+    harness.namespace.topics[RETRY].properties.clear()
+    assert not await harness.is_over()
+    harness.namespace.topics[DEAD].properties["redrive.io/owner"] = "this-cluster/shop/gone"
+    assert not await harness.is_over()
+    harness.body["metadata"]["annotations"] = {"redrive.io/take-over-from": "gone"}
+    assert await harness.is_over()
 
 
-async def test_a_topic_of_another_owner_until_it_is_deleted(scene: Scene) -> None:
-    scene.mark(DEAD, "elsewhere/shop/orders")
-    await scene.stalls("OwnerConflict")
-    assert not await scene.is_over()
-    del scene.namespace.topics[DEAD]
-    assert await scene.is_over()
+async def test_a_topic_of_another_owner_until_it_is_deleted(harness: Harness) -> None:
+    harness.mark(DEAD, "elsewhere/shop/orders")
+    await harness.stalls("OwnerConflict")
+    assert not await harness.is_over()
+    del harness.namespace.topics[DEAD]
+    assert await harness.is_over()
 
 
-async def test_a_topic_of_others_until_it_is_deleted(scene: Scene) -> None:
-    scene.body["spec"]["adopt"] = False
-    scene.namespace.topics[DEAD] = Topic(0, {"team": "a"})
-    await scene.stalls("TopicExists")
-    assert not await scene.is_over()
-    del scene.namespace.topics[DEAD]
-    assert await scene.is_over()
+async def test_a_topic_of_others_until_it_is_deleted(harness: Harness) -> None:
+    harness.body["spec"]["adopt"] = False
+    harness.namespace.topics[DEAD] = Topic(0, {"team": "a"})
+    await harness.stalls("TopicExists")
+    assert not await harness.is_over()
+    del harness.namespace.topics[DEAD]
+    assert await harness.is_over()
 
 
-async def test_a_retry_topic_of_the_other_kind_until_it_is_deleted(scene: Scene) -> None:
-    scene.namespace.topics[RETRY] = Topic(0, {})
-    await scene.stalls("PartitionsDiffer")
-    assert not await scene.is_over()
-    del scene.namespace.topics[RETRY]
-    assert await scene.is_over()
+async def test_a_retry_topic_of_the_other_kind_until_it_is_deleted(harness: Harness) -> None:
+    harness.namespace.topics[RETRY] = Topic(0, {})
+    await harness.stalls("PartitionsDiffer")
+    assert not await harness.is_over()
+    del harness.namespace.topics[RETRY]
+    assert await harness.is_over()
 
 
 async def test_a_retry_topic_of_the_other_kind_until_its_source_is_of_that_kind_too(
-    scene: Scene,
+    harness: Harness,
 ) -> None:
-    scene.namespace.topics[RETRY] = Topic(0, {})
-    await scene.stalls("PartitionsDiffer")
-    scene.namespace.topics["orders"] = Topic(0, {})
-    assert await scene.is_over()
+    harness.namespace.topics[RETRY] = Topic(0, {})
+    await harness.stalls("PartitionsDiffer")
+    harness.namespace.topics["orders"] = Topic(0, {})
+    assert await harness.is_over()
 
 
-async def test_a_retry_topic_that_may_not_be_as_asked_for_until_it_is(scene: Scene) -> None:
-    scene.body["spec"]["retry"] = {"partitions": 3}
-    scene.namespace.topics[RETRY] = Topic(0, {})
-    await scene.stalls("PartitionsDiffer")
-    assert not await scene.is_over()
-    scene.namespace.topics[RETRY] = Topic(1, {})
-    assert await scene.is_over()
+async def test_a_retry_topic_that_may_not_be_as_asked_for_until_it_is(harness: Harness) -> None:
+    harness.body["spec"]["retry"] = {"partitions": 3}
+    harness.namespace.topics[RETRY] = Topic(0, {})
+    await harness.stalls("PartitionsDiffer")
+    assert not await harness.is_over()
+    harness.namespace.topics[RETRY] = Topic(1, {})
+    assert await harness.is_over()
 
 
-async def test_a_namespace_that_deletes_idle_subscriptions_until_it_stops(scene: Scene) -> None:
-    scene.namespace.policies[EXPIRY] = 5
-    await scene.stalls("SubscriptionExpiry")
-    assert not await scene.is_over()
-    scene.namespace.policies[EXPIRY] = 0
-    assert await scene.is_over()
+async def test_a_namespace_that_deletes_idle_subscriptions_until_it_stops(harness: Harness) -> None:
+    harness.namespace.policies[EXPIRY] = 5
+    await harness.stalls("SubscriptionExpiry")
+    assert not await harness.is_over()
+    harness.namespace.policies[EXPIRY] = 0
+    assert await harness.is_over()
 
 
 @pytest.mark.parametrize("labelled", [False, True])
 async def test_a_config_map_that_is_not_ours_until_it_is_gone(
-    scene: Scene, *, labelled: bool
+    harness: Harness, *, labelled: bool
 ) -> None:
     labels = dict([resources.MANAGED]) if labelled else {}
     name = {"namespace": "shop", "name": "orders-redrive"}
     theirs: Body = {"metadata": {**name, "uid": "theirs", "labels": labels}, "data": {}}
-    kubernetes: FakeKubernetes = scene.ctx.kubernetes
+    kubernetes: FakeKubernetes = harness.ctx.kubernetes
     kubernetes.add(resources.CONFIG_MAPS, theirs)
     if labelled:
-        scene.ctx.config_maps.put({**theirs, "metadata": {**theirs["metadata"]}})
-    await scene.stalls("ConfigMapNotOurs")
-    before = len(scene.broker.calls)
-    assert not await StallChecks(scene.ctx).is_over(scene.body)
-    assert len(scene.broker.calls) == before
+        harness.ctx.config_maps.put({**theirs, "metadata": {**theirs["metadata"]}})
+    await harness.stalls("ConfigMapNotOurs")
+    before = len(harness.broker.calls)
+    assert not await StallChecks(harness.ctx).is_over(harness.body)
+    assert len(harness.broker.calls) == before
     kubernetes.objects[resources.CONFIG_MAPS].clear()
-    scene.ctx.config_maps.drop(theirs)
-    assert await scene.is_over()
+    harness.ctx.config_maps.drop(theirs)
+    assert await harness.is_over()
 
 
 async def test_whatever_else_is_in_the_way_is_for_a_look_to_tell(
-    scene: Scene, policy: MakeBody
+    harness: Harness, policy: MakeBody
 ) -> None:
-    scene.mark(RETRY, "elsewhere/shop/orders", 2)
-    await scene.stalls("OwnerConflict")
-    asks = StallChecks(scene.ctx)
-    scene.broker.fault = at_call(1, answering(500))
-    assert await asks.is_over(scene.body)
-    scene.broker.fault = None
-    assert not await asks.is_over(scene.body)
+    harness.mark(RETRY, "elsewhere/shop/orders", 2)
+    await harness.stalls("OwnerConflict")
+    asks = StallChecks(harness.ctx)
+    harness.broker.fault = at_call(1, answering(500))
+    assert await asks.is_over(harness.body)
+    harness.broker.fault = None
+    assert not await asks.is_over(harness.body)
     broken = policy(maxRetries=-1, generation=8)
-    assert await asks.is_over({**broken, "status": scene.body["status"]})
+    assert await asks.is_over({**broken, "status": harness.body["status"]})
 
 
 async def test_policies_of_one_namespace_share_what_is_read_of_it(
-    scene: Scene, policy: MakeBody, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, policy: MakeBody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    scene.namespace.policies[EXPIRY] = 5
-    await scene.stalls("SubscriptionExpiry")
-    asks = StallChecks(scene.ctx)
-    before = len(scene.broker.calls)
+    harness.namespace.policies[EXPIRY] = 5
+    await harness.stalls("SubscriptionExpiry")
+    asks = StallChecks(harness.ctx)
+    before = len(harness.broker.calls)
     for number in range(50):
-        body = policy(f"orders-{number}") | {"status": scene.body["status"]}
+        body = policy(f"orders-{number}") | {"status": harness.body["status"]}
         assert not await asks.is_over(body)
-    assert len(scene.broker.calls) - before <= CALLS_PER_NAMESPACE
+    assert len(harness.broker.calls) - before <= CALLS_PER_NAMESPACE

@@ -31,7 +31,7 @@ POLICY = redrive.Policy(
 )
 
 
-class Stage:
+class Harness:
     """A broker in memory that examples get for the one they name."""
 
     def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ class Stage:
         for content in contents:
             producer.send(content)
 
-    def play(self, section: str, **names: object) -> dict[str, Any]:
+    def run(self, section: str, **names: object) -> dict[str, Any]:
         """Run the example of *section* with *names*, and return all its names."""
         known = {"client": None, "handle": lambda m: self.handled.append(m.data())} | names
         exec(compile(SECTIONS[section], str(GUIDE), "exec"), known)  # noqa: S102 - our own guide
@@ -63,8 +63,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return Stage(tmp_path / "policy.json", monkeypatch)
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    return Harness(tmp_path / "policy.json", monkeypatch)
 
 
 def test_every_section_with_an_example_is_known() -> None:
@@ -91,7 +91,7 @@ def test_every_section_with_an_example_is_known() -> None:
         "Go easy on what a handler calls",
     ],
 )
-def test_a_hostile_message_ends_no_example(stage: Stage, section: str) -> None:
+def test_a_hostile_message_ends_no_example(harness: Harness, section: str) -> None:
     done: list[bytes] = []
 
     def handle(message: pulsar.Message) -> None:
@@ -103,115 +103,115 @@ def test_a_hostile_message_ends_no_example(stage: Stage, section: str) -> None:
             done.extend(row for row in rows if row == GOOD)
             return {n: ValueError("no order") for n, row in enumerate(rows) if row != GOOD}
 
-    stage.send(*HOSTILE, GOOD)
-    stage.play(section, handle=handle, work=handle, table=Table())
+    harness.send(*HOSTILE, GOOD)
+    harness.run(section, handle=handle, work=handle, table=Table())
     assert done == [GOOD]
-    assert sorted(letter.data() for letter in stage.broker.dead_letters) == sorted(HOSTILE)
-    assert stage.broker.unsettled() == []
+    assert sorted(letter.data() for letter in harness.broker.dead_letters) == sorted(HOSTILE)
+    assert harness.broker.unsettled() == []
 
 
-def test_rules_decide_by_the_exception(stage: Stage) -> None:
+def test_rules_decide_by_the_exception(harness: Harness) -> None:
     attempts: dict[str, list[timedelta]] = {"away": [], "late": []}
-    began = stage.broker.clock.now()
+    began = harness.broker.clock.now()
 
     def handle(message: pulsar.Message) -> None:
         order = json.loads(message.data())
-        attempts[order].append(stage.broker.clock.now() - began)
+        attempts[order].append(harness.broker.clock.now() - began)
         raise ConnectionError if order == "away" and len(attempts[order]) == 1 else RuntimeError
 
-    stage.send(b"{", b'"away"', b'"late"')
-    stage.play("Say what a retry fixes", handle=handle)
-    broken, late, away = stage.broker.dead_letters
+    harness.send(b"{", b'"away"', b'"late"')
+    harness.run("Say what a retry fixes", handle=handle)
+    broken, late, away = harness.broker.dead_letters
     reasons = [letter.properties()["REDRIVE_DEAD_REASON"] for letter in (broken, late, away)]
     assert reasons == ["NotRetryable", "DeadlineExceeded", "DeadlineExceeded"]
     minutes = {name: [at / timedelta(minutes=1) for at in ats] for name, ats in attempts.items()}
     assert minutes == {"away": [0, 0.5, 20.5, 40.5], "late": [0, 20, 40, 60]}
 
 
-def test_a_handler_gets_what_the_schema_decodes(stage: Stage) -> None:
+def test_a_handler_gets_what_the_schema_decodes(harness: Harness) -> None:
     shipped: list[int] = []
-    stage.send(b"{", b'{"number": 7}', b"[7]")
-    stage.play("Decode by a schema", ship=shipped.append)
+    harness.send(b"{", b'{"number": 7}', b"[7]")
+    harness.run("Decode by a schema", ship=shipped.append)
     assert shipped == [7]
-    assert [letter.data() for letter in stage.broker.dead_letters] == [b"{", b"[7]"]
+    assert [letter.data() for letter in harness.broker.dead_letters] == [b"{", b"[7]"]
 
 
-def test_a_handler_asks_for_a_retry_or_a_dead_letter(stage: Stage) -> None:
+def test_a_handler_asks_for_a_retry_or_a_dead_letter(harness: Harness) -> None:
     class Shop:
         status, retry_after = 0, 90
         asked: list[datetime] = []  # noqa: RUF012 - one for one test
 
         def order(self, content: bytes) -> Shop:
-            self.asked.append(stage.broker.clock.now())
+            self.asked.append(harness.broker.clock.now())
             self.status = 404 if content == b"unknown" else 429 if len(self.asked) == 1 else 200
             return self
 
-    stage.send(b"busy", b"unknown")
-    stage.play("Say from the handler what becomes of a message", shop=Shop())
+    harness.send(b"busy", b"unknown")
+    harness.run("Say from the handler what becomes of a message", shop=Shop())
     seconds = [(at - Shop.asked[0]).total_seconds() for at in Shop.asked]
     assert seconds == [0, 0, 90]
-    (dead,) = stage.broker.dead_letters
+    (dead,) = harness.broker.dead_letters
     assert dead.properties()["REDRIVE_DEAD_REASON"] == "Requested"
     assert dead.properties()["REDRIVE_CAUSE_MESSAGE"] == "the shop does not know this customer"
-    assert stage.broker.unsettled() == []
+    assert harness.broker.unsettled() == []
 
 
-def test_what_is_redacted_is_told_nowhere(stage: Stage) -> None:
+def test_what_is_redacted_is_told_nowhere(harness: Harness) -> None:
     def handle(_message: pulsar.Message) -> None:
         raise ValueError("ann@example.com paid with 1234567812345678")
 
-    stage.send(b"x")
-    stage.play("Keep personal data out of dead letters and logs", handle=handle)
-    (dead,) = stage.broker.dead_letters
+    harness.send(b"x")
+    harness.run("Keep personal data out of dead letters and logs", handle=handle)
+    (dead,) = harness.broker.dead_letters
     properties = dead.properties()
     assert properties["REDRIVE_CAUSE_MESSAGE"] == "[redacted] paid with [redacted]"
 
 
-def test_of_a_batch_only_what_failed_is_retried(stage: Stage) -> None:
+def test_of_a_batch_only_what_failed_is_retried(harness: Harness) -> None:
     class Table:
         def insert(self, rows: list[bytes]) -> dict[int, Exception]:
             batches.append(rows)
             return {1: ValueError("full")} if len(batches) == 1 else {}
 
     batches: list[list[bytes]] = []
-    stage.send(b"1", b"2", b"3")
-    stage.play("Handle in batches", table=Table())
+    harness.send(b"1", b"2", b"3")
+    harness.run("Handle in batches", table=Table())
     assert batches == [[b"1", b"2", b"3"], [b"2"]]
-    assert stage.broker.unsettled() == []
+    assert harness.broker.unsettled() == []
 
 
-def test_what_nobody_settles_comes_again(stage: Stage) -> None:
+def test_what_nobody_settles_comes_again(harness: Harness) -> None:
     seen: list[bytes] = []
 
     def work(message: pulsar.Message) -> None:
         seen.append(message.data())
         if seen == [b"slow"]:
-            stage.broker.clock.advance(timedelta(minutes=10))
+            harness.broker.clock.advance(timedelta(minutes=10))
         if seen == [b"slow", b"away"]:
             raise ConnectionError
 
-    stage.send(b"slow", b"away")
-    stage.play("Receive, and lose no message to a bug", work=work)
+    harness.send(b"slow", b"away")
+    harness.run("Receive, and lose no message to a bug", work=work)
     assert seen == [b"slow", b"away", b"away", b"slow"]
-    assert stage.broker.unsettled() == stage.broker.dead_letters == []
+    assert harness.broker.unsettled() == harness.broker.dead_letters == []
 
 
-def test_a_rate_holds_messages_back(stage: Stage) -> None:
-    stage.send(*[b"x"] * 101)
-    began = stage.broker.clock.now()
-    stage.play("Go easy on what a handler calls")
-    assert len(stage.handled) == 101
-    assert (stage.broker.clock.now() - began).total_seconds() == pytest.approx(2, abs=0.05)
+def test_a_rate_holds_messages_back(harness: Harness) -> None:
+    harness.send(*[b"x"] * 101)
+    began = harness.broker.clock.now()
+    harness.run("Go easy on what a handler calls")
+    assert len(harness.handled) == 101
+    assert (harness.broker.clock.now() - began).total_seconds() == pytest.approx(2, abs=0.05)
 
 
-def test_middleware_sees_every_attempt(stage: Stage) -> None:
+def test_middleware_sees_every_attempt(harness: Harness) -> None:
     def handle(message: pulsar.Message) -> None:
         if message.data() == b"bad" and not reported.count(("failure", 1)):
             raise ConnectionError
 
     reported: list[tuple[str, float]] = []
-    stage.send(b"good", b"bad")
-    stage.play(
+    harness.send(b"good", b"bad")
+    harness.run(
         "Add something around each message",
         handle=handle, report=lambda *given: reported.append(given),
     )  # fmt: skip
@@ -219,7 +219,7 @@ def test_middleware_sees_every_attempt(stage: Stage) -> None:
     assert [name for name, _ in reported] == names.split()
 
 
-def test_a_test_as_users_write_it_passes_and_can_fail(stage: Stage) -> None:
+def test_a_test_as_users_write_it_passes_and_can_fail(harness: Harness) -> None:
     attempts: list[pulsar.Message] = []
 
     def handle(message: pulsar.Message) -> None:
@@ -228,7 +228,7 @@ def test_a_test_as_users_write_it_passes_and_can_fail(stage: Stage) -> None:
             raise ConnectionError
 
     test = "test_an_order_is_tried_again_until_the_warehouse_answers"
-    stage.play("Test a handler without a broker", handle=handle)[test]()
+    harness.run("Test a handler without a broker", handle=handle)[test]()
     assert len(attempts) == 3
     with pytest.raises(AssertionError):
-        stage.play("Test a handler without a broker")[test]()
+        harness.run("Test a handler without a broker")[test]()

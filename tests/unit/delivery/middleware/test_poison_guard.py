@@ -41,7 +41,7 @@ class Guarded:
         self._settle(Settlement(message, DONE))
 
 
-class Scene:
+class Harness:
     """Messages 0, 1, 2 …, some of which were in hand when a process was killed."""
 
     def __init__(self, notes: Path) -> None:
@@ -76,8 +76,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    return Scene(tmp_path)
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
 def take(poison_guard: Guarded) -> Any:  # noqa: ANN401 - the client publishes no types
@@ -86,8 +86,8 @@ def take(poison_guard: Guarded) -> Any:  # noqa: ANN401 - the client publishes n
     return message
 
 
-def test_a_suspect_is_in_hand_alone(scene: Scene) -> None:
-    poison_guard = scene.poison_guard(1)
+def test_a_suspect_is_in_hand_alone(harness: Harness) -> None:
+    poison_guard = harness.poison_guard(1)
     first = take(poison_guard)
     assert poison_guard.take(SLICE) is None  # the suspect waits for it
     poison_guard.end(first)
@@ -99,29 +99,29 @@ def test_a_suspect_is_in_hand_alone(scene: Scene) -> None:
 
 
 def test_no_taker_that_asks_in_slices_waits_for_ever_while_a_suspect_is_in_hand(
-    scene: Scene,
+    harness: Harness,
 ) -> None:
-    poison_guard = scene.poison_guard(0)
+    poison_guard = harness.poison_guard(0)
     take(poison_guard)
-    assert 60 <= scene.seconds_until(poison_guard, b"1") < 61
-    assert scene.seconds_until(poison_guard, b"2") == 0  # nothing was settled: it has been tried
+    assert 60 <= harness.seconds_until(poison_guard, b"1") < 61
+    assert harness.seconds_until(poison_guard, b"2") == 0  # nothing was settled: it has been tried
 
 
 def test_a_suspect_waits_for_others_in_hand_no_longer_than_a_minute_whatever_the_slices(
-    scene: Scene,
+    harness: Harness,
 ) -> None:
-    poison_guard = scene.poison_guard(1)
+    poison_guard = harness.poison_guard(1)
     take(poison_guard)
-    assert 60 <= scene.seconds_until(poison_guard, b"1") < 61
+    assert 60 <= harness.seconds_until(poison_guard, b"1") < 61
 
 
-def test_what_is_settled_meanwhile_restarts_the_wait(scene: Scene) -> None:
-    poison_guard = scene.poison_guard(2)
+def test_what_is_settled_meanwhile_restarts_the_wait(harness: Harness) -> None:
+    poison_guard = harness.poison_guard(2)
     first = take(poison_guard)
     take(poison_guard)
     assert poison_guard.take(50) is None
     poison_guard.end(first)
-    assert 60 <= scene.seconds_until(poison_guard, b"2") < 61
+    assert 60 <= harness.seconds_until(poison_guard, b"2") < 61
 
 
 class Held:
@@ -141,10 +141,10 @@ class Held:
         self._incoming.sleep(seconds)
 
 
-def test_nothing_is_handed_out_to_other_workers_while_a_suspect_waits(scene: Scene) -> None:
-    parts = InMemoryConnection(scene.broker).open(POLICY, SUBSCRIBING)
+def test_nothing_is_handed_out_to_other_workers_while_a_suspect_waits(harness: Harness) -> None:
+    parts = InMemoryConnection(harness.broker).open(POLICY, SUBSCRIBING)
     incoming: Any = Held(parts.incoming)
-    poison_guard = scene.poison_guard(1, parts=replace(parts, incoming=incoming))
+    poison_guard = harness.poison_guard(1, parts=replace(parts, incoming=incoming))
     first = take(poison_guard)
     worker = ThreadPoolExecutor(1)
     taken = worker.submit(poison_guard.take, 30)
