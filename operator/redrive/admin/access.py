@@ -25,27 +25,25 @@ class Access:
         headers: sent with every call.
         tls: how to speak TLS; None trusts the certificate authorities of this machine.
         hosts: where else than to the host of the call's URL they may go when the broker redirects,
-            as patterns in which `*` stands for any characters but a dot; None for anywhere.
+            as patterns in which `*` stands for any characters but a dot.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
-    hosts: tuple[str, ...] | None = None
+    hosts: tuple[str, ...] = ()
 
     @classmethod
     def bearer(
         cls,
         token: str,
         tls: ssl.SSLContext | None = None,
-        hosts: tuple[str, ...] | None = None,
+        hosts: tuple[str, ...] = (),
     ) -> Access:
         """Act as the role of *token*."""
         return cls({"Authorization": f"Bearer {token}"}, tls, hosts)
 
     def may_go_to(self, host: str) -> bool:
         """Whether one of `hosts` is *host*."""
-        if self.hosts is None:
-            return True
         patterns = ("[^.]*".join(map(re.escape, each.split("*"))) for each in self.hosts)
         return any(re.fullmatch(pattern, host, re.IGNORECASE) for pattern in patterns)
 

@@ -1,7 +1,8 @@
 """`ReplayJob`: all that the operator tells a replay job, as its one argument. Pure.
 
 It holds no secret: arguments show in process lists and in the Spark UI. The token of the replay
-role comes in the environment variable `TOKEN_VARIABLE`.
+role comes in the environment variable `TOKEN_VARIABLE`, and where it may go in another, so that
+each process of a job knows both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from redrive.policy import codec
 from redrive.policy.model import Policy
 
 TOKEN_VARIABLE = "REDRIVE_PULSAR_TOKEN"  # noqa: S105  the name of a variable, not a token
+REDIRECT_HOSTS_VARIABLE = "REDRIVE_PULSAR_REDIRECT_HOSTS"
+"""Holds `redirectHosts` of the PulsarConnection, separated by commas."""
 
 
 @dataclass(frozen=True)

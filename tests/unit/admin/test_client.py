@@ -50,10 +50,10 @@ async def broker(answer: Answer) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize(
     ("hosts", "followed"),
-    [(None, True), (("localhost",), True), (("local*",), True), ((), False), (("local",), False)],
+    [(("localhost",), True), (("local*",), True), ((), False), (("local",), False)],
 )
 async def test_credentials_go_to_another_broker_only_if_the_connection_names_its_host(
-    hosts: tuple[str, ...] | None, *, followed: bool
+    hosts: tuple[str, ...], *, followed: bool
 ) -> None:
     seen: list[tuple[str, str | None, str]] = []
 

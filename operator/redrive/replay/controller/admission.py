@@ -35,10 +35,12 @@ class Admitted:
 
     Attributes:
         token: where the replay role's token lies, in the Replay's namespace.
+        redirect_hosts: where else than to the host of `adminUrl` it may go.
     """
 
     job: ReplayJob
     token: SecretKeyRef
+    redirect_hosts: tuple[str, ...]
 
 
 def admit(replay: Body, ctx: Context) -> Admitted:
@@ -89,7 +91,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         admin_url=connection.admin_url,
         where=where,
     )
-    return Admitted(job, connection.replay.token.secret_ref)
+    return Admitted(job, connection.replay.token.secret_ref, connection.redirect_hosts)
 
 
 def is_final(replay: Body) -> bool:

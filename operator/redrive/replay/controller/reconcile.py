@@ -95,7 +95,8 @@ async def _launch(replay: Body, ctx: Context) -> Body:
         )
     admitted = admit(replay, ctx)
     await _check_service_account(Key.of(replay).namespace, ctx)
-    wanted = launch.application(replay, admitted.job, admitted.token, ctx.settings)
+    environment = launch.environment(admitted.token, admitted.redirect_hosts)
+    wanted = launch.application(replay, admitted.job, environment, ctx.settings)
     created = await ctx.kubernetes.create(resources.SPARK_APPLICATIONS, wanted)
     ctx.applications.put(created)
     return created

@@ -13,9 +13,10 @@ from typing import ClassVar
 
 import pulsar
 
+from redrive.admin.access import Access
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
-from redrive.replay.spec import TOKEN_VARIABLE
+from redrive.replay.spec import REDIRECT_HOSTS_VARIABLE, TOKEN_VARIABLE
 
 UNPARTITIONED = -1
 """Stands for the index of a partition where a topic has none."""
@@ -46,6 +47,16 @@ def token() -> str:
             remedy="give driver and executors the replay role's token in it",
         )
     return found
+
+
+def access() -> Access:
+    """Return the token as the admin API takes it, and to which hosts it may be redirected.
+
+    Raises:
+        TokenMissingError: the environment holds none.
+    """
+    hosts = os.environ.get(REDIRECT_HOSTS_VARIABLE, "").split(",")
+    return Access.bearer(token(), hosts=tuple(filter(None, hosts)))
 
 
 @contextmanager

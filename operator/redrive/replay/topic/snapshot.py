@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.errors import RedriveError
@@ -135,7 +134,7 @@ async def take(admin_url: str, topic: TopicName, subscription: str = "") -> tupl
         SubscriptionMissingError: the topic has no such *subscription*.
     """
     async with Http.open() as http:
-        admin = Admin(http, admin_url, Access.bearer(broker.token()))
+        admin = Admin(http, admin_url, broker.access())
         count = await admin.partitions(topic)
         taken = []
         for index in range(count) if count else [broker.UNPARTITIONED]:

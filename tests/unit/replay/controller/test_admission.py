@@ -124,6 +124,12 @@ def test_the_token_is_that_of_the_replay_role() -> None:
     assert admit(replay(), ctx()).token.name == "pulsar-replayer"
 
 
+def test_the_job_knows_where_its_token_may_be_redirected() -> None:
+    assert admit(replay(), ctx()).redirect_hosts == ()
+    several = connection(redirectHosts=["broker-*.pulsar"])
+    assert admit(replay(), ctx(connections=[several])).redirect_hosts == ("broker-*.pulsar",)
+
+
 def test_a_selection_that_cannot_be_is_refused_before_anything_else_is_asked() -> None:
     with pytest.raises(InvalidSpecError, match="unknown column; got 'cause'"):
         admit(replay(where="cause = 'x'"), ctx(policies=[], connections=[]))

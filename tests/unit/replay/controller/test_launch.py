@@ -23,7 +23,9 @@ from redrive.replay.spec import ReplayJob
 SETTINGS = Settings(
     "here", (), "registry/redrive:1", "local:///opt/redrive/replay.py", "redrive-replay"
 )
-TOKEN = SecretKeyRef(name="pulsar-replayer", key="token")
+ENVIRONMENT = launch.environment(
+    SecretKeyRef(name="pulsar-replayer", key="token"), ("broker-*.pulsar", "other")
+)
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders", generation=3)
 JOB = ReplayJob(
     "shop", "after-fix", "uid-1", POLICY, "pulsar://pulsar:6650", "http://pulsar:8080", "key = 'ü'"
@@ -47,21 +49,26 @@ def test_a_replay_made_anew_gets_another_application() -> None:
 
 
 def test_the_application_is_owned_by_the_replay() -> None:
-    (owner,) = launch.application(replay(), JOB, TOKEN, SETTINGS)["metadata"]["ownerReferences"]
+    (owner,) = launch.application(replay(), JOB, ENVIRONMENT, SETTINGS)["metadata"][
+        "ownerReferences"
+    ]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Replay", "after-fix", "uid-1")
     assert owner["controller"] is True
 
 
 def test_driver_and_executors_get_the_token_of_the_replay_role_by_reference() -> None:
-    spec = launch.application(replay(), JOB, TOKEN, SETTINGS)["spec"]
+    spec = launch.application(replay(), JOB, ENVIRONMENT, SETTINGS)["spec"]
     reference = {"secretKeyRef": {"name": "pulsar-replayer", "key": "token"}}
-    expected = [{"name": "REDRIVE_PULSAR_TOKEN", "valueFrom": reference}]
+    expected = [
+        {"name": "REDRIVE_PULSAR_TOKEN", "valueFrom": reference},
+        {"name": "REDRIVE_PULSAR_REDIRECT_HOSTS", "value": "broker-*.pulsar,other"},
+    ]
     assert spec["driver"]["env"] == spec["executor"]["env"] == expected
     assert "oken" not in json.dumps(spec["arguments"] + list(spec["sparkConf"]))
 
 
 def test_the_job_runs_as_the_operator_was_told() -> None:
-    spec = launch.application(replay(), JOB, TOKEN, SETTINGS)["spec"]
+    spec = launch.application(replay(), JOB, ENVIRONMENT, SETTINGS)["spec"]
     assert spec["image"] == "registry/redrive:1"
     assert spec["mainApplicationFile"] == "local:///opt/redrive/replay.py"
     assert spec["driver"]["serviceAccount"] == "redrive-replay"
@@ -69,19 +76,19 @@ def test_the_job_runs_as_the_operator_was_told() -> None:
 
 
 def test_the_version_asked_for_is_the_one_that_the_tests_run() -> None:
-    spec = launch.application(replay(), JOB, TOKEN, SETTINGS)["spec"]
+    spec = launch.application(replay(), JOB, ENVIRONMENT, SETTINGS)["spec"]
     assert spec["sparkVersion"] == metadata.version("pyspark")
 
 
 def test_the_argument_tells_the_whole_job() -> None:
-    (argument,) = launch.application(replay(), JOB, TOKEN, SETTINGS)["spec"]["arguments"]
+    (argument,) = launch.application(replay(), JOB, ENVIRONMENT, SETTINGS)["spec"]["arguments"]
     assert ReplayJob.decode(argument) == JOB
 
 
 def test_a_selection_cannot_have_a_kubelet_put_the_token_into_the_arguments() -> None:
     """`$(NAME)` in a container's arguments stands for a variable, and the token is in one."""
     job = replace(JOB, where="key > '$(REDRIVE_PULSAR_TOKEN)'")
-    (argument,) = launch.application(replay(), job, TOKEN, SETTINGS)["spec"]["arguments"]
+    (argument,) = launch.application(replay(), job, ENVIRONMENT, SETTINGS)["spec"]["arguments"]
     assert "$" not in argument
     assert ReplayJob.decode(argument) == job
 
@@ -93,7 +100,7 @@ def test_any_other_argument_is_refused(wrong: str) -> None:
 
 
 def test_pods_pass_the_restricted_pod_security_unless_the_operator_was_started_otherwise() -> None:
-    spec = launch.application(replay(), JOB, TOKEN, SETTINGS)["spec"]
+    spec = launch.application(replay(), JOB, ENVIRONMENT, SETTINGS)["spec"]
     for pod in (spec["driver"], spec["executor"]):
         context = pod["securityContext"]
         assert context["allowPrivilegeEscalation"] is False
@@ -101,7 +108,7 @@ def test_pods_pass_the_restricted_pod_security_unless_the_operator_was_started_o
         assert context["runAsNonRoot"] is True
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
     settings = replace(SETTINGS, replay_pod={"coreRequest": "100m", "memory": "2g"})
-    changed = launch.application(replay(), JOB, TOKEN, settings)["spec"]
+    changed = launch.application(replay(), JOB, ENVIRONMENT, settings)["spec"]
     for pod in (changed["driver"], changed["executor"]):
         assert (pod["coreRequest"], pod["memory"]) == ("100m", "2g")
         assert pod["securityContext"] == spec["driver"]["securityContext"]

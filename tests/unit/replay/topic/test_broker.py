@@ -1,0 +1,64 @@
+"""The credentials of a job go to the broker of its connection, and where that may redirect."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from redrive.admin.errors import AdminNotFoundError, RedirectRefusedError
+from redrive.policy.naming import TopicName
+from redrive.replay.spec import REDIRECT_HOSTS_VARIABLE, TOKEN_VARIABLE
+from redrive.replay.topic import snapshot
+
+TOPIC = TopicName("t", "n", "a")
+
+
+@asynccontextmanager
+async def redirecting(shown: list[str | None]) -> AsyncIterator[str]:
+    """Serve a broker on 127.0.0.1 that redirects to localhost, where tokens are noted."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.url.host == "localhost":
+            shown.append(request.headers.get("Authorization"))
+            return web.json_response({"reason": "no such topic"}, status=404)
+        elsewhere = request.url.with_host("localhost")
+        return web.Response(status=307, headers={"Location": str(elsewhere)})
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application, shutdown_timeout=0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("hosts", [None, "", "broker-*.pulsar"])
+async def test_the_token_of_a_job_is_redirected_to_no_host_that_the_connection_does_not_name(
+    hosts: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "the-token")
+    if hosts is not None:
+        monkeypatch.setenv(REDIRECT_HOSTS_VARIABLE, hosts)
+    shown: list[str | None] = []
+    async with redirecting(shown) as url:
+        with pytest.raises(RedirectRefusedError, match="redirectHosts"):
+            await snapshot.take(url, TOPIC)
+    assert shown == []
+
+
+async def test_the_token_of_a_job_is_redirected_to_hosts_that_the_connection_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "the-token")
+    monkeypatch.setenv(REDIRECT_HOSTS_VARIABLE, "broker-*.pulsar,localhost")
+    shown: list[str | None] = []
+    async with redirecting(shown) as url:
+        with pytest.raises(AdminNotFoundError, match="no such topic"):
+            await snapshot.take(url, TOPIC)
+    assert shown == ["Bearer the-token"]
