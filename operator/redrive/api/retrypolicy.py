@@ -244,11 +244,23 @@ class RetryPolicySpec(Choices):
         )
 
     @property
+    def all_topics(self) -> tuple[names.TopicName, ...]:
+        """Return the topics that may be this policy's, from before it discards too."""
+        dead_letter = self.dead_letter_topic
+        return self.retry_topic, dead_letter, names.ledger_topic(dead_letter)
+
+    @property
     def own_topics(self) -> tuple[names.TopicName, ...]:
-        """Return the topics that have to exist for this policy alone."""
-        if self.dead_letter.keeps:
-            return self.retry_topic, self.dead_letter_topic
-        return (self.retry_topic,)
+        """Return the topics that are for this policy alone, the first always its retry topic.
+
+        A ledger is, from when there is its dead-letter topic: replays may come later.
+        """
+        return self.all_topics if self.dead_letter.keeps else (self.retry_topic,)
+
+    @property
+    def permitted_topics(self) -> tuple[names.TopicName, ...]:
+        """Return those of them that a connection has to permit; a ledger goes with its topic."""
+        return self.own_topics[:2]
 
     def to_policy(self, name: str, generation: int) -> Policy:
         """Return what consumers and replays must know.
@@ -316,6 +328,10 @@ class RetryPolicyStatus(StatusModel):
     dead_letter_topic: str | None = None
     """Full name of the topic where messages rest that have used up their attempts; not there
     where they are discarded."""
+
+    ledger_topic: str | None = None
+    """Full name of the topic that records which dead letters replays have moved; not there where
+    no replay can run."""
 
     config_map: str | None = None
     """The ConfigMap, in the policy's namespace, that consumers mount; its key is `policy.json`."""

@@ -152,9 +152,10 @@ class Policy:
             )
         for name in (self.retry_topic, self.dead_letter_topic):
             naming.check_sibling(name, self.topic)
-        if len({self.topic, self.retry_topic, self.dead_letter_topic}) < 3:  # noqa: PLR2004
+        four = (self.topic, self.retry_topic, self.dead_letter_topic, self.ledger_topic)
+        if len({*four}) < len(four):
             raise InvalidSpecError(
-                "source, retry and dead-letter topic are three topics",
-                got=f"{self.topic}, {self.retry_topic}, {self.dead_letter_topic}",
+                "source, retry, dead-letter and ledger topic are four topics",
+                got=", ".join(map(str, four)),
                 remedy="use another naming scheme, or give other names",
             )

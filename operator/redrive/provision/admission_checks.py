@@ -53,7 +53,8 @@ def own_topic_is_not_allowed(request: Request) -> RedriveError | None:
     replays, reach the retry topic of subscription `billing` of another team's `orders-eu`.
     """
     kinds = ("retry topic", "dead-letter topic")
-    for kind, topic in zip(kinds, request.spec.own_topics, strict=False):  # the second may be none
+    topics = request.spec.permitted_topics
+    for kind, topic in zip(kinds, topics, strict=False):  # the second may be none
         if not request.permissions.allows_topic(topic):
             return TopicNotAllowedError(
                 f"the {kind} that spec.topic, spec.subscription and spec.naming lead to is not "
@@ -71,10 +72,10 @@ def role_is_not_allowed(request: Request) -> RedriveError | None:
 
     A topic may be allowed by one rule of the connection and a role by another, for other topics.
     """
-    spec = request.spec
+    spec, permitted = request.spec, request.spec.permitted_topics
     granted = (
-        ("consumerRoles", spec.consumer_roles, spec.own_topics),
-        ("deadLetter.readerRoles", spec.dead_letter.reader_roles, spec.own_topics[1:]),
+        ("consumerRoles", spec.consumer_roles, permitted),
+        ("deadLetter.readerRoles", spec.dead_letter.reader_roles, permitted[1:]),
     )
     for field, roles, topics in granted:
         for role, topic in product(roles, topics):
@@ -94,7 +95,7 @@ def deletion_is_not_allowed(request: Request) -> RedriveError | None:
     """Find a deletionPolicy that deletes topics which the connection keeps."""
     if not request.deletion.deletes_topics:
         return None
-    for topic in request.spec.own_topics:
+    for topic in request.spec.permitted_topics:
         if not request.permissions.allows_deletion(topic):
             return DeletionNotAllowedError(
                 f"with deletionPolicy {request.deletion} the topic would be deleted together with "
@@ -142,14 +143,15 @@ def prior_claim(request: Request, rivals: Iterable[Request]) -> ContestedError |
         )
     if winner.policy.topic in request.spec.own_topics:
         return NameCollisionError(
-            "the retry or dead-letter topic that spec.naming leads to is the source topic of an "
+            "a topic of its own that spec.naming leads to is the source topic of an "
             f"older RetryPolicy, {winner.policy.topic}, and would be changed as if it held retries",
             rival=winner.key,
             remedy="delete this policy and create it again with other names for its topics",
         )
     return NameCollisionError(
         f"another RetryPolicy, for subscription {winner.policy.subscription} of "
-        f"{winner.policy.topic}, has a retry or dead-letter topic of the same name as this one",
+        f"{winner.policy.topic}, has a retry, dead-letter or ledger topic of a name that this one "
+        "needs",
         rival=winner.key,
         remedy="use another subscription for one of the two, or give its topics other names",
     )

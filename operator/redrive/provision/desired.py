@@ -14,7 +14,7 @@ from redrive.policy import codec, naming
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import topic_policies
-from redrive.provision.facts import Request
+from redrive.provision.facts import Observed, Request, TopicState
 from redrive.provision.ownership import Owner, creating
 
 CONFIG_MAP_SUFFIX = "-redrive"
@@ -55,6 +55,7 @@ class Desired:
         tolerated: the rights on it that stay, if they are there.
         config_map: the ConfigMap for consumers.
         creating: topics that were about to be created before, and may be there without a mark.
+        had_ledger: whether the ledger was found to be the policy's own before.
     """
 
     policy: Policy
@@ -69,6 +70,15 @@ class Desired:
     unused: TopicName | None = None
     tolerated: tuple[Grant, ...] = ()
     ledger: DesiredTopic | None = None
+    had_ledger: bool = False
+
+    def pairs(self, have: Observed) -> Iterator[tuple[DesiredTopic, TopicState | None]]:
+        """Yield each topic of the policy's own, as it should be and as it is."""
+        yield self.retry, have.retry
+        if self.dead_letter is not None:
+            yield self.dead_letter, have.dead_letter
+        if self.ledger is not None:
+            yield self.ledger, have.ledger
 
 
 def partitions_of_retry(wanted: Desired, source: int) -> int:
@@ -98,6 +108,7 @@ def desired(request: Request, body: Body, cluster: str) -> Desired:
         retry_partitions=request.spec.retry.partitions,
         dead_letter=_dead_letter(request),
         ledger=_ledger(request),
+        had_ledger=(body.get("status") or {}).get("ledgerTopic") == str(policy.ledger_topic),
         grants=(
             *_united(_retry_grants(request)),
             *(on_dead_letter if keeps else ()),

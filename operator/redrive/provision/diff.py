@@ -129,12 +129,7 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
 
 
 def _pairs(desired: Desired, observed: Observed) -> Iterator[_Pair]:
-    found = [(desired.retry, observed.retry)]
-    if desired.dead_letter is not None:
-        found.append((desired.dead_letter, observed.dead_letter))
-    if desired.ledger is not None:
-        found.append((desired.ledger, observed.ledger))
-    for want, have in found:
+    for want, have in desired.pairs(observed):
         needed = {g.role: g.actions for g in desired.grants if g.topic == want.name}
         recorded = {} if have is None else _inherited(have, needed, desired.owner)
         may = observed.permissions.get(str(want.name), {})

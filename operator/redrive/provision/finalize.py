@@ -165,10 +165,9 @@ async def _left(
     except TopicGoneError:
         return []
     found = []
-    dead_letter = request.spec.dead_letter_topic
-    ledger = naming.ledger_topic(dead_letter)
+    retry, dead_letter, ledger = request.spec.all_topics
     subscriptions = {
-        request.spec.retry_topic: request.policy.subscription,
+        retry: request.policy.subscription,
         dead_letter: request.policy.dead_letter_subscription,
         ledger: naming.LEDGER_SUBSCRIPTION,
     }

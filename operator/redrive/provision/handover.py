@@ -53,7 +53,7 @@ async def hand_over(cluster: str, request: Request, ctx: Context) -> Outcome:
     connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
     namespace = await connection.admin.namespace(request.policy.topic.namespace_name)
     marks = []
-    for topic in (request.spec.retry_topic, request.spec.dead_letter_topic):
+    for topic in request.spec.all_topics:
         if not namespace.exists(topic):
             continue
         partitioned = str(topic) in namespace.partitioned

@@ -65,7 +65,7 @@ async def observe(
             if desired.dead_letter is None
             else await _topic(desired.dead_letter, namespace, admin)
         ),
-        ledger=await _ledger(desired.ledger, namespace, admin, recent=recent),
+        ledger=await _ledger(desired, namespace, admin, recent=recent),
         unused=await _unused(desired.unused, namespace, admin),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
@@ -192,16 +192,20 @@ async def _topic(
 
 
 async def _ledger(
-    wanted: DesiredTopic | None, namespace: NamespaceState, admin: Admin, *, recent: bool
+    desired: Desired, namespace: NamespaceState, admin: Admin, *, recent: bool
 ) -> TopicState | None:
-    """Read a ledger; of that of a settled policy only whether it is there.
+    """Read a ledger; of that of a settled policy only whether it is there, and at first whose.
 
     Calls for each topic are what limits how often a policy is looked at, and of a ledger nothing
-    changes once it is made: no client but jobs of replays uses it.
+    changes once it is made: no client but jobs of replays uses it. A connection whose replays begin
+    later wants ledgers for policies that are settled already.
     """
-    if wanted is None:
-        return None
-    return _listed(wanted, namespace) if recent else await _topic(wanted, namespace, admin)
+    wanted = desired.ledger
+    if wanted is None or not recent:
+        return None if wanted is None else await _topic(wanted, namespace, admin)
+    if desired.had_ledger or not namespace.exists(wanted.name):
+        return _listed(wanted, namespace)
+    return await _marked(wanted.name, namespace, admin)
 
 
 async def _source(
@@ -220,6 +224,11 @@ async def _unused(
     """Read whose the dead-letter topic of a policy that discards is, if roles may use it."""
     if name is None or not namespace.exists(name) or str(name) not in namespace.permissions:
         return None
+    return await _marked(name, namespace, admin)
+
+
+async def _marked(name: TopicName, namespace: NamespaceState, admin: Admin) -> TopicState:
+    """Read whose a topic is."""
     partitioned = str(name) in namespace.partitioned
     metadata = await admin.metadata(name, partitioned=partitioned)
     return TopicState(metadata.partitions, properties=metadata.properties)

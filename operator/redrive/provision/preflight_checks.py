@@ -98,10 +98,7 @@ def dead_letter_topic_lacks_partitions(facts: PreflightFacts) -> RedriveError | 
 
 def topic_has_another_owner(facts: PreflightFacts) -> RedriveError | None:
     """Find a topic of another policy, be that there or gone, which may not be taken over."""
-    pairs = [(facts.desired.retry, facts.observed.retry)]
-    if facts.desired.dead_letter is not None:
-        pairs.append((facts.desired.dead_letter, facts.observed.dead_letter))
-    for want, have in pairs:
+    for want, have in facts.desired.pairs(facts.observed):
         record = OwnershipRecord.of({} if have is None else have.properties or {})
         if not record.may_pass_to(facts.desired.owner, facts.request.takes_over):
             return _owner_conflict(want.name, record, facts.desired.owner)
@@ -109,14 +106,20 @@ def topic_has_another_owner(facts: PreflightFacts) -> RedriveError | None:
 
 
 def topic_is_not_redrives(facts: PreflightFacts) -> RedriveError | None:
-    """Find a topic that others created, and that may not be adopted."""
+    """Find a topic that others created, and that may not be adopted.
+
+    A ledger never is: it is compacted, and would lose what others have sent there.
+    """
     want = facts.desired
-    pairs = [(want.retry, facts.observed.retry)]
-    if want.dead_letter is not None:
-        pairs.append((want.dead_letter, facts.observed.dead_letter))
-    for topic, have in pairs:
+    for topic, have in want.pairs(facts.observed):
         if have is None or not _is_free(have, about_to=str(topic.name) in want.creating):
             continue
+        if topic is want.ledger:
+            return TopicExistsError(
+                f"the topic {topic.name} exists, and redrive did not create it: the ledger of the "
+                "dead-letter topic needs this name, and no topic becomes one",
+                remedy="delete the topic, or use another name for the dead-letter topic",
+            )
         if not facts.request.spec.adopt:
             return TopicExistsError(
                 f"the topic {topic.name} exists, and redrive did not create it: as this policy's "
@@ -146,13 +149,13 @@ def _is_free(have: TopicState, *, about_to: bool) -> bool:
 
 
 def source_is_of_redrive(facts: PreflightFacts) -> RedriveError | None:
-    """Find a source topic that is itself a retry or dead-letter topic of a policy."""
+    """Find a source topic that is itself a topic of a policy's own."""
     record = OwnershipRecord.of(facts.observed.source_properties or {})
     if not record.owner or facts.request.spec.chained or "retryTopic" in _status(facts.body):
         return None
     return ChainedPolicyError(
-        "the source topic is a retry or dead-letter topic of another RetryPolicy, and what waits "
-        "or rests there would be retried once more, in topics of its own",
+        "the source topic is a retry, dead-letter or ledger topic of another RetryPolicy, and what "
+        "waits or rests there would be retried once more, in topics of its own",
         got=f"{OWNER}={record.owner}",
         remedy="name the topic that producers send to; where this one is meant, create the policy "
         "with spec.chained true",

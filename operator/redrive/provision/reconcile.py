@@ -186,6 +186,7 @@ def _fields(made: Converged) -> dict[str, Any]:
         "retryTopic": str(wanted.retry.name),
         # In a merge patch None removes the field.
         "deadLetterTopic": None if wanted.dead_letter is None else str(wanted.dead_letter.name),
+        "ledgerTopic": None if wanted.ledger is None else str(wanted.ledger.name),
         "configMap": wanted.config_map["metadata"]["name"],
     }
 

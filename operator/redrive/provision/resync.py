@@ -47,10 +47,10 @@ CALLS_PER_LOOK = 17
 A schema that the broker refuses is tried again, once for each of the two topics. With 17 a thousand
 policies have their turn every 850 s.
 """
-CALLS_PER_QUESTION = 2
+CALLS_PER_QUESTION = 3
 """How many calls it takes at most to ask whether what stalls a policy is over.
 
-With 2 a thousand stalled policies have their turn every 100 s. Not counted is what is read of a
+With 3 a thousand stalled policies have their turn every 150 s. Not counted is what is read of a
 Pulsar namespace, for all policies in it.
 """
 MANY_BEGUN = 20

@@ -1,9 +1,9 @@
 """Whether what stalls a policy is over, where it ends at a broker or in an object without a watch.
 
 A broker shows no changes, and a reconcile takes many calls to find all as it was. Here only the one
-thing is read that the policy is stalled by, in two calls to the broker at most beside those for its
-Pulsar namespace, which policies share. Called by `resync`, for one policy after the other; a policy
-for which it is over is reconciled.
+thing is read that the policy is stalled by, in three calls to the broker at most, beside those for
+its Pulsar namespace, which policies share. Called by `resync`, for one policy after the other; a
+policy for which it is over is reconciled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from redrive.kube.resources import Body, Key
 from redrive.policy.naming import TopicName
 from redrive.provision import errors, observe, preflight_checks
 from redrive.provision.checks import Checks
-from redrive.provision.desired import Desired, desired
+from redrive.provision.desired import Desired, DesiredTopic, desired
 from redrive.provision.facts import Observed, TopicState
 from redrive.provision.preflight_checks import PreflightFacts
 from redrive.provision.resolve import resolve
@@ -33,10 +33,15 @@ Read = Callable[[Desired, Body, Context], Awaitable[Observed]]
 
 
 async def _owners(want: Desired, body: Body, ctx: Context) -> Observed:
-    admin, dead_letter = await _admin(body, ctx), want.dead_letter
+    admin = await _admin(body, ctx)
+
+    async def marked(topic: DesiredTopic | None) -> TopicState | None:
+        return None if topic is None else await _marked(topic.name, admin)
+
     return Observed(
-        retry=await _marked(want.retry.name, admin),
-        dead_letter=None if dead_letter is None else await _marked(dead_letter.name, admin),
+        retry=await marked(want.retry),
+        dead_letter=await marked(want.dead_letter),
+        ledger=await marked(want.ledger),
     )
 
 

@@ -119,12 +119,10 @@ def delay_is_limited(seen: Seen) -> StatusWarning | None:
 
 def topics_are_replicated(seen: Seen) -> StatusWarning | None:
     """Find own topics that are replicated, so that each cluster would handle what one retries."""
-    pairs = [(seen.desired.retry, seen.observed.retry)]
-    if seen.desired.dead_letter is not None:
-        pairs.append((seen.desired.dead_letter, seen.observed.dead_letter))
     found = {
         want.name: seen.observed.replicated_to if have is None else have.replicated_to
-        for want, have in pairs
+        for want, have in seen.desired.pairs(seen.observed)
+        if want is not seen.desired.ledger  # no consumer handles what it holds
     }
     replicated = {name: clusters for name, clusters in found.items() if len(clusters) > 1}
     if not replicated:

@@ -215,6 +215,31 @@ def test_a_topic_of_others_is_adopted_only_if_told_and_is_as_before_when_the_pol
     assert {topic: whole(busy, topic) for topic in (payroll, audit)} == before
 
 
+def test_retry_dead_letter_and_ledger_topic_are_handed_over_together(busy: Shop) -> None:
+    token = {"secretRef": {"name": "replayer", "key": "token"}}
+    busy.connection("replaying", replay={"role": "replayer", "token": token})
+    busy.create_topic(busy.topic("blue"))
+    busy.policy("blue", topic=busy.topic("blue"), connectionRef={"name": "replaying"})
+    status = busy.ready("blue")["status"]
+    topics = [status[field] for field in ("retryTopic", "deadLetterTopic", "ledgerTopic")]
+    ours = [properties(busy, topic) for topic in topics]
+    owner = ours[0]["redrive.io/owner"]
+    theirs = owner.replace(owner.partition("/")[0], "green")
+    word = "redrive.io/hand-over-to"
+    busy.kubectl("annotate", "retrypolicy", "blue", f"{word}=green")
+    busy.reaches("blue", "HandedOver")
+    assert {properties(busy, topic)["redrive.io/owner"] for topic in topics} == {theirs}
+    busy.kubectl("annotate", "retrypolicy", "blue", f"{word}-")
+    busy.reaches("blue", "OwnerConflict")
+
+    for topic in topics:  # the way back, one after the other
+        busy.reaches("blue", "OwnerConflict")
+        back = {"redrive.io/owner": owner, "redrive.io/owner-uid": ""}
+        busy.request("PUT", f"{rest_path(topic)}/properties", back)
+    busy.ready("blue")
+    assert [properties(busy, topic) for topic in topics] == ours
+
+
 @pytest.mark.parametrize("retained", [True, False])
 def test_dead_letters_of_another_namespace_are_never_taken(
     busy: Shop, make_shop: MakeShop, *, retained: bool

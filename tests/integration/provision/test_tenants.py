@@ -22,6 +22,7 @@ from tests.integration.provision.test_ownership import whole
 
 REMAINING = ("live", "off", "adopted")
 VICTIMS = (*REMAINING, "gone")
+BYSTANDERS = ("bystander", "payslips-LEDGER")
 SEED = 10
 EARLIEST = {"ledgerId": -1, "entryId": -1}
 
@@ -81,9 +82,12 @@ class Tenants:
 @pytest.fixture(scope="module")
 def tenants(make_shop: MakeShop) -> Tenants:
     victim, attacker = make_shop(), make_shop()
-    victim.connection()
+    token = {"secretRef": {"name": "replayer", "key": "token"}}
+    replay = {"role": "replayer", "token": token}  # so each dead-letter topic has a ledger
+    victim.connection(replay=replay)
     victim.connection(
         "lent",
+        replay=replay,
         allow=[
             {
                 "namespaces": {"names": [attacker.namespace]},
@@ -99,7 +103,9 @@ def tenants(make_shop: MakeShop) -> Tenants:
         topics.append(victim.topic(name))
     consumed_topic(victim, victim.topic("payroll"))
     victim.request("POST", f"{rest_path(victim.topic('payroll'))}/messageTTL?messageTTL=3600")
-    consumed_topic(victim, victim.topic("bystander"))
+    for name in BYSTANDERS:
+        consumed_topic(victim, victim.topic(name))
+        send(victim.broker, victim.topic(name))
     naming = {"retryTopic": victim.topic("payroll")}
     for name in VICTIMS:
         more = {"naming": naming, "adopt": True} if name == "adopted" else {}
@@ -108,12 +114,13 @@ def tenants(make_shop: MakeShop) -> Tenants:
         for topic in (status["retryTopic"], status["deadLetterTopic"]):
             topics.append(topic)
             send(victim.broker, topic)
+        topics.append(status["ledgerTopic"])
     victim.policy("off", topic=victim.topic("off"), deadLetter={"mode": "Discard"})
     victim.ready("off")
     victim.kubectl("delete", "retrypolicy", "gone", "--timeout=60s")
     for name in ("own", "other"):
         consumed_topic(victim, victim.topic(name))
-    return Tenants(victim, attacker, (*topics, victim.topic("bystander")))
+    return Tenants(victim, attacker, (*topics, *map(victim.topic, BYSTANDERS)))
 
 
 def consumed_topic(shop: Shop, topic: str) -> None:
@@ -156,6 +163,7 @@ def hostile(tenants: Tenants) -> Iterator[tuple[str, dict[str, Any], dict[str, s
 
     for topic, field in itertools.product(tenants.topics, ("retryTopic", "deadLetterTopic")):
         yield policy(naming={field: topic})
+    yield policy(naming={"deadLetterTopic": victim.topic("payslips")}, adopt=True)
     for topic in tenants.topics:  # consumed under the victim's own subscription, and another
         subscription = chosen.choice(["fulfilment", "redrive", "mine"])
         yield policy(topic=topic, subscription=subscription, chained=chosen.random() < 0.5)

@@ -33,8 +33,9 @@ def test_names_that_are_given_are_taken_each_for_itself() -> None:
         (TopicName("shop", "test", "again"), "tenant and namespace of their source topic"),
         (TopicName("other", "prod", "again"), "tenant and namespace of their source topic"),
         (ORDERS.partition(3), "not for one partition"),
-        (ORDERS, "are three topics"),
-        (ORDERS.sibling("orders-billing-DLQ"), "are three topics"),
+        (ORDERS, "are four topics"),
+        (ORDERS.sibling("orders-billing-DLQ"), "are four topics"),
+        (ORDERS.sibling("orders-billing-DLQ-LEDGER"), "are four topics"),
     ],
 )
 def test_a_name_that_can_not_be_that_of_a_retry_topic_is_refused(
@@ -42,6 +43,11 @@ def test_a_name_that_can_not_be_that_of_a_retry_topic_is_refused(
 ) -> None:
     with pytest.raises(InvalidSpecError, match=says):
         Policy(ORDERS, "billing", retry_topic=given)
+
+
+def test_a_source_topic_is_not_compacted_as_the_ledger_of_its_own_dead_letters() -> None:
+    with pytest.raises(InvalidSpecError, match="are four topics"):
+        Policy(ORDERS.sibling("dead-LEDGER"), "billing", dead_letter_topic=ORDERS.sibling("dead"))
 
 
 @pytest.mark.parametrize("count", [0, 1, 1_000])

@@ -96,6 +96,19 @@ def test_derived_topics_may_be_allowed_by_a_pattern_of_their_own(
     assert ADMISSION.first_violation(narrow) is None
 
 
+def test_a_ledger_is_permitted_with_its_dead_letter_topic_and_no_role_needs_rights_on_it(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    own = [f"{SOURCE}-fulfilment-RETRY", f"{SOURCE}-fulfilment-DLQ"]
+    rules = [
+        {"topics": [SOURCE, *own], "roles": ["fulfilment", "shop-oncall"], "delete": True},
+    ]
+    body = policy(deletionPolicy="Delete", deadLetter={"readerRoles": ["shop-oncall"]})
+    request = requested(body, allow=rules)
+    assert request.policy.ledger_topic not in request.spec.permitted_topics
+    assert ADMISSION.first_violation(request) is None
+
+
 def test_a_role_of_one_rule_gets_no_rights_on_a_topic_of_another(
     policy: MakeBody, requested: MakeRequest
 ) -> None:

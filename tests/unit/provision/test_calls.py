@@ -60,6 +60,7 @@ READY = {
     "message": "",
     "lastTransitionTime": "2026-01-01T00:00:00Z",
 }
+HAS_LEDGER = {"ledgerTopic": "persistent://shop/prod/orders-fulfilment-DLQ-LEDGER"}
 
 
 async def test_a_look_at_a_settled_policy_takes_no_more_calls_than_the_rotation_allows_for(
@@ -68,7 +69,7 @@ async def test_a_look_at_a_settled_policy_takes_no_more_calls_than_the_rotation_
     body = policy(**ALL)
     async with serving(connection, body) as (broker, look):
         assert (await look()).actions
-        body["status"] = {"observedGeneration": 7, "conditions": [READY]}
+        body["status"] = {"observedGeneration": 7, "conditions": [READY], **HAS_LEDGER}
 
         assert not (await look()).actions  # reads the namespace
         before = len(broker.calls)
@@ -93,7 +94,7 @@ async def test_a_look_at_a_policy_that_only_observes_reads_once_though_all_diffe
         edit(body, managementPolicy="Observe")
         # Two subscriptions, and the ConfigMap, which shows the generation; reads the namespace.
         assert len((await look()).planned_changes) == 3
-        body["status"] = {"observedGeneration": 8, "conditions": [READY]}
+        body["status"] = {"observedGeneration": 8, "conditions": [READY], **HAS_LEDGER}
         before = len(broker.calls)
         assert len((await look()).planned_changes) == 3
         assert len(broker.calls) - before == CALLS_PER_LOOK
@@ -110,7 +111,7 @@ async def test_a_look_at_a_policy_whose_schema_is_refused_reads_once_and_tries_a
         topics = broker.namespaces["shop/prod"].topics
         retry, dead = (topics[f"orders-fulfilment-{kind}"] for kind in ("RETRY", "DLQ"))
         topics["orders"].schema, retry.schema, dead.schema = avro, odd, odd
-        body["status"] = {"observedGeneration": 7, "conditions": [READY]}
+        body["status"] = {"observedGeneration": 7, "conditions": [READY], **HAS_LEDGER}
         assert not (await look()).actions  # reads the namespace
         before = len(broker.calls)
         made = await look()

@@ -20,13 +20,30 @@ TOPICS = {
     "f": ("persistent://shop/prod/returns", "short"),  # meets "e" under a scheme without the topic
     "g": ("persistent://shop/prod/orders", "short"),  # the subscription of "e" under other names
     "h": ("persistent://shop/prod/gifts", "box"),  # its retry topic is the source of "f"
+    "i": ("persistent://shop/prod/bills", "box"),  # its dead-letter topic is the ledger of "c"
+    "j": ("persistent://shop/prod/fees", "box"),  # its ledger is the source of "k"
+    "k": ("persistent://shop/prod/rest-LEDGER", "box"),
     "broken": ("persistent://shop/prod/orders-partition-3", "fulfilment"),
 }
-MEET = {"a": "ab", "b": "ab", "c": "c", "d": "d", "e": "efg", "f": "efh", "g": "eg", "h": "fh"}
+MEET = {
+    "a": "ab",
+    "b": "ab",
+    "c": "ci",
+    "d": "d",
+    "e": "efg",
+    "f": "efh",
+    "g": "eg",
+    "h": "fh",
+    "i": "ci",
+    "j": "jk",
+    "k": "jk",
+}
 NAMING = {
     "e": {"scheme": "tdmq-2.7.2"},
     "f": {"scheme": "tdmq-2.7.2"},
     "h": {"retryTopic": "persistent://shop/prod/returns"},
+    "i": {"deadLetterTopic": "persistent://shop/prod/orders-fulfilment-DLQ-LEDGER"},
+    "j": {"deadLetterTopic": "persistent://shop/prod/rest"},
 }
 
 

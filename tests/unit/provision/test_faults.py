@@ -125,6 +125,7 @@ class Shop:
         return SimpleNamespace(
             kubernetes=self.kubernetes,
             policies=Cache([self.stored]),
+            config_maps=Cache(self.kubernetes.objects[resources.CONFIG_MAPS].values()),
             connections=Cache(
                 {**self.connection, "metadata": {**self.connection["metadata"], "name": name}}
                 for name in ("main", "alias", "other")

@@ -24,8 +24,8 @@ from tests.unit.provision.test_faults import Shop, deleted, shop
 
 MakeBody = Callable[..., dict[str, Any]]
 OWNER = "redrive.io/owner"
-TOPICS = ("orders-fulfilment-RETRY", "orders-fulfilment-DLQ")
 LEDGER = "orders-fulfilment-DLQ-LEDGER"
+TOPICS = ("orders-fulfilment-RETRY", "orders-fulfilment-DLQ", LEDGER)
 
 
 @dataclass
@@ -132,6 +132,28 @@ async def test_topics_are_handed_over_to_another_cluster_by_their_owner_alone(
         assert made.topics[TOPICS[0]].properties["redrive.io/owner-uid"] == "uid-orders"
 
 
+async def test_a_ledger_that_replays_need_later_is_not_taken_from_another_policy(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    replay = connection.pop("replay")
+    async with shop(connection, policy()) as made:
+        operator = Operator(made)
+        assert await operator.reconcile() == "Provisioned"
+        assert "ledgerTopic" not in made.stored["status"]
+        # Of a policy in another cluster, whose claims are not known here.
+        theirs = made.topics[LEDGER] = Topic(0, {OWNER: "elsewhere/shop/other"})
+        grants = made.broker.namespaces["shop/prod"].grants
+        grants[f"persistent://shop/prod/{LEDGER}"] = {"replayer": ["produce", "consume"]}
+        for name in TOPICS[:2]:
+            grants[f"persistent://shop/prod/{name}"]["replayer"] = ["produce", "consume"]
+        connection["replay"] = replay
+        assert await operator.reconcile() == "OwnerConflict"
+        assert theirs == Topic(0, {OWNER: "elsewhere/shop/other"})
+        del made.topics[LEDGER]
+        assert await operator.reconcile() == "Provisioned"
+        assert made.stored["status"]["ledgerTopic"] == f"persistent://shop/prod/{LEDGER}"
+
+
 async def test_a_policy_that_is_led_to_another_broker_is_refused_and_says_what_is_left(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
@@ -140,7 +162,7 @@ async def test_a_policy_that_is_led_to_another_broker_is_refused_and_says_what_i
         assert await operator.reconcile() == "Provisioned"
         # Another connection that leads to the same broker.
         assert await operator.reconcile(connectionRef={"name": "alias"}) == "Provisioned"
-        for name in (*TOPICS, LEDGER):
+        for name in TOPICS:
             del made.topics[name]
         assert await operator.reconcile(connectionRef={"name": "other"}) == "BrokerChanged"
         said = status.find(made.stored, "Ready")
@@ -170,7 +192,7 @@ async def test_revoke_grants_takes_back_what_redrive_granted_and_nothing_else(
             "persistent://shop/prod/others": {"fulfilment": ["consume"]},
             f"persistent://shop/prod/{TOPICS[0]}": {"auditor": ["consume"]},
         }
-        for name in (*TOPICS, LEDGER):
+        for name in TOPICS:
             assert json.loads(before[name].properties["redrive.io/granted"])
             before[name].properties["redrive.io/granted"] = ""
         assert made.topics == before

@@ -36,6 +36,7 @@ def buildable(
     return PreflightFacts(body, desired(requested, body, "here"), observed, requested)
 
 
+@pytest.mark.parametrize("topic", ["retry", "dead_letter", "ledger"])
 @pytest.mark.parametrize(
     ("mark", "allowed"),
     [
@@ -52,13 +53,16 @@ def buildable(
     ],
 )
 def test_a_topic_of_another_policy_is_refused_unless_that_is_named_and_of_the_same_namespace(
-    policy: MakeBody, requested: MakeRequest, mark: str | None, *, allowed: bool
+    policy: MakeBody, requested: MakeRequest, topic: str, mark: str | None, *, allowed: bool
 ) -> None:
     body = policy(adopt=True)
     body["metadata"]["annotations"] = {"redrive.io/take-over-from": "named"}
     facts = buildable(body, requested(body), source=0, retry=None)
-    marked = TopicState(0, NO_SUBSCRIPTIONS, {}, {} if mark is None else {"redrive.io/owner": mark})
-    observed = dataclasses.replace(facts.observed, dead_letter=marked)
+    created = {"redrive.io/created": "true"}
+    marks = created if mark is None else created | {"redrive.io/owner": mark}
+    marked = TopicState(0, NO_SUBSCRIPTIONS, {}, marks)
+    there: dict[str, Any] = {topic: marked}
+    observed = dataclasses.replace(facts.observed, **there)
     facts = dataclasses.replace(facts, observed=observed)
     violation = PREFLIGHT.first_violation(facts)
     assert (violation is None) is allowed
@@ -115,6 +119,24 @@ def test_a_topic_that_others_created_is_adopted_only_if_policy_and_connection_sa
     observed = dataclasses.replace(facts.observed, dead_letter=found)
     violation = PREFLIGHT.first_violation(dataclasses.replace(facts, observed=observed))
     assert (violation and violation.reason) == reason
+
+
+def test_a_topic_that_others_created_never_becomes_a_ledger(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    body = policy(adopt=True)
+    facts = buildable(body, requested(body), source=0, retry=None)
+    found = TopicState(0, NO_SUBSCRIPTIONS, {}, {"team": "a"})
+    observed = dataclasses.replace(facts.observed, ledger=found)
+    violation = PREFLIGHT.first_violation(dataclasses.replace(facts, observed=observed))
+    assert violation is not None
+    assert violation.reason == "TopicExists"
+    assert "orders-fulfilment-DLQ-LEDGER exists" in str(violation)
+    ledger = facts.desired.policy.ledger_topic
+    begun = dataclasses.replace(facts.desired, creating=frozenset({str(ledger)}))
+    unmarked = dataclasses.replace(facts.observed, ledger=dataclasses.replace(found, properties={}))
+    facts = dataclasses.replace(facts, desired=begun, observed=unmarked)
+    assert PREFLIGHT.first_violation(facts) is None
 
 
 @pytest.mark.parametrize(

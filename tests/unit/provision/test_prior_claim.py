@@ -64,6 +64,23 @@ def test_the_source_topic_of_an_older_policy_is_never_taken_for_an_own_topic(
     assert prior_claim(elsewhere, [payments]) is None
 
 
+@pytest.mark.parametrize("given", ["retryTopic", "deadLetterTopic"])
+def test_a_ledger_is_no_topic_of_another_policy_whichever_comes_first(
+    policy: MakeBody, requested: MakeRequest, given: str
+) -> None:
+    first = policy("first", age=1)
+    ledger = str(requested(first).policy.ledger_topic)
+    taking = policy("taking", subscription="billing", naming={given: ledger}, age=2)
+    found = prior_claim(requested(taking), [requested(first)])
+    assert found is not None
+    assert found.reason == "NameCollision"
+    # Replays of the first may be configured later.
+    assert prior_claim(requested(taking, replay=None), [requested(first, replay=None)]) is not None
+    first["metadata"]["creationTimestamp"] = "2026-01-01T00:00:03Z"
+    assert prior_claim(requested(taking), [requested(first)]) is None
+    assert prior_claim(requested(first), [requested(taking)]) is not None
+
+
 def test_dead_letters_may_have_a_younger_policy_of_their_own(
     policy: MakeBody, requested: MakeRequest
 ) -> None:

@@ -311,12 +311,12 @@ def test_a_rotation_costs_at_most_twenty_calls_a_second_and_ends_within_fifteen_
 
 
 @pytest.mark.parametrize("policies", [1, 10, 100, 1_000])
-def test_to_ask_stalled_policies_costs_at_most_twenty_calls_a_second_and_two_minutes(
+def test_to_ask_stalled_policies_costs_at_most_twenty_calls_a_second_and_150_seconds(
     policies: int,
 ) -> None:
     between = pause(policies, resync.CALLS_PER_QUESTION, of=policies)
     assert resync.CALLS_PER_QUESTION / between <= 20
-    assert 15 <= policies * between <= 105
+    assert 15 <= policies * between <= 150
 
 
 def test_all_rotations_cost_a_hundred_calls_a_second_and_keep_small_brokers_no_busier() -> None:

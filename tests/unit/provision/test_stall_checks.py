@@ -28,6 +28,7 @@ from tests.unit.provision.test_calls import make_world
 
 MakeBody = Callable[..., dict[str, Any]]
 RETRY, DEAD = "orders-fulfilment-RETRY", "orders-fulfilment-DLQ"
+LEDGER = f"{DEAD}-LEDGER"
 EXPIRY = "subscription_expiration_time_minutes"
 CALLS_PER_NAMESPACE = 3
 
@@ -114,20 +115,22 @@ async def test_a_topic_of_another_owner_until_both_topics_are_given_up_or_gone(
     assert await harness.is_over()
 
 
-async def test_a_topic_of_another_owner_until_it_is_deleted(harness: Harness) -> None:
-    harness.mark(DEAD, "elsewhere/shop/orders")
+@pytest.mark.parametrize("name", [DEAD, LEDGER])
+async def test_a_topic_of_another_owner_until_it_is_deleted(harness: Harness, name: str) -> None:
+    harness.mark(name, "elsewhere/shop/orders")
     await harness.stalls("OwnerConflict")
     assert not await harness.is_over()
-    del harness.namespace.topics[DEAD]
+    del harness.namespace.topics[name]
     assert await harness.is_over()
 
 
-async def test_a_topic_of_others_until_it_is_deleted(harness: Harness) -> None:
-    harness.body["spec"]["adopt"] = False
-    harness.namespace.topics[DEAD] = Topic(0, {"team": "a"})
+@pytest.mark.parametrize("name", [DEAD, LEDGER])
+async def test_a_topic_of_others_until_it_is_deleted(harness: Harness, name: str) -> None:
+    harness.body["spec"]["adopt"] = name == LEDGER
+    harness.namespace.topics[name] = Topic(0, {"team": "a"})
     await harness.stalls("TopicExists")
     assert not await harness.is_over()
-    del harness.namespace.topics[DEAD]
+    del harness.namespace.topics[name]
     assert await harness.is_over()
 
 
