@@ -201,7 +201,7 @@ CASES = {
     ),
     "three-topics": Case(
         "InvalidSpec",
-        ("are three topics", "use another naming scheme"),
+        ("are four topics", "use another naming scheme"),
         rename_topics,
         stalls=True,
         policy={"naming": {"retryTopic": "persistent://{tenant}/prod/orders"}},
