@@ -23,6 +23,8 @@ from redrive.delivery.middleware.chain import (
     Settle,
     Take,
 )
+from redrive.delivery.middleware.outage_breaker import OutageBreaker
+from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.settlement import (
     Failure,
     HandBack,
@@ -31,6 +33,7 @@ from redrive.delivery.middleware.settlement import (
     RetryInPlace,
     Settlement,
 )
+from redrive.policy.outage import OutageLimits
 from redrive.policy.verdict import Dead, DeadReason, Discard, Done, Retry
 
 __all__ = [
@@ -45,6 +48,9 @@ __all__ = [
     "Handle",
     "Hop",
     "Middleware",
+    "Outage",
+    "OutageBreaker",
+    "OutageLimits",
     "Outcome",
     "Receive",
     "Redeliver",

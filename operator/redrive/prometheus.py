@@ -14,7 +14,7 @@ docs/reference/consumer-metrics.md.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Protocol
 
 from prometheus_client import REGISTRY, Counter
@@ -66,6 +66,26 @@ _COUNTERS_BY_REASON = {
         "Messages whose handler failed, of a consumer that broadcasts; never handled again.",
         (*_WHERE, "reason"),
     ),
+    Name.HELD: Counter(
+        "redrive_consumer_held_attempts",
+        "Failures of a handler in an outage, which use up no retry; the reason is the cause of it.",
+        (*_WHERE, "reason"),
+    ),
+    Name.OUTAGE_BEGAN: Counter(
+        "redrive_consumer_outages_begun",
+        "Outages for which a consumer has paused; the reason is what most messages failed with.",
+        (*_WHERE, "reason"),
+    ),
+    Name.OUTAGE_ENDED: Counter(
+        "redrive_consumer_outages_ended",
+        "Outages that have ended: a message was handled.",
+        (*_WHERE, "reason"),
+    ),
+    Name.OUTAGE_IGNORED: Counter(
+        "redrive_consumer_outages_ignored",
+        "Outages in spite of which a consumer goes on: too long, or overridden.",
+        (*_WHERE, "reason"),
+    ),
     Name.UNSENT: Counter(
         "redrive_consumer_unsent_messages",
         "Sends without a receipt from the next topic, which are tried again.",
@@ -102,9 +122,13 @@ class FollowedConsumer(Protocol):
     def policy(self) -> Policy:
         """Return the policy in force."""
 
+    @property
+    def outages(self) -> Sized:
+        """Return what it has paused for by itself."""
 
-class _Generations(Collector):
-    """The generations of the policies that consumers run with, looked up when they are asked for.
+
+class _Followed(Collector):
+    """What consumers are like, looked up when it is asked for.
 
     A changed policy file is read then, as it would be when the next message fails.
     """
@@ -118,26 +142,32 @@ class _Generations(Collector):
             "Generation of the RetryPolicy in force; 0 if the policy was made by hand.",
             labels=(*_WHERE, "consumer"),
         )
+        yield GaugeMetricFamily(
+            "redrive_consumer_outages",
+            "For how many outages the consumer has paused; 0 if it has not.",
+            labels=(*_WHERE, "consumer"),
+        )
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        for family in self.describe():
-            for consumer in list(self.consumers):
-                try:
-                    name, policy = consumer.name, consumer.policy
-                except InvalidSpecError:  # asynchronous, and not entered yet: there is none so far
-                    continue
-                where = _where(policy.name, str(policy.topic), policy.subscription)
-                family.add_metric((*where, name), policy.generation)
-            yield family
+        generations, outages = self.describe()
+        for consumer in list(self.consumers):
+            try:
+                name, policy = consumer.name, consumer.policy
+            except InvalidSpecError:  # asynchronous, and not entered yet: there is none so far
+                continue
+            labels = (*_where(policy.name, str(policy.topic), policy.subscription), name)
+            generations.add_metric(labels, policy.generation)
+            outages.add_metric(labels, len(consumer.outages))
+        yield from (generations, outages)
 
 
-_generations = _Generations()
-REGISTRY.register(_generations)
+_followed = _Followed()
+REGISTRY.register(_followed)
 
 
 def follow(consumer: FollowedConsumer) -> None:
-    """Have the metrics show the generation of *consumer*'s policy, for as long as it exists.
+    """Have the metrics show *consumer*'s outages and the generation of its policy, while it exists.
 
     One that is asynchronous may be followed before it is entered, and shows from then on.
     """
-    _generations.consumers.add(consumer)
+    _followed.consumers.add(consumer)

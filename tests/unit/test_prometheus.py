@@ -17,6 +17,7 @@ from redrive.delivery.telemetry.events import Name
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
+from redrive.policy.outage import OutageLimits
 from redrive.testing import InMemoryConsumer
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "consumer-metrics.md"
@@ -129,6 +130,34 @@ def test_the_generation_is_that_of_the_file_whenever_metrics_are_collected(tmp_p
     assert generation(consumer) == 4
 
 
+def test_an_outage_is_seen_while_it_lasts_and_counted() -> None:
+    counts = Counts()
+    policy = replace(POLICY, outage_breaker=OutageLimits(min_messages=2))
+    consumer = InMemoryConsumer(policy, name="paused", on_event=prometheus.count)
+    prometheus.follow(consumer)
+    labels = {**WHERE, "consumer": "paused"}
+    seen = []
+
+    def handle(_message: object) -> None:
+        seen.append(REGISTRY.get_sample_value("redrive_consumer_outages", labels))
+        if len(seen) < 5:
+            raise ConnectionError
+
+    for _ in range(3):
+        consumer.send(b"x")
+    consumer.run(handle)
+
+    assert seen[:5] == [0, 0, 1, 1, 1]
+    assert REGISTRY.get_sample_value("redrive_consumer_outages", labels) == 0
+    assert counts.added() == {
+        "failed_attempts_total ConnectionError": 1,
+        "retried_messages_total": 1,
+        "held_attempts_total ConnectionError": 3,
+        "outages_begun_total ConnectionError": 1,
+        "outages_ended_total ConnectionError": 1,
+    }
+
+
 def test_a_consumer_that_is_gone_is_followed_no_more() -> None:
     consumer = InMemoryConsumer(POLICY, name="gone")
     prometheus.follow(consumer)
@@ -182,7 +211,7 @@ def test_the_reference_lists_the_metrics_that_there_are_with_their_labels(
     }
     listed = {name: row.split(" | ")[:2] for name, row in documented.items() if "." not in name}
     assert listed == there_are
-    assert len(there_are) == len(Name) + 1
+    assert len(there_are) == len(Name) + 2
 
 
 def test_the_reference_lists_the_events_that_there_are(documented: dict[str, str]) -> None:

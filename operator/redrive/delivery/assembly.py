@@ -16,6 +16,7 @@ from redrive.delivery.middleware.ack_timeouts import AckDeadline
 from redrive.delivery.middleware.chain import BoundConsumer, Middleware
 from redrive.delivery.middleware.crash_log import CrashLog
 from redrive.delivery.middleware.key_ordering import KeyOrdering
+from redrive.delivery.middleware.outage_breaker import OutageBreaker, OutageGuard
 from redrive.delivery.parts import BYTES, BrokerConnection, Subscribing
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.processor import Processor
@@ -102,6 +103,9 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
             undo.callback(chain[-1].close)
         chain += [theirs.bind(consumer) for theirs in middleware]
         undo.pop_all()
+    breaker = next((each for each in middleware if isinstance(each, OutageBreaker)), None)
+    if breaker or isinstance(policy, PolicyFile) or in_force_now().outage_breaker:
+        chain.append(OutageGuard(breaker, parts, in_force_now, reporting))
     if in_force_now().ordered:
         chain.append(KeyOrdering(parts.incoming, parts.clock))
     processor = Processor(parts, decisions, chain, reporting, handle_again=handle_again_when_unsent)

@@ -10,6 +10,7 @@ from redrive.delivery.parts import BrokerConnection, Parts, Subscribing, SystemC
 from redrive.delivery.receiving.fetcher import Fetcher
 from redrive.delivery.receiving.subscribe import subscribe
 from redrive.delivery.retrying.producers import Producers
+from redrive.delivery.telemetry.outage_beacon import OutageBeacon
 from redrive.policy.model import Policy
 
 _LINGER_SECONDS = 0.1
@@ -34,4 +35,5 @@ class ClientConnection(BrokerConnection):
             Timer,
             Run.until_stopped,
             _LINGER_SECONDS,
+            OutageBeacon(self._client, policy),
         )

@@ -103,6 +103,16 @@ class Outgoing(Protocol):
         """Close what was opened."""
 
 
+class Beacon(Protocol):
+    """Shows in the broker's statistics what a consumer has paused for; see `OutageBeacon`."""
+
+    def show(self, cause: str) -> None:
+        """Show *cause*, and no longer what was shown before; nothing if it is empty."""
+
+    def close(self) -> None:
+        """Show nothing more."""
+
+
 class AnyTimer(Protocol):
     """Calls at moments that change; see `timer.Timer`."""
 
@@ -133,10 +143,12 @@ class Parts:
     timer: MakeTimer
     work: Callable[[Run], None]
     linger: float
+    beacon: Beacon
 
     def close(self) -> None:
         """Leave the subscriptions, and close the producers."""
         with contextlib.ExitStack() as closing:
+            closing.callback(self.beacon.close)
             closing.callback(self.outgoing.close)
             closing.callback(self.incoming.close)
 

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 import pulsar
 
 from redrive.delivery.middleware.chain import Forward, Middleware, Outcome, Receive, Settle, compose
+from redrive.delivery.middleware.outage_breaker import OutageGuard
+from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.settlement import (
     DONE,
     HANDLE_AGAIN_AFTER,
@@ -61,6 +63,8 @@ class Processor:
         self.decisions = decisions
         self.middleware = middleware
         self.late = reporting.late
+        guards = (each for each in middleware if isinstance(each, OutageGuard))
+        self._guard = next(guards, None)
         self._handle_again = handle_again
         self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
         receive: Receive = parts.incoming.take
@@ -72,6 +76,16 @@ class Processor:
         self._wrapped = self._settle is not settle
         self._end = reporting.settle(self._end_failed)
         self._forward = compose([m.forward for m in middleware], send)
+
+    @property
+    def outages(self) -> tuple[Outage, ...]:
+        """Return what the consumer has paused for by itself."""
+        return () if self._guard is None else self._guard.outages
+
+    def ignore_outages(self) -> None:
+        """Go on in spite of them."""
+        if self._guard is not None:
+            self._guard.ignore()
 
     def check_own(self, message: pulsar.Message) -> None:
         """Pass if *message* came to this consumer.

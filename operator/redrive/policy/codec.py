@@ -15,6 +15,7 @@ from redrive.policy import durations
 from redrive.policy.ladder import LEVELS, Ladder
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
+from redrive.policy.outage import OutageLimits
 
 VERSION = 1
 _T = TypeVar("_T")
@@ -22,7 +23,7 @@ _T = TypeVar("_T")
 
 def encode(policy: Policy) -> str:
     """Write *policy* as JSON; equal policies give equal text."""
-    document = {
+    document: dict[str, Any] = {
         "version": VERSION,
         "name": policy.name,
         "generation": policy.generation,
@@ -39,6 +40,11 @@ def encode(policy: Policy) -> str:
         "deadLetterTopic": str(policy.dead_letter_topic),
         "deadLetterSubscription": policy.dead_letter_subscription,
     }
+    # Only where they say something: else an upgrade would write every ConfigMap again.
+    if policy.outage_breaker is not None:
+        document["outageBreaker"] = _outage_breaker(policy.outage_breaker)
+    if policy.ignore_outages:
+        document["ignoreOutages"] = True
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -79,6 +85,8 @@ def decode(text: str) -> Policy:
         dead_letter_subscription=_value(document, "deadLetterSubscription", str),
         name=_value(document, "name", str),
         generation=_value(document, "generation", int),
+        outage_breaker=_read_outage_breaker(document["outageBreaker"]),
+        ignore_outages=_value(document, "ignoreOutages", bool),
     )
 
 
@@ -89,7 +97,35 @@ _ADDED: Mapping[str, Any] = {
     "delayLevels": [durations.text_of(rung) for rung in LEVELS],
     "deadLetterEnabled": True,
     "deadLetterSubscription": DEAD_LETTER_SUBSCRIPTION,
+    "outageBreaker": None,
+    "ignoreOutages": False,
 }
+
+
+def _outage_breaker(limits: OutageLimits) -> dict[str, object]:
+    return {
+        "minMessages": limits.min_messages,
+        "failurePercent": limits.failure_percent,
+        "window": limits.window,
+        "maxProbeInterval": durations.text_of(limits.max_probe_interval),
+        "maxPause": durations.text_of(limits.max_pause),
+    }
+
+
+def _read_outage_breaker(document: object) -> OutageLimits | None:
+    if document is None:
+        return None
+    if not isinstance(document, dict):
+        raise InvalidSpecError(
+            "outageBreaker in a policy file is an object", got=document, remedy=_REMEDY
+        )
+    return OutageLimits(
+        min_messages=_value(document, "minMessages", int),
+        failure_percent=_value(document, "failurePercent", int),
+        window=_value(document, "window", int),
+        max_probe_interval=durations.parse(_value(document, "maxProbeInterval", str)),
+        max_pause=durations.parse(_value(document, "maxPause", str)),
+    )
 
 
 def _value(document: Mapping[str, Any], key: str, kind: type[_T]) -> _T:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
+from redrive.policy.outage import OutageLimits
 
 DEFAULT_MAX_RETRIES = 16
 MAX_RETRIES_LIMIT = 1_000
@@ -105,6 +106,9 @@ class Policy:
         dead_letter_subscription: what keeps dead letters in that topic, and what replays read.
         dead_letter_topic: where messages rest that have used up their attempts, or would if the
             policy kept them; left out, it is named like the retry topic.
+        outage_breaker: when consumers pause because what they depend on is down; None if they
+            don't.
+        ignore_outages: whether consumers go on all the same: an operator's override.
 
     Raises:
         InvalidSpecError: `max_retries`, `subscription` or `topic` is out of bounds, or the names
@@ -125,6 +129,8 @@ class Policy:
     dead_letter_topic: naming.TopicName = None  # type: ignore[assignment]
     name: str = ""
     generation: int = 0
+    outage_breaker: OutageLimits | None = None
+    ignore_outages: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no consumer could follow."""

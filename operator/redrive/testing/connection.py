@@ -49,6 +49,7 @@ class InMemoryConnection(BrokerConnection):
             functools.partial(VirtualTimer, self.clock),
             self._work,
             linger=0,
+            beacon=_Beacon(),
         )
 
     def _work(self, run: Run) -> None:
@@ -76,6 +77,16 @@ class _Subscription:
 
     def negative_acknowledge(self, message: pulsar.Message) -> None:
         self._broker.negative_acknowledge(message, self._nack_delay)
+
+
+class _Beacon:
+    """There is no operator to see it."""
+
+    def show(self, cause: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class _Outgoing:

@@ -11,6 +11,7 @@ from redrive.policy import naming
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import Scheme, TopicName
+from redrive.policy.outage import OutageLimits
 
 # For test_mutants.py: the same examples in every run, and no time spent on making them small.
 settings.register_profile(
@@ -51,6 +52,20 @@ st.register_type_strategy(
         st.just(0.0) | st.floats(0, 1),
     ),
 )
+seconds = st.integers(1, 3_600).map(lambda n: timedelta(seconds=n))
+st.register_type_strategy(
+    OutageLimits,
+    st.integers(1, 10_000).flatmap(
+        lambda window: st.builds(
+            OutageLimits,
+            min_messages=st.integers(1, window),
+            failure_percent=st.integers(1, 100),
+            window=st.just(window),
+            max_probe_interval=seconds,
+            max_pause=seconds,
+        )
+    ),
+)
 st.register_type_strategy(
     Policy,
     st.builds(
@@ -64,6 +79,8 @@ st.register_type_strategy(
         dead_letters=st.booleans(),
         name=st.text(st.characters(codec="utf-8"), max_size=20),
         generation=st.integers(0, 2**63 - 1),
+        outage_breaker=st.none() | st.from_type(OutageLimits),
+        ignore_outages=st.booleans(),
     )
     .flatmap(
         lambda policy: (

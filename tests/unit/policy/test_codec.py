@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from redrive.errors import InvalidSpecError
 from redrive.policy import codec
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
+from redrive.policy.outage import OutageLimits
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing", name="shop/orders", generation=2)
 READ = [
@@ -63,6 +65,18 @@ def test_the_written_form_is_the_documented_one() -> None:
     }
     assert written["delays"][:5] == ["1s", "5s", "10s", "30s", "1m"]
     assert written["delayLevels"][:5] == ["1s", "5s", "10s", "30s", "1m"]
+
+
+def test_an_outage_breaker_is_written_where_there_is_one() -> None:
+    written = document(replace(POLICY, outage_breaker=OutageLimits(), ignore_outages=True))
+    assert written["ignoreOutages"] is True
+    assert written["outageBreaker"] == {
+        "minMessages": 10,
+        "failurePercent": 50,
+        "window": 100,
+        "maxProbeInterval": "30s",
+        "maxPause": "6h",
+    }
 
 
 def test_a_file_of_before_the_keys_were_added_means_what_it_meant() -> None:

@@ -21,6 +21,7 @@ from redrive.delivery.assembly import RetryOptions
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT, RetryConsumer
 from redrive.delivery.handling.bridge import Bridge
 from redrive.delivery.handling.threads import CallThreads, run_in_thread
+from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.opening import opened
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
@@ -186,6 +187,15 @@ class AsyncRetryConsumer:
     def policy(self) -> Policy:
         """Return the policy in force; its `generation` tells which."""
         return self._opened.policy
+
+    @property
+    def outages(self) -> tuple[Outage, ...]:
+        """Return what this consumer has paused for by itself; see `OutageBreaker`."""
+        return self._opened.outages
+
+    def ignore_outages(self) -> None:
+        """Go on in spite of all outages; see `RetryConsumer.ignore_outages`."""
+        self._opened.ignore_outages()
 
     def pause(self) -> None:
         """Hand out no message until `resume`; see `RetryConsumer.pause`."""

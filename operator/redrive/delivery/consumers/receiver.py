@@ -13,6 +13,7 @@ import pulsar
 from redrive.delivery import durations
 from redrive.delivery.assembly import RetryOptions, assemble
 from redrive.delivery.closing import Closing
+from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.settlement import HAND_BACK, Settlement
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
@@ -164,6 +165,18 @@ class Receiver(Closing):
     def policy(self) -> Policy:
         """Return the policy in force; its `generation` tells which."""
         return self._processor.decisions.policy()
+
+    @property
+    def outages(self) -> tuple[Outage, ...]:
+        """Return what this consumer has paused for by itself; see `OutageBreaker`."""
+        return self._processor.outages
+
+    def ignore_outages(self) -> None:
+        """Go on in spite of all outages, each until a message that needs the same succeeds.
+
+        Failures use up retries again meanwhile.
+        """
+        self._processor.ignore_outages()
 
     def pause(self) -> None:
         """Hand out no message until `resume`; those in hand are finished.

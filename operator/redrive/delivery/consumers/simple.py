@@ -20,6 +20,7 @@ from redrive.delivery import durations
 from redrive.delivery.assembly import Options, assemble
 from redrive.delivery.closing import Closing
 from redrive.delivery.middleware.expiry import fail_each
+from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile, at_first
 from redrive.delivery.receiving.reading import id_text
@@ -157,6 +158,18 @@ class SimpleConsumer(Closing):
     def policy(self) -> Policy:
         """Return the policy in force; its `generation` tells which."""
         return self._processor.decisions.policy()
+
+    @property
+    def outages(self) -> tuple[Outage, ...]:
+        """Return what this consumer has paused for by itself; see `OutageBreaker`."""
+        return self._processor.outages
+
+    def ignore_outages(self) -> None:
+        """Go on in spite of all outages, each until a message that needs the same succeeds.
+
+        Failures use up retries again meanwhile.
+        """
+        self._processor.ignore_outages()
 
     def stop(self) -> None:
         """Make every `receive` raise ConsumerStoppedError; callable from a signal handler."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pulsar
 
 from redrive.delivery.middleware.chain import Middleware, Settle
+from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.settlement import (
     Failure,
     RetryInPlace,
@@ -22,6 +23,13 @@ from redrive.policy.cause import Cause
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
 from redrive.policy.verdict import Dead, Discard, Retry
+
+_OUTAGES = {
+    Name.OUTAGE_BEGAN: "most messages fail with %s: this consumer pauses, and probes with single "
+    "messages, since %s%s",
+    Name.OUTAGE_ENDED: "a message was handled: the outage (%s) since %s is over%s",
+    Name.OUTAGE_IGNORED: "the outage (%s) since %s is ignored from now on%s: failures count again",
+}
 
 
 class Reporting(Middleware):
@@ -58,6 +66,27 @@ class Reporting(Middleware):
             "handled well, but after its time; what was done may be done again: origin %s",
             attempt.origin,
         )
+
+    def held(self, message: pulsar.Message, failure: Failure, cause: str) -> None:
+        """Report that a handler failed in an outage, which counts as no attempt."""
+        self._report(
+            Name.HELD, message, failure,
+            "held in an outage (%s), to be handled again as attempt %d: origin %s: %s",
+            cause, failure.attempt.number, failure.attempt.origin,
+            "" if failure.cause is None else failure.cause.message,
+            reason=cause,
+        )  # fmt: skip
+
+    def outage(self, name: Name, outage: Outage) -> None:
+        """Report that an outage began, ended, or is ignored from now on."""
+        policy = self._policy()
+        event = Event(
+            name, origin="", message_id="", attempt=0, generation=policy.generation,
+            source=str(policy.topic), subscription=policy.subscription, reason=outage.cause,
+            policy=policy.name,
+        )  # fmt: skip
+        needed = f", for what needs {outage.dependency}" if outage.dependency else ""
+        self._events.report(event, _OUTAGES[name], outage.cause, outage.since, needed)
 
     def _failed(self, message: pulsar.Message, failure: Failure, cause: Cause) -> None:
         self._report(

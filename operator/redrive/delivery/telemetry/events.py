@@ -27,6 +27,10 @@ class Name(enum.StrEnum):
     UNSENT = "redrive.unsent"
     LATE_SUCCESS = "redrive.late_success"
     DROPPED = "redrive.dropped"
+    HELD = "redrive.held"
+    OUTAGE_BEGAN = "redrive.outage_began"
+    OUTAGE_ENDED = "redrive.outage_ended"
+    OUTAGE_IGNORED = "redrive.outage_ignored"
 
 
 _LEVELS = {
@@ -38,22 +42,28 @@ _LEVELS = {
     Name.UNSENT: logging.ERROR,
     Name.LATE_SUCCESS: logging.WARNING,
     Name.DROPPED: logging.WARNING,
+    Name.HELD: logging.WARNING,
+    Name.OUTAGE_BEGAN: logging.ERROR,
+    Name.OUTAGE_ENDED: logging.INFO,
+    Name.OUTAGE_IGNORED: logging.ERROR,
 }
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened to a message.
+    """One thing that happened to a message, or to a consumer.
 
     Attributes:
-        origin: the id it was first produced with; the same in all of its events.
-        message_id: the id it had in this attempt.
-        attempt: which attempt that was, from 1.
+        origin: the id it was first produced with; the same in all of its events. Empty for an
+            outage, which is of no single message.
+        message_id: the id it had in this attempt; else empty.
+        attempt: which attempt that was, from 1; else 0.
         source: the source topic of the policy, which tells consumers apart.
         subscription: the subscription of the policy; empty for a consumer that broadcasts.
         topic: where it has been sent; empty if nowhere.
         new_id: its id there.
-        reason: why it was dead-lettered, discarded or not sent, or the class of the exception.
+        reason: why it was dead-lettered, discarded or not sent, the class of the exception, or the
+            cause of an outage.
         generation: of the policy in force.
         policy: its name, `namespace/name`; empty if it has none, and for a consumer that
             broadcasts.

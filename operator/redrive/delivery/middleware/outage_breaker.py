@@ -1,0 +1,302 @@
+"""Pauses a consumer while what its handler depends on is down, and lets single messages probe it.
+
+What has failed in an outage is held in this consumer, unacknowledged, and handed out again as the
+same attempt: no retries are used up. `outage_circuit` decides; `policy.outage` has the limits.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+import pulsar
+
+from redrive.delivery.middleware.chain import Middleware, Receive, Settle
+from redrive.delivery.middleware.outage_circuit import AfterFailure, Circuit, Outage
+from redrive.delivery.middleware.settlement import Failure, HandBack, Redeliver, Settlement
+from redrive.delivery.parts import Beacon, Parts
+from redrive.delivery.receiving.reading import id_text
+from redrive.delivery.retrying.errors import NotSentError
+from redrive.delivery.retrying.reporting import Reporting
+from redrive.delivery.telemetry.events import Name
+from redrive.policy.failure import DeadLetter, RetryLater
+from redrive.policy.model import Policy
+from redrive.policy.outage import OutageLimits
+from redrive.policy.verdict import Dead, DeadReason, Discard, Done
+
+MAX_HELD = 1_000
+"""With so many messages held for outages, nothing new is taken from the broker."""
+MAX_DEPENDENCIES = 1_000
+"""So many dependencies are kept apart; beyond, the one not needed for longest begins again."""
+
+_OF_THE_MESSAGE = {DeadReason.REQUESTED, DeadReason.NOT_RETRYABLE, DeadReason.CONSUMER_CRASH}
+
+
+def _class_name(error: BaseException) -> str:
+    return type(error).__name__
+
+
+def _the_only_one(_message: pulsar.Message) -> str:
+    return ""
+
+
+class OutageBreaker(Middleware):
+    """Has a consumer pause while what its handler depends on is down, without using up retries.
+
+    An outage begins when most of the latest messages fail for one cause. From then on messages are
+    held, and one at a time is handled, after 1 s and then with back-off; a probe that fails is no
+    attempt. The first that succeeds ends the outage, and so does `ignore_outages` of the consumer.
+
+    What a rule dead-letters at once, what `DeadLetter` is raised for, and what `RetryLater` is
+    raised for without another cause says nothing about a dependency.
+
+    Args:
+        limits: left out, the policy's `outage_breaker`, or the defaults if it has none.
+        cause: names what a failure shows to be down; None if nothing. By default the name of the
+            exception's class.
+        dependency: names what the handler needs for a message, so that messages that need something
+            else are handled meanwhile. By default all need the same.
+    """
+
+    def __init__(
+        self,
+        limits: OutageLimits | None = None,
+        *,
+        cause: Callable[[BaseException], str | None] = _class_name,
+        dependency: Callable[[pulsar.Message], str] = _the_only_one,
+    ) -> None:
+        self.limits = limits
+        self.cause = cause
+        self.dependency = dependency
+
+
+class OutageGuard(Middleware):
+    """What an `OutageBreaker` does for one consumer. May be used by several threads.
+
+    Args:
+        breaker: None for what the policy says alone.
+        policy: returns the policy in force.
+    """
+
+    def __init__(
+        self,
+        breaker: OutageBreaker | None,
+        parts: Parts,
+        policy: Callable[[], Policy],
+        reporting: Reporting,
+    ) -> None:
+        self._breaker = breaker or OutageBreaker()
+        self._always = breaker is not None
+        self._clock = parts.clock
+        self._incoming = parts.incoming
+        self._beacon: Beacon = parts.beacon
+        self._policy = policy
+        self._reporting = reporting
+        self._circuits: OrderedDict[str, Circuit[pulsar.Message]] = OrderedDict()
+        self._limits = self._limits_of(policy())
+        self._open: dict[str, Circuit[pulsar.Message]] = {}
+        # What each message failed with whose hop could not be sent, and is sent again.
+        self._unsent: dict[str, BaseException | None] = {}
+        self._changing = threading.RLock()
+
+    @property
+    def outages(self) -> tuple[Outage, ...]:
+        """Return what this consumer has paused for, the longest first."""
+        with self._changing:
+            found = (circuit.outage for circuit in self._open.values())
+            return tuple(sorted(filter(None, found), key=lambda outage: outage.since))
+
+    def ignore(self) -> None:
+        """Go on in spite of all outages, each until a message that needs the same succeeds."""
+        with self._changing:
+            circuits = list(self._open.values())
+        for circuit in circuits:
+            self._end(circuit, Name.OUTAGE_IGNORED)
+
+    def receive(self, receive: Receive) -> Receive:
+        """Receive the next message that may be handled; hold what may not."""
+
+        def receive_guarded(timeout: float | None) -> pulsar.Message | None:
+            end = None if timeout is None else self._clock.monotonic() + timeout
+            while True:
+                left = None if end is None else max(0.0, end - self._clock.monotonic())
+                wait = self._wait(left) if self._open else left
+                message = receive(wait)
+                if message is not None:
+                    message = self._admitted(message)
+                    if message is not None:
+                        return message
+                elif wait == left:
+                    return None
+
+        return receive_guarded
+
+    def settle(self, settle: Settle) -> Settle:
+        """Hold what has failed in an outage; note the outcome of all else."""
+
+        def settle_guarded(settlement: Settlement) -> pulsar.MessageId | None:
+            message, verdict, failure = settlement
+            if failure is not None:
+                self._follow(failure.policy)
+            if self._limits is None or isinstance(verdict, HandBack):
+                return settle(settlement)
+            if isinstance(verdict, Done):
+                receipt = settle(settlement)
+                self._succeeded(message)
+                return receipt
+            return self._settle_failed(settle, settlement)
+
+        return settle_guarded
+
+    def _settle_failed(self, settle: Settle, settlement: Settlement) -> pulsar.MessageId | None:
+        message, failure = settlement.message, settlement.failure
+        key, cause = id_text(message.message_id()), self._cause(settlement)
+        error = None if failure is None else failure.error
+        if error is None or self._unsent.get(key) is not error:  # else it was counted before
+            if cause is None:
+                self._settled(message, key)
+            elif failure is not None and self._holds(message, key, cause, failure):
+                return None
+        try:
+            receipt = settle(settlement)
+        except NotSentError:
+            self._unsent[key] = error
+            raise
+        self._unsent.pop(key, None)
+        return receipt
+
+    def _cause(self, settlement: Settlement) -> str | None:
+        """Return what a failure shows to be down; None if nothing."""
+        _, verdict, failure = settlement
+        if failure is None or failure.error is None or isinstance(verdict, Redeliver):
+            return None
+        if isinstance(verdict, (Dead, Discard)) and verdict.reason in _OF_THE_MESSAGE:
+            return None
+        if isinstance(failure.error, (DeadLetter, RetryLater)):
+            return None
+        return self._breaker.cause(failure.error)
+
+    def _succeeded(self, message: pulsar.Message) -> None:
+        key = id_text(message.message_id()) if self._open or self._unsent else ""
+        with self._changing:
+            self._unsent.pop(key, None)
+            circuit = self._circuit(message)
+            over = circuit.succeeded(key)
+        if over:
+            self._end(circuit, Name.OUTAGE_ENDED)
+
+    def _settled(self, message: pulsar.Message, key: str) -> None:
+        with self._changing:
+            self._circuit(message).settled(key, self._clock.monotonic())
+            self._arrange()
+
+    def _holds(self, message: pulsar.Message, key: str, cause: str, failure: Failure) -> bool:
+        with self._changing:
+            circuit = self._circuit(message)
+            answer = circuit.failed(
+                key, message, cause, failure.attempt.origin, self._clock.now(),
+                self._clock.monotonic(), random.random(),  # noqa: S311 - spreads load
+            )  # fmt: skip
+            began = circuit.outage if answer is AfterFailure.BEGINS else None
+            if began is not None:
+                self._open[began.dependency] = circuit
+            self._arrange()
+        if answer is AfterFailure.COUNTED:
+            return False
+        self._reporting.held(message, failure, cause)
+        if began is not None:
+            self._reporting.outage(Name.OUTAGE_BEGAN, began)
+        self._show()
+        return True
+
+    def _admitted(self, message: pulsar.Message) -> pulsar.Message | None:
+        """Return the message to be handled now that *message* has come; None for none."""
+        if not self._open:
+            return message
+        self._follow(self._policy())
+        with self._changing:
+            circuit = self._circuit(message)
+            now = self._clock.monotonic()
+            overdue = circuit.is_overdue(now)
+            if not overdue:
+                admitted = circuit.admit(id_text(message.message_id()), message, now)
+                self._arrange()
+                return admitted
+        self._end(circuit, Name.OUTAGE_IGNORED)
+        return message
+
+    def _wait(self, left: float | None) -> float | None:
+        """Return how long to wait for a message: a probe that nothing settles is given up."""
+        with self._changing:
+            self._arrange()
+            limits = self._limits
+            if limits is None or not any(c.probing for c in self._open.values()):
+                return left
+        longest = limits.max_probe_interval.total_seconds()
+        return longest if left is None else min(left, longest)
+
+    def _follow(self, policy: Policy) -> None:
+        """Go by *policy*, which may have changed."""
+        limits = self._limits_of(policy)
+        if limits == self._limits:
+            return
+        with self._changing:
+            self._limits = limits
+            if limits is not None:
+                for circuit in self._circuits.values():
+                    circuit.follow(limits)
+                return
+        self.ignore()
+        with self._changing:
+            self._circuits.clear()
+
+    def _limits_of(self, policy: Policy) -> OutageLimits | None:
+        if policy.ignore_outages:
+            return None
+        theirs = policy.outage_breaker or (OutageLimits() if self._always else None)
+        return self._breaker.limits or theirs
+
+    def _circuit(self, message: pulsar.Message) -> Circuit[pulsar.Message]:
+        dependency = self._breaker.dependency(message)
+        circuit = self._circuits.get(dependency)
+        if circuit is None:
+            circuit = Circuit(dependency, self._limits or OutageLimits())
+            self._circuits[dependency] = circuit
+            if len(self._circuits) > MAX_DEPENDENCIES:
+                idle = (each for each in self._circuits if each not in self._open)
+                del self._circuits[next(idle)]
+        elif len(self._circuits) > 1:
+            self._circuits.move_to_end(dependency)
+        return circuit
+
+    def _arrange(self) -> None:
+        """Have probes come when they are due, and new messages while they are of use."""
+        now = self._clock.monotonic()
+        held, untried = 0, 0
+        for circuit in self._open.values():
+            if (alarm := circuit.next_alarm(now)) is not None:
+                self._incoming.again(*alarm)
+            held += circuit.held
+            untried += circuit.untried
+        # With a single dependency, one message that was not tried yet is enough.
+        enough = untried > 0 and self._breaker.dependency is _the_only_one
+        self._incoming.hold_new(self, held=enough or held >= MAX_HELD)
+
+    def _end(self, circuit: Circuit[pulsar.Message], name: Name) -> None:
+        with self._changing:
+            outage = circuit.outage
+            if outage is None:  # another thread was faster
+                return
+            del self._open[outage.dependency]
+            for message in circuit.end(ignored=name is Name.OUTAGE_IGNORED):
+                self._incoming.again(message, 0)
+            self._arrange()
+        self._reporting.outage(name, outage)
+        self._show()
+
+    def _show(self) -> None:
+        """Show the broker, and so the operator, what this consumer has paused for."""
+        causes = sorted({outage.cause for outage in self.outages})
+        self._beacon.show(", ".join(causes))

@@ -1,0 +1,218 @@
+"""The outage of one dependency: when it begins, what is held, what is tried, when it ends; pure.
+
+closed ─ most fail for one cause ─▶ open ─ a probe succeeds ─▶ closed
+                                    └ for too long, or overridden ─▶ ignored ─ a success ─▶ closed
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Generic, NamedTuple, TypeVar
+
+from redrive.policy.outage import OutageLimits, OutcomeWindow
+
+_FIRST_PAUSE_SECONDS = 1.0
+_EARLY_SECONDS = 0.001
+"""A message that is handed out again may come so much too early, by the rounding of clocks."""
+
+_M = TypeVar("_M")
+
+
+class Outage(NamedTuple):
+    """What a consumer has paused for.
+
+    Attributes:
+        cause: what most messages have failed with: the class of the exception, unless a rule names
+            it otherwise.
+        dependency: what the handler needs for these messages, by the breaker's rule; else empty.
+        since: when the consumer paused.
+    """
+
+    cause: str
+    dependency: str
+    since: datetime
+
+
+class AfterFailure(enum.Enum):
+    """What becomes of a failed attempt."""
+
+    COUNTED = enum.auto()
+    """It is one."""
+    HELD = enum.auto()
+    """The message is held, and handed out again as the same attempt."""
+    BEGINS = enum.auto()
+    """The same; and with this one an outage begins."""
+
+
+@dataclass
+class _Open(Generic[_M]):
+    """An outage.
+
+    Attributes:
+        tried: messages that failed in it, or came to fail, by key; the one tried longest ago first.
+        untried: messages that have come since.
+        alarms: what was handed back to come out when a probe is due, and whether it was tried.
+        probing: the probes in hand, and since when.
+    """
+
+    outage: Outage
+    began: float
+    next_probe: float
+    pause: float = _FIRST_PAUSE_SECONDS
+    tried: dict[str, _M] = field(default_factory=dict)
+    untried: dict[str, _M] = field(default_factory=dict)
+    alarms: dict[str, tuple[_M, bool]] = field(default_factory=dict)
+    probing: dict[str, tuple[_M, float]] = field(default_factory=dict)
+
+
+class Circuit(Generic[_M]):
+    """Decides about the messages that need one dependency. Moments are seconds of any one clock.
+
+    Messages go by keys: a broker that lost the connection sends copies, which are not held twice.
+    """
+
+    def __init__(self, dependency: str, limits: OutageLimits) -> None:
+        self._dependency = dependency
+        self._limits = limits
+        self._window = OutcomeWindow(limits.window)
+        self._open: _Open[_M] | None = None
+        self._ignored = False
+
+    @property
+    def outage(self) -> Outage | None:
+        """Return what it has paused for; None if it has not."""
+        return None if self._open is None else self._open.outage
+
+    @property
+    def held(self) -> int:
+        """Return how many messages are held."""
+        now = self._open
+        return 0 if now is None else len(now.tried) + len(now.untried) + len(now.alarms)
+
+    @property
+    def untried(self) -> int:
+        """Return how many of them have not been handled in this outage."""
+        now = self._open
+        if now is None:
+            return 0
+        return len(now.untried) + sum(not tried for _, tried in now.alarms.values())
+
+    @property
+    def probing(self) -> bool:
+        """Whether a probe is in hand."""
+        return self._open is not None and bool(self._open.probing)
+
+    def follow(self, limits: OutageLimits) -> None:
+        """Go by *limits* from now on."""
+        if limits != self._limits:
+            self._limits, self._window = limits, OutcomeWindow(limits.window)
+
+    def succeeded(self, key: str) -> bool:
+        """Note that a message was handled; return whether that shows the end of the outage.
+
+        Only a probe shows that: what succeeds besides had begun before the outage.
+        """
+        if self._open is not None:
+            return key in self._open.probing
+        if self._ignored:
+            self._ignored, self._window = False, OutcomeWindow(self._limits.window)
+        self._window.add(None)
+        return False
+
+    def failed(  # noqa: PLR0913, PLR0917 - all that an outage is known by
+        self, key: str, message: _M, cause: str, origin: str, at: datetime, now: float, luck: float
+    ) -> AfterFailure:
+        """Decide about a message that failed for *cause*.
+
+        Args:
+            origin: tells messages apart, and is the same for all attempts at one.
+            luck: from 0 to 1, shortens the time until the next probe by up to a half.
+        """
+        if self._ignored:
+            return AfterFailure.COUNTED
+        if self._open is None:
+            self._window.add((cause, origin))
+            if not self._window.is_outage(cause, self._limits):
+                return AfterFailure.COUNTED
+            outage = Outage(cause, self._dependency, at)
+            self._open = _Open(outage, now, now + _FIRST_PAUSE_SECONDS, tried={key: message})
+            return AfterFailure.BEGINS
+        if self._open.probing.pop(key, None) is not None:
+            longest = self._limits.max_probe_interval.total_seconds()
+            self._open.pause = min(2 * self._open.pause, longest)
+            self._open.next_probe = now + self._open.pause * (1 - luck / 2)
+        elif cause != self._open.outage.cause:
+            return AfterFailure.COUNTED
+        self._open.tried[key] = message
+        return AfterFailure.HELD
+
+    def settled(self, key: str, now: float) -> None:
+        """Note that a message was settled in a way that says nothing about the dependency."""
+        if self._open is None:
+            if not self._ignored:
+                self._window.add(None)
+        elif self._open.probing.pop(key, None) is not None:
+            self._open.next_probe = now + self._open.pause
+
+    def admit(self, key: str, message: _M, now: float) -> _M | None:
+        """Return the message that may be handled now that *message* has come; None for none.
+
+        What may not is held.
+        """
+        here = self._open
+        if here is None:
+            return message
+        if key in here.probing:
+            return message if here.probing[key][0] is message else None  # it was handed back
+        alarm = here.alarms.get(key)
+        if alarm is None or alarm[0] is not message:
+            if alarm is None and key not in here.tried:
+                here.untried.setdefault(key, message)
+            return None
+        del here.alarms[key]
+        (here.tried if alarm[1] else here.untried)[key] = message
+        if now < here.next_probe - _EARLY_SECONDS:
+            return None
+        queue = here.untried or here.tried
+        probe = next(iter(queue))
+        here.probing[probe] = queue.pop(probe), now
+        return here.probing[probe][0]
+
+    def next_alarm(self, now: float) -> tuple[_M, float] | None:
+        """Return a message that has to come again, and in how many seconds; None if none has to.
+
+        While a probe is in hand there is none, unless that takes longer than probes are apart.
+        """
+        here = self._open
+        if here is None or here.alarms:
+            return None
+        longest = self._limits.max_probe_interval.total_seconds()
+        if any(now - since < longest for _, since in here.probing.values()):
+            return None
+        queue = here.tried or here.untried
+        if not queue:
+            return None
+        key = next(iter(queue))
+        message = queue.pop(key)
+        here.alarms[key] = message, queue is here.tried
+        return message, max(0.0, here.next_probe - now)
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the outage has lasted for longer than a consumer may pause."""
+        return (
+            self._open is not None
+            and now - self._open.began >= self._limits.max_pause.total_seconds()
+        )
+
+    def end(self, *, ignored: bool) -> list[_M]:
+        """End the outage, and return what was held; what has an alarm comes with that.
+
+        Args:
+            ignored: whether it goes on, and is ignored until a message succeeds.
+        """
+        here, self._open = self._open, None
+        self._ignored = ignored
+        self._window = OutcomeWindow(self._limits.window)
+        return [] if here is None else [*here.tried.values(), *here.untried.values()]

@@ -1,0 +1,138 @@
+"""An outage of what handlers depend on, at a real broker: no retry is used up, all is handled."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive import Event, RetryConsumer
+from redrive.delivery.telemetry.events import Name
+from redrive.middleware import OutageLimits
+from redrive.policy.outage import BEACON
+from tests.support.provisioned_policy import ProvisionedPolicy, path
+
+ProvisionPolicy = Callable[..., Any]
+
+OUTAGE_SECONDS = 20.0
+CONSUMERS = 2
+WORKERS = 4
+MESSAGES = 2_000
+LIMITS = OutageLimits(max_probe_interval=timedelta(seconds=5))
+
+
+class Warehouse:
+    """What the handlers of several consumers depend on."""
+
+    def __init__(self) -> None:
+        self.is_down = True
+        self.handled: list[bytes] = []
+        self.events: list[Event] = []
+        self.done = threading.Event()
+
+    def handle(self, message: pulsar.Message) -> None:
+        if self.is_down:
+            raise ConnectionError
+        self.handled.append(message.data())
+        if len(set(self.handled)) == MESSAGES:
+            self.done.set()
+
+    def count(self, name: Name) -> int:
+        return sum(event.event is name for event in list(self.events))
+
+
+@pytest.fixture
+def warehouse() -> Warehouse:
+    return Warehouse()
+
+
+def paused_causes(provisioned: ProvisionedPolicy) -> list[str]:
+    """What the broker's statistics show of consumers that have paused."""
+    answer = provisioned.broker.request("GET", f"{path(provisioned.policy.retry_topic)}/stats")
+    answer.check("read statistics")
+    producers = json.loads(answer.body)["publishers"]
+    return [each["metadata"][BEACON] for each in producers if BEACON in each["metadata"]]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def run_through_an_outage(
+    provisioned: ProvisionedPolicy, warehouse: Warehouse, during: Callable[[], None]
+) -> None:
+    policy = replace(provisioned.policy, outage_breaker=LIMITS)
+    producer = provisioned.client("superuser").create_producer(
+        str(policy.topic), batching_enabled=True
+    )
+    for number in range(MESSAGES):
+        producer.send_async(f"{number}".encode(), lambda *_: None)
+    producer.flush()
+    with ExitStack() as closing:
+        consumers = [
+            closing.enter_context(
+                RetryConsumer(
+                    provisioned.client(provisioned.role), policy, on_event=warehouse.events.append
+                )
+            )
+            for _ in range(CONSUMERS)
+        ]
+        threads = [
+            threading.Thread(target=each.run, args=(warehouse.handle,), kwargs={"workers": WORKERS})
+            for each in consumers
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: all(each.outages for each in consumers))
+        wait_until(lambda: paused_causes(provisioned) == ["ConnectionError"] * CONSUMERS)
+        during()
+        time.sleep(OUTAGE_SECONDS)
+        warehouse.is_down = False
+        assert warehouse.done.wait(60)
+        wait_until(lambda: paused_causes(provisioned) == [])
+        wait_until(lambda: provisioned.backlog(policy.retry_topic) == 0)
+        for each in consumers:
+            each.stop()
+        for thread in threads:
+            thread.join()
+
+
+def test_consumers_pause_for_an_outage_and_go_on_by_themselves(
+    provision_policy: ProvisionPolicy, warehouse: Warehouse
+) -> None:
+    provisioned = provision_policy()
+    run_through_an_outage(provisioned, warehouse, lambda: None)
+    assert warehouse.count(Name.ATTEMPT_FAILED) == CONSUMERS * (LIMITS.min_messages - 1)
+    assert warehouse.count(Name.OUTAGE_BEGAN) == CONSUMERS
+    assert warehouse.count(Name.OUTAGE_ENDED) == CONSUMERS
+    assert len(warehouse.handled) == MESSAGES
+    assert provisioned.dead_letters(0) == []
+    assert provisioned.backlog(provisioned.policy.topic) == 0
+
+
+def test_an_outage_outlives_unloads_of_its_topics(
+    provision_policy: ProvisionPolicy, warehouse: Warehouse
+) -> None:
+    provisioned = provision_policy()
+
+    def unload() -> None:
+        for topic in (provisioned.policy.topic, provisioned.policy.retry_topic):
+            provisioned.broker.request("PUT", f"{path(topic)}/unload").check(f"unload {topic}")
+        wait_until(lambda: paused_causes(provisioned) == ["ConnectionError"] * CONSUMERS)
+
+    run_through_an_outage(provisioned, warehouse, unload)
+    assert warehouse.count(Name.ATTEMPT_FAILED) == CONSUMERS * (LIMITS.min_messages - 1)
+    assert len(set(warehouse.handled)) == MESSAGES
+    assert provisioned.dead_letters(0) == []
+    assert provisioned.backlog(provisioned.policy.topic) == 0

@@ -1,0 +1,448 @@
+"""A dependency that is down pauses its consumer, in virtual time: no retry is used up for it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive import (
+    DeadLetter,
+    FailureRules,
+    Policy,
+    PolicyFile,
+    RetryLater,
+)
+from redrive.delivery.telemetry.events import Event, Name
+from redrive.middleware import OutageBreaker, OutageLimits
+from redrive.policy import codec
+from redrive.policy.ladder import Ladder
+from redrive.policy.model import SubscriptionType
+from redrive.policy.naming import TopicName
+from redrive.testing import AsyncInMemoryConsumer, InMemoryConsumer, InMemorySimpleConsumer
+
+POLICY = Policy(
+    TopicName("shop", "prod", "orders"),
+    "fulfilment",
+    max_retries=3,
+    ladder=Ladder.from_fixed("1s"),
+    outage_breaker=OutageLimits(),
+)
+SECOND = timedelta(seconds=1)
+HOUR = timedelta(hours=1)
+
+
+class Warehouse:
+    """What handlers depend on: down from one moment to another, in the time of its consumer."""
+
+    def __init__(self, down: timedelta, up: timedelta) -> None:
+        self.down, self.up = down, up
+        self.handled: list[str] = []
+        self.calls: list[tuple[timedelta, str]] = []
+        self.events: list[Event] = []
+
+    def serve(self, consumer: Any) -> None:  # noqa: ANN401 - of any kind
+        self.clock, self.began = consumer.broker.clock, consumer.broker.clock.now()
+
+    @property
+    def now(self) -> timedelta:
+        passed: timedelta = self.clock.now() - self.began
+        return passed
+
+    def handle(self, message: pulsar.Message) -> None:
+        content = message.data().decode()
+        self.calls.append((self.now, content))
+        if self.down <= self.now < self.up:
+            raise ConnectionError
+        self.handled.append(content)
+
+    def of(self, name: Name) -> list[Event]:
+        return [event for event in self.events if event.event is name]
+
+    @property
+    def burnt(self) -> int:
+        return len(self.of(Name.ATTEMPT_FAILED))
+
+
+def down_for(hours: float) -> Warehouse:
+    return Warehouse(timedelta(), timedelta(hours=hours))
+
+
+def consumer_of(
+    warehouse: Warehouse,
+    policy: Policy | PolicyFile = POLICY,
+    **options: Any,  # noqa: ANN401 - as the consumer takes them
+) -> InMemoryConsumer:
+    consumer = InMemoryConsumer(policy, on_event=warehouse.events.append, **options)
+    warehouse.serve(consumer)
+    return consumer
+
+
+def send(consumer: Any, count: int, **fields: Any) -> list[str]:  # noqa: ANN401
+    contents = [f"{number}" for number in range(count)]
+    for content in contents:
+        consumer.send(content.encode(), **fields)
+    return contents
+
+
+def test_an_hour_without_the_dependency_costs_nine_attempts_and_no_message() -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse)
+    contents = send(consumer, 1_000)
+    consumer.run(warehouse.handle)
+    assert warehouse.burnt == OutageLimits().min_messages - 1
+    assert consumer.dead_letters == []
+    assert sorted(warehouse.handled) == sorted(contents)
+    assert consumer.broker.unsettled() == []
+    assert [len(warehouse.of(name)) for name in (Name.OUTAGE_BEGAN, Name.OUTAGE_ENDED)] == [1, 1]
+    assert consumer.outages == ()
+
+
+def test_probes_are_single_and_come_with_back_off_until_one_succeeds() -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse)
+    send(consumer, 1_000)
+    consumer.run(warehouse.handle)
+    probes = [moment for moment, _ in warehouse.calls if timedelta() < moment]
+    apart = [later - before for before, later in itertools.pairwise(probes)]
+    in_outage = [gap for gap, moment in zip(apart, probes, strict=False) if moment < HOUR]
+    assert probes[0] == SECOND
+    assert all(SECOND <= gap <= 30 * SECOND for gap in in_outage)
+    assert all(gap >= 15 * SECOND for gap in in_outage[6:])
+    first_success = next(moment for moment in probes if moment >= HOUR)
+    assert first_success - HOUR <= 30 * SECOND
+
+
+def test_each_probe_is_another_message_so_that_one_that_never_succeeds_keeps_nothing_paused() -> (
+    None
+):
+    warehouse = down_for(0)
+    consumer = consumer_of(warehouse)
+    contents = send(consumer, 40)
+
+    def handle(message: pulsar.Message) -> None:
+        if int(message.data()) < 20:
+            raise ConnectionError
+        warehouse.handle(message)
+
+    consumer.run(handle)
+    assert sorted(warehouse.handled) == sorted(contents[20:])
+    assert sorted(letter.data() for letter in consumer.dead_letters) == sorted(
+        content.encode() for content in contents[:20]
+    )
+
+
+def test_a_single_message_that_fails_again_and_again_is_no_outage() -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse, replace(POLICY, max_retries=50))
+    consumer.send(b"poison")
+    consumer.run(warehouse.handle)
+    assert warehouse.of(Name.OUTAGE_BEGAN) == []
+    assert len(consumer.dead_letters) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_dependency_that_fails_one_time_in_twenty_never_pauses_its_consumer(seed: int) -> None:
+    warehouse, luck = down_for(0), random.Random(seed)  # noqa: S311 - a simulation
+    consumer = consumer_of(warehouse)
+    contents = send(consumer, 5_000)
+
+    def handle(message: pulsar.Message) -> None:
+        if luck.random() < 0.05:
+            raise ConnectionError
+        warehouse.handle(message)
+
+    consumer.run(handle)
+    assert warehouse.of(Name.OUTAGE_BEGAN) == []
+    assert len(warehouse.handled) + len(consumer.dead_letters) == len(contents)
+
+
+@pytest.mark.parametrize(
+    ("error", "rules"),
+    [
+        (DeadLetter("wrong"), FailureRules()),
+        (RetryLater(SECOND), FailureRules()),
+        (ValueError(), FailureRules(dead_letter_on=(ValueError,))),
+    ],
+)
+def test_what_a_handler_or_a_rule_asks_for_is_no_outage(
+    error: Exception, rules: FailureRules
+) -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse)
+    send(consumer, 100)
+
+    def handle(_message: pulsar.Message) -> None:
+        raise error
+
+    consumer.run(handle, rules=rules)
+    assert warehouse.of(Name.OUTAGE_BEGAN) == []
+    assert len(consumer.dead_letters) == 100
+
+
+def test_a_probe_that_is_dead_lettered_by_a_rule_is_followed_by_another() -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse)
+    contents = send(consumer, 100)
+
+    def handle(message: pulsar.Message) -> None:
+        if 30 <= int(message.data()) < 40:
+            raise ValueError
+        warehouse.handle(message)
+
+    consumer.run(handle, rules=FailureRules(dead_letter_on=(ValueError,)))
+    assert len(consumer.dead_letters) == 10
+    assert len(warehouse.handled) == len(contents) - 10
+
+
+def test_messages_that_need_something_else_are_handled_meanwhile() -> None:
+    warehouse = down_for(1)
+    breaker = OutageBreaker(dependency=lambda message: message.properties()["region"])
+    consumer = consumer_of(warehouse, middleware=[breaker])
+    began = warehouse.clock.now()
+    for number in range(200):
+        region = "north" if number % 2 else "south"
+        consumer.send(f"{number}".encode(), properties={"region": region})
+    south: list[timedelta] = []
+
+    def handle(message: pulsar.Message) -> None:
+        if message.properties()["region"] == "north":
+            warehouse.handle(message)
+        else:
+            south.append(warehouse.clock.now() - began)
+
+    consumer.run(handle)
+    assert (len(south), max(south)) == (100, timedelta())
+    assert len(warehouse.handled) == 100
+    (event,) = warehouse.of(Name.OUTAGE_BEGAN)
+    assert event.reason == "ConnectionError"
+
+
+def test_a_rule_says_what_a_failure_shows_to_be_down() -> None:
+    warehouse = down_for(1)
+    breaker = OutageBreaker(cause=lambda error: None if isinstance(error, OSError) else "other")
+    consumer = consumer_of(warehouse, middleware=[breaker])
+    send(consumer, 50)
+    consumer.run(warehouse.handle)
+    assert warehouse.of(Name.OUTAGE_BEGAN) == []
+    assert len(consumer.dead_letters) == 50
+
+
+def test_after_the_longest_pause_failures_count_again() -> None:
+    warehouse = down_for(100)
+    limits = OutageLimits(max_pause=HOUR)
+    consumer = consumer_of(warehouse, replace(POLICY, outage_breaker=limits))
+    send(consumer, 100)
+    consumer.run(warehouse.handle)
+    assert len(consumer.dead_letters) == 100
+    assert HOUR <= warehouse.now < 2 * HOUR
+    assert [event.event for event in warehouse.events if event.event.startswith("redrive.outage")]
+    assert len(warehouse.of(Name.OUTAGE_IGNORED)) == 1
+    assert consumer.outages == ()
+
+
+def test_after_it_was_ignored_a_success_arms_the_breaker_again() -> None:
+    warehouse = down_for(2)
+    consumer = consumer_of(warehouse, replace(POLICY, outage_breaker=OutageLimits(max_pause=HOUR)))
+    send(consumer, 100)
+    consumer.run(warehouse.handle)
+    consumer.advance(3 * HOUR - warehouse.now)
+    send(consumer, 1)
+    consumer.run(warehouse.handle)
+    warehouse.up = 4 * HOUR
+    consumer.broker.dead_letters.clear()
+    send(consumer, 100)
+    consumer.run(warehouse.handle)
+    assert len(warehouse.of(Name.OUTAGE_BEGAN)) == 2
+    assert consumer.dead_letters == []
+
+
+def test_an_outage_can_be_ignored_by_a_call() -> None:
+    warehouse = down_for(100)
+    consumer = consumer_of(warehouse)
+    send(consumer, 100)
+
+    def handle(message: pulsar.Message) -> None:
+        if warehouse.now > 10 * SECOND and consumer.outages:
+            assert [outage.cause for outage in consumer.outages] == ["ConnectionError"]
+            consumer.ignore_outages()
+        warehouse.handle(message)
+
+    consumer.run(handle)
+    assert len(consumer.dead_letters) == 100
+    assert warehouse.now < timedelta(minutes=2)
+
+
+def test_an_operator_ignores_outages_by_the_policy_and_arms_the_breaker_again(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "policy.json"
+    path.write_text(codec.encode(POLICY), encoding="utf-8")
+    warehouse = down_for(100)
+    consumer = consumer_of(warehouse, PolicyFile(path))
+    send(consumer, 100)
+
+    def handle(message: pulsar.Message) -> None:
+        if warehouse.now > 10 * SECOND and consumer.outages:
+            write(path, replace(POLICY, ignore_outages=True))
+        warehouse.handle(message)
+
+    consumer.run(handle)
+    assert len(consumer.dead_letters) == 100
+    assert warehouse.now < timedelta(minutes=2)
+    write(path, POLICY)
+    warehouse.up = warehouse.now + HOUR
+    send(consumer, 100)
+    consumer.run(warehouse.handle)
+    assert len(warehouse.of(Name.OUTAGE_BEGAN)) == 2
+    assert len(consumer.dead_letters) == 100
+
+
+def write(path: Path, policy: Policy) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(codec.encode(policy), encoding="utf-8")
+    new.replace(path)
+
+
+def test_a_policy_without_a_breaker_pauses_nothing_and_one_given_to_it_later_does(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "policy.json"
+    path.write_text(codec.encode(replace(POLICY, outage_breaker=None)), encoding="utf-8")
+    warehouse = down_for(100)
+    consumer = consumer_of(warehouse, PolicyFile(path))
+    send(consumer, 100)
+    consumer.run(warehouse.handle)
+    assert len(consumer.dead_letters) == 100
+    write(path, POLICY)
+    warehouse.up = warehouse.now + HOUR
+    send(consumer, 100)
+    consumer.run(warehouse.handle)
+    assert len(consumer.dead_letters) == 100
+    assert len(warehouse.of(Name.OUTAGE_BEGAN)) == 1
+
+
+def test_messages_of_a_key_keep_their_order_through_an_outage() -> None:
+    warehouse = down_for(1)
+    policy = replace(POLICY, ordered=True, subscription_type=SubscriptionType.KEY_SHARED)
+    consumer = consumer_of(warehouse, policy)
+    contents = [f"{number}" for number in range(200)]
+    for content in contents:
+        consumer.send(content.encode(), partition_key=f"{int(content) % 20}")
+    consumer.run(warehouse.handle)
+    assert consumer.dead_letters == []
+    for key in range(20):
+        of_key = [content for content in warehouse.handled if int(content) % 20 == key]
+        assert of_key == [content for content in contents if int(content) % 20 == key]
+
+
+def test_the_time_to_acknowledge_does_not_run_while_a_message_is_held() -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse, ack_timeout=timedelta(minutes=1))
+    send(consumer, 100)
+    consumer.run(warehouse.handle)
+    assert {event.reason for event in warehouse.of(Name.ATTEMPT_FAILED)} == {"ConnectionError"}
+    assert len(warehouse.handled) == 100
+
+
+def test_of_a_batch_what_fails_after_the_outage_began_is_held() -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse)
+    send(consumer, 1_000)
+
+    def handle(messages: Any) -> list[Exception | None]:  # noqa: ANN401
+        try:
+            for message in messages:
+                warehouse.handle(message)
+        except ConnectionError as error:
+            return [error] * len(messages)
+        return [None] * len(messages)
+
+    consumer.run_batches(handle, size=500)
+    assert warehouse.burnt == OutageLimits().min_messages - 1
+    assert consumer.dead_letters == []
+    assert len(set(warehouse.handled)) == 1_000
+
+
+def test_a_hop_that_is_sent_again_is_counted_once() -> None:
+    warehouse = down_for(0)
+    limits = OutageLimits(min_messages=2)
+    consumer = consumer_of(warehouse, replace(POLICY, outage_breaker=limits))
+    consumer.broker.refused.add(POLICY.retry_topic)
+    contents = send(consumer, 8)
+    failed = set(contents[-2:])
+
+    def handle(message: pulsar.Message) -> None:
+        if message.data().decode() in failed:
+            failed.remove(message.data().decode())
+            raise ConnectionError
+        warehouse.handle(message)
+
+    consumer.run(handle)
+    assert len(warehouse.of(Name.UNSENT)) > 8
+    consumer.broker.refused.clear()
+    consumer.run(handle)
+    assert warehouse.of(Name.OUTAGE_BEGAN) == []
+    assert sorted(warehouse.handled) == contents
+
+
+async def test_asyncio_consumers_pause_alike() -> None:
+    warehouse = down_for(1)
+    consumer = AsyncInMemoryConsumer(POLICY, on_event=warehouse.events.append)
+    warehouse.serve(consumer)
+    contents = send(consumer, 300)
+
+    async def handle(message: pulsar.Message) -> None:
+        warehouse.handle(message)
+
+    async with consumer:
+        await consumer.run(handle)
+        assert consumer.outages == ()
+    assert sorted(warehouse.handled) == sorted(contents)
+    assert warehouse.burnt == OutageLimits().min_messages - 1
+
+
+def test_a_simple_consumer_gets_single_messages_while_none_is_settled_in_time() -> None:
+    consumer = InMemorySimpleConsumer(POLICY)
+    send(consumer, 100)
+    invisible = timedelta(seconds=10)
+    assert len(consumer.receive(20, invisible)) == 20
+    consumer.advance(invisible)
+    assert [outage.cause for outage in consumer.outages] == ["InvisibleDurationEndedError"]
+    (probe,) = consumer.receive(20, invisible, timedelta(minutes=1))
+    assert consumer.receive(20, invisible, timedelta(seconds=5)) == []
+    consumer.acknowledge(probe)
+    assert consumer.outages == ()
+    assert len(consumer.receive(100, invisible, SECOND)) == 99
+
+
+def test_what_is_held_is_delivered_again_when_the_consumer_ends() -> None:
+    warehouse = down_for(1)
+    with consumer_of(warehouse) as consumer:
+        send(consumer, 100)
+        for _ in range(40):
+            message = consumer.receive(timedelta())
+            if message is None:
+                break
+            consumer.reconsume_later(message, cause=ConnectionError())
+        assert consumer.outages != ()
+    assert len(consumer.broker.unsettled()) == 100
+
+
+def test_a_probe_that_nothing_settles_is_followed_by_another() -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse)
+    send(consumer, 100)
+    received: list[Callable[[], bytes]] = []
+    while not consumer.outages:
+        consumer.reconsume_later(consumer.receive(), cause=ConnectionError())
+    received = [consumer.receive().data, consumer.receive().data]
+    assert received[0]() != received[1]()
+    assert warehouse.now <= timedelta(minutes=1)
