@@ -44,6 +44,11 @@ _COUNTERS = {
         "Messages handled well, but after their time-out; they may be handled again.",
         _WHERE,
     ),
+    Name.LEFT_UNSETTLED: Counter(
+        "redrive_consumer_left_unsettled_messages",
+        "Messages in hand when their consumer was closed; the broker delivers them again.",
+        _WHERE,
+    ),
 }
 _COUNTERS_BY_REASON = {
     Name.ATTEMPT_FAILED: Counter(
@@ -98,7 +103,7 @@ def count(event: Event) -> None:
     """Count *event*: the hook to be given as `on_event`."""
     where = _where(event.policy, event.source, event.subscription)
     if event.event in _COUNTERS:
-        _COUNTERS[event.event].labels(*where).inc()
+        _COUNTERS[event.event].labels(*where).inc(event.count)
     else:
         _COUNTERS_BY_REASON[event.event].labels(*where, event.reason).inc()
 

@@ -46,6 +46,7 @@ def start_program(tmp_path: Path) -> StartProgram:
                 "TOKEN": provisioned.broker.token(provisioned.role),
                 "REDRIVE_POLICY": str(file),
             },
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

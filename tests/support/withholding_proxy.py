@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 SEND_RECEIPT = 7
 """The number of this command in Pulsar's binary protocol."""
+
+_LOOK_EVERY_SECONDS = 0.05
 
 
 class WithholdingProxy:
@@ -21,11 +24,13 @@ class WithholdingProxy:
     Attributes:
         withheld: how many of the next frames of each command never reach the client.
         refuses: whether it closes each new connection at once.
+        frozen: whether it passes nothing on, as a broker that is stopped, or off the network.
     """
 
     def __init__(self, port: int, closing: ExitStack) -> None:
         self.withheld: Counter[int] = Counter()
         self.refuses = False
+        self.frozen = False
         self._ends: list[socket.socket] = []
         self._broker = port
         self._listener = _listen_on_as_many_digits_as(port)
@@ -60,6 +65,8 @@ class WithholdingProxy:
         with suppress(OSError):
             for frame in _frames(source):
                 kind = frame[9]  # after the two sizes and the tag of the first field
+                while self.frozen:
+                    time.sleep(_LOOK_EVERY_SECONDS)
                 if answers and self.withheld[kind] > 0:
                     self.withheld[kind] -= 1
                     continue

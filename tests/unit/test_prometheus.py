@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pulsar
 import pytest
@@ -33,7 +33,7 @@ WHERE = {
     "source_topic": str(POLICY.topic),
     "subscription": POLICY.subscription,
 }
-WHERE_OF_EVENT = {
+WHERE_OF_EVENT: dict[str, Any] = {
     "policy": POLICY.name,
     "source": str(POLICY.topic),
     "subscription": POLICY.subscription,

@@ -10,6 +10,8 @@ from typing import TypedDict
 import pulsar
 import pulsar.schema
 
+from redrive.delivery.bounded import Deadline
+from redrive.delivery.closing import CLOSE_TIMEOUT
 from redrive.delivery.connection import ClientConnection
 from redrive.delivery.identity import identity
 from redrive.delivery.middleware.ack_timeouts import AckDeadline
@@ -91,7 +93,9 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
 
     chain: list[Middleware] = [] if tracing is None else [tracing.bind(consumer)]
     with contextlib.ExitStack() as undo:
-        undo.callback(parts.close)  # else subscriptions would hold messages never handed out
+        undo.callback(
+            parts.close, Deadline(CLOSE_TIMEOUT)
+        )  # else subscriptions would hold messages never handed out
         if ack_timeout is not None:
             chain.append(AckDeadline(ack_timeout, parts, fail, reporting.late))
             undo.callback(chain[-1].close)

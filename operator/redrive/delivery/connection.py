@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pulsar
 
+from redrive.delivery.bounded import release_at_exit
 from redrive.delivery.handling.run import Run
 from redrive.delivery.middleware.timer import Timer
 from redrive.delivery.parts import BrokerConnection, Parts, Subscribing, SystemClock
@@ -23,6 +24,7 @@ class ClientConnection(BrokerConnection):
     def __init__(self, client: pulsar.Client) -> None:
         self.clock = SystemClock()
         self._client = client
+        release_at_exit(client)
 
     def open(self, policy: Policy, subscribing: Subscribing) -> Parts:
         """Subscribe both topics of *policy*, or neither."""

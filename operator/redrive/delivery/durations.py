@@ -6,9 +6,12 @@ import threading
 from datetime import timedelta
 
 
-def seconds(duration: timedelta) -> float:
-    """Return *duration* in seconds, or what comes nearest to it of what Python can wait for.
+def seconds(duration: float | timedelta) -> float:
+    """Return *duration*, a number of seconds or a timedelta, in seconds.
 
-    That is 292 years; whoever asks for `timedelta.max` wants no end of it.
+    Or what comes nearest to it of what Python can wait for, 292 years: whoever asks for
+    `timedelta.max` wants no end of it.
     """
-    return min(max(0.0, duration.total_seconds()), threading.TIMEOUT_MAX)
+    if isinstance(duration, timedelta):
+        duration = duration.total_seconds()
+    return min(max(0.0, duration), threading.TIMEOUT_MAX)

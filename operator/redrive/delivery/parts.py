@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import pulsar
 import pulsar.schema
 
+from redrive.delivery.bounded import Deadline, all_within
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 
@@ -83,7 +84,7 @@ class Incoming(Protocol):
     def stop(self) -> None:
         """Hand out nothing more."""
 
-    def close(self) -> None:
+    def close(self, deadline: Deadline) -> None:
         """Give back what was not settled."""
 
 
@@ -99,7 +100,10 @@ class Outgoing(Protocol):
     ) -> pulsar.MessageId:
         """Store a copy with *properties*, and return its id."""
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """From now on, send nothing to a topic again that a send has failed for."""
+
+    def close(self, deadline: Deadline) -> None:
         """Close what was opened."""
 
 
@@ -145,12 +149,19 @@ class Parts:
     linger: float
     beacon: Beacon
 
-    def close(self) -> None:
-        """Leave the subscriptions, and close the producers."""
-        with contextlib.ExitStack() as closing:
-            closing.callback(self.beacon.close)
-            closing.callback(self.outgoing.close)
-            closing.callback(self.incoming.close)
+    def stop(self) -> None:
+        """Hand out nothing more, and settle what is in hand; may be called from a signal handler.
+
+        What can't be sent on is left to the next consumer.
+        """
+        self.outgoing.stop()
+        self.incoming.stop()
+
+    def close(self, deadline: Deadline) -> None:
+        """Leave the subscriptions, and close the producers, side by side."""
+        parts = (self.incoming, self.outgoing)
+        closing = [functools.partial(part.close, deadline) for part in parts]
+        all_within(deadline, [*closing, self.beacon.close])
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ message, under the same origin and count, and never loses it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pulsar
 
+from redrive.delivery.bounded import Deadline, all_within
 from redrive.delivery.middleware.chain import Forward, Middleware, Outcome, Receive, Settle, compose
 from redrive.delivery.middleware.outage_breaker import OutageGuard
 from redrive.delivery.middleware.outage_circuit import Outage
@@ -29,6 +29,7 @@ from redrive.delivery.middleware.settlement import (
     Settlement,
 )
 from redrive.delivery.parts import Parts
+from redrive.delivery.receiving.in_hand import InHand
 from redrive.delivery.receiving.origin import SubscriptionsByTopic
 from redrive.delivery.retrying.decisions import Decisions
 from redrive.delivery.retrying.errors import NotSentError
@@ -67,7 +68,10 @@ class Processor:
         self._guard = next(guards, None)
         self._handle_again = handle_again
         self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
-        receive: Receive = parts.incoming.take
+        self.in_hand = InHand()
+        self._left_unsettled = reporting.left_unsettled
+        self._closed = False
+        receive: Receive = self._take
         settle: Settle = self._carry_out
         send: Forward = functools.partial(forward, parts.outgoing)
         self.receive = compose([m.receive for m in middleware], receive)
@@ -144,6 +148,7 @@ class Processor:
                 if not counted:
                     self.decisions.attempts.give_back(message)
                 self._subscriptions[message.topic_name()].negative_acknowledge(message)
+                self.in_hand.end(message)
             case HandBack():
                 self.parts.incoming.again(message, 0)
             case _:
@@ -163,15 +168,36 @@ class Processor:
         self._acknowledge(message)  # only after the receipt
         return receipt
 
+    def _take(self, timeout: float | None) -> pulsar.Message | None:
+        message = self.parts.incoming.take(timeout)
+        if message is not None:
+            self.in_hand.begin(message)
+        return message
+
     def _acknowledge(self, message: pulsar.Message) -> None:
+        if self._closed:  # by a thread that no longer waited for this one
+            return
         self._subscriptions[message.topic_name()].acknowledge(message)
+        self.in_hand.end(message)
         self.decisions.attempts.forget(message)
 
-    def close(self) -> None:
-        """Stop, and leave the subscriptions: what was not settled stays unacknowledged."""
-        self.parts.incoming.stop()
-        with contextlib.ExitStack() as closing:
-            closing.callback(self.parts.close)
-            closing.callback(self._unsent.close)
-            for middleware in reversed(self.middleware):
-                closing.callback(middleware.close)
+    def close(self, deadline: Deadline, *first: Callable[[], object]) -> None:
+        """Stop, end *first* and all middleware, and leave the subscriptions, until *deadline*.
+
+        What is not settled then stays unacknowledged, and is reported.
+        """
+        self.parts.stop()
+        closing = [*first, self._unsent.close, *(each.close for each in self.middleware)]
+        try:
+            all_within(deadline, closing)
+        finally:
+            self._close_parts(deadline)
+
+    def _close_parts(self, deadline: Deadline) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        left = len(self.in_hand)
+        self.parts.close(deadline)
+        if left:
+            self._left_unsettled(left)

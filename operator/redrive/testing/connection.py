@@ -12,6 +12,7 @@ from typing import cast
 import pulsar
 import pulsar.schema
 
+from redrive.delivery.bounded import Deadline
 from redrive.delivery.handling.run import Run
 from redrive.delivery.parts import BrokerConnection, Parts, Subscribing
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
@@ -107,7 +108,10 @@ class _Outgoing:
         )  # fmt: skip
         return self._broker.store(topic, copy, deliver_after)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Every send ends at once."""
+
+    def close(self, _: Deadline) -> None:
         """Nothing was opened."""
 
 
@@ -189,7 +193,7 @@ class _Incoming:
     def stop(self) -> None:
         self._stopped = True
 
-    def close(self) -> None:
+    def close(self, _: Deadline) -> None:
         self.stop()
         self._broker.take_back(self)
 

@@ -143,7 +143,8 @@ def test_closing_waits_for_one_message_that_is_out_of_time_and_not_for_all() -> 
     for _ in range(3):
         receive(consumer)
     consumer.advance(TEN)
-    assert [event.event for event in told] == ["redrive.attempt_failed", "redrive.retried"]
+    names = [event.event for event in told if event.event != "redrive.left_unsettled"]
+    assert names == ["redrive.attempt_failed", "redrive.retried"]
 
 
 def test_closing_waits_for_one_message_that_turns_visible_and_not_for_all() -> None:
@@ -158,4 +159,5 @@ def test_closing_waits_for_one_message_that_turns_visible_and_not_for_all() -> N
         consumer.send(content)
     assert len(consumer.receive(3, TEN)) == 3
     consumer.advance(TEN)
-    assert [event.event for event in told] == ["redrive.attempt_failed", "redrive.retried"]
+    names = [event.event for event in told if event.event != "redrive.left_unsettled"]
+    assert names == ["redrive.attempt_failed", "redrive.retried"]

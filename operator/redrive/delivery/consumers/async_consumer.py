@@ -18,6 +18,7 @@ import pulsar
 
 from redrive.delivery import durations
 from redrive.delivery.assembly import RetryOptions
+from redrive.delivery.closing import CLOSE_TIMEOUT
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT, RetryConsumer
 from redrive.delivery.handling.bridge import Bridge
 from redrive.delivery.handling.threads import CallThreads, run_in_thread
@@ -209,17 +210,15 @@ class AsyncRetryConsumer:
         """Make every `run` return once its messages in hand are settled."""
         self._opened.stop()
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
         """Stop, wait until every `run` has ended, and leave the subscriptions.
 
-        Messages received and not yet settled stay unacknowledged: the broker delivers them again.
-        Not for the handler of `run`, which calls `stop`.
+        See `RetryConsumer.close`. Not for the handler of `run`, which calls `stop`.
         """
         if self._closed:
             return
         self._closed = True
-        await self._threads.settle(self._opened.close)
-        self._threads.close()
+        await self._threads.close(functools.partial(self._opened.close, timeout))
 
     async def __aenter__(self) -> Self:
         self._consumer = await opened(self._open, self._threads.settling)

@@ -13,7 +13,8 @@ import pulsar
 import pulsar.schema
 
 from redrive.delivery import durations
-from redrive.delivery.closing import Closing
+from redrive.delivery.bounded import Deadline, release_at_exit
+from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
 from redrive.delivery.handling import answer
 from redrive.delivery.handling.answer import Handler
@@ -65,6 +66,7 @@ class BroadcastConsumer(Closing):
         name = name or identity()
         self.name = name
         self._topic = topic
+        release_at_exit(client)
         self._clock = SystemClock()
         self._incoming = Fetcher([_Reading(_reader(client, topic, name, schema))])
         self._redact = redaction
@@ -114,9 +116,9 @@ class BroadcastConsumer(Closing):
         """Make every `run` return once its messages in hand are done; callable from a signal."""
         self._incoming.stop()
 
-    def close(self) -> None:
-        """Stop, and leave the topic."""
-        self._incoming.close()
+    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+        """Stop, and leave the topic, within *timeout* (seconds, or a timedelta)."""
+        self._incoming.close(Deadline(timeout))
 
     def _settle(self, message: pulsar.Message, failure: Outcome) -> None:
         if failure is None:

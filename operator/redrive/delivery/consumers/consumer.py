@@ -14,6 +14,8 @@ from typing import Unpack
 import pulsar
 
 from redrive.delivery.assembly import RetryOptions
+from redrive.delivery.bounded import Deadline
+from redrive.delivery.closing import CLOSE_TIMEOUT
 from redrive.delivery.consumers.receiver import Receiver
 from redrive.delivery.handling import answer
 from redrive.delivery.handling.answer import BatchHandler, Handler
@@ -153,18 +155,23 @@ class RetryConsumer(Receiver):
         handle = answer.many(handler, explicit=explicit)
         self._work(take, handle, rules, workers, timeout, max_rate)
 
-    def close(self) -> None:
+    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
         """Stop, wait until every `run` in another thread has ended, and leave the subscriptions.
 
-        Messages received and not yet settled stay unacknowledged: the broker delivers them again. A
-        hop that has begun is waited for, up to 12 s.
+        Messages received and not yet settled stay unacknowledged: the broker delivers them again.
+        The event `redrive.left_unsettled` tells how many, if there are any.
         Not for signal handlers, nor for the handler of `run`: both call `stop`.
+
+        Args:
+            timeout: for all of that together. What is under way then, such as a handler or the
+                send of a message, goes on and settles nothing any more.
         """
+        deadline = Deadline(timeout)
         self.stop()
         for thread, ended in list(self._runs.items()):
             if thread is not threading.current_thread():
-                ended.wait()
-        super().close()
+                ended.wait(deadline.left())
+        self._processor.close(deadline)
 
     @contextlib.contextmanager
     def _registered(self) -> Iterator[None]:

@@ -192,8 +192,4 @@ class Receiver(Closing):
 
     def stop(self) -> None:
         """Make every `run` return once its messages in hand are settled; callable from a signal."""
-        self._processor.parts.incoming.stop()
-
-    def close(self) -> None:
-        """Stop, and leave the subscriptions."""
-        self._processor.close()
+        self._processor.parts.stop()

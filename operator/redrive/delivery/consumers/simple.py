@@ -9,7 +9,6 @@ receive ─ acknowledged in time ──────────▶ settled
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from datetime import timedelta
 from typing import Unpack
@@ -18,7 +17,8 @@ import pulsar
 
 from redrive.delivery import durations
 from redrive.delivery.assembly import Options, assemble
-from redrive.delivery.closing import Closing
+from redrive.delivery.bounded import Deadline
+from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
 from redrive.delivery.middleware.expiry import fail_each
 from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.parts import BrokerConnection
@@ -173,18 +173,18 @@ class SimpleConsumer(Closing):
 
     def stop(self) -> None:
         """Make every `receive` raise ConsumerStoppedError; callable from a signal handler."""
-        self._processor.parts.incoming.stop()
+        self._processor.parts.stop()
 
-    def close(self) -> None:
+    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
         """Stop, and leave the subscriptions: what is in flight is visible, at the same attempt.
 
-        A hop that has begun is waited for, up to 12 s.
+        The event `redrive.left_unsettled` tells how many messages these are, if there are any.
+
+        Args:
+            timeout: for all of that, the send of a message that has begun included.
         """
-        self.stop()
         self._closed = True
-        with contextlib.ExitStack() as closing:
-            closing.callback(self._processor.close)
-            closing.callback(self._timer.close)
+        self._processor.close(Deadline(timeout), self._timer.close)
 
     def _next_end(self) -> float | None:
         with self._changing:

@@ -53,10 +53,14 @@ class CallThreads:
         settling = self.settling.submit(settle, *given, **named)
         return await asyncio.shield(asyncio.wrap_future(settling))
 
-    def close(self) -> None:
-        """End the threads, once they have nothing to do."""
-        self._taking.shutdown(wait=False)
-        self.settling.shutdown(wait=False)
+    async def close(self, close: Callable[[], None]) -> None:
+        """Await *close*, and end the threads, once they have nothing to do."""
+        closing = ThreadPoolExecutor(1, "redrive-closing")  # the others may all wait for the broker
+        try:
+            await asyncio.shield(asyncio.wrap_future(closing.submit(close)))
+        finally:
+            for threads in (closing, self._taking, self.settling):
+                threads.shutdown(wait=False)
 
     def _taken_in_vain(self, taking: Future[list[pulsar.Message]]) -> None:
         if not taking.cancelled() and taking.exception() is None:

@@ -17,6 +17,7 @@ from typing import Self
 import pulsar
 import pulsar.schema
 
+from redrive.delivery.closing import CLOSE_TIMEOUT
 from redrive.delivery.opening import opened
 from redrive.delivery.producing.retry_producer import SEND_RETRIES, SEND_TIMEOUT, RetryProducer
 from redrive.errors import InvalidSpecError
@@ -91,7 +92,15 @@ class AsyncRetryProducer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        await self.close()
+
+    async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+        """Leave the broker, once every send has ended; see `RetryProducer.close`."""
         producer, self._producer = self._producer, None
-        if producer is not None:
-            await asyncio.wrap_future(self._threads.submit(producer.close))
-        self._threads.shutdown(wait=False)
+        closing = ThreadPoolExecutor(1, "redrive-closing")  # the others may all be sending
+        try:
+            if producer is not None:
+                await asyncio.shield(asyncio.wrap_future(closing.submit(producer.close, timeout)))
+        finally:
+            closing.shutdown(wait=False)
+            self._threads.shutdown(wait=False)

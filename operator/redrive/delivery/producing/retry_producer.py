@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Mapping
 from datetime import timedelta
-from queue import LifoQueue
+from queue import Empty, LifoQueue
 
 import pulsar
 import pulsar.schema
 
-from redrive.delivery.closing import Closing
+from redrive.delivery.bounded import Deadline, all_within, release_at_exit
+from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
 from redrive.delivery.identity import identity
 from redrive.delivery.producing.sends import GRACE_SECONDS, REMEDY, Opening, SendSlot
 from redrive.delivery.retrying.errors import NotSentError
@@ -50,7 +52,7 @@ class RetryProducer(Closing):
         compression: of the contents; the broker's limit is on what is left.
         send_retries: a message is sent at most once more than this.
         timeout: how long each send waits for its receipt. Where the client has lost its producer
-            for good, making another takes up to the client's own operation time-out on top.
+            for good, making another takes up to 12 s on top.
         in_flight: at most so many messages are on their way at a time. With 1 they are stored in
             the order of the calls; with more there is no order among calls at the same time.
 
@@ -81,7 +83,9 @@ class RetryProducer(Closing):
             "compression_type": compression,
         }
         self._watchdog = SendWatchdog(timeout.total_seconds() + GRACE_SECONDS)
-        opening = Opening(client, options, send_retries + 1, timeout, self._watchdog)
+        release_at_exit(client)
+        self._ending = threading.Event()
+        opening = Opening(client, options, send_retries + 1, timeout, self._watchdog, self._ending)
         self._slots = [SendSlot(opening, f"{self.name}-{number}") for number in range(in_flight)]
         self._free: LifoQueue[SendSlot] = LifoQueue()
         for slot in reversed(self._slots):
@@ -144,15 +148,25 @@ class RetryProducer(Closing):
         finally:
             self._free.put(slot)
 
-    def close(self) -> None:
-        """Leave the broker, once every send in another thread has ended."""
+    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+        """Leave the broker, once every send in another thread has ended.
+
+        Args:
+            timeout: for all of that. A send that has not ended then raises NotSentError: whether
+                its message is stored is not known.
+        """
+        deadline = Deadline(timeout)
         self._closed = True
-        slots = [self._free.get() for _ in self._slots]
-        with contextlib.ExitStack() as closing:
-            closing.callback(self._watchdog.close)
-            for slot in slots:
-                closing.callback(self._free.put, slot)
-                closing.callback(slot.close)
+        idle = [slot for _ in self._slots if (slot := self._next_idle(deadline)) is not None]
+        self._ending.set()
+        all_within(deadline, [*(slot.close for slot in self._slots), self._watchdog.close])
+        for slot in idle:  # so that whoever comes late finds out that it is closed
+            self._free.put(slot)
+
+    def _next_idle(self, deadline: Deadline) -> SendSlot | None:
+        with contextlib.suppress(Empty):
+            return self._free.get(timeout=deadline.left())
+        return None
 
 
 def _check(send_retries: int, timeout: timedelta, in_flight: int) -> None:

@@ -7,8 +7,8 @@ id; both stay through all of its sends.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +16,7 @@ from typing import Any
 
 import pulsar
 
+from redrive.delivery.bounded import OPEN_SECONDS, in_background, within
 from redrive.delivery.retrying.errors import NotSentError, TooBigError
 from redrive.delivery.retrying.send_watchdog import SendWatchdog
 
@@ -38,6 +39,7 @@ class Opening:
 
     Attributes:
         watchdog: ends sends that the client's own time-out does not.
+        ending: set once no further send is made: the producer is closed.
     """
 
     client: pulsar.Client
@@ -45,9 +47,20 @@ class Opening:
     sends: int
     timeout: timedelta
     watchdog: SendWatchdog
+    ending: threading.Event
 
     def __call__(self, topic: str, name: str) -> pulsar.Producer:
-        """Make one."""
+        """Make one.
+
+        Raises:
+            pulsar.exceptions.PulsarException: the broker refused it, or didn't answer in time.
+        """
+        try:
+            return within(OPEN_SECONDS, functools.partial(self._make, topic, name), late=leave)
+        except TimeoutError as error:
+            raise pulsar.Timeout from error
+
+    def _make(self, topic: str, name: str) -> pulsar.Producer:
         return self.client.create_producer(
             topic,
             producer_name=name,
@@ -78,7 +91,7 @@ class SendSlot:
 
     def close(self) -> None:
         """Leave the broker."""
-        for sender in self._senders.values():
+        for sender in list(self._senders.values()):
             sender.close()
 
 
@@ -129,8 +142,10 @@ class PartitionSender:
             except pulsar.exceptions.PulsarException as error:
                 failures.append("no answer" if given_up.is_set() else str(error))
             self.close()
+            if self._opening.ending.is_set():
+                break
             if number < self._opening.sends:
-                time.sleep(self._pause(number))
+                self._opening.ending.wait(self._pause(number))
         raise NotSentError(
             f"a message was sent to {self._topic} {len(failures)} times, without a receipt",
             got=", ".join(failures),
@@ -142,7 +157,9 @@ class PartitionSender:
         """Leave the broker; the next send comes back under the same name."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            _leave(producer)
+            # A broker that answers has to know, before it lets another in under this name.
+            with contextlib.suppress(TimeoutError):
+                within(GRACE_SECONDS, functools.partial(leave, producer), late=_is_left)
 
     def _once(
         self, content: object, fields: Mapping[str, Any], given_up: threading.Event
@@ -151,7 +168,7 @@ class PartitionSender:
 
         def give_up() -> None:
             given_up.set()
-            _leave(producer)
+            in_background(functools.partial(leave, producer))
 
         with self._opening.watchdog.during(give_up):
             # Each send_async() of the client leaks some hundred bytes.
@@ -164,6 +181,11 @@ class PartitionSender:
         return float(min(_PAUSE_SECONDS * 4 ** (failures - 1), self._opening.timeout / _SECOND))
 
 
-def _leave(producer: pulsar.Producer) -> None:
+def leave(producer: pulsar.Producer) -> None:
+    """Close *producer*, however long that takes."""
     with contextlib.suppress(pulsar.exceptions.PulsarException):  # nothing left to close
         producer.close()
+
+
+def _is_left(_: None) -> None:
+    """Do nothing: a producer that was closed late is closed."""

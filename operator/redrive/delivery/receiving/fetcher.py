@@ -7,7 +7,6 @@ keeps the other waiting for longer than one message.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import heapq
 import itertools
 import threading
@@ -17,6 +16,8 @@ from queue import Empty, SimpleQueue
 
 import pulsar
 
+from redrive.delivery.bounded import Deadline, all_within
+from redrive.delivery.closing import CLOSE_TIMEOUT
 from redrive.delivery.receiving.topic_fetcher import TopicFetcher
 from redrive.delivery.signal_safe_event import SignalSafeEvent
 from redrive.errors import RedriveError
@@ -59,7 +60,7 @@ class Fetcher:
         self._lost: Exception | None = None
         self._pause: SignalSafeEvent | None = None  # closed while nothing is handed out
         self._topics = [TopicFetcher(consumer, self._flows, self._lose) for consumer in consumers]
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
         """Return the next message, or None if none came within *timeout* seconds.
@@ -121,15 +122,13 @@ class Fetcher:
         self._wakings.put(None)
         self.resume()
 
-    def close(self) -> None:
+    def close(self, deadline: Deadline) -> None:
         """Stop, and give back to the broker whatever was not acknowledged; once is enough."""
         self.stop()
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         with self._changing:
             topics, self._topics = self._topics, []
-        with contextlib.ExitStack() as closing:
-            for topic in topics:
-                closing.callback(topic.close)
+        all_within(deadline, [topic.close for topic in topics])
 
     def _next(self) -> pulsar.Message | None:
         for topic in next(self._turns):
@@ -207,6 +206,9 @@ class Fetcher:
     def _wake(self) -> None:
         if self._wakings.empty():
             self._wakings.put(None)
+
+    def _close_at_exit(self) -> None:
+        self.close(Deadline(CLOSE_TIMEOUT))
 
     def _check_running(self) -> None:
         if self._stopping:

@@ -72,7 +72,7 @@ class TopicFetcher:
         while self._inside:  # a thread in the client when the interpreter goes away aborts it
             time.sleep(_LOOK_EVERY_SECONDS)
         # A client that was closed first has closed its consumers: the end that was wanted.
-        with contextlib.suppress(pulsar.AlreadyClosed):
+        with contextlib.suppress(pulsar.exceptions.PulsarException):  # nor one without an answer
             self._consumer.close()  # wakes the thread if it is in receive()
         self._dry.release()  # … or if it has nothing to do
         self._thread.join()
@@ -90,6 +90,7 @@ class TopicFetcher:
 
     def _receive(self) -> pulsar.Message:
         # Never without a timeout: the client forgets a receive that begins while it closes.
-        while True:
+        while not self._closing:  # which takes long where the broker doesn't answer
             with contextlib.suppress(pulsar.Timeout):
                 return self._consumer.receive(_POLL_MS)
+        raise pulsar.AlreadyClosed

@@ -7,14 +7,22 @@ by itself. Only what is too big so is compressed, and what is too big then goes 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections import defaultdict
 from datetime import timedelta
 from typing import NamedTuple
 
 import pulsar
 import pulsar.schema
 
+from redrive.delivery.bounded import (
+    OPEN_SECONDS,
+    Deadline,
+    Promise,
+    all_within,
+    in_background,
+    within,
+)
 from redrive.delivery.identity import identity
 from redrive.delivery.receiving import reading
 from redrive.delivery.retrying.errors import NotSentError, TooBigError
@@ -56,7 +64,9 @@ class Producers:
         self._schemas = WriterSchemas(client)
         self._producers: dict[_Destination, pulsar.Producer] = {}
         self._changing = threading.Lock()
-        self._opening: defaultdict[_Destination, threading.Lock] = defaultdict(threading.Lock)
+        self._opening: dict[_Destination, Promise[pulsar.Producer]] = {}
+        self._stopping = False
+        self._failed: set[TopicName] = set()  # since `stop`
         self._closed = False
         self._watchdog = SendWatchdog(_GIVE_UP_SECONDS)
 
@@ -75,8 +85,31 @@ class Producers:
         Raises:
             TooBigError: the broker takes no message with so many *properties*.
             SchemaNotFoundError, SchemaUnsupportedError: it can't be sent with its schema.
-            NotSentError: no producer could be made, or no receipt came within 12 s.
+            NotSentError: no producer could be made within 12 s, or no receipt came within 12 s.
         """
+        if topic in self._failed:
+            raise _not_sent(topic, "no answer to the send before it, and a consumer that stops")
+        try:
+            return self._copy(topic, message, properties, deliver_after)
+        except NotSentError as error:
+            if self._stopping and type(error) is NotSentError:  # none that is about the message
+                self._failed.add(topic)
+            raise
+
+    def stop(self) -> None:
+        """Send nothing to a topic again for which a send has failed since; callable from a signal.
+
+        Else who stops would wait for each message in hand.
+        """
+        self._stopping = True
+
+    def _copy(
+        self,
+        topic: TopicName,
+        message: pulsar.Message,
+        properties: dict[str, str],
+        deliver_after: timedelta | None,
+    ) -> pulsar.MessageId:
         to = _Destination(topic, self._schemas.of(message))
         # The client judges what is too big: nothing was sent then.
         with contextlib.suppress(pulsar.MessageTooBig):
@@ -90,14 +123,13 @@ class Producers:
                 remedy="keep properties well below maxMessageSize of the broker",
             ) from error
 
-    def close(self) -> None:
+    def close(self, deadline: Deadline) -> None:
         """Close all producers, for good: what is sent later has no receipt."""
         with self._changing:
             self._closed = True
-            producers = list(self._producers.items())
-        for to, producer in producers:
-            self._drop(to, producer)
-        self._watchdog.close()
+            producers, self._producers = list(self._producers.values()), {}
+        leaving = [functools.partial(_leave, producer) for producer in producers]
+        all_within(deadline, [*leaving, self._watchdog.close])
 
     def _send(
         self,
@@ -133,53 +165,66 @@ class Producers:
     def _producer(self, to: _Destination) -> pulsar.Producer:
         with self._changing:
             known = self._known(to)
-            opening = self._opening[to]
-        if known is not None:
-            return known
-        with opening:  # which takes up to the client's own time-out: others don't wait for it
-            with self._changing:
-                known = self._known(to)
             if known is not None:
                 return known
-            made = self._open(to)
-            with self._changing:
-                self._producers[to] = made
-                closed = self._closed
-        if closed:  # meanwhile, without this one
-            self._drop(to, made)
-            raise _closed(to.topic)
-        return made
+            first = to not in self._opening
+            opening = self._opening.setdefault(to, Promise())
+        if first:  # those who come meanwhile share what comes of it, also a failure
+            self._open(to, opening)
+        return opening.wait()
 
     def _known(self, to: _Destination) -> pulsar.Producer | None:
         if self._closed:
             raise _closed(to.topic)
         return self._producers.get(to)
 
-    def _open(self, to: _Destination) -> pulsar.Producer:
+    def _open(self, to: _Destination, opening: Promise[pulsar.Producer]) -> None:
+        made, error = None, _not_sent(to.topic, "no answer")
         try:
-            return self._client.create_producer(
-                str(to.topic),
-                schema=to.schema,
-                # Unique: the broker may still know the one before it by its name.
-                producer_name=identity(self._name),
-                send_timeout_millis=_SEND_TIMEOUT_SECONDS * 1_000,
-                batching_enabled=False,
-                chunking_enabled=to.large,
-                compression_type=_LARGE if to.large else pulsar.CompressionType.NONE,
-            )
-        except pulsar.Interrupted:
-            raise  # the client's word for KeyboardInterrupt
-        except pulsar.exceptions.PulsarException as error:
-            raise _not_sent(to.topic, str(error)) from error
+            made = within(OPEN_SECONDS, lambda: self._make(to), late=_leave)
+        except TimeoutError:
+            pass
+        except pulsar.exceptions.PulsarException as refused:
+            error = _not_sent(to.topic, str(refused))
+            error.__cause__ = refused
+        finally:
+            with self._changing:
+                del self._opening[to]
+                if made is not None and self._closed:  # meanwhile, without this one
+                    in_background(functools.partial(_leave, made))
+                    made, error = None, _closed(to.topic)
+                elif made is not None:
+                    self._producers[to] = made
+            if made is None:
+                opening.fail(error)
+            else:
+                opening.keep(made)
+
+    def _make(self, to: _Destination) -> pulsar.Producer:
+        return self._client.create_producer(
+            str(to.topic),
+            schema=to.schema,
+            # Unique: the broker may still know the one before it by its name.
+            producer_name=identity(self._name),
+            send_timeout_millis=_SEND_TIMEOUT_SECONDS * 1_000,
+            batching_enabled=False,
+            chunking_enabled=to.large,
+            compression_type=_LARGE if to.large else pulsar.CompressionType.NONE,
+        )
 
     def _drop(self, to: _Destination, producer: pulsar.Producer) -> None:
         with self._changing:
             if to not in self._producers or self._producers[to] is not producer:
                 return  # another thread has dropped it already; its successor is in use
             del self._producers[to]
-        # Without a connection there is nothing left to close.
-        with contextlib.suppress(pulsar.exceptions.PulsarException):
-            producer.close()
+        # Ends a send at once, but waits for the broker: as long as it takes, if that is frozen.
+        in_background(functools.partial(_leave, producer))
+
+
+def _leave(producer: pulsar.Producer) -> None:
+    # Without a connection there is nothing left to close.
+    with contextlib.suppress(pulsar.exceptions.PulsarException):
+        producer.close()
 
 
 def _closed(topic: TopicName) -> NotSentError:

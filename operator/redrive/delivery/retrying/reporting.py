@@ -79,14 +79,23 @@ class Reporting(Middleware):
 
     def outage(self, name: Name, outage: Outage) -> None:
         """Report that an outage began, ended, or is ignored from now on."""
-        policy = self._policy()
-        event = Event(
-            name, origin="", message_id="", attempt=0, generation=policy.generation,
-            source=str(policy.topic), subscription=policy.subscription, reason=outage.cause,
-            policy=policy.name,
-        )  # fmt: skip
+        event = self._of_no_message(name, reason=outage.cause)
         needed = f", for what needs {outage.dependency}" if outage.dependency else ""
         self._events.report(event, _OUTAGES[name], outage.cause, outage.since, needed)
+
+    def left_unsettled(self, count: int) -> None:
+        """Report that the consumer was closed with so many messages in hand."""
+        event = self._of_no_message(Name.LEFT_UNSETTLED, count=count)
+        text = "closed with %d messages in hand, which the broker delivers again"
+        self._events.report(event, text, count)
+
+    def _of_no_message(self, name: Name, *, reason: str = "", count: int = 1) -> Event:
+        policy = self._policy()
+        return Event(
+            name, origin="", message_id="", attempt=0, generation=policy.generation,
+            source=str(policy.topic), subscription=policy.subscription, policy=policy.name,
+            reason=reason, count=count,
+        )  # fmt: skip
 
     def _failed(self, message: pulsar.Message, failure: Failure, cause: Cause) -> None:
         self._report(

@@ -7,9 +7,12 @@ decodes a copy as it decodes the message. Contents pass as the bytes they are.
 
 from __future__ import annotations
 
+import functools
+
 import pulsar
 import pulsar.schema
 
+from redrive.delivery.bounded import OPEN_SECONDS, within
 from redrive.delivery.parts import BYTES
 from redrive.delivery.receiving import reading
 from redrive.delivery.receiving.origin import topic_of
@@ -81,7 +84,8 @@ class WriterSchemas:
     def _read(self, topic: TopicName, version: int) -> WriterSchema:
         try:
             # The client has it for consumers with an Avro schema, and nowhere else.
-            info = self._client._client.get_schema_info(str(topic), version)  # noqa: SLF001
+            read = functools.partial(self._client._client.get_schema_info, str(topic), version)  # noqa: SLF001
+            info = within(OPEN_SECONDS, read, late=lambda _: None)
         except pulsar.Interrupted:
             raise  # the client's word for KeyboardInterrupt
         except pulsar.TopicNotFound as error:
@@ -90,10 +94,10 @@ class WriterSchemas:
                 got=f"no version {version} of the schema of {topic}",
                 remedy="restore the schema; without it no consumer can decode the message",
             ) from error
-        except pulsar.exceptions.PulsarException as error:
+        except (TimeoutError, pulsar.exceptions.PulsarException) as error:
             raise NotSentError(
                 f"version {version} of the schema of {topic} could not be read",
-                got=str(error),
+                got=str(error) or "no answer",
                 remedy="check that the broker answers",
             ) from error
         if int(info.schema_type()) == _KEY_VALUE:

@@ -31,6 +31,7 @@ class Name(enum.StrEnum):
     OUTAGE_BEGAN = "redrive.outage_began"
     OUTAGE_ENDED = "redrive.outage_ended"
     OUTAGE_IGNORED = "redrive.outage_ignored"
+    LEFT_UNSETTLED = "redrive.left_unsettled"
 
 
 _LEVELS = {
@@ -46,6 +47,7 @@ _LEVELS = {
     Name.OUTAGE_BEGAN: logging.ERROR,
     Name.OUTAGE_ENDED: logging.INFO,
     Name.OUTAGE_IGNORED: logging.ERROR,
+    Name.LEFT_UNSETTLED: logging.WARNING,
 }
 
 
@@ -54,8 +56,8 @@ class Event:
     """One thing that happened to a message, or to a consumer.
 
     Attributes:
-        origin: the id it was first produced with; the same in all of its events. Empty for an
-            outage, which is of no single message.
+        origin: the id it was first produced with; the same in all of its events. Empty where it is
+            about no single message.
         message_id: the id it had in this attempt; else empty.
         attempt: which attempt that was, from 1; else 0.
         source: the source topic of the policy, which tells consumers apart.
@@ -67,6 +69,7 @@ class Event:
         generation: of the policy in force.
         policy: its name, `namespace/name`; empty if it has none, and for a consumer that
             broadcasts.
+        count: how many messages it is about.
     """
 
     event: Name
@@ -80,6 +83,7 @@ class Event:
     new_id: str = ""
     reason: str = ""
     policy: str = ""
+    count: int = 1
 
 
 Hook = Callable[[Event], object]

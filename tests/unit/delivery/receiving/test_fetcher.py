@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from redrive import Policy, RetryConsumer
+from redrive.delivery.bounded import Deadline
 from redrive.delivery.middleware.ack_timeouts import AckTimeouts
 from redrive.delivery.middleware.timer import Timer
 from redrive.delivery.parts import SystemClock
@@ -36,7 +37,7 @@ class Counting(queue.SimpleQueue[None]):
 def fetcher() -> Any:  # noqa: ANN401 - an inbox that takes anything for a message
     fetcher = Fetcher([])
     yield fetcher
-    fetcher.close()
+    fetcher.close(Deadline(10))
 
 
 def test_all_who_wait_get_what_is_handed_out_again_at_the_same_time(fetcher: Any) -> None:  # noqa: ANN401

@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from redrive import Event, Policy
+from redrive.delivery.bounded import Deadline
 from redrive.delivery.receiving import reading
 from redrive.delivery.retrying.producers import Producers
 from redrive.delivery.telemetry.events import Name
@@ -75,7 +76,7 @@ def test_a_hop_of_a_message_whose_keys_are_no_text_carries_them_as_base64() -> N
     producers = Producers(cast("pulsar.Client", Client()), name="c")
     message = message_with(ordering_key=NO_TEXT, partition_key=NO_TEXT)
     producers.send(POLICY.retry_topic, message, {}, None)
-    producers.close()
+    producers.close(Deadline(10))
     assert sent == [(b"x", AS_BASE64, AS_BASE64)]
 
 

@@ -1,0 +1,217 @@
+"""Closing takes no longer than it is given, whatever the broker does, and loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive import (
+    AsyncRetryConsumer,
+    AsyncRetryProducer,
+    BroadcastConsumer,
+    Event,
+    RetryConsumer,
+    RetryProducer,
+    SimpleConsumer,
+)
+from redrive.delivery.retrying.errors import NotSentError
+from tests.support.user_programs import StartProgram, start_program
+from tests.support.withholding_proxy import WithholdingProxy, proxy_of
+
+__all__ = ["start_program"]
+ProvisionPolicy = Callable[..., Any]
+SOON = timedelta(seconds=30)
+LONG = 10.0
+"""Seconds; the client alone waits for 30, and for 10 to connect."""
+
+
+@pytest.fixture
+def proxy(broker: Any) -> Iterator[WithholdingProxy]:  # noqa: ANN401 - see conftest
+    with proxy_of(broker.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def client(
+    broker: Any,  # noqa: ANN401 - see conftest
+    proxy: WithholdingProxy,
+) -> Iterator[pulsar.Client]:
+    """A client that may do everything, through the proxy."""
+    client = pulsar.Client(
+        f"pulsar://127.0.0.1:{proxy.port}",
+        authentication=pulsar.AuthenticationToken(broker.token("superuser")),
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+    )
+    yield client
+    client.shutdown()
+
+
+def leave(proxy: WithholdingProxy, how: str) -> None:
+    """Have the broker go away."""
+    if how == "gone":
+        proxy.refuses = True
+        proxy.cut()
+    else:
+        proxy.frozen = True
+
+
+@pytest.mark.parametrize("how", ["gone", "frozen"])
+def test_workers_that_fail_without_a_broker_are_not_waited_for_beyond_the_deadline(
+    provision_policy: ProvisionPolicy, proxy: WithholdingProxy, client: pulsar.Client, how: str
+) -> None:
+    provisioned = provision_policy()
+    provisioned.send(b"1", b"2", b"3", b"4")
+    in_hand, away = threading.Barrier(5), threading.Event()
+    events: list[Event] = []
+
+    def fail(_message: pulsar.Message) -> None:
+        in_hand.wait(30)
+        away.wait(30)
+        raise ConnectionError
+
+    consumer = RetryConsumer(client, provisioned.policy, on_event=events.append)
+    running = threading.Thread(target=consumer.run, args=(fail,), kwargs={"workers": 4})
+    running.start()
+    in_hand.wait(30)
+    leave(proxy, how)
+    away.set()
+    began = time.monotonic()
+    consumer.close(timeout=2)
+    assert time.monotonic() - began < LONG
+    left = [event for event in events if event.event == "redrive.left_unsettled"]
+    assert [event.count for event in left] == [4]
+
+    proxy.cut()
+    again = provisioned.consumer()
+    found = [again.receive(SOON).data() for _ in range(4)]
+    assert sorted(found) == [b"1", b"2", b"3", b"4"]
+    running.join(30)  # one wait for the opening of a producer, not one for each worker
+    assert not running.is_alive()
+
+
+def test_a_run_that_is_stopped_waits_for_one_send_to_a_broker_that_is_gone(
+    provision_policy: ProvisionPolicy, proxy: WithholdingProxy, client: pulsar.Client
+) -> None:
+    provisioned = provision_policy()
+    provisioned.send(*[b"%d" % number for number in range(6)])
+    taken: list[int] = []
+    consumer = RetryConsumer(client, provisioned.policy)
+
+    def fail(messages: Sequence[pulsar.Message]) -> None:
+        taken.append(len(messages))
+        leave(proxy, "gone")
+        consumer.stop()
+        raise ConnectionError
+
+    began = time.monotonic()
+    with consumer:
+        consumer.run_batches(fail, size=6, wait=SOON)
+    assert taken == [6]
+    assert time.monotonic() - began < 3 * LONG  # six sends would take six times 12 s
+
+
+@pytest.mark.parametrize("how", ["gone", "frozen"])
+@pytest.mark.parametrize("kind", [RetryConsumer, SimpleConsumer, BroadcastConsumer, RetryProducer])
+def test_each_kind_closes_within_its_deadline(
+    provision_policy: ProvisionPolicy,
+    proxy: WithholdingProxy,
+    client: pulsar.Client,
+    how: str,
+    kind: Any,  # noqa: ANN401 - they have no base with a constructor
+) -> None:
+    policy = provision_policy().policy
+    of_topic = kind in {BroadcastConsumer, RetryProducer}
+    opened = kind(client, str(policy.topic) if of_topic else policy)
+    leave(proxy, how)
+    began = time.monotonic()
+    opened.close(timedelta(seconds=1))
+    assert time.monotonic() - began < LONG
+
+
+@pytest.mark.parametrize("kind", [AsyncRetryConsumer, AsyncRetryProducer])
+async def test_each_asynchronous_kind_closes_within_its_deadline(
+    provision_policy: ProvisionPolicy,
+    proxy: WithholdingProxy,
+    client: pulsar.Client,
+    kind: Any,  # noqa: ANN401 - they have no base with a constructor
+) -> None:
+    policy = (await asyncio.to_thread(provision_policy)).policy
+    opened = kind(client, policy if kind is AsyncRetryConsumer else str(policy.topic))
+    async with opened:
+        leave(proxy, "frozen")
+        began = time.monotonic()
+        await opened.close(timeout=1)
+        assert time.monotonic() - began < LONG
+
+
+def test_a_send_under_way_ends_when_its_producer_is_closed(
+    provision_policy: ProvisionPolicy, proxy: WithholdingProxy, client: pulsar.Client
+) -> None:
+    policy = provision_policy().policy
+    producer = RetryProducer(client, str(policy.topic), timeout=timedelta(minutes=5))
+    refused: list[NotSentError] = []
+
+    def send() -> None:
+        try:
+            producer.send(b"x")
+        except NotSentError as error:
+            refused.append(error)
+
+    proxy.frozen = True
+    sending = threading.Thread(target=send)
+    sending.start()
+    sending.join(1)
+    producer.close(timeout=1)
+    sending.join(LONG)
+    assert len(refused) == 1
+
+
+def test_messages_in_hand_when_a_consumer_closes_are_reported_and_come_again(
+    provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    provisioned = provision_policy()
+    provisioned.send(b"1", b"2", b"3")
+    consumer = provisioned.consumer()
+    in_hand = [consumer.receive(SOON) for _ in range(3)]
+    consumer.acknowledge(in_hand.pop())
+    consumer.close()
+    assert "closed with 2 messages in hand" in caplog.text
+    caplog.clear()
+    again = provisioned.consumer()
+    for _ in in_hand:
+        again.acknowledge(again.receive(SOON))
+    again.close()
+    assert caplog.text == ""
+
+
+def test_a_program_that_leaves_a_broker_without_an_answer_ends_as_it_should(
+    provision_policy: ProvisionPolicy, proxy: WithholdingProxy, start_program: StartProgram
+) -> None:
+    process = start_program(
+        provision_policy(),
+        f"""
+import sys
+client = pulsar.Client(
+    "pulsar://127.0.0.1:{proxy.port}",
+    authentication=pulsar.AuthenticationToken(os.environ["TOKEN"]),
+    logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
+)
+consumer = RetryConsumer(client, load_policy())
+print("open", flush=True)
+sys.stdin.readline()
+consumer.close(timeout=1)
+print("closed", flush=True)
+""",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    proxy.frozen = True
+    output, _ = process.communicate("go on\n", timeout=60)
+    assert (process.returncode, output) == (0, "closed\n")
