@@ -15,9 +15,11 @@ from pydantic import (
 
 from redrive.api.ladder import DelayLadder, Levels
 from redrive.api.model import ApiModel
+from redrive.api.naming import DefaultNaming
 from redrive.api.rules import refusing
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import MAX_RETRIES_LIMIT, check_max_retries
+from redrive.policy.naming import Scheme
 
 # Bounds rather than a rule: only so does the API server show the number it refuses.
 MaxRetries = Annotated[
@@ -100,3 +102,16 @@ class Choices(ApiModel):
             return self
         left_out = (name for name in Choices.model_fields if getattr(self, name) is None)
         return self.model_copy(update={name: getattr(defaults, name) for name in left_out})
+
+
+class PolicyDefaults(Choices):
+    """What policies of a connection leave out."""
+
+    naming: DefaultNaming | None = None
+    """How topics are named. Left out: by the scheme `pulsar`."""
+
+    @property
+    def scheme(self) -> Scheme:
+        """Return the naming scheme of policies that leave it out."""
+        named = None if self.naming is None else self.naming.scheme
+        return named or Scheme.PULSAR

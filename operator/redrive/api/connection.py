@@ -9,7 +9,7 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from redrive.api.authentication import Authentication, Tls
-from redrive.api.choices import Choices
+from redrive.api.choices import PolicyDefaults
 from redrive.api.conditions import Conditions
 from redrive.api.fields import MAX_TOPIC, SET, ObjectName, Role, TokenSource
 from redrive.api.model import ApiModel, StatusModel
@@ -131,8 +131,9 @@ class PulsarConnectionSpec(ApiModel):
     """The Pulsar role and token of replay jobs. Left out: policies of this connection can't be
     replayed."""
 
-    policy_defaults: Choices | None = None
-    """What policies of this connection leave out. A change reaches them at once."""
+    policy_defaults: PolicyDefaults | None = None
+    """What policies of this connection leave out. A change reaches them at once, but for
+    `naming`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

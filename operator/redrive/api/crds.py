@@ -14,6 +14,7 @@ import yaml
 
 from redrive.api import API_VERSION, GROUP, VERSION
 from redrive.api.kinds import KINDS, Column, Kind
+from redrive.api.rules import VALIDATIONS
 from redrive.api.schema import structural
 
 
@@ -64,9 +65,11 @@ def _crd(kind: Kind) -> dict[str, Any]:
 
 
 def _schema(kind: Kind) -> dict[str, Any]:
+    rules = [rule.to_schema() for rule in kind.rules]
     return {
         "type": "object",
         "description": kind.description,
+        **({VALIDATIONS: rules} if rules else {}),
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string", "description": f"Always `{API_VERSION}`."},

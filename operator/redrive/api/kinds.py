@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from redrive.api.connection import PulsarConnectionSpec, PulsarConnectionStatus
 from redrive.api.model import ApiModel, StatusModel
+from redrive.api.naming import SAME_SCHEME
 from redrive.api.replay import ReplaySpec, ReplayStatus
-from redrive.api.retrypolicy import RetryPolicySpec, RetryPolicyStatus
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.api.retrypolicy_status import RetryPolicyStatus
+from redrive.api.rules import Rule
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of object of the API."""
+    """One kind of object of the API; its *rules* are about spec and status together."""
 
     kind: str
     plural: str
@@ -32,6 +35,7 @@ class Kind:
     spec: type[ApiModel]
     status: type[StatusModel]
     columns: tuple[Column, ...]
+    rules: tuple[Rule, ...] = ()
 
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
@@ -88,6 +92,7 @@ RETRY_POLICY = Kind(
         Column("Dead-Letter Topic", ".status.deadLetterTopic", "Where they end.", wide=True),
         _AGE,
     ),
+    rules=SAME_SCHEME,
 )
 
 REPLAY = Kind(

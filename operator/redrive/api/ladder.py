@@ -99,7 +99,7 @@ Factor = Annotated[
 Jitter = Annotated[
     float,
     Strict(),
-    WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1, "default": 0}),
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1}),
 ]
 
 _INITIAL, _MAX = (SECONDS.replace("self", f"self.{field}") for field in ("initial", "max"))

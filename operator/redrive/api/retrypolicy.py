@@ -8,18 +8,17 @@ from typing import Annotated, Self
 from pydantic import (
     BeforeValidator,
     ConfigDict,
-    Field,
     Strict,
     WithJsonSchema,
     model_validator,
 )
 
-from redrive.api.choices import Choices, one_of
-from redrive.api.conditions import Conditions, Timestamp
+from redrive.api.choices import Choices, PolicyDefaults, one_of
 from redrive.api.fields import ObjectName, Roles, Subscription, TopicField
-from redrive.api.model import ApiModel, StatusModel
+from redrive.api.model import ApiModel
+from redrive.api.naming import GIVEN_NAMES, Naming
 from redrive.api.rules import VALIDATIONS, Rule, refusing
-from redrive.api.topology import DeadLetterTopic, Naming, RetryTopic
+from redrive.api.topology import DeadLetterTopic, RetryTopic
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming as names
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
@@ -64,31 +63,14 @@ SharedType = Annotated[
 ]
 
 
-def _beside(field: str) -> Rule:
-    given = f"self.naming.{field}"
-    namespace = "self.topic.substring(0, self.topic.lastIndexOf('/') + 1)"
-    return Rule(
-        f"!has(self.naming) || !has({given}) || {given}.startsWith({namespace})",
-        "retry and dead-letter topic lie in the tenant and namespace of their source topic",
-        "name a topic of that namespace, or leave the name to the scheme",
-        got=f'"\'" + {given} + "\'"',
-    )
-
-
+_SUBSCRIPTION_TYPE = "(has(self.subscriptionType) ? self.subscriptionType : 'Shared')"
 _KEPT_TOGETHER = Rule(
     "(has(self.ordering) ? self.ordering == 'None'"
     " : !has(self.delayLadder) || !has(self.delayLadder.ordered)) || "
-    "self.subscriptionType == 'Key_Shared'",
+    f"{_SUBSCRIPTION_TYPE} == 'Key_Shared'",
     "an ordered policy needs a subscription that keeps the messages of a key together",
     "use Key_Shared, or ordering None",
-    got='"\'" + self.subscriptionType + "\'"',
-)
-
-_SAME_NAMES = Rule(
-    "has(self.naming) == has(oldSelf.naming) && "
-    "(!has(self.naming) || self.naming == oldSelf.naming)",
-    "the naming of a policy can't change: messages wait under the old names",
-    "make another RetryPolicy with the other names once this one's topics are drained",
+    got=f'"\'" + {_SUBSCRIPTION_TYPE} + "\'"',
 )
 
 
@@ -108,15 +90,7 @@ class RetryPolicySpec(Choices):
 
     model_config = ConfigDict(
         json_schema_extra={
-            VALIDATIONS: [
-                rule.to_schema()
-                for rule in (
-                    _beside("retryTopic"),
-                    _beside("deadLetterTopic"),
-                    _KEPT_TOGETHER,
-                    _SAME_NAMES,
-                )
-            ]
+            VALIDATIONS: [rule.to_schema() for rule in (*GIVEN_NAMES, _KEPT_TOGETHER)]
         }
     )
 
@@ -149,7 +123,7 @@ class RetryPolicySpec(Choices):
 
     subscription_type: SharedType = SubscriptionType.SHARED
     """How consumers share the source topic: `Shared` or `Key_Shared`. Exclusive and Failover are
-    refused: there the broker ignores delays."""
+    refused: there the broker ignores delays. Left out: Shared."""
 
     ordering: Ordering | None = None
     """`None`: a failed message waits in the retry topic, and later ones overtake it. `PerKey`: it
@@ -157,7 +131,7 @@ class RetryPolicySpec(Choices):
     needs `Key_Shared`, and goes with any ladder. Left out: None."""
 
     naming: Naming = Naming()
-    """How retry and dead-letter topic are named. Left out: by the scheme `pulsar`. Immutable."""
+    """How retry and dead-letter topic are named. Left out: by the scheme. Immutable."""
 
     adopt: Annotated[bool, Strict()] = False
     """Whether the retry and the dead-letter topic may be topics that are there already and that
@@ -191,7 +165,7 @@ class RetryPolicySpec(Choices):
     ] = ManagementPolicy.MANAGE
     """`Manage`: redrive brings about what the policy asks for. `Observe`: it changes nothing, at
     the broker or in Kubernetes, and condition `DriftDetected` and `status.plannedChanges` show what
-    it would change."""
+    it would change. Left out: Manage."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -229,18 +203,43 @@ class RetryPolicySpec(Choices):
             *self.dead_letter.edits,
         )
 
+    def effective(
+        self, defaults: PolicyDefaults | None, kept: names.Scheme | None
+    ) -> RetryPolicySpec:
+        """Return this with all that it leaves out to others; only then its topics have names.
+
+        Args:
+            defaults: what its connection says.
+            kept: the scheme that it was provisioned with; None for a policy that was not.
+        """
+        scheme = self.naming.scheme or kept or (defaults or PolicyDefaults()).scheme
+        naming = self.naming.model_copy(update={"scheme": scheme})
+        return self.completed(defaults).model_copy(update={"naming": naming})
+
+    @property
+    def scheme(self) -> names.Scheme:
+        """Return what names topics whose names are not given.
+
+        Raises:
+            LookupError: it is left to others; see `effective`.
+        """
+        if self.naming.scheme is None:
+            msg = "the naming scheme of a policy is known once it is effective"
+            raise LookupError(msg)
+        return self.naming.scheme
+
     @property
     def retry_topic(self) -> names.TopicName:
         """Return where messages wait for their next attempt."""
         return self.naming.retry_topic or names.retry_topic(
-            self.topic, self.subscription, self.naming.scheme
+            self.topic, self.subscription, self.scheme
         )
 
     @property
     def dead_letter_topic(self) -> names.TopicName:
         """Return where messages rest that have used up their attempts, if they are kept."""
         return self.naming.dead_letter_topic or names.dead_letter_topic(
-            self.topic, self.subscription, self.naming.scheme
+            self.topic, self.subscription, self.scheme
         )
 
     @property
@@ -290,74 +289,3 @@ class RetryPolicySpec(Choices):
             name=name,
             generation=generation,
         )
-
-
-class Backlog(StatusModel):
-    """Messages that the policy's subscriptions have not acknowledged."""
-
-    retry: Annotated[int, Field(ge=0)]
-    """How many messages wait in the retry topic for their next attempt, due or not."""
-
-    dead_letter: Annotated[int, Field(ge=0)] | None = None
-    """How many messages rest in the dead-letter topic; not there where they are discarded."""
-
-    oldest_dead_letter: Timestamp | None = None
-    """When the one that rests for longest came there; not there while there is none."""
-
-    observed_at: Timestamp | None = None
-    """When these figures were read from the broker. Left out by operators before it was there."""
-
-
-class RetryPolicyStatus(StatusModel):
-    """What the operator made of the policy."""
-
-    observed_generation: int | None = None
-    """The `metadata.generation` that this status is about."""
-
-    conditions: Conditions = ()
-    """Ready: topics, subscriptions, grants and the ConfigMap are as the policy asks. Reconciling
-    and Stalled are there only while true."""
-
-    warnings: Annotated[str, Field(max_length=1024)] | None = None
-    """The types of the conditions that need attention although the object is ready, separated by
-    commas; not there while there is none."""
-
-    retry_topic: str | None = None
-    """Full name of the topic where messages wait for their next attempt."""
-
-    dead_letter_topic: str | None = None
-    """Full name of the topic where messages rest that have used up their attempts; not there
-    where they are discarded."""
-
-    ledger_topic: str | None = None
-    """Full name of the topic that records which dead letters replays have moved; not there where
-    no replay can run."""
-
-    config_map: str | None = None
-    """The ConfigMap, in the policy's namespace, that consumers mount; its key is `policy.json`."""
-
-    max_retries: int | None = None
-    """How often a failed message is retried: what the policy says, or its connection, or 16."""
-
-    blocked_by: str | None = None
-    """The RetryPolicy, as `namespace/name`, that this one waits for: it has what this one needs.
-    Left out where there is none."""
-
-    connection: str | None = None
-    """The PulsarConnection, as `namespace/name`, through which the topics were last found as the
-    policy asks."""
-
-    creating: tuple[str, ...] | None = None
-    """Topics that redrive was about to create when it last wrote this. Left out once they are
-    there."""
-
-    planned_changes: (
-        Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
-    ) = None
-    """With `managementPolicy: Observe`: what redrive would have done, one step each, the first 32
-    of them."""
-
-    backlog: Backlog | None = None
-    """What waits in these topics. It is read about once a minute, and at once when a Replay of the
-    policy ends, the policy becomes Ready or a reconcile is requested; small changes are written
-    every ten minutes, unchanged figures every hour."""

@@ -11,7 +11,7 @@ _DROPPED = {"title", "$defs"}
 
 
 def structural(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the schema of *model*: no references, no titles, no null, every field described.
+    """Return the schema of *model*: no references, titles or null, every field described.
 
     Raises:
         TypeError: a field has no docstring: a mistake in the model.
@@ -35,10 +35,10 @@ def _flat(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, 
                 flat[key] = _flat(value, definitions)
             case "description":
                 flat[key] = " ".join(value.split())
-            case "default" if value is None:
-                continue
             case "default" if isinstance(value, dict):
-                flat[key] = {}  # the API server goes on to the defaults of its fields
+                flat[key] = {}  # else server-side apply would make null of one that becomes empty
+            case "default":
+                continue  # once stored, it looks like a user's choice
             case _ if key not in _DROPPED:
                 flat[key] = value
     return flat

@@ -1,4 +1,4 @@
-"""Which topics a policy has beside its source, and how they are named."""
+"""Which topics a policy has beside its source, and what they keep."""
 
 from __future__ import annotations
 
@@ -10,59 +10,25 @@ from typing import Annotated, Self
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     Strict,
     WithJsonSchema,
     model_validator,
 )
 
-from redrive.api.fields import Roles, Subscription, TopicField
+from redrive.api.fields import Roles, Subscription
 from redrive.api.ladder import IS_DURATION, SECONDS, WRITTEN
 from redrive.api.model import ApiModel
 from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
 from redrive.errors import InvalidSpecError
 from redrive.policy import durations, sizes
 from redrive.policy.ladder import MAX_DELAY
-from redrive.policy.naming import Scheme
 
 MAX_PARTITIONS = 1_000
 MAX_TTL = timedelta(days=3_650)
 MAX_MEGABYTES = 2**30
 MIB = 2**20
-
-
-def _scheme(value: object) -> Scheme:
-    return Scheme.parse(value if isinstance(value, str) else repr(value))
-
-
-SchemeField = Annotated[
-    Scheme,
-    WithJsonSchema({"type": "string", "enum": [scheme.value for scheme in Scheme]}),
-    Field(validate_default=True),
-    BeforeValidator(refusing(_scheme)),
-    PlainSerializer(str),
-]
-
-
-class Naming(ApiModel):
-    """How retry and dead-letter topic are named: by a scheme, or each by a name that is given."""
-
-    scheme: SchemeField = Scheme.PULSAR
-    """Names what is not given. `pulsar`: `<topic>-<subscription>-RETRY` and `…-DLQ`.
-    `tdmq-2.7.2`: `<subscription>-RETRY` and `…-DLQ`. `tdmq-2.6.1`: `<subscription>-retry` and
-    `…-dlq`. `rocketmq`: `%RETRY%<subscription>` and `%DLQ%<subscription>`. With all but the first,
-    a subscription's name can be used for one topic of a namespace only."""
-
-    retry_topic: TopicField | None = None
-    """Full name of the retry topic, in the tenant and namespace of the source topic; the
-    connection has to allow it. Left out: the scheme names it."""
-
-    dead_letter_topic: TopicField | None = None
-    """Full name of the dead-letter topic, in the tenant and namespace of the source topic; the
-    connection has to allow it. Left out: the scheme names it."""
 
 
 def _check_partitions(count: int) -> int:

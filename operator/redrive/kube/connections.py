@@ -17,6 +17,7 @@ from redrive.admin.breaker import Breaker
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.admin.paths import broker_at
+from redrive.api.choices import PolicyDefaults
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.parsing import parse_spec
 from redrive.api.permissions import Permissions
@@ -135,6 +136,14 @@ def broker_of(connection: Key, connections: Cache) -> str | None:
     """Return the broker of a connection, as `broker_at` names it; None without the connection."""
     body = connections.get(connection)
     return None if body is None else broker_at(str(body["spec"]["adminUrl"]))
+
+
+def defaults_of(connection: Key, connections: Cache) -> PolicyDefaults | None:
+    """Return what a connection says of what its policies leave out; None where it can't be read."""
+    try:
+        return _spec_at(connection, connections).policy_defaults
+    except RedriveError:
+        return None
 
 
 class Connections:

@@ -16,11 +16,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from redrive.api.parsing import parse_spec
-from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.errors import InvalidSpecError
 from redrive.kube.cache import Cache, needs_reconcile
-from redrive.kube.connections import broker_of, connection_of, users
+from redrive.kube.connections import broker_of, connection_of, defaults_of, users
+from redrive.kube.policies import effective_spec, scheme_kept_by
 from redrive.kube.resources import Body, Key
 from redrive.provision.standing import Standing
 
@@ -109,9 +108,11 @@ class Conflicts:
         where that is, if its connection went first.
         """
         before = self._names.get(Key.of(body), _NONE).broker
-        broker = broker_of(connection_of(body), self._connections) or before
+        connection = connection_of(body)
+        broker = broker_of(connection, self._connections) or before
+        defaults = defaults_of(connection, self._connections)
         try:
-            spec = spec_of(body, self._policies)
+            spec = effective_spec(body, self._policies, defaults)
         except InvalidSpecError:
             return _NONE  # its own reconcile says so in its status
         if broker is None:
@@ -129,20 +130,8 @@ class Conflicts:
 def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
     if before is None or after is None:
         return before is not after
-    return Standing.of(before) is not Standing.of(after)
-
-
-def spec_of(body: Body, policies: Cache) -> RetryPolicySpec:
-    """Read the spec of a RetryPolicy, without the defaults of its connection.
-
-    Raises:
-        InvalidSpecError: it can't be obeyed.
-    """
-    return policies.derive(_parsed, body)
-
-
-def _parsed(body: Body) -> RetryPolicySpec:
-    return parse_spec(RetryPolicySpec, body)
+    was, now = ((Standing.of(body), scheme_kept_by(body)) for body in (before, after))
+    return was != now
 
 
 def _at(broker: str, names: Iterable[str]) -> frozenset[_Name]:

@@ -10,7 +10,7 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, AdminNotFoundError
 from redrive.kube import resources, status
 from redrive.kube.context import Context
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import Body
 from redrive.kube.status import Publisher, StatusWarning
 from redrive.provision import errors, intent
 from redrive.provision.actions import Action, CopySchema, in_words
@@ -33,12 +33,12 @@ class Converged:
     """What is there, what was done for it, and what should be fixed all the same.
 
     Attributes:
-        connection: the PulsarConnection that led to the broker.
+        request: what the policy asks for.
         planned_changes: what was not done, because the policy only observes.
     """
 
     desired: Desired
-    connection: Key
+    request: Request
     actions: tuple[Action, ...]
     planned_changes: tuple[Action, ...]
     warnings: tuple[StatusWarning, ...]
@@ -63,7 +63,7 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
         body = await ensure_finalizer(body, request.deletion, out)
         planned = diff(want, have)
         actions, planned_changes = ((), planned) if request.only_observes else (planned, ())
-        body = await intent.record(actions, body, ctx)
+        body = await intent.record(actions, request.spec.scheme, body, ctx)
         try:
             refused = await apply(actions, connection.admin, grant, ctx.kubernetes)
         except AdminError as error:
@@ -73,7 +73,7 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     if done:
         logger.info("RetryPolicy %s: %s", request.key, in_words(done))
     found = warnings(Seen(request, rivals, want, have, refused))
-    return Converged(want, request.through, done, planned_changes, found)
+    return Converged(want, request, done, planned_changes, found)
 
 
 async def _observe(

@@ -26,6 +26,7 @@ class Request:
         permissions: what the connection permits to policies of this one's namespace.
         standing: how its claim on its names stands.
         takes_over: names of policies of its namespace whose topics it may take over.
+        names_no_scheme: whether it leaves the naming scheme to its connection.
     """
 
     key: Key
@@ -36,6 +37,7 @@ class Request:
     permissions: Permissions
     standing: Standing = Standing.OPEN
     takes_over: frozenset[str] = frozenset()
+    names_no_scheme: bool = False
 
     @property
     def through(self) -> Key:

@@ -26,6 +26,7 @@ from redrive.kube.errors import (
     SecretKeyNotFoundError,
     SecretNotFoundError,
 )
+from redrive.kube.policies import spec_of
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent
 from redrive.policy import naming
@@ -33,7 +34,7 @@ from redrive.provision import pause
 from redrive.provision.actions import in_words
 from redrive.provision.admission_checks import own_topic_is_not_allowed
 from redrive.provision.apply import apply
-from redrive.provision.conflicts import Conflicts, spec_of
+from redrive.provision.conflicts import Conflicts
 from redrive.provision.desired import owner_of
 from redrive.provision.errors import LateWritesError
 from redrive.provision.facts import Request

@@ -1,13 +1,17 @@
-"""What redrive was about to create, recorded in the status of a policy before it is done.
+"""What redrive was about to create, and how it is named: in the status before it is done.
 
 A topic is created with the properties that tell whose it is, in one call. A broker that is killed
 during that call may keep a topic without partitions and lose its properties, and no answer comes.
 Then the record tells the topic from one that was there before.
+
+The naming scheme is on record before anything is done, because a connection may say another one at
+the next look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from redrive.admin.errors import (
     AdminConflictError,
@@ -16,9 +20,11 @@ from redrive.admin.errors import (
     BrokerUnreachableError,
     UnexpectedAnswerError,
 )
+from redrive.api.naming import NAMING_SCHEME
 from redrive.kube import resources
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
+from redrive.policy.naming import Scheme
 from redrive.provision.actions import Action, CreateTopic
 from redrive.provision.ownership import CREATING, creating
 
@@ -34,8 +40,14 @@ That a topic exists already is the answer to a call that was sent again on anoth
 """
 
 
-async def record(planned: Iterable[Action], body: Body, ctx: Context) -> Body:
+async def record(planned: Sequence[Action], scheme: Scheme, body: Body, ctx: Context) -> Body:
     """Record which topics of *planned* are about to be created, as far as that can be lost.
+
+    Args:
+        planned: what is about to be done.
+        scheme: what names the policy's topics.
+        body: the RetryPolicy.
+        ctx: what the watches have shown.
 
     Returns:
         The RetryPolicy as it is then.
@@ -44,9 +56,10 @@ async def record(planned: Iterable[Action], body: Body, ctx: Context) -> Body:
         KubernetesError: it could not be recorded; nothing may be created then.
     """
     topics = [str(a.topic) for a in planned if isinstance(a, CreateTopic) and not a.partitions]
-    if creating(body).issuperset(topics):
-        return body
-    return await _write(topics, body, ctx)
+    fields: dict[str, Any] = {} if creating(body).issuperset(topics) else {CREATING: topics}
+    if planned and (body.get("status") or {}).get(NAMING_SCHEME) != scheme:
+        fields[NAMING_SCHEME] = str(scheme)
+    return await _write(fields, body, ctx) if fields else body
 
 
 async def clear(error: AdminError, body: Body, ctx: Context) -> None:
@@ -58,11 +71,10 @@ async def clear(error: AdminError, body: Body, ctx: Context) -> None:
         KubernetesError: it could not be written.
     """
     if creating(body) and not isinstance(error, _UNKNOWN):
-        await _write(None, body, ctx)
+        await _write({CREATING: None}, body, ctx)
 
 
-async def _write(topics: list[str] | None, body: Body, ctx: Context) -> Body:
-    key = Key.of(body)
-    after = await ctx.kubernetes.patch_status(resources.POLICIES, key, {CREATING: topics})
+async def _write(fields: Mapping[str, Any], body: Body, ctx: Context) -> Body:
+    after = await ctx.kubernetes.patch_status(resources.POLICIES, Key.of(body), fields)
     ctx.policies.renew(after)
     return after

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from redrive.api.naming import NAMING_SCHEME
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.connections import shown_to
@@ -178,9 +179,11 @@ def _repaired(body: Body, made: Converged) -> tuple[ObjectEvent, ...]:
 def _fields(made: Converged) -> dict[str, Any]:
     wanted = made.desired
     return {
+        NAMING_SCHEME: str(made.request.spec.scheme),
+        "deletionPolicy": str(made.request.deletion),
         "maxRetries": wanted.policy.max_retries,
         "blockedBy": None,
-        "connection": str(made.connection),
+        "connection": str(made.request.through),
         "creating": None,
         "plannedChanges": None,
         "retryTopic": str(wanted.retry.name),

@@ -1,23 +1,20 @@
 """A RetryPolicy → what it asks for, read and checked; no calls to a broker.
 
-Used by all that looks at policies: reconcile, resync, finalize and health. Each generation of a
-policy is read once with each generation of its connection.
+Used by all that looks at policies: reconcile, resync, finalize and health.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from redrive.api.choices import Choices
 from redrive.api.connection import PulsarConnectionSpec
-from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.errors import RedriveError
 from redrive.kube import connections
 from redrive.kube.context import Context
+from redrive.kube.policies import effective_spec, names_no_scheme, policy_of, spec_of
 from redrive.kube.resources import Body, Key
-from redrive.policy.model import Policy
 from redrive.provision.admission_checks import ADMISSION, prior_claim
-from redrive.provision.conflicts import Conflicts, spec_of
+from redrive.provision.conflicts import Conflicts
 from redrive.provision.facts import Request
 from redrive.provision.ownership import named_in
 from redrive.provision.standing import Standing
@@ -44,29 +41,20 @@ def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) 
         RedriveError: what the connection permits can't be found out.
     """
     key = Key.of(body)
-    spec, policy = ctx.policies.derive(
-        _completed, body, spec_of(body, ctx.policies), connection.policy_defaults
-    )
+    spec = effective_spec(body, ctx.policies, connection.policy_defaults)
     return Request(
         key=key,
         age=(body["metadata"]["creationTimestamp"], body["metadata"]["uid"]),
         spec=spec,
-        policy=policy,
+        policy=policy_of(body, ctx.policies, spec),
         connection=connection,
         permissions=connections.permissions(
             connection, connections.connection_of(body), key.namespace, ctx.namespaces
         ),
         standing=Standing.of(body),
         takes_over=named_in(body),
+        names_no_scheme=names_no_scheme(body),
     )
-
-
-def _completed(
-    body: Body, spec: RetryPolicySpec, defaults: Choices | None
-) -> tuple[RetryPolicySpec, Policy]:
-    """Return the whole spec, and what of it consumers need."""
-    completed = spec.completed(defaults)
-    return completed, completed.to_policy(str(Key.of(body)), body["metadata"]["generation"])
 
 
 def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from redrive.api.choices import PolicyDefaults
 from redrive.kube.status import StatusWarning
 from redrive.policy import durations
 from redrive.provision import errors
@@ -18,6 +19,8 @@ from redrive.provision.topic_policies import delay_limit
 
 DEPRECATED_FIELDS = "DeprecatedFields"
 """The spec has fields that others have replaced."""
+NAMING_SCHEME_KEPT = "NamingSchemeKept"
+"""The policy's topics are named by another scheme than its connection says now."""
 LADDER_DESCENDS = "LadderDescends"
 """Some retry waits a shorter time than the one before it."""
 
@@ -74,6 +77,22 @@ def deprecated_fields(edits: Sequence[str]) -> StatusWarning | None:
     return StatusWarning(
         DEPRECATED_FIELDS,
         f"fields are in use that are still read, and will not be for ever; {'; '.join(edits)}",
+    )
+
+
+def scheme_is_kept(seen: Seen) -> StatusWarning | None:
+    """Find a connection that names topics otherwise than when the policy was provisioned first."""
+    spec = seen.request.spec
+    now = (seen.request.connection.policy_defaults or PolicyDefaults()).scheme
+    given = spec.naming.retry_topic is not None and spec.naming.dead_letter_topic is not None
+    if not seen.request.names_no_scheme or given or now is spec.scheme:
+        return None
+    return StatusWarning(
+        NAMING_SCHEME_KEPT,
+        f"the connection's policyDefaults name topics by the scheme {now}, and this policy, which "
+        "was provisioned before, keeps its topics, where messages may wait; got "
+        f"status.namingScheme {spec.scheme}; set naming.scheme to {spec.scheme}, or make another "
+        "RetryPolicy and drain the topics of this one",
     )
 
 
@@ -193,6 +212,7 @@ def names_are_contested(seen: Seen) -> StatusWarning | None:
 
 CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
     fields_are_deprecated,
+    scheme_is_kept,
     ladder_descends,
     retry_topic_has_too_many_partitions,
     delay_is_limited,

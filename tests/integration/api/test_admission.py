@@ -117,6 +117,119 @@ def test_everything_else_of_a_policy_can_change(cluster: Cluster, kube_namespace
     assert changed["spec"]["delayLadder"] == {"delays": ["1s", "2s", "4s"]}
 
 
+def replace(cluster: Cluster, namespace: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What the API server made of a whole policy that was written anew."""
+    answer = cluster.kubectl(
+        "replace", f"--namespace={namespace}", "--output=json", "-f", "-",
+        input=json.dumps(manifest("RetryPolicy", **fields)),
+    )  # fmt: skip
+    replaced: dict[str, Any] = json.loads(answer)
+    return replaced
+
+
+def test_nothing_is_written_into_what_a_user_has_left_out(
+    cluster: Cluster, kube_namespace: str
+) -> None:
+    for kind, spec in VALID.items():
+        apply(cluster, kube_namespace, manifest(kind))
+        stored = cluster.kubectl("get", kind, "one", f"--namespace={kube_namespace}", "-ojson")
+        found = json.loads(stored)["spec"]
+        assert {field: value for field, value in found.items() if value != {}} == spec
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("naming", {"scheme": "pulsar"}),
+        ("retry", {"partitions": 2}),
+        ("deadLetter", {"mode": "Keep"}),
+    ],
+)
+def test_server_side_apply_empties_what_it_filled(
+    cluster: Cluster, kube_namespace: str, field: str, value: dict[str, Any]
+) -> None:
+    for said in (value, {}):
+        fields: dict[str, Any] = {field: said}
+        body = manifest("RetryPolicy", **fields)
+        assert apply(cluster, kube_namespace, body, "--server-side")["spec"][field] == said
+
+
+CANT_CHANGE = "the naming of a policy can't change"
+
+
+@pytest.mark.parametrize("field", ["retryTopic", "deadLetterTopic"])
+def test_a_name_that_is_given_neither_changes_nor_comes_nor_goes(
+    cluster: Cluster, kube_namespace: str, field: str
+) -> None:
+    given, other = ({field: f"persistent://shop/prod/{name}"} for name in ("a", "b"))
+    for before, after in ((given, other), (given, {}), ({}, given), (given, None), (None, given)):
+        fields: list[dict[str, Any]] = [
+            {} if naming is None else {"naming": naming} for naming in (before, after)
+        ]
+        apply(cluster, kube_namespace, manifest("RetryPolicy", **fields[0]))
+        with pytest.raises(SandboxError, match=CANT_CHANGE):
+            replace(cluster, kube_namespace, **fields[1])
+        cluster.kubectl("delete", "rp", "one", f"--namespace={kube_namespace}")
+
+
+@pytest.mark.parametrize(
+    ("before", "status", "after", "allowed"),
+    [
+        ("pulsar", {}, None, True),  # what the schema's default wrote
+        ("pulsar", {"retryTopic": "x"}, None, True),
+        ("rocketmq", {}, None, False),
+        ("rocketmq", {"retryTopic": "x"}, None, False),
+        ("rocketmq", {"namingScheme": "rocketmq"}, None, True),
+        ("rocketmq", {}, "pulsar", False),
+        (None, {}, "rocketmq", True),  # nothing has a name yet
+        (None, {"namingScheme": "rocketmq"}, "rocketmq", True),
+        (None, {"namingScheme": "pulsar"}, "rocketmq", False),
+        (None, {"retryTopic": "x"}, "rocketmq", False),
+        (None, {"retryTopic": "x"}, "pulsar", True),
+    ],
+)
+def test_a_scheme_changes_only_in_words(  # noqa: PLR0913 - each is a part of the case
+    cluster: Cluster,
+    kube_namespace: str,
+    before: str | None,
+    status: dict[str, str],
+    after: str | None,
+    *,
+    allowed: bool,
+) -> None:
+    old: dict[str, Any] = {} if before is None else {"naming": {"scheme": before}}
+    new: dict[str, Any] = {} if after is None else {"naming": {"scheme": after}}
+    apply(cluster, kube_namespace, manifest("RetryPolicy", **old))
+    if status:
+        patch_status(cluster, kube_namespace, "rp", status)
+    if allowed:
+        assert replace(cluster, kube_namespace, **new)["spec"].get("naming", {}) == new.get(
+            "naming", {}
+        )
+    else:
+        with pytest.raises(SandboxError, match=CANT_CHANGE):
+            replace(cluster, kube_namespace, **new)
+
+
+def test_the_scheme_on_record_is_that_of_the_spec_and_stays(
+    cluster: Cluster, kube_namespace: str
+) -> None:
+    apply(cluster, kube_namespace, manifest("RetryPolicy", naming={"scheme": "rocketmq"}))
+    with pytest.raises(SandboxError, match=CANT_CHANGE):
+        patch_status(cluster, kube_namespace, "rp", {"namingScheme": "pulsar"})
+    patch_status(cluster, kube_namespace, "rp", {"namingScheme": "rocketmq"})
+    replace(cluster, kube_namespace)
+    with pytest.raises(SandboxError, match="is on record, and can't change"):
+        patch_status(cluster, kube_namespace, "rp", {"namingScheme": "pulsar"})
+
+
+def test_an_order_without_a_subscription_type_is_refused_for_that_of_the_operator(
+    cluster: Cluster,
+) -> None:
+    message = refusal(cluster, manifest("RetryPolicy", ordering="PerKey"))
+    assert "got 'Shared'; use Key_Shared, or ordering None" in message
+
+
 @pytest.mark.parametrize("select", [{"select": {"where": "cause_type = 'X'"}}, {}])
 def test_the_spec_of_a_replay_can_not_change(
     cluster: Cluster, kube_namespace: str, select: dict[str, Any]

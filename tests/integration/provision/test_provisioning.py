@@ -351,6 +351,36 @@ def test_what_policies_leave_out_their_connection_says_and_a_change_reaches_them
     assert policy.levels == Ladder.from_delays(["7s", "9s"])
 
 
+def test_topics_keep_the_names_that_the_connection_gave_them_at_first(shop: Shop) -> None:
+    shop.connection(policyDefaults={"naming": {"scheme": "tdmq-2.7.2"}})
+    shop.create_topic(shop.topic("orders"))
+    shop.create_topic(shop.topic("returns"))
+    shop.policy(deletionPolicy="Delete")
+    first = shop.ready()["status"]
+    assert first["retryTopic"] == shop.topic("fulfilment-RETRY")
+    assert first["namingScheme"] == "tdmq-2.7.2"
+    before = shop.topics()
+
+    shop.connection(policyDefaults={"naming": {"scheme": "rocketmq"}})
+    assert "rocketmq" in shop.reaches_condition("orders", "NamingSchemeKept")["message"]
+    assert shop.topics() == before
+    shop.policy("returns", topic=shop.topic("returns"))
+    new = shop.ready("returns")["status"]
+    assert new["retryTopic"] == shop.topic("%RETRY%fulfilment")
+    file = json.loads(shop.get("configmap", "orders-redrive")["data"]["policy.json"])
+    assert file["retryTopic"] == first["retryTopic"]
+
+    shop.policy(deletionPolicy="Delete", naming={"scheme": "tdmq-2.7.2"})
+    shop.ready()
+    conditions = shop.get("retrypolicy", "orders")["status"]["conditions"]
+    assert "NamingSchemeKept" not in {each["type"] for each in conditions}
+    shop.kubectl("delete", "retrypolicy", "orders", "--timeout=60s")
+    assert shop.topics().keys() == before.keys() - {
+        first["retryTopic"],
+        first["deadLetterTopic"],
+    } | {new["retryTopic"], new["deadLetterTopic"]}
+
+
 def test_policies_whose_derived_names_meet_do_not_share_a_topic(shop: Shop) -> None:
     for name in ("orders", "orders-eu"):
         shop.create_topic(shop.topic(name))

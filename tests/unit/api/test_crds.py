@@ -56,6 +56,12 @@ def test_schemas_are_structural_and_closed() -> None:
         assert "x-kubernetes-preserve-unknown-fields" not in schema, path
 
 
+def test_nothing_is_written_into_an_object_that_its_user_has_left_out() -> None:
+    said = {path: schema["default"] for path, schema in schemas() if "default" in schema}
+    parts = ("naming", "retry", "deadLetter")
+    assert said == {f"RetryPolicy.spec.{part}": {} for part in parts}
+
+
 def test_whatever_a_user_may_write_is_bounded() -> None:
     for path, schema in schemas():
         if ".spec" not in path:

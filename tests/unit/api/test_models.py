@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.naming import kept_scheme
 from redrive.api.parsing import InvalidFieldsError, parse_spec
 from redrive.api.replay import ReplaySpec, ReplayStatus
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.policy import durations
+from redrive.policy import naming as naming_of
 from redrive.policy.ladder import LEVELS, PRESETS
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import Scheme, TopicName
@@ -142,7 +144,7 @@ MINIMAL = {
 
 
 def policy_spec(**fields: object) -> RetryPolicySpec:
-    return parse_spec(RetryPolicySpec, {"spec": MINIMAL | fields})
+    return parse_spec(RetryPolicySpec, {"spec": MINIMAL | fields}).effective(None, None)
 
 
 def connection_spec(**fields: object) -> PulsarConnectionSpec:
@@ -250,6 +252,49 @@ def test_what_a_policy_leaves_out_its_connection_says() -> None:
         assert policy.ladder.rungs == (timedelta(seconds=delay),)
         assert policy.levels.rungs == (timedelta(seconds=7),)
     assert own.completed(None) is own
+
+
+@pytest.mark.parametrize(
+    ("own", "kept", "by_connection", "scheme"),
+    [
+        (None, None, None, "pulsar"),
+        (None, None, "rocketmq", "rocketmq"),
+        (None, "tdmq-2.7.2", "rocketmq", "tdmq-2.7.2"),
+        (None, "tdmq-2.7.2", None, "tdmq-2.7.2"),
+        ("pulsar", None, "rocketmq", "pulsar"),
+    ],
+)
+def test_topics_are_named_by_the_policy_else_as_before_else_by_the_connection(
+    own: str | None, kept: str | None, by_connection: str | None, scheme: str
+) -> None:
+    naming = {} if own is None else {"naming": {"scheme": own}}
+    defaults = {} if by_connection is None else {"naming": {"scheme": by_connection}}
+    written = parse_spec(RetryPolicySpec, {"spec": MINIMAL | naming})
+    status = {} if kept is None else {"namingScheme": kept}
+    spec = written.effective(
+        connection_spec(policyDefaults=defaults).policy_defaults, kept_scheme(status)
+    )
+    expected = Scheme(scheme)
+    assert spec.scheme is expected
+    topic = TopicName("shop", "prod", "orders")
+    assert spec.retry_topic == naming_of.retry_topic(topic, "fulfilment", expected)
+    assert spec.dead_letter_topic == naming_of.dead_letter_topic(topic, "fulfilment", expected)
+    assert spec.effective(None, Scheme.TDMQ_2_6_1) == spec
+
+
+def test_a_policy_from_before_its_scheme_was_recorded_keeps_what_the_schema_wrote_then() -> None:
+    assert kept_scheme({"retryTopic": "x"}) is Scheme.PULSAR
+    assert kept_scheme({"retryTopic": "x", "namingScheme": "rocketmq"}) is Scheme.ROCKETMQ
+    assert kept_scheme({"conditions": []}) is None
+
+
+def test_topics_have_no_names_before_it_is_known_what_the_connection_says() -> None:
+    written = parse_spec(RetryPolicySpec, {"spec": MINIMAL})
+    with pytest.raises(LookupError, match="naming scheme"):
+        assert written.retry_topic
+    given = {"retryTopic": "persistent://shop/prod/again"}
+    named = parse_spec(RetryPolicySpec, {"spec": MINIMAL | {"naming": given}})
+    assert str(named.retry_topic) == given["retryTopic"]
 
 
 def test_a_thousand_rungs_are_the_most() -> None:

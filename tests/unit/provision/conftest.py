@@ -11,6 +11,7 @@ from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context, wall_clock
+from redrive.kube.policies import names_no_scheme, scheme_kept_by
 from redrive.kube.resources import Body, Key
 from redrive.provision.facts import Request
 from redrive.provision.ownership import named_in
@@ -78,7 +79,8 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
     def read(body: Body, **changes: object) -> Request:
         key = Key.of(body)
         through = PulsarConnectionSpec.model_validate(connection | changes)
-        spec = RetryPolicySpec.model_validate(body["spec"]).completed(through.policy_defaults)
+        written = RetryPolicySpec.model_validate(body["spec"])
+        spec = written.effective(through.policy_defaults, scheme_kept_by(body))
         return Request(
             key=key,
             age=(body["metadata"]["creationTimestamp"], body["metadata"]["uid"]),
@@ -88,6 +90,7 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
             permissions=through.permissions(key.namespace, {}, "shop"),
             standing=Standing.of(body),
             takes_over=named_in(body),
+            names_no_scheme=names_no_scheme(body),
         )
 
     return read

@@ -10,9 +10,9 @@ import pytest
 
 from redrive.api import parsing
 from redrive.api.parsing import InvalidFieldsError
+from redrive.kube import policies
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context
-from redrive.provision import conflicts
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.resolve import resolve
 from tests.support.fake_kubernetes import edit
@@ -30,7 +30,7 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         found.append(body["spec"].get("maxRetries"))
         return real(model, body)
 
-    monkeypatch.setattr(conflicts, "parse_spec", parse)
+    monkeypatch.setattr(policies, "parse_spec", parse)
     return found
 
 

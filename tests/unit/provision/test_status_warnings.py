@@ -17,6 +17,7 @@ from redrive.provision.status_warnings import Seen, warnings
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
 NO_SUBSCRIPTIONS = TopicSubscriptions((frozenset(),))
+OWN = "persistent://shop/prod/own"
 SHORT = {"scheme": "tdmq-2.7.2"}
 
 
@@ -39,6 +40,31 @@ def test_a_policy_that_nobody_contests_needs_no_caution(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     assert found(policy(), requested(policy())) == ()
+
+
+@pytest.mark.parametrize(
+    ("naming", "by_connection", "warns"),
+    [
+        ({}, {"naming": {"scheme": "rocketmq"}}, True),
+        ({}, {"naming": {"scheme": "tdmq-2.7.2"}}, False),
+        ({}, {}, True),  # so topics were named by pulsar
+        ({"scheme": "tdmq-2.7.2"}, {"naming": {"scheme": "rocketmq"}}, False),
+        ({"retryTopic": f"{OWN}-r", "deadLetterTopic": f"{OWN}-d"}, {}, False),
+    ],
+)
+def test_a_policy_that_keeps_its_names_while_new_ones_get_others_needs_caution(
+    policy: MakeBody,
+    requested: MakeRequest,
+    naming: dict[str, str],
+    by_connection: dict[str, Any],
+    *,
+    warns: bool,
+) -> None:
+    body = policy(naming=naming) | {"status": {"namingScheme": "tdmq-2.7.2"}}
+    seen = found(body, requested(body, policyDefaults=by_connection))
+    assert [each.reason for each in seen] == ["NamingSchemeKept"] * warns
+    for each in seen:
+        assert "got status.namingScheme tdmq-2.7.2; set naming.scheme to tdmq-2.7.2" in each.message
 
 
 def test_a_descending_ladder_needs_caution(policy: MakeBody, requested: MakeRequest) -> None:

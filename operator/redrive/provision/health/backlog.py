@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from redrive.admin.model import SubscriptionStats
-from redrive.api.retrypolicy import Backlog
+from redrive.api.retrypolicy_status import Backlog
 
 SHARE = 0.1
 """A count that differs by more than this share of what is written is written at once."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from redrive.admin.model import SubscriptionStats
-from redrive.api.retrypolicy import Backlog
+from redrive.api.retrypolicy_status import Backlog
 from redrive.kube.status import StatusWarning
 from redrive.policy.model import Policy
 from redrive.provision.health import backlog

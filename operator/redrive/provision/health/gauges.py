@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from redrive.api.retrypolicy import Backlog
+from redrive.api.retrypolicy_status import Backlog
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.provision import metrics

@@ -20,7 +20,7 @@ from redrive.admin.errors import (
     BrokerUnreachableError,
 )
 from redrive.api.replay import FINAL
-from redrive.api.retrypolicy import Backlog
+from redrive.api.retrypolicy_status import Backlog
 from redrive.errors import RedriveError
 from redrive.kube import resources, status
 from redrive.kube.cache import needs_reconcile

@@ -12,8 +12,7 @@ from redrive.api.conditions import READY
 from redrive.api.fields import SecretKeyRef
 from redrive.api.parsing import parse_spec
 from redrive.api.replay import FINAL, ReplaySpec
-from redrive.api.retrypolicy import RetryPolicySpec
-from redrive.kube import connections, status
+from redrive.kube import connections, policies, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.replay import selection
@@ -57,12 +56,10 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     key = Key.of(replay)
     policy_key = Key(key.namespace, spec.policy_ref.name)
     body = _ready_policy(policy_key, ctx)
-    asked = parse_spec(RetryPolicySpec, body)
-    reference = asked.connection_ref
+    reference = policies.spec_of(body, ctx.policies).connection_ref
     connection = connections.find(reference, key.namespace, ctx.connections, ctx.namespaces)
-    policy = asked.completed(connection.policy_defaults).to_policy(
-        str(policy_key), body["metadata"]["generation"]
-    )
+    asked = policies.effective_spec(body, ctx.policies, connection.policy_defaults)
+    policy = policies.policy_of(body, ctx.policies, asked)
     if not policy.dead_letters:
         raise DeadLettersDiscardedError(
             f"the RetryPolicy {policy_key} discards what it could replay",

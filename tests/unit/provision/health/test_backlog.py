@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from redrive.admin.model import SubscriptionStats
-from redrive.api.retrypolicy import Backlog
+from redrive.api.retrypolicy_status import Backlog
 from redrive.provision.health.backlog import (
     CHANGED_AFTER,
     UNCHANGED_AFTER,

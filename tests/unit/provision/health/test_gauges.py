@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from prometheus_client import REGISTRY
 
-from redrive.api.retrypolicy import Backlog
+from redrive.api.retrypolicy_status import Backlog
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName

@@ -147,6 +147,14 @@ def test_the_job_knows_what_the_policy_leaves_to_its_connection() -> None:
     assert admitted.job.policy.max_retries == 3
 
 
+def test_the_job_knows_the_topics_that_the_policy_has_whatever_its_connection_says_now() -> None:
+    body = policy()
+    body["status"]["namingScheme"] = "tdmq-2.7.2"
+    through = connection(policyDefaults={"naming": {"scheme": "rocketmq"}})
+    found = admit(replay(), ctx(policies=[body], connections=[through])).job.policy
+    assert found.dead_letter_topic.local == "fulfilment-DLQ"
+
+
 def test_a_missing_policy_is_waited_for() -> None:
     with pytest.raises(PolicyNotFoundError, match="does not exist"):
         admit(replay(), ctx(policies=[]))
