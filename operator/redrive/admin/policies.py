@@ -33,7 +33,11 @@ class TopicPolicy(Protocol):
 
     @property
     def own(self) -> str:
-        """Return the part of the path that reads what is set on the topic itself, and names it."""
+        """Return the part of the path that reads what is set on the topic itself."""
+
+    @property
+    def name(self) -> str:
+        """Return what names it in the record of what was set on a topic before."""
 
     def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
         """Yield what has to be written where *found* was read; nothing where that is enough."""
@@ -43,7 +47,7 @@ class TopicPolicy(Protocol):
 class Deduplicates:
     """The broker drops what a producer sends twice; set on this very topic."""
 
-    read = own = "deduplicationEnabled"
+    read = own = name = "deduplicationEnabled"
 
     def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
         """Switch it on where it is not, whatever the namespace has: that may change."""
@@ -62,7 +66,7 @@ class CompactsAbove:
     """
 
     size: int
-    read = own = "compactionThreshold"
+    read = own = name = "compactionThreshold"
 
     def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
         """Set it where it is not set, or otherwise."""
@@ -81,7 +85,7 @@ class Ttl:
     """
 
     seconds: int
-    read = own = "messageTTL"
+    read = own = name = "messageTTL"
 
     def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
         """Set it where it is not set, or otherwise."""
@@ -125,62 +129,100 @@ class Holds:
         return f"{self.name} {', '.join(f'{name} {value}' for name, value in self.fields)}"
 
 
-@dataclass(frozen=True)
-class KeepsBacklog:
-    """No quota evicts messages; where a size is given, more than that is refused.
-
-    Attributes:
-        size: in bytes; None leaves a quota that evicts nothing as it is.
-    """
-
-    size: int | None
-    # Never with applied=true: where neither topic nor namespace has a quota, that has the broker
-    # write its own default into the namespace, for good with the namespace's next change.
-    read = own = "backlogQuotaMap"
-
-    def writes(self, found: Mapping[str, Mapping[str, Any]] | None) -> Iterator[Write]:
-        """Turn quotas that evict into such that refuse, and set the size."""
-        for kind, before in _quotas(found, self.size):
-            after = dict(before)
-            if before.get("policy") in {None, EVICTS}:
-                after["policy"] = REFUSES
-            if kind == _BY_SIZE and self.size is not None:
-                after["limitSize"] = self.size
-                after.pop("limit", None)  # an old name of the same, which would win
-            if any(before.get(name) != value for name, value in after.items()):
-                yield Write(f"backlogQuota?backlogQuotaType={kind}", after)
-
-    def __str__(self) -> str:
-        return "backlog quota" if self.size is None else f"backlog quota {self.size} bytes"
-
-
+_QUOTA_MAP = "backlogQuotaMap"
 _BY_SIZE = "destination_storage"
 _QUOTAS = (_BY_SIZE, "message_age")
+Quotas = Mapping[str, Mapping[str, Any]]
+"""The backlog quotas of a topic or a namespace, by their type."""
 
 
-def restoring(own: str, before: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
-    """Yield what has to be written for a topic to have *before* as its own policy *own* again.
+@dataclass(frozen=True)
+class KeepsBacklog:
+    """No quota evicts messages: those that would refuse them instead, at the same limit."""
+
+    # Never with applied=true: where neither topic nor namespace has a quota, that has the broker
+    # write its own default into the namespace, for good with the namespace's next change.
+    read = own = name = _QUOTA_MAP
+
+    def writes(self, found: Quotas | None) -> Iterator[Write]:
+        """Turn quotas that evict into such that refuse."""
+        for kind, before in (found or {}).items():
+            if (after := _refusing(before)) != before:
+                yield _set_quota(kind, after)
+
+    def __str__(self) -> str:
+        return "backlog quota"
+
+
+@dataclass(frozen=True)
+class LimitsBacklog:
+    """More than so many bytes of backlog are refused; set on this very topic."""
+
+    size: int
+    read = own = _QUOTA_MAP
+    name = "backlogQuotaSize"
+
+    def writes(self, found: Quotas | None) -> Iterator[Write]:
+        """Set the size where it is another one, or what is more is not refused."""
+        before = (found or {}).get(_BY_SIZE, {})
+        after = {**_refusing(before), "limitSize": self.size}
+        after.pop("limit", None)  # an old name of the same, which would win
+        if any(before.get(name) != value for name, value in after.items()):
+            yield _set_quota(_BY_SIZE, after)
+
+    def __str__(self) -> str:
+        return f"backlog quota {self.size} bytes"
+
+
+def restoring(name: str, before: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
+    """Yield what has to be written for a topic to have *before* as its own policy again.
 
     Args:
-        own: of the policy, as `TopicPolicy.own` names it.
+        name: of the policy, as `TopicPolicy.name`.
         before: what was read there; None where nothing was set on the topic.
     """
-    if own == KeepsBacklog.own:
+    if name == KeepsBacklog.name:
         for kind in _QUOTAS:
-            path = f"backlogQuota?backlogQuotaType={kind}"
-            quota = (before or {}).get(kind)
-            yield Write(path, None, "DELETE") if quota is None else Write(path, quota)
+            yield _restore_quota(kind, (before or {}).get(kind))
+    elif name == LimitsBacklog.name:
+        yield _restore_quota(_BY_SIZE, (before or {}).get(_BY_SIZE))
     elif before is None:
-        yield Write(own, None, "DELETE")
-    elif own == Ttl.own:
+        yield Write(name, None, "DELETE")
+    elif name == Ttl.name:
         yield from Ttl(before).writes(None)
     else:
-        yield Write(own, before)
+        yield Write(name, before)
 
 
-def _quotas(
-    found: Mapping[str, Mapping[str, Any]] | None, size: int | None
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield from (found or {}).items()
-    if size is not None and _BY_SIZE not in (found or {}):
-        yield _BY_SIZE, {}
+def withdrawing(
+    name: str,
+    before: Any,  # noqa: ANN401  the broker's JSON
+    inherited: Mapping[str, Any],
+) -> Iterator[Write]:
+    """Yield what `restoring` does, but for a topic that goes on to lose no messages.
+
+    Args:
+        name: as for `restoring`.
+        before: likewise.
+        inherited: what its namespace has of topic policies, by how each is read.
+    """
+    if name != LimitsBacklog.name:
+        yield from restoring(name, before)
+        return
+    own = (before or {}).get(_BY_SIZE)
+    in_force = own or (inherited.get(LimitsBacklog.read) or {}).get(_BY_SIZE) or {}
+    evicts = in_force.get("policy") == EVICTS
+    yield _restore_quota(_BY_SIZE, _refusing(in_force) if evicts else own)
+
+
+def _refusing(quota: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**quota, "policy": REFUSES} if quota.get("policy") in {None, EVICTS} else quota
+
+
+def _set_quota(kind: str, quota: Mapping[str, Any]) -> Write:
+    return Write(f"backlogQuota?backlogQuotaType={kind}", quota)
+
+
+def _restore_quota(kind: str, quota: Mapping[str, Any] | None) -> Write:
+    set_ = _set_quota(kind, quota or {})
+    return set_ if quota is not None else Write(set_.path, None, "DELETE")

@@ -2,8 +2,9 @@
 
 The order is the broker's: a grant on a missing topic is refused, and it costs least when topics
 are made first, then all rights are granted at once, then subscriptions are made. All this comes
-before what tunes the topics: a topic policy that a broker refuses must not cost messages. What
-redrive adds to the rights of roles is on record before it is granted, and off the record after it
+before what tunes the topics: a topic policy that a broker refuses must not cost messages. A topic
+policy that a field of the spec asked for, and does no more, goes before its record. What redrive
+adds to the rights of roles is on record before it is granted, and off the record after it
 is taken back; a subscription is on record after it was made, so that none on record was made by
 others.
 
@@ -16,8 +17,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from redrive.admin.model import Schema
+from redrive.admin.policies import withdrawing
 from redrive.kube.resources import Body
 from redrive.provision import ownership
 from redrive.provision.actions import (
@@ -31,11 +34,13 @@ from redrive.provision.actions import (
     Mark,
     PatchConfigMap,
     RestorePartitions,
+    RestoreTopicPolicy,
     SetTopicPolicy,
 )
 from redrive.provision.desired import Desired, DesiredTopic, partitions_of_retry
 from redrive.provision.facts import Observed, TopicState
 from redrive.provision.ownership import NOTHING, Granted, Owner, OwnershipRecord, Rights
+from redrive.provision.topic_policies import OF_A_FIELD
 
 
 @dataclass(frozen=True)
@@ -87,10 +92,9 @@ class _Pair:
     @property
     def record_before(self) -> OwnershipRecord:
         """Return what has to be on record before any right is granted, or policy changed."""
-        record = self.record
-        originals = {} if self.have is None or record.created else self.have.originals
+        replaced = {**self._originals, **self.record.replaced}
         return dataclasses.replace(
-            record, granted=self.rights.before, replaced={**originals, **record.replaced}
+            self.record, granted=self.rights.before, replaced=replaced
         ).owned_by(self.owner)
 
     @property
@@ -101,7 +105,28 @@ class _Pair:
             self.record_before,
             granted=self.rights.after,
             subscription=self.want.subscription if adds else self.record.subscription,
+            replaced={
+                name: before
+                for name, before in self.record_before.replaced.items()
+                if name not in self.withdrawn
+            },
         )
+
+    @property
+    def withdrawn(self) -> Mapping[str, Any]:
+        """Return what fields of the spec asked for, and do no more, with what was there before."""
+        unasked = OF_A_FIELD.difference(policy.name for policy in self.want.policies)
+        replaced = self.record.replaced.items()
+        return {name: before for name, before in replaced if name in unasked}
+
+    @property
+    def _originals(self) -> Mapping[str, Any]:
+        """Return what is replaced: on a topic of redrive's, only what fields ask for counts."""
+        found = {} if self.have is None else self.have.originals
+        if not self.record.created:
+            return found
+        asked = OF_A_FIELD.intersection(policy.name for policy in self.want.policies)
+        return {name: found.get(name) or None for name in asked}  # no quotas are {}
 
 
 def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
@@ -115,6 +140,7 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
             for pair in pairs
             if pair.lacks_subscription
         ),
+        *(action for pair in pairs for action in _withdrawals(pair, observed)),
         *_marks_after(pairs),
         *_mark_unused(desired, observed, unused),
         *(action for pair in pairs for action in _topic_policies(pair, observed)),
@@ -183,6 +209,12 @@ def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]
     for policy in pair.want.policies:
         for write in policy.writes(found.get(policy.read)):
             yield SetTopicPolicy(pair.want.name, policy, write)
+
+
+def _withdrawals(pair: _Pair, observed: Observed) -> Iterator[RestoreTopicPolicy]:
+    for name, before in pair.withdrawn.items():
+        for write in withdrawing(name, before, observed.inherited):
+            yield RestoreTopicPolicy(pair.want.name, name, write)
 
 
 def _schema(pair: _Pair, desired: Desired, schema: Schema | None) -> Iterator[CopySchema]:

@@ -96,7 +96,8 @@ class TopicState:
     Attributes:
         policies: what the broker has of each topic policy, by how it is read.
         originals: what is set on the topic itself of those policies that are to be changed, by
-            `TopicPolicy.own`, unless redrive created it or has that on record.
+            `TopicPolicy.name`, unless it is on record. Of a topic that redrive created only what a
+            field of a spec asks for counts.
         properties: see `ownership`.
         replicated_to: the clusters that it is replicated to, its own among them.
     """

@@ -166,14 +166,15 @@ async def _topic(
     partitioned = str(name) in namespace.partitioned
     metadata = await admin.metadata(name, partitioned=partitioned)
     subscriptions = await admin.subscriptions(name, partitioned=partitioned)
-    found = {policy.read: await admin.topic_policy(name, policy) for policy in wanted.policies}
+    reads = {policy.read: policy for policy in wanted.policies}
+    found = {read: await admin.topic_policy(name, policy) for read, policy in reads.items()}
     policies = topic_policies.in_force(found, namespace)
     record = OwnershipRecord.of(metadata.properties)
     originals = {
-        policy.own: await admin.topic_policy(name, policy, own=True)
+        policy.name: await admin.topic_policy(name, policy, own=True)
         for policy in wanted.policies
-        if not record.created
-        and policy.own not in record.replaced
+        if (not record.created or policy.name in topic_policies.OF_A_FIELD)
+        and policy.name not in record.replaced
         and any(policy.writes(policies.get(policy.read)))
     }
     return TopicState(

@@ -28,7 +28,8 @@ GRANTED = "redrive.io/granted"
 SUBSCRIPTION = "redrive.io/subscription"
 """A subscription that redrive added to a topic that was there before."""
 REPLACED = "redrive.io/replaced"
-"""JSON: topic policies that redrive changed on a topic that was there before → what it had set."""
+"""JSON: topic policies that redrive changed → what the topic had set before. On a topic that
+redrive made, only those that a field of a spec asks for."""
 SCHEMA = "redrive.io/schema"
 """The fingerprint of the source topic's schema that redrive copied last."""
 CREATING = "creating"
@@ -90,7 +91,7 @@ class OwnershipRecord:
         granted: what redrive added to the rights of roles.
         subscription: one that redrive added; empty for none, and where the topic is redrive's.
         replaced: what was set on the topic of each policy that redrive changed, by
-            `TopicPolicy.own`; None where nothing was.
+            `TopicPolicy.name`; None where nothing was.
     """
 
     owner: str = ""

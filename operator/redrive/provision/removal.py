@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from redrive.admin.model import RightsChange, TopicUsage
-from redrive.admin.policies import restoring
+from redrive.admin.policies import KeepsBacklog, LimitsBacklog, restoring
 from redrive.api.choices import DeletionPolicy
 from redrive.kube.resources import Key
 from redrive.policy.naming import LEDGER_SUBSCRIPTION, TopicName
@@ -185,9 +186,9 @@ class _Part:
         mark = Mark(topic.name, OwnershipRecord().changes(topic.properties))
         found = topic.usage.subscriptions.get(record.subscription)
         restore: Iterator[Action] = (
-            RestoreTopicPolicy(topic.name, own, write)
-            for own, before in record.replaced.items()
-            for write in restoring(own, before)
+            RestoreTopicPolicy(topic.name, policy, write)
+            for policy, before in _as_before(record).items()
+            for write in restoring(policy, before)
         )
         back: tuple[Action, ...] = (*restore, mark)
         if found is None:
@@ -203,6 +204,13 @@ class _Part:
         return cls(
             rights, (DeleteSubscription(topic.name, record.subscription), *back), clients, ""
         )
+
+
+def _as_before(record: OwnershipRecord) -> Mapping[str, Any]:
+    """Return what a topic had; of two records of its quotas the one that is of all of them."""
+    whole = KeepsBacklog.name in record.replaced
+    part = LimitsBacklog.name if whole else None
+    return {name: before for name, before in record.replaced.items() if name != part}
 
 
 def _clients(topic: Left) -> str:

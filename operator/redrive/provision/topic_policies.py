@@ -15,6 +15,7 @@ from redrive.admin.policies import (
     Deduplicates,
     Holds,
     KeepsBacklog,
+    LimitsBacklog,
     TopicPolicy,
     Ttl,
 )
@@ -29,6 +30,9 @@ _STAYS = Holds(
         ("maxInactiveDurationSeconds", 60),
     ),
 )
+_RETENTION = "retention"
+OF_A_FIELD = frozenset({_RETENTION, LimitsBacklog.name})
+"""The names of policies that a spec asks for by a field: without it they are taken back."""
 _LEDGER_BYTES = 10 * 2**20
 _DELAYS = Holds(
     "delayedDelivery", (("active", True),), (("tickTime", 1_000), ("maxDeliveryDelayInMillis", 0))
@@ -68,23 +72,25 @@ def of_retry(spec: RetryTopic) -> tuple[TopicPolicy, ...]:
         Deduplicates(),
         Ttl(spec.ttl_seconds),
         _DELAYS,
-        KeepsBacklog(None),
+        KeepsBacklog(),
         _STAYS,
     )
 
 
 def of_ledger() -> tuple[TopicPolicy, ...]:
     """Return the policies of a ledger: the last record of each key is kept."""
-    return (Ttl(0), KeepsBacklog(None), CompactsAbove(_LEDGER_BYTES), _STAYS)
+    return (Ttl(0), KeepsBacklog(), CompactsAbove(_LEDGER_BYTES), _STAYS)
 
 
 def of_dead_letter(spec: DeadLetterTopic) -> tuple[TopicPolicy, ...]:
     """Return the policies of a dead-letter topic: what rests there is kept."""
     policies: list[TopicPolicy] = [
         Ttl(spec.ttl_seconds),
-        KeepsBacklog(None if spec.backlog_quota is None else spec.backlog_quota.bytes),
+        KeepsBacklog(),
         _STAYS,
     ]
+    if spec.backlog_quota is not None:
+        policies.append(LimitsBacklog(spec.backlog_quota.bytes))
     if spec.retention is not None:
-        policies.append(Holds("retention", tuple(spec.retention.to_broker().items())))
+        policies.append(Holds(_RETENTION, tuple(spec.retention.to_broker().items())))
     return tuple(policies)

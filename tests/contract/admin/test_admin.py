@@ -18,7 +18,7 @@ from redrive.admin.errors import (
     BrokerRefusedError,
 )
 from redrive.admin.model import Grant, RightsChange, Schema, SubscriptionStats, TopicSubscriptions
-from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, TopicPolicy, Ttl
+from redrive.admin.policies import Deduplicates, Holds, LimitsBacklog, TopicPolicy, Ttl
 from redrive.policy.naming import TopicName
 from redrive.provision.connection import NEWEST_BROKER, OLDEST_BROKER
 
@@ -351,7 +351,7 @@ async def test_a_deleted_topic_takes_its_grants_with_it(world: World, partitions
             Holds("retention", (("retentionTimeInMinutes", 5), ("retentionSizeInMB", -1))),
             {"retentionTimeInMinutes": 0},
         ),
-        (KeepsBacklog(1_024), {}),
+        (LimitsBacklog(1_024), {}),
     ],
     ids=str,
 )

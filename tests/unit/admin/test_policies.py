@@ -4,11 +4,22 @@ from typing import Any
 
 import pytest
 
-from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, TopicPolicy, Ttl, Write
+from redrive.admin.policies import (
+    Deduplicates,
+    Holds,
+    KeepsBacklog,
+    LimitsBacklog,
+    TopicPolicy,
+    Ttl,
+    Write,
+    restoring,
+    withdrawing,
+)
 
 STAYS = Holds("inactive", (("delete", False),), (("after", 60),))
 EVICTS = {"limitSize": 5, "policy": "consumer_backlog_eviction"}
 REFUSES = {"limitSize": 5, "policy": "producer_exception"}
+SIZE = "backlogQuota?backlogQuotaType=destination_storage"
 HOLDS = {"limitSize": 5, "policy": "producer_request_hold"}
 
 
@@ -19,9 +30,9 @@ HOLDS = {"limitSize": 5, "policy": "producer_request_hold"}
         (Ttl(0), 0),
         (Ttl(60), 60),
         (STAYS, {"delete": False, "after": 5}),
-        (KeepsBacklog(None), None),
-        (KeepsBacklog(None), {"destination_storage": HOLDS, "message_age": REFUSES}),
-        (KeepsBacklog(5), {"destination_storage": HOLDS}),
+        (KeepsBacklog(), None),
+        (KeepsBacklog(), {"destination_storage": HOLDS, "message_age": REFUSES}),
+        (LimitsBacklog(5), {"destination_storage": HOLDS}),
     ],
 )
 def test_what_is_as_it_should_be_is_not_written(
@@ -41,17 +52,17 @@ def test_what_is_as_it_should_be_is_not_written(
         (STAYS, None, Write("inactive", {"delete": False, "after": 60})),
         (STAYS, {"delete": True, "after": 5}, Write("inactive", {"delete": False, "after": 5})),
         (
-            KeepsBacklog(None),
+            KeepsBacklog(),
             {"destination_storage": HOLDS, "message_age": EVICTS},
             Write("backlogQuota?backlogQuotaType=message_age", REFUSES),
         ),
         (
-            KeepsBacklog(5),
+            LimitsBacklog(5),
             {},
             Write("backlogQuota?backlogQuotaType=destination_storage", REFUSES),
         ),
         (
-            KeepsBacklog(5),
+            LimitsBacklog(5),
             {"destination_storage": {"limit": 9, "limitSize": 9, "policy": "producer_exception"}},
             Write("backlogQuota?backlogQuotaType=destination_storage", REFUSES),
         ),
@@ -63,3 +74,31 @@ def test_what_is_not_is_written_and_the_rest_of_it_stays(
     written: Write,
 ) -> None:
     assert list(policy.writes(found)) == [written]
+
+
+@pytest.mark.parametrize(
+    ("before", "namespace", "written"),
+    [
+        (None, {}, Write(SIZE, None, "DELETE")),
+        ({"destination_storage": HOLDS}, {}, Write(SIZE, HOLDS)),
+        ({"destination_storage": EVICTS}, {}, Write(SIZE, REFUSES)),
+        ({"message_age": EVICTS}, {"destination_storage": HOLDS}, Write(SIZE, None, "DELETE")),
+        # Else the quota of the namespace would drop messages until the next reconcile.
+        (None, {"destination_storage": EVICTS}, Write(SIZE, REFUSES)),
+    ],
+)
+def test_a_size_that_is_taken_back_leaves_no_quota_that_evicts(
+    before: Any,  # noqa: ANN401 - the broker's JSON
+    namespace: dict[str, Any],
+    written: Write,
+) -> None:
+    inherited = {LimitsBacklog.read: namespace}
+    assert list(withdrawing(LimitsBacklog.name, before, inherited)) == [written]
+
+
+def test_what_is_restored_is_all_that_was_there_and_nothing_else() -> None:
+    before = {"destination_storage": EVICTS}
+    age = Write("backlogQuota?backlogQuotaType=message_age", None, "DELETE")
+    assert list(restoring(KeepsBacklog.name, before)) == [Write(SIZE, EVICTS), age]
+    assert list(restoring(LimitsBacklog.name, before)) == [Write(SIZE, EVICTS)]
+    assert list(restoring("retention", None)) == [Write("retention", None, "DELETE")]

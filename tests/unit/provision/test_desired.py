@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from redrive.admin.policies import Holds, KeepsBacklog, Ttl
+from redrive.admin.policies import Holds, LimitsBacklog, Ttl
 from redrive.policy import codec
 from redrive.policy.naming import TopicName
 from redrive.provision.actions import CreateTopic
@@ -69,7 +69,7 @@ def test_what_is_kept_and_for_how_long_is_as_the_policy_says(
     wanted = desired(requested(body), body, "here")
     assert Ttl(11 * 86_400) in wanted.retry.policies
     assert wanted.dead_letter is not None
-    assert {Ttl(30 * 86_400), KeepsBacklog(3 * 2**20)} <= set(wanted.dead_letter.policies)
+    assert {Ttl(30 * 86_400), LimitsBacklog(3 * 2**20)} <= set(wanted.dead_letter.policies)
     retention = (("retentionTimeInMinutes", 7 * 1_440), ("retentionSizeInMB", -1))
     assert Holds("retention", retention) in wanted.dead_letter.policies
 

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.admin.model import Grant, RightsChange, Schema, TopicSubscriptions
-from redrive.admin.policies import Deduplicates, Holds, KeepsBacklog, Ttl, Write
+from redrive.admin.policies import (
+    Deduplicates,
+    Holds,
+    KeepsBacklog,
+    LimitsBacklog,
+    TopicPolicy,
+    Ttl,
+    Write,
+)
 from redrive.kube import resources
 from redrive.kube.resources import Body, Key
 from redrive.policy.model import Policy
@@ -28,10 +36,14 @@ CONFIG_MAP: Body = {
 }
 
 STAYS = Holds("inactiveTopicPolicies", (("deleteWhileInactive", False),), (("x", 2),))
-KEEPS = KeepsBacklog(None)
+KEEPS = KeepsBacklog()
+RETAINS, LIMITS = Holds("retention", (("minutes", 5),)), LimitsBacklog(9)
+ASKED: tuple[TopicPolicy, ...] = (RETAINS, LIMITS)
+"""What a field of the spec asks for."""
 roles = st.sampled_from(["a", "b", "c"])
 rights = st.frozensets(st.sampled_from(["produce", "consume", "functions"]), min_size=1)
 names = st.frozensets(st.sampled_from(["fulfilment", "redrive", "other"]))
+NO_POLICIES: Mapping[str, Any] = {}
 NO_NAMES: frozenset[str] = frozenset()
 DEDUPLICATES, TTL = Deduplicates(), Ttl(0)
 QUOTA = {"destination_storage": {"limitSize": 5, "policy": "consumer_backlog_eviction"}}
@@ -41,6 +53,7 @@ policies = st.fixed_dictionaries(
         TTL.read: st.sampled_from([None, 0, 60]),
         STAYS.read: st.sampled_from([None, {"deleteWhileInactive": True, "x": 1}]),
         KEEPS.read: st.sampled_from([{}, QUOTA]),
+        RETAINS.read: st.sampled_from([None, {"minutes": 1}]),
     }
 )
 SCHEMA = Schema("JSON", '{"type": "record"}', {"a": "b"})
@@ -54,6 +67,13 @@ records = st.builds(
     created=st.booleans(),
     granted=recorded,
     subscription=st.sampled_from(["", "fulfilment"]),
+    replaced=st.fixed_dictionaries(
+        {},
+        optional={
+            RETAINS.name: st.sampled_from([None, {"minutes": 1}]),
+            LIMITS.name: st.sampled_from([None, {}, QUOTA]),
+        },
+    ),
 )
 properties = st.builds(
     lambda r, own: r.to_properties() | own,
@@ -71,18 +91,19 @@ def with_partitions(count: int) -> st.SearchStrategy[TopicState]:
 
 states = st.none() | st.integers(0, 4).flatmap(with_partitions)
 wanted = st.builds(
-    lambda grants, partitions: Desired(
+    lambda grants, partitions, asked: Desired(
         policy=POLICY,
         owner=OWNER,
         retry=DesiredTopic(RETRY, "fulfilment", (DEDUPLICATES, TTL, STAYS, KEEPS)),
         retry_partitions=None,
-        dead_letter=DesiredTopic(DEAD_LETTER, "redrive", (TTL, STAYS, KEEPS)),
+        dead_letter=DesiredTopic(DEAD_LETTER, "redrive", (TTL, STAYS, KEEPS, *asked)),
         grants=tuple(Grant(topic, role, may) for (topic, role), may in grants.items()),
         config_map=CONFIG_MAP,
         dead_letter_partitions=partitions,
     ),
     st.dictionaries(st.tuples(st.sampled_from([RETRY, DEAD_LETTER]), roles), rights, max_size=4),
     st.sampled_from([0, 3]),
+    st.sampled_from([(), (RETAINS,), (LIMITS,), ASKED]),
 )
 permissions = st.dictionaries(
     st.sampled_from([str(RETRY), str(DEAD_LETTER), "persistent://shop/prod/foreign"]),
@@ -164,6 +185,13 @@ def done(  # noqa: C901 - a case for each action
                 assert state is not None
                 found = written(state.policies or {}, write, policy.read)
                 topics[topic] = change(state, policies=found)
+            case actions.RestoreTopicPolicy(topic, name, write):
+                state = topics[topic]
+                assert state is not None
+                read = next(each.read for each in ASKED if each.name == name)
+                inherits = before.inherited if write.method == "DELETE" else {}
+                found = written(state.policies or {}, write, read, inherits)
+                topics[topic] = change(state, policies=found)
             case actions.ChangeRights(changes):
                 for each in changes:
                     assert topics[each.topic] is not None
@@ -212,12 +240,19 @@ def repartitioned(
     return change(state, subscriptions=TopicSubscriptions(after))
 
 
-def written(before: Mapping[str, Any], write: Write, read: str) -> dict[str, Any]:
-    """What a broker has of its policies after *write*."""
+def written(
+    before: Mapping[str, Any], write: Write, read: str, inherited: Mapping[str, Any] = NO_POLICIES
+) -> dict[str, Any]:
+    """What a broker has of its policies after *write*; where it deletes, what is *inherited*."""
     path, _, query = write.path.partition("?")
-    value = int(query.removeprefix("messageTTL=")) if path == "messageTTL" else write.body
+    value: Any = int(query.removeprefix("messageTTL=")) if path == "messageTTL" else write.body
+    if write.method == "DELETE":
+        value = inherited.get(read)
     if path == "backlogQuota":
-        value = {**before[read], query.removeprefix("backlogQuotaType="): write.body}
+        kind = query.removeprefix("backlogQuotaType=")
+        quota = (value or {}).get(kind) if write.method == "DELETE" else write.body
+        rest = {name: each for name, each in (before[read] or {}).items() if name != kind}
+        value = rest if quota is None else {**rest, kind: quota}
     return {**before, read: value}
 
 
@@ -288,6 +323,23 @@ def test_what_redrive_granted_is_taken_back_and_what_stood_before_is_back(
     for desired in (first, second, dataclasses.replace(first, grants=())):
         state = done(diff(desired, state), state)
     assert flat(state.permissions) == flat(fresh.permissions)
+
+
+@given(wanted, observed)
+def test_what_a_field_asked_for_is_gone_with_the_field(desired: Desired, before: Observed) -> None:
+    def asking(asked: tuple[TopicPolicy, ...]) -> Desired:
+        topic = DesiredTopic(DEAD_LETTER, "redrive", (TTL, STAYS, KEEPS, *asked))
+        return dataclasses.replace(desired, dead_letter=topic)
+
+    state = new = dataclasses.replace(before, dead_letter=None)
+    for asked in (ASKED, ()):
+        state = done(diff(asking(asked), state), state)
+    expected = done(diff(asking(()), new), new).dead_letter
+    assert state.dead_letter is not None
+    assert expected is not None
+    assert state.dead_letter.policies == expected.policies
+    found, right = (OwnershipRecord.of(properties_of(s)) for s in (state.dead_letter, expected))
+    assert found == right
 
 
 @given(wanted, observed, st.data())
@@ -385,6 +437,7 @@ def test_topics_come_before_rights_then_subscriptions_and_what_tunes_comes_last(
         actions.AddPartitions: 1.5,
         actions.ChangeRights: 2,
         actions.CreateSubscription: 3,
+        actions.RestoreTopicPolicy: 3.2,
         actions.SetTopicPolicy: 4,
         actions.CopySchema: 5,
         actions.CreateConfigMap: 6,
