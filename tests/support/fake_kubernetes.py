@@ -90,7 +90,8 @@ class FakeKubernetes(Kubernetes):
         self.before("create", resource, key)
         if key in self.objects[resource]:
             raise ConflictError(f"{resource.kind} {key} already exists", remedy="read it")
-        return self._write("create", resource, body)
+        metadata = {"uid": f"uid-{self.version}", **body["metadata"]}
+        return self._write("create", resource, {**body, "metadata": metadata})
 
     async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
         """Merge *patch*, unless it is for another version of the object, or for another object."""

@@ -1,6 +1,7 @@
 {{- /* What the operator may do where it serves; a test holds this against what it needs. */ -}}
 {{- define "redrive.rules" -}}
-# The kinds of redrive. `patch` is for the finalizer of policies only.
+# The kinds of redrive. `patch` is for the finalizer of policies only, `get` for what is deleted: a
+# watch may show it late.
 - apiGroups: [redrive.io]
   resources: [pulsarconnections, retrypolicies, replays]
   verbs: [list, watch]
@@ -10,7 +11,7 @@
   verbs: [get]
 - apiGroups: [redrive.io]
   resources: [retrypolicies]
-  verbs: [patch]
+  verbs: [get, patch]
 - apiGroups: [redrive.io]
   resources: [pulsarconnections/status, retrypolicies/status, replays/status]
   verbs: [patch]

@@ -23,7 +23,7 @@ from redrive.provision.actions import in_words
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.converge import Converged, converge
 from redrive.provision.finalize import finalize
-from redrive.provision.finalizer import ensure_finalizer
+from redrive.provision.finalizer import ensure_finalizer, has_finalizer
 from redrive.provision.handover import hand_over, receiver_of
 from redrive.provision.health.watch import Health
 from redrive.provision.lost import LostPolicies
@@ -82,6 +82,7 @@ async def reconcile(  # noqa: PLR0913  what a reconcile reads
     logs.identify(body)
     try:
         if "deletionTimestamp" in body["metadata"]:
+            await _ensure_there(body, ctx)
             outcome = await finalize(body, ctx, conflicts)
         else:
             outcome = await provision(body, ctx, conflicts, health)
@@ -92,6 +93,25 @@ async def reconcile(  # noqa: PLR0913  what a reconcile reads
         ctx.policies.drop(body)  # no watch has shown that it is gone
         return Requeue.ON_CHANGE
     return outcome.requeue
+
+
+async def _ensure_there(body: Body, ctx: Context) -> None:
+    """Make sure that a policy which the cache shows as being deleted is not gone already.
+
+    A cleanup can't be undone, and a new policy of the name has the same topics.
+
+    Raises:
+        NotFoundError: it is gone.
+        KubernetesError: it can't be found out whether it is.
+    """
+    if not has_finalizer(body):
+        return
+    there = await ctx.kubernetes.get(resources.POLICIES, Key.of(body))
+    if there["metadata"]["uid"] != body["metadata"]["uid"]:
+        raise NotFoundError(
+            f"RetryPolicy {Key.of(body)} is gone, and another has its name",
+            remedy="none is needed: the other one is reconciled",
+        )
 
 
 async def _clean_up_after(
@@ -108,7 +128,7 @@ async def _clean_up_after(
     logs.identify(body)
     # From a list: an API server that starts finds no object of a kind that it does not serve yet.
     for listed in await ctx.kubernetes.list(resources.POLICIES, key.namespace):
-        if listed["metadata"]["uid"] == body["metadata"]["uid"]:
+        if Key.of(listed) == key:  # the same, or a new one that has its topics
             lost.forget(key)
             ctx.policies.put(listed)
             return Requeue.ON_CHANGE

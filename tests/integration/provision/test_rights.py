@@ -23,6 +23,7 @@ NEEDED: dict[str, dict[str, str]] = {
     "redrive.io/retrypolicies": {
         "list": FOLLOW,
         "watch": FOLLOW,
+        "get": "one that is deleted is read before its topics are: a watch may be late",
         "patch": "the finalizer is put on, and taken off in the end",
     },
     "redrive.io/retrypolicies/status": {"patch": TELL},

@@ -112,6 +112,8 @@ def stored(here: ReconcileHarness) -> dict[str, Any]:
     for by_key in objects.values():
         for body in by_key.values():
             body["metadata"].pop("resourceVersion", None)
+    for body in objects[resources.CONFIG_MAPS].values():
+        body["metadata"].pop("uid")
     kinds = (resources.POLICIES, resources.CONFIG_MAPS)
     return {"broker": here.broker.namespaces, **{kind.kind: objects[kind] for kind in kinds}}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,14 @@ from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reconcile_harness import KEY, NOW, SOURCE, ReconcileHarness, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+async def here(connection: Body, policy: MakeBody) -> AsyncIterator[ReconcileHarness]:
+    """A policy whose topics are deleted with it."""
+    body = policy(deletionPolicy="Delete")
+    async with reconcile_harness(connection, body, FakeKubernetes()) as made:
+        yield made
 
 
 class Racing(FakeKubernetes):
@@ -54,20 +62,17 @@ def is_lost(here: ReconcileHarness) -> None:
 
 
 async def test_a_policy_that_is_deleted_while_its_finalizer_is_added_is_cleaned_up_after(
-    connection: Body, policy: MakeBody
+    here: ReconcileHarness,
 ) -> None:
-    async with reconcile_harness(
-        connection, policy(deletionPolicy="Delete"), FakeKubernetes()
-    ) as here:
-        here.broker.fault = at_first_creation(lambda: is_lost(here))
-        await here.reconcile()
-        assert here.topics > {SOURCE}  # it was too late to stop
-        assert await here.reconcile() is Requeue.BACKOFF  # what was sent may be done late
-        here.now += LATE_WRITES
-        assert await here.reconcile() is Requeue.ON_CHANGE
-        assert here.topics == {SOURCE}
-        assert [reason for _, reason, _ in here.kubernetes.announced()] == ["Deleted"]
-        assert here.lost.get(KEY) is None
+    here.broker.fault = at_first_creation(lambda: is_lost(here))
+    await here.reconcile()
+    assert here.topics > {SOURCE}  # it was too late to stop
+    assert await here.reconcile() is Requeue.BACKOFF  # what was sent may be done late
+    here.now += LATE_WRITES
+    assert await here.reconcile() is Requeue.ON_CHANGE
+    assert here.topics == {SOURCE}
+    assert [reason for _, reason, _ in here.kubernetes.announced()] == ["Deleted"]
+    assert here.lost.get(KEY) is None
 
 
 async def test_a_policy_whose_deletion_is_seen_before_the_finalizer_is_answered_creates_nothing(
@@ -76,13 +81,13 @@ async def test_a_policy_whose_deletion_is_seen_before_the_finalizer_is_answered_
     class Seen(Racing):
         async def patch(self, resource: resources.Resource, key: Key, patch: Body) -> Body:
             after = await super().patch(resource, key, patch)
-            here.watch_shows_deletion()
+            seeing.watch_shows_deletion()
             return after
 
-    async with reconcile_harness(connection, policy(deletionPolicy="Delete"), Seen()) as here:
-        assert await here.reconcile() is Requeue.ON_CHANGE
-        assert here.topics == {SOURCE}
-        assert here.broker.writes == []
+    async with reconcile_harness(connection, policy(deletionPolicy="Delete"), Seen()) as seeing:
+        assert await seeing.reconcile() is Requeue.ON_CHANGE
+        assert seeing.topics == {SOURCE}
+        assert seeing.broker.writes == []
 
 
 async def test_a_policy_that_retains_and_one_that_went_long_after_leave_their_topics(
@@ -100,22 +105,21 @@ async def test_a_policy_that_retains_and_one_that_went_long_after_leave_their_to
             assert here.topics == made > {SOURCE}
 
 
+@pytest.mark.parametrize("shown", [True, False], ids=["shown", "not shown yet"])
 async def test_a_new_policy_of_the_name_keeps_the_topics_of_one_that_was_lost(
-    connection: Body, policy: MakeBody
+    here: ReconcileHarness, policy: MakeBody, *, shown: bool
 ) -> None:
-    async with reconcile_harness(
-        connection, policy(deletionPolicy="Delete"), FakeKubernetes()
-    ) as here:
-        here.broker.fault = at_first_creation(lambda: is_lost(here))
-        await here.reconcile()
-        made = here.topics
-        again = policy(deletionPolicy="Retain")
-        again["metadata"]["uid"] = "another"
-        here.kubernetes.add(resources.POLICIES, again)
+    here.broker.fault = at_first_creation(lambda: is_lost(here))
+    await here.reconcile()
+    made = here.topics
+    again = policy(deletionPolicy="Retain")
+    again["metadata"]["uid"] = "another"
+    here.kubernetes.add(resources.POLICIES, again)
+    if shown:
         here.ctx.policies.put(again)
-        assert await here.reconcile() is Requeue.ON_CHANGE
-        assert here.lost.get(KEY) is None
-        assert here.topics == made > {SOURCE}
+    assert await here.reconcile() is Requeue.ON_CHANGE
+    assert here.lost.get(KEY) is None
+    assert here.topics == made > {SOURCE}
 
 
 async def test_a_topic_that_the_broker_creates_after_the_cleanup_is_deleted_too(
@@ -151,34 +155,29 @@ async def test_a_policy_for_which_nothing_is_under_way_goes_at_once(
 
 
 async def test_a_broker_that_fails_in_such_a_cleanup_is_asked_again(
-    connection: Body, policy: MakeBody
+    here: ReconcileHarness,
 ) -> None:
-    async with reconcile_harness(
-        connection, policy(deletionPolicy="Delete"), FakeKubernetes()
-    ) as here:
-        here.broker.fault = at_first_creation(lambda: is_lost(here))
-        await here.reconcile()
-        here.broker.fault = answering(503)
-        here.now += LATE_WRITES
-        assert await here.reconcile() is Requeue.BACKOFF
-        here.broker.fault = None
-        assert await here.reconcile() is Requeue.ON_CHANGE
-        assert here.topics == {SOURCE}
+    here.broker.fault = at_first_creation(lambda: is_lost(here))
+    await here.reconcile()
+    here.broker.fault = answering(503)
+    here.now += LATE_WRITES
+    assert await here.reconcile() is Requeue.BACKOFF
+    here.broker.fault = None
+    assert await here.reconcile() is Requeue.ON_CHANGE
+    assert here.topics == {SOURCE}
 
 
 async def test_a_policy_that_is_there_after_all_keeps_its_topics(
-    connection: Body, policy: MakeBody
+    here: ReconcileHarness,
 ) -> None:
-    body = policy(deletionPolicy="Delete")
-    async with reconcile_harness(connection, body, FakeKubernetes()) as here:
-        await here.reconcile()
-        made = here.topics
-        here.watch_shows_deletion()
-        assert here.lost.get(KEY) is not None
-        assert await here.reconcile() is Requeue.ON_CHANGE
-        assert here.lost.get(KEY) is None
-        assert here.ctx.policies.get(KEY) is not None
-        assert here.topics == made > {SOURCE}
+    await here.reconcile()
+    made = here.topics
+    here.watch_shows_deletion()
+    assert here.lost.get(KEY) is not None
+    assert await here.reconcile() is Requeue.ON_CHANGE
+    assert here.lost.get(KEY) is None
+    assert here.ctx.policies.get(KEY) is not None
+    assert here.topics == made > {SOURCE}
 
 
 async def test_while_the_api_server_does_not_serve_policies_none_counts_as_lost(
