@@ -105,6 +105,11 @@ class ProvisionedPolicy:
             return sum(map(self.backlog, topics))
         return sum(self.backlog(topic.partition(n)) for topic in topics for n in range(partitions))
 
+    def unload(self) -> None:
+        """Move the topics that are consumed: the broker delivers again what is in hand."""
+        for topic in (self.policy.topic, self.policy.retry_topic):
+            self.broker.request("PUT", f"{path(topic)}/unload").check(f"unload {topic}")
+
     def grant(self, topic: TopicName, *actions: str) -> None:
         """Let the consumer role do *actions* on *topic*, and nothing else there."""
         grants = [{"topic": str(topic), "role": self.role, "actions": actions}]

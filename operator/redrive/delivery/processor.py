@@ -68,7 +68,7 @@ class Processor:
         self._guard = next(guards, None)
         self._handle_again = handle_again
         self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
-        self.in_hand = InHand()
+        self._in_hand = InHand(parts.clock, self._tell_broker)
         self._left_unsettled = reporting.left_unsettled
         self._closed = False
         receive: Receive = self._take
@@ -148,7 +148,7 @@ class Processor:
                 if not counted:
                     self.decisions.attempts.give_back(message)
                 self._subscriptions[message.topic_name()].negative_acknowledge(message)
-                self.in_hand.end(message)
+                self._in_hand.let_go(message)
             case HandBack():
                 self.parts.incoming.again(message, 0)
             case _:
@@ -165,20 +165,29 @@ class Processor:
                 return None
             case Retry() | Dead():
                 receipt = self._forward(hop_of(message, verdict, failure))
-        self._acknowledge(message)  # only after the receipt
+        self._acknowledge(message, moved=True)  # only after the receipt
         return receipt
 
     def _take(self, timeout: float | None) -> pulsar.Message | None:
         message = self.parts.incoming.take(timeout)
-        if message is not None:
-            self.in_hand.begin(message)
-        return message
+        if message is None or self._in_hand.begin(message):
+            return message
+        clock = self.parts.clock
+        end = None if timeout is None else clock.monotonic() + timeout
+        while True:
+            left = None if end is None else max(0.0, end - clock.monotonic())
+            message = self.parts.incoming.take(left)
+            if message is None or self._in_hand.begin(message):
+                return message
 
-    def _acknowledge(self, message: pulsar.Message) -> None:
+    def _tell_broker(self, message: pulsar.Message) -> None:
+        self._subscriptions[message.topic_name()].acknowledge(message)
+
+    def _acknowledge(self, message: pulsar.Message, *, moved: bool = False) -> None:
         if self._closed:  # by a thread that no longer waited for this one
             return
-        self._subscriptions[message.topic_name()].acknowledge(message)
-        self.in_hand.end(message)
+        self._tell_broker(message)
+        self._in_hand.end(message, moved=moved)
         self.decisions.attempts.forget(message)
 
     def close(self, deadline: Deadline, *first: Callable[[], object]) -> None:
@@ -197,7 +206,7 @@ class Processor:
         if self._closed:
             return
         self._closed = True
-        left = len(self.in_hand)
+        left = len(self._in_hand)
         self.parts.close(deadline)
         if left:
             self._left_unsettled(left)

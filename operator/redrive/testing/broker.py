@@ -229,9 +229,23 @@ class InMemoryBroker:
         self._in_hand[str(message.id)] = (consumer, message)
         return message
 
+    def unload(self) -> None:
+        """Deliver again whatever is in hand, as a broker does whose topics have moved to another.
+
+        To whichever consumer takes it; that those in hand have it still is theirs to know.
+        """
+        in_hand, self._in_hand = self._in_hand, {}
+        for _, message in in_hand.values():
+            again = dataclasses.replace(message, redeliveries=0)
+            self._give_back(again, self.clock.now())
+
     def acknowledge(self, message: InMemoryMessage) -> None:
         """Forget *message*; again changes nothing."""
-        self._in_hand.pop(str(message.id), None)
+        if self._in_hand.pop(str(message.id), None) is None:
+            left = [entry for entry in self._waiting if entry[2].id != message.id]
+            if len(left) < len(self._waiting):  # it was to be delivered again
+                self._waiting = left
+                heapq.heapify(left)
 
     def negative_acknowledge(self, message: InMemoryMessage, delay: timedelta) -> None:
         """Hand *message* out again after *delay*, to any consumer."""

@@ -56,6 +56,9 @@ class World(Protocol):
     def backlog(self, topic: TopicName) -> int:
         """Count what is not settled of *topic*, once every consumer is closed."""
 
+    def unload(self) -> None:
+        """Have the broker deliver again whatever is in hand, as after a topic has moved."""
+
 
 class InMemoryWorld:
     """The topics in memory."""
@@ -91,6 +94,9 @@ class InMemoryWorld:
 
     def backlog(self, topic: TopicName) -> int:
         return sum(message.topic == topic for message in self._broker.unsettled())
+
+    def unload(self) -> None:
+        self._broker.unload()
 
 
 class AsyncWorld:

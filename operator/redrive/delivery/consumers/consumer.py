@@ -21,6 +21,7 @@ from redrive.delivery.handling import answer
 from redrive.delivery.handling.answer import BatchHandler, Handler
 from redrive.delivery.handling.run import Run
 from redrive.delivery.middleware.chain import Handle, Outcome, Take, compose
+from redrive.delivery.middleware.one_attempt import OneAttempt
 from redrive.delivery.middleware.rate_limiter import RateLimiter
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
@@ -76,6 +77,8 @@ class RetryConsumer(Receiver):
         **options: Unpack[RetryOptions],
     ) -> None:
         super().__init__(client, policy, **options)
+        processor = self._processor
+        self._one_attempt = OneAttempt(processor.parts.incoming, processor.decisions.attempts)
         self._runs: dict[threading.Thread, threading.Event] = {}
 
     def run(  # noqa: PLR0913 - each is a choice of its own, with a default
@@ -194,7 +197,7 @@ class RetryConsumer(Receiver):
         processor = self._processor
         parts = processor.parts
         limiter = RateLimiter(max_rate, parts.clock, parts.incoming.sleep)
-        middleware = [limiter, *processor.middleware]
+        middleware = [limiter, self._one_attempt, *processor.middleware]
 
         def settle(message: pulsar.Message, error: Outcome) -> None:
             processor.process(message, error, rules)

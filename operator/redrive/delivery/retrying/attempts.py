@@ -56,7 +56,7 @@ class Attempts:
         attempt = Attempt.of(
             reading.properties(message) or {},
             message_id=message_id,
-            retried=topic_of(message) == self._policy().retry_topic,
+            retried=self.was_retried(message),
             schema_version=reading.schema_version(message),
         )
         here = self._here.get(message_id)
@@ -68,6 +68,10 @@ class Attempts:
             first_failed_at=attempt.first_failed_at or here.first_failed_at,
             cause=here.cause or attempt.cause,
         )
+
+    def was_retried(self, message: pulsar.Message) -> bool:
+        """Return whether *message* came from the retry topic."""
+        return topic_of(message) == self._policy().retry_topic
 
     def given_back(self, message: pulsar.Message) -> int:
         """Return how often *message* was given back to a broker that doesn't count it."""
