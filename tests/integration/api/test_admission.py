@@ -14,6 +14,7 @@ from redrive.api.parsing import InvalidFieldsError, parse_spec
 from redrive.api.schema import structural
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
+from tests.support.crd_fields import SpecField, SpecFields
 from tests.support.invalid_manifests import REFUSED, VALID, manifest
 
 ROOT = Path(__file__).parents[3]
@@ -57,6 +58,25 @@ def test_a_bad_value_is_refused_with_path_found_value_and_remedy(
 def test_the_smallest_manifest_is_accepted_and_read_back(cluster: Cluster, kind: str) -> None:
     applied = apply(cluster, "default", manifest(kind), "--dry-run=server")
     assert parse_spec(KIND[kind].spec, applied) == parse_spec(KIND[kind].spec, manifest(kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "leaf"),
+    [
+        pytest.param(kind, leaf, id=f"{kind} {leaf}")
+        for kind in VALID
+        for leaf in SpecFields(kind).all
+        if leaf.immutable
+    ],
+)
+def test_a_field_that_a_rule_compares_with_what_it_was_can_not_change(
+    cluster: Cluster, kube_namespace: str, kind: str, leaf: SpecField
+) -> None:
+    topics = tuple(f"persistent://shop/prod/{name}" for name in "ab")
+    given = {"naming.retryTopic": topics, "naming.deadLetterTopic": topics}
+    now, later = SpecFields(kind, given).specs(leaf, VALID[kind], 2)
+    apply(cluster, kube_namespace, manifest(kind, **now))
+    assert "can't change" in refusal(cluster, manifest(kind, **later), kube_namespace)
 
 
 def test_a_thousand_rungs_are_accepted_and_one_more_is_refused(cluster: Cluster) -> None:

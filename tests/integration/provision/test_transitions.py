@@ -1,0 +1,445 @@
+"""Each field of a spec is changed, and changed back: what comes of it is what a new object gets.
+
+The fields are read from the CRDs (`tests.support.crd_fields`), and so are their values. For each
+field one object goes from value to value; beside it, objects with each of the values are new. The
+two have to end alike: spec, finalizers, status, the ConfigMap, and all that the broker holds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from redrive.kube.resources import Body
+from redrive.provision.health import checks
+from tests.integration.provision.conftest import MakeShop, Shop, redrive, rest_path
+from tests.integration.provision.test_tenants import consumed_topic
+from tests.support.crd_fields import SpecField, SpecFields
+
+ROUND_SECONDS = 30.0
+"""A round ends without success once nothing has changed for so long."""
+AT_ONCE = 8
+OWN_POLICIES = (
+    "messageTTL",
+    "deduplicationEnabled",
+    "delayedDelivery",
+    "inactiveTopicPolicies",
+    "retention",
+    "backlogQuotaMap",
+    "compactionThreshold",
+)
+STATISTICS = {
+    checks.ACK_HOLES,
+    checks.FOREIGN_SUBSCRIPTION,
+    checks.RETRY_TOPIC_NOT_CONSUMED,
+    checks.RETRY_STORM,
+    checks.RETRIES_OVERDUE,
+    checks.QUOTA_NEARLY_REACHED,
+}
+"""Conditions that tell of messages and clients, not of the spec."""
+State = dict[str, Any]
+NAME = "NAME"
+"""Stands for the name of an object, in specs and states."""
+
+
+def given(shop: Shop) -> dict[str, dict[str, tuple[Any, ...]]]:
+    """Kind → field → values, where one of the right form is not enough: it has to be there."""
+    here = shop.namespace
+    return {
+        "RetryPolicy": {
+            "connectionRef.name": ("second",),
+            "connectionRef.namespace": (here, "elsewhere"),
+            # More than the broker's own default of the quota, or it refuses it.
+            "deadLetter.retention.megabytes": (20_480, 40_960),
+        },
+        "PulsarConnection": {
+            "adminUrl": (shop.broker.admin_url.replace("127.0.0.1", "localhost"),),
+            "authentication.token.secretRef.name": ("second-admin", "none"),
+            "authentication.token.secretRef.key": ("second", "none"),
+            "allow[].namespaces.names": ([here], [here, "elsewhere"]),
+            "allow[].namespaces.selector.matchLabels": (
+                {"kubernetes.io/metadata.name": here},
+                {"kubernetes.io/metadata.name": "elsewhere"},
+            ),
+            "allow[].namespaces.selector.matchExpressions[].key": (
+                "kubernetes.io/metadata.name",
+                "team",
+            ),
+            "allow[].namespaces.selector.matchExpressions[].values": ([here], [here, "elsewhere"]),
+            "allow[].topics": (
+                [f"persistent://{shop.tenant}/prod/*"],
+                ["persistent://elsewhere/*/*", f"persistent://{shop.tenant}/*/*"],
+            ),
+            "allow[].roles": (["*"], ["f*", "billing"]),
+        },
+    }
+
+
+def beside(shop: Shop) -> dict[str, dict[str, dict[str, Any]]]:
+    """Kind → field → what the object has before the field is given; None takes a field away."""
+    lists: dict[str, Any] = {
+        "allow": None,
+        "allowedTopics": [f"persistent://{shop.tenant}/*/*"],
+        "allowedRoles": ["fulfilment"],
+    }
+    return {
+        "RetryPolicy": {
+            "ordering": {"subscriptionType": "Key_Shared"},
+            "delayLadder.ordered": {"subscriptionType": "Key_Shared"},
+            # A topic without partitions never gets any.
+            "retry.partitions": {"retry": {"partitions": 1}},
+            "deadLetter.partitions": {"deadLetter": {"partitions": 1}},
+        },
+        "PulsarConnection": dict.fromkeys(
+            ("allowedTopics", "allowedRoles", "allowedNamespaces"), lists
+        ),
+    }
+
+
+ONE_VALUE = {"PulsarConnection authentication.none": "an empty object is its only value"}
+"""Fields of fewer than two values, and why."""
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """What of a former value stays by design.
+
+    Attributes:
+        why: the reason.
+        parts: where a state may hold more than that of a new object, as patterns of paths.
+    """
+
+    why: str
+    parts: tuple[str, ...]
+
+    def without(self, found: Any, expected: Any, path: str = "") -> Any:  # noqa: ANN401  JSON
+        """Return *found* without what lasts of it and is not *expected*."""
+        if isinstance(found, list) and self._lasts(path):
+            return [item for item in found if item in expected]
+        if not isinstance(found, dict) or not isinstance(expected, dict):
+            return found
+        kept = {
+            name: self.without(value, expected.get(name), f"{path}/{name}")
+            for name, value in found.items()
+        }
+        gone = {name for name in kept.keys() - expected.keys() if self._lasts(f"{path}/{name}")}
+        return {name: value for name, value in kept.items() if name not in gone}
+
+    def _lasts(self, path: str) -> bool:
+        return any(re.fullmatch(part, path) for part in self.parts)
+
+
+_NEVER_SHRINK = Lasting(
+    "no topic can lose partitions: a warning tells",
+    (".*-(RETRY|DLQ)-partition-[12]", "/policy/status/conditions"),
+)
+_DEAD_LETTERS_REST = Lasting(
+    "dead letters rest in the topic, and consumers may still run with the policy before",
+    (".*-DLQ(-LEDGER)?",),
+)
+LASTING = {
+    "RetryPolicy retry.partitions": _NEVER_SHRINK,
+    "RetryPolicy deadLetter.partitions": _NEVER_SHRINK,
+    "RetryPolicy deadLetter.mode": _DEAD_LETTERS_REST,
+    "RetryPolicy deadLetter.enabled": _DEAD_LETTERS_REST,
+    "RetryPolicy deadLetter.subscription": Lasting(
+        "the subscription of before may hold dead letters, and consumers: it is deleted by hand",
+        (".*-DLQ/subscriptions",),
+    ),
+}
+"""Fields of which something stays."""
+FOR_NEW_OBJECTS = {
+    "PulsarConnection policyDefaults.naming.scheme": "messages wait under the names of before"
+}
+"""Fields whose change concerns new objects only, and why."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A field, the specs that an object has one after the other, and new objects with each.
+
+    Attributes:
+        name: of the object that changes.
+        new: the names of the new ones, by the step.
+    """
+
+    kind: str
+    leaf: SpecField
+    specs: tuple[Body, ...]
+    name: str
+    new: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.leaf}"
+
+
+@dataclass
+class World:
+    """The shop of a run, and what was seen of it last."""
+
+    shop: Shop
+    pool: ThreadPoolExecutor
+    objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    rights: dict[str, Any] = field(default_factory=dict)
+    topics: list[str] = field(default_factory=list)
+    before: dict[str, State] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Read all objects, and the names and rights of all topics."""
+        shop = self.shop
+        kinds = "retrypolicies,pulsarconnections,configmaps"
+        found = json.loads(shop.kubectl("get", kinds, "--output=json"))["items"]
+        self.objects = {(body["kind"], body["metadata"]["name"]): body for body in found}
+        space = f"{shop.tenant}/prod"
+        auth = shop.request("GET", f"namespaces/{space}")["auth_policies"]
+        self.rights = auth["destination_auth"]
+        self.topics = [
+            *shop.request("GET", f"persistent/{space}"),
+            *shop.request("GET", f"persistent/{space}/partitioned"),
+        ]
+
+    def object_state(self, kind: str, name: str) -> State:
+        """Spec, finalizers and status, and the ConfigMap of a policy."""
+        policy = self.objects["RetryPolicy", name]
+        state = {"policy": shown(policy), "config map": self._config_map(policy)}
+        if kind == "PulsarConnection":
+            state["connection"] = shown(self.objects[kind, name])
+        return plain(state, name, [body["metadata"]["uid"] for body in self._of(name)])
+
+    def broker_state(self, name: str) -> State:
+        """All that the broker holds of the topics of a policy, by their names."""
+        topics = sorted(topic for topic in self.topics if name in topic)
+        uids = [body["metadata"]["uid"] for body in self._of(name)]
+        found = dict(zip(topics, self.pool.map(self._topic, topics), strict=True))
+        return plain(found, name, uids)
+
+    def reason(self, name: str) -> str:
+        """The reason of a policy's Ready condition."""
+        conditions = self.objects["RetryPolicy", name].get("status", {}).get("conditions", [])
+        return next((c["reason"] for c in conditions if c["type"] == "Ready"), "")
+
+    def _of(self, name: str) -> Iterator[dict[str, Any]]:
+        for kind in ("RetryPolicy", "PulsarConnection"):
+            if (kind, name) in self.objects:
+                yield self.objects[kind, name]
+
+    def _config_map(self, policy: dict[str, Any]) -> State | None:
+        body = self.objects.get(("ConfigMap", f"{policy['metadata']['name']}-redrive"))
+        if body is None:
+            return None
+        written = json.loads(body["data"]["policy.json"])
+        if written["generation"] == policy["metadata"]["generation"]:
+            written["generation"] = "current"
+        metadata = body["metadata"]
+        return {
+            "labels": metadata["labels"],
+            "owners": metadata["ownerReferences"],
+            "data": {**body["data"], "policy.json": written},
+        }
+
+    def _topic(self, topic: str) -> State:
+        path = rest_path(topic)
+        state = {"subscriptions": sorted(self.shop.request("GET", f"{path}/subscriptions"))}
+        if re.search(r"-partition-\d+$", topic):
+            return state
+        properties = self.shop.request("GET", f"{path}/properties") or {}
+        return state | {
+            "rights": {role: sorted(may) for role, may in self.rights.get(topic, {}).items()},
+            "properties": {key: value for key, value in properties.items() if value},
+            **{policy: self.shop.request("GET", f"{path}/{policy}") for policy in OWN_POLICIES},
+        }
+
+
+def shown(body: dict[str, Any]) -> State:
+    """What an object says, without what tells times and counts changes."""
+    generation = body["metadata"]["generation"]
+    status = {k: v for k, v in body.get("status", {}).items() if k not in {"backlog", "warnings"}}
+    if status.get("observedGeneration") == generation:
+        status["observedGeneration"] = "current"
+    status["conditions"] = sorted(
+        (
+            {
+                "type": c["type"],
+                "status": c["status"],
+                "reason": c["reason"],
+                "message": c["message"],
+                "current": c["observedGeneration"] == generation,
+            }
+            for c in status.get("conditions", [])
+            if c["type"] not in STATISTICS
+        ),
+        key=lambda c: c["type"],
+    )
+    finalizers = sorted(body["metadata"].get("finalizers", []))
+    return {"spec": body["spec"], "finalizers": finalizers, "status": status}
+
+
+def plain(state: State, name: str, uids: Iterable[str]) -> State:
+    """Return *state* as if its object had another name."""
+    text = json.dumps(state).replace(name, NAME)
+    for uid in uids:
+        text = text.replace(uid, "UID")
+    found: State = json.loads(text)
+    return found
+
+
+def cases(shop: Shop) -> list[Case]:
+    """Return a case for each field that may change; fails for those that have no values."""
+    found: list[Case] = []
+    poor: list[str] = []
+    names: dict[str, str] = {}
+    for kind in ("RetryPolicy", "PulsarConnection"):
+        fields, before = SpecFields(kind, given(shop)[kind]), beside(shop)[kind]
+        unknown = {*fields.given, *before} - set(map(str, fields.all))
+        assert not unknown, f"{kind} has no fields {unknown}"
+        for leaf in fields.all:
+            if leaf.immutable:
+                continue
+            start = base(kind, shop) | before.get(str(leaf), {})
+            start = {key: value for key, value in start.items() if value is not None}
+            values = fields.specs(leaf, start, len(leaf.schema.get("enum", "ab")))
+            there = [spec for spec in (start, *values) if leaf.of(spec) is not None]
+            if len(there) < 2 and f"{kind} {leaf}" not in ONE_VALUE:
+                poor.append(f"{kind} {leaf}: {values}")
+            specs = (start, *values, start)
+            new = (names.setdefault(f"{kind}{spec}", f"n{len(names):03d}n") for spec in specs)
+            found.append(Case(kind, leaf, specs, f"c{len(found):03d}c", tuple(new)))
+    assert not poor, f"give these values, or a reason for which they have none: {poor}"
+    return found
+
+
+@pytest.fixture(scope="module")
+def shop(make_shop: MakeShop) -> Shop:
+    shop = make_shop()
+    token = shop.token(shop.role)
+    shop.secret("pulsar-admin", token=token, second=token)
+    shop.secret("second-admin", token=token)
+    for name in ("main", "second"):
+        shop.connection(name, **connection_base(shop))
+        shop.ready(name, "pulsarconnection")
+    return shop
+
+
+def base(kind: str, shop: Shop) -> dict[str, Any]:
+    """The spec that all begin with."""
+    return connection_base(shop) if kind == "PulsarConnection" else policy_base(shop, NAME)
+
+
+def connection_base(shop: Shop) -> dict[str, Any]:
+    """The spec of a connection whose policies can be replayed."""
+    token = {"secretRef": {"name": "pulsar-replayer", "key": "token"}}
+    topics = [f"persistent://{shop.tenant}/*/*"]
+    return {
+        "serviceUrl": shop.broker.service_url,
+        "adminUrl": shop.broker.admin_url,
+        "authentication": {"token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}},
+        "allow": [{"topics": topics, "roles": ["*"], "adopt": True, "delete": True}],
+        "replay": {"role": "replayer", "token": token},
+    }
+
+
+def policy_base(shop: Shop, name: str) -> dict[str, Any]:
+    """The spec of a policy; its topic has the policy's name."""
+    return {
+        "connectionRef": {"name": "main"},
+        "topic": shop.topic(name),
+        "subscription": name,
+        "consumerRoles": ["fulfilment"],
+    }
+
+
+def test_a_changed_field_ends_as_a_new_object_and_changed_back_as_if_it_never_had_been(
+    shop: Shop,
+) -> None:
+    changing = cases(shop)
+    new = {name: case for case in changing for name in case.new}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        names = [*new, *(case.name for case in changing)]
+        list(pool.map(lambda name: consumed_topic(shop, shop.topic(name)), names))
+        apply(shop, ((case, case.new.index(name), name) for name, case in new.items()))
+        world = World(shop, pool)
+        problems: list[str] = []
+        for step in range(max(len(case.specs) for case in changing)):
+            changing = [case for case in changing if step < len(case.specs)]
+            apply(shop, ((case, step, case.name) for case in changing))
+            problems += differences(world, changing, step)
+    assert not problems, "\n\n".join(problems)
+
+
+def apply(shop: Shop, which: Iterable[tuple[Case, int, str]]) -> None:
+    """Give an object of this name the spec of a step of a case."""
+    items = [item for case, step, name in which for item in manifests(shop, case, step, name)]
+    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    shop.cluster.kubectl("apply", "--server-side", "-f", "-", input=manifest)
+
+
+def manifests(shop: Shop, case: Case, step: int, name: str) -> list[dict[str, Any]]:
+    """The objects of one name: a policy, and its connection where that is what changes."""
+    meta = {"metadata": {"name": name, "namespace": shop.namespace}}
+    spec = json.loads(json.dumps(case.specs[step]).replace(NAME, name))
+    changing = redrive(case.kind, spec) | meta
+    if case.kind == "RetryPolicy":
+        return [changing]
+    policy = policy_base(shop, name) | {"connectionRef": {"name": name}}
+    return [changing, redrive("RetryPolicy", policy) | meta]
+
+
+def differences(world: World, changing: Sequence[Case], step: int) -> list[str]:
+    """Wait until each of *changing* is as the new object with its spec; say what is not."""
+    left = {case.name: case for case in changing}
+    found: dict[str, str | None] = {}
+    deadline = time.monotonic() + ROUND_SECONDS
+    while left and time.monotonic() < deadline:
+        world.look()
+        for name, case in list(left.items()):
+            difference = compare(world, case, step)
+            if difference is None:
+                del left[name]
+            if found.get(name, "") != difference:
+                deadline = time.monotonic() + ROUND_SECONDS
+            found[name] = difference
+        time.sleep(0.5)
+    return [f"{case}, step {step}:\n{found[name]}" for name, case in left.items()]
+
+
+def compare(world: World, case: Case, step: int) -> str | None:
+    """Say how the object that changed differs from the new one; None where it does not."""
+    name, new = case.name, case.new[step]
+    one, other = (world.object_state(case.kind, each) for each in (name, new))
+    reason = world.reason(new)
+    if reason in {"", "Progressing"} or (step == 0 and reason != "Provisioned"):
+        return f"{new} is not ready: {reason}"
+    kept = str(case) in FOR_NEW_OBJECTS and case.specs[step] != case.specs[0]
+    works = reason == "Provisioned" and not kept
+    if not works:
+        # What is refused, or only observed, changes nothing that an earlier spec has made.
+        for state, each in ((one, name), (other, new)):
+            state.pop("config map")
+            state["policy"]["status"] = world.reason(each)
+    if (difference := told(case, other, one)) is not None:
+        return difference
+    now = world.broker_state(name)
+    expected = world.broker_state(new) if works else world.before[name]
+    if (difference := told(case, expected, now)) is None:
+        world.before[name] = now
+    return difference
+
+
+def told(case: Case, expected: State, found: State) -> str | None:
+    """Show two states where they differ, but for what lasts."""
+    if (lasting := LASTING.get(str(case))) is not None:
+        found = lasting.without(found, expected)
+    if expected == found:
+        return None
+    one, other = (
+        json.dumps(state, indent=1, sort_keys=True).splitlines() for state in (expected, found)
+    )
+    return "\n".join(difflib.unified_diff(one, other, "new", "changed", lineterm="", n=3))
