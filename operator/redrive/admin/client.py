@@ -39,7 +39,7 @@ from redrive.policy.naming import TopicName
 
 PROBE_SECONDS = 10.0
 """How long a probe waits for its answer: a broker that is back is found by the next one."""
-VERSION_SECONDS = 600.0
+VERSION_SECONDS = 60.0
 """How old what is known of a broker's release may be."""
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class Admin:
         return await self._ask(call, frozenset[str], probe=True)
 
     async def version(self) -> tuple[int, ...]:
-        """Return the broker's release as numbers, such as (4, 0, 8), read once in ten minutes.
+        """Return the broker's release as numbers, such as (4, 0, 8), read once in a minute.
 
         Empty where it does not tell, as behind some proxies, or is none of Pulsar's.
 

@@ -14,6 +14,8 @@ EVICTS = "consumer_backlog_eviction"
 """The backlog quota that drops the oldest messages unread once it is reached."""
 REFUSES = "producer_exception"
 """The backlog quota that refuses new messages: their producers get an error, and keep them."""
+DELAYED_DELIVERY = "delayedDelivery"
+"""The policy by which a topic holds delayed messages back, how exactly, and for how long."""
 
 
 class Write(NamedTuple):
@@ -129,6 +131,33 @@ class Holds:
         return f"{self.name} {', '.join(f'{name} {value}' for name, value in self.fields)}"
 
 
+DELAYS_BY_DEFAULT = {"active": True, "tickTime": 1_000, "maxDeliveryDelayInMillis": 0}
+"""How messages are delayed where a broker's configuration, and a namespace, leave it as it is."""
+
+
+@dataclass(frozen=True)
+class DelaysWithin:
+    """Messages are delayed, and come early by so many milliseconds at most.
+
+    The longest delay stays as in force when this is set.
+    """
+
+    tick: int
+    read = f"{DELAYED_DELIVERY}?applied=true"
+    own = DELAYED_DELIVERY
+    name = "delayedDeliveryTick"
+
+    def writes(self, found: Mapping[str, Any] | None) -> Iterator[Write]:
+        """Set the tick where it is another one, be it finer: that costs the broker."""
+        before = {**DELAYS_BY_DEFAULT, **(found or {})}
+        after = before | {"active": True, "tickTime": self.tick}
+        if after != before:
+            yield Write(self.own, after)
+
+    def __str__(self) -> str:
+        return f"delayed delivery within {self.tick} ms"
+
+
 _QUOTA_MAP = "backlogQuotaMap"
 _BY_SIZE = "destination_storage"
 _QUOTAS = (_BY_SIZE, "message_age")
@@ -186,6 +215,8 @@ def restoring(name: str, before: Any) -> Iterator[Write]:  # noqa: ANN401  the b
             yield _restore_quota(kind, (before or {}).get(kind))
     elif name == LimitsBacklog.name:
         yield _restore_quota(_BY_SIZE, (before or {}).get(_BY_SIZE))
+    elif name == DelaysWithin.name:
+        yield from restoring(DelaysWithin.own, before)
     elif before is None:
         yield Write(name, None, "DELETE")
     elif name == Ttl.name:

@@ -202,6 +202,10 @@ class PulsarConnectionStatus(StatusModel):
     """The types of the conditions that need attention although the object is ready, separated by
     commas; not there while there is none."""
 
+    broker_version: Annotated[str, Field(max_length=64)] | None = None
+    """The release of the broker, read every minute. Example: `4.0.8`. Not there where a proxy hides
+    it."""
+
     policies: int | None = None
     """How many RetryPolicies use it, of all namespaces, counted every minute. Those that are being
     deleted count: their deletion needs the connection."""

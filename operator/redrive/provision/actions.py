@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from redrive.admin.model import RightsChange, Schema
-from redrive.admin.policies import TopicPolicy, Write
+from redrive.admin.policies import DELAYED_DELIVERY, TopicPolicy, Write
 from redrive.kube.resources import Body
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
@@ -181,6 +182,16 @@ OnTopic = (
 )
 """What is one call about one topic."""
 Action = OnTopic | CopySchema | ChangeRights | CreateConfigMap | PatchConfigMap
+
+
+Refusable = CopySchema | SetTopicPolicy
+
+
+def is_refusable(action: Action) -> TypeGuard[Refusable]:
+    """Whether a policy works without *action*, if not as well, where the broker refuses it."""
+    if isinstance(action, SetTopicPolicy):
+        return action.policy.own == DELAYED_DELIVERY
+    return isinstance(action, CopySchema)
 
 
 def in_words(actions: Iterable[Action]) -> str:

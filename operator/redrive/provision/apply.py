@@ -9,11 +9,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from redrive.admin.client import Admin
-from redrive.admin.errors import AdminConflictError, AdminError, BrokerRefusedError
+from redrive.admin.errors import (
+    AdminConflictError,
+    AdminError,
+    AdminForbiddenError,
+    BrokerRefusedError,
+    UnsupportedError,
+)
 from redrive.admin.granting import Granter
+from redrive.admin.policies import TopicPolicy, Write
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
 from redrive.kube.resources import Key
+from redrive.policy.naming import TopicName
 from redrive.provision import actions, ownership
 
 
@@ -21,7 +29,7 @@ from redrive.provision import actions, ownership
 class Refused:
     """An action that the broker refuses, and without which a policy works all the same."""
 
-    action: actions.CopySchema
+    action: actions.Refusable
     error: AdminError
 
 
@@ -41,6 +49,9 @@ async def apply(
         match action:
             case actions.CopySchema():
                 if (error := await _copy_schema(action, admin)) is not None:
+                    refused.append(Refused(action, error))
+            case actions.SetTopicPolicy(topic, policy, write) if actions.is_refusable(action):
+                if (error := await _tune(topic, policy, write, admin)) is not None:
                     refused.append(Refused(action, error))
             case actions.ChangeRights(changes):
                 await grant(changes)
@@ -71,6 +82,17 @@ async def _copy_schema(copy: actions.CopySchema, admin: Admin) -> AdminError | N
     if refused is None:
         await admin.set_properties(copy.topic, {ownership.SCHEMA: copy.schema.fingerprint})
     return refused
+
+
+async def _tune(
+    topic: TopicName, policy: TopicPolicy, write: Write, admin: Admin
+) -> AdminError | None:
+    """Set a topic policy that a broker, or what authorizes calls there, may forbid."""
+    try:
+        await admin.set_topic_policy(topic, policy, write)
+    except (AdminForbiddenError, BrokerRefusedError, UnsupportedError) as error:
+        return error
+    return None
 
 
 async def _on_topic(action: actions.OnTopic, admin: Admin) -> None:

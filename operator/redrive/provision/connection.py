@@ -40,7 +40,8 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
         if status.is_new(body):
             body = await out.publish(body, status.progressing("asking the broker"))
         used = {"policies": len(users(key, ctx.policies))}
-        outcome = replace(await connect(key, ctx), fields=used)
+        outcome = await connect(key, ctx)
+        outcome = replace(outcome, fields={**outcome.fields, **used})
         await publish(body, outcome, out)
     except NotFoundError:
         ctx.connections.drop(body)  # no watch has shown that it is gone
@@ -60,7 +61,8 @@ async def connect(key: Key, ctx: Context) -> Outcome:
     except RedriveError as error:
         return Outcome.failed(error)
     message = "the broker answers; the token has rights"
-    return Outcome(status.ready(CONNECTED, message, warnings(connection.spec, version)))
+    conditions = status.ready(CONNECTED, message, warnings(connection.spec, version))
+    return Outcome(conditions, {"brokerVersion": ".".join(map(str, version)) or None})
 
 
 def warnings(

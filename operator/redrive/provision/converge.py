@@ -13,7 +13,7 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Body
 from redrive.kube.status import Publisher, StatusWarning
 from redrive.provision import errors, intent
-from redrive.provision.actions import Action, CopySchema, in_words
+from redrive.provision.actions import Action, in_words, is_refusable
 from redrive.provision.apply import apply
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.desired import Desired, desired
@@ -54,8 +54,9 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
         RedriveError: the policy can't be obeyed, or not now; its reason says why.
     """
     rivals = admit(request, ctx, conflicts)
-    want = desired(request, body, ctx.settings.cluster_id)
     connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
+    release = await connection.admin.version()
+    want = desired(request, body, ctx.settings.cluster_id, release)
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
         have = await _observe(request, body, want, connection.admin, ctx)
         PREFLIGHT.check(PreflightFacts(body, want, have, request))
@@ -90,7 +91,7 @@ async def _observe(
         with suppress(AdminNotFoundError, errors.SubscriptionExpiryError, *errors.AWAITED):
             have = await observe(want, admin, ctx, recent=True)
             actions = diff(want, have)
-            if request.only_observes or all(isinstance(each, CopySchema) for each in actions):
+            if request.only_observes or all(map(is_refusable, actions)):
                 return have
     elif _awaits_source(body):
         await around(want.policy.topic, admin, max_age=AWAITED_SECONDS)

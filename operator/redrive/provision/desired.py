@@ -89,22 +89,21 @@ def partitions_of_retry(wanted: Desired, source: int) -> int:
     return source if wanted.retry_partitions is None else wanted.retry_partitions
 
 
-def desired(request: Request, body: Body, cluster: str) -> Desired:
+def desired(request: Request, body: Body, cluster: str, release: tuple[int, ...] = ()) -> Desired:
     """Return what has to exist for what *body*, a RetryPolicy, asks for.
 
     Args:
         request: what it asks for.
         body: the owner of its ConfigMap.
         cluster: the id of the Kubernetes cluster it is in.
+        release: of the broker; empty where that is not known.
     """
     policy, keeps = request.policy, request.policy.dead_letters
     on_dead_letter = _united(_dead_letter_grants(request))
     return Desired(
         policy=policy,
         owner=owner_of(request, cluster),
-        retry=DesiredTopic(
-            policy.retry_topic, policy.subscription, topic_policies.of_retry(request.spec.retry)
-        ),
+        retry=_retry(request, release),
         retry_partitions=request.spec.retry.partitions,
         dead_letter=_dead_letter(request),
         ledger=_ledger(request),
@@ -132,6 +131,14 @@ def owner_of(request: Request, cluster: str) -> Owner:
     _, uid = request.age
     policy = request.policy
     return Owner(cluster, request.key, uid, f"{policy.topic}/{policy.subscription}")
+
+
+def _retry(request: Request, release: tuple[int, ...]) -> DesiredTopic:
+    policy, spec = request.policy, request.spec
+    levels = () if spec.delay_levels is None else policy.levels.rungs
+    delays = topic_policies.delays(min((*policy.ladder.rungs, *levels)), release)
+    policies = topic_policies.of_retry(spec.retry, delays)
+    return DesiredTopic(policy.retry_topic, policy.subscription, policies)
 
 
 def _dead_letter(request: Request) -> DesiredTopic | None:

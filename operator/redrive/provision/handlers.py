@@ -136,6 +136,8 @@ class _Journey:
         if needs_reconcile(before, after):
             self.connections.enqueue(key)
             self._enqueue_users(key)
+        elif _is_of_another_release(before, after):
+            self._enqueue_users(key)
         elif after is not None and status.is_ready(after) and not status.is_ready(before or {}):
             self._enqueue_failed_users(key)
 
@@ -172,6 +174,12 @@ class _Journey:
         self.policies.enqueue(policy)
         for rival in self._conflicts.rivals(policy):
             self.policies.enqueue(rival)
+
+
+def _is_of_another_release(before: Body | None, after: Body | None) -> bool:
+    """Whether a connection's broker has been upgraded, so that its topics need other policies."""
+    found = [((body or {}).get("status") or {}).get("brokerVersion") for body in (before, after)]
+    return None not in found and found[0] != found[1]
 
 
 def _is_rejected(policy: Body) -> bool:

@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from redrive.admin.model import RightsChange, TopicUsage
-from redrive.admin.policies import KeepsBacklog, LimitsBacklog, restoring
+from redrive.admin.policies import (
+    DELAYED_DELIVERY,
+    DelaysWithin,
+    KeepsBacklog,
+    LimitsBacklog,
+    restoring,
+)
 from redrive.api.choices import DeletionPolicy
 from redrive.kube.resources import Key
 from redrive.policy.naming import LEDGER_SUBSCRIPTION, TopicName
@@ -207,10 +213,12 @@ class _Part:
 
 
 def _as_before(record: OwnershipRecord) -> Mapping[str, Any]:
-    """Return what a topic had; of two records of its quotas the one that is of all of them."""
-    whole = KeepsBacklog.name in record.replaced
-    part = LimitsBacklog.name if whole else None
-    return {name: before for name, before in record.replaced.items() if name != part}
+    """Return what a topic had; of two records of one policy that which is of all of it."""
+    parts = {part for part, whole in _PARTS.items() if whole in record.replaced}
+    return {name: before for name, before in record.replaced.items() if name not in parts}
+
+
+_PARTS = {LimitsBacklog.name: KeepsBacklog.name, DelaysWithin.name: DELAYED_DELIVERY}
 
 
 def _clients(topic: Left) -> str:

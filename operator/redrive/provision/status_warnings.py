@@ -5,17 +5,19 @@ Called by `reconcile`, which shows what they find as conditions and Warning even
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from redrive.api.choices import PolicyDefaults
 from redrive.kube.status import StatusWarning
 from redrive.policy import durations
 from redrive.provision import errors
+from redrive.provision.actions import CopySchema
 from redrive.provision.apply import Refused
 from redrive.provision.desired import Desired, partitions_of_retry
 from redrive.provision.facts import Observed, Request
-from redrive.provision.topic_policies import delay_limit
+from redrive.provision.topic_policies import delay_limit, earliness
 
 DEPRECATED_FIELDS = "DeprecatedFields"
 """The spec has fields that others have replaced."""
@@ -26,6 +28,8 @@ LADDER_DESCENDS = "LadderDescends"
 
 MAX_DELIVERY_DELAY = "MaxDeliveryDelay"
 """The broker delays messages of the retry topic for a shorter time than some retry waits."""
+DELAYED_DELIVERY_REFUSED = "DelayedDeliveryRefused"
+"""The broker refuses to keep the delays of the retry topic as exactly as the ladder needs it."""
 PARTITIONS_NEVER_SHRINK = "PartitionsNeverShrink"
 """The retry topic has more partitions than it should have."""
 
@@ -123,8 +127,7 @@ def retry_topic_has_too_many_partitions(seen: Seen) -> StatusWarning | None:
 
 def delay_is_limited(seen: Seen) -> StatusWarning | None:
     """Find a limit of the broker that is below the longest delay of the ladder."""
-    retry = seen.observed.retry
-    limit = delay_limit(seen.observed.inherited if retry is None else retry.policies or {})
+    limit = delay_limit(_policies_of_retry(seen))
     longest = max(seen.request.policy.ladder.rungs)
     if limit is None or limit >= longest:
         return None
@@ -132,8 +135,34 @@ def delay_is_limited(seen: Seen) -> StatusWarning | None:
         MAX_DELIVERY_DELAY,
         f"the broker delays messages of {seen.desired.retry.name} for a shorter time than the "
         f"longest delay of the ladder, {durations.text_of(longest)}; got a maxDeliveryDelay of "
-        f"{limit.total_seconds():g} s; raise it at the Pulsar namespace, or shorten the ladder",
+        f"{limit.total_seconds():g} s; shorten the ladder, or raise the limit of the topic: "
+        "pulsar-admin topicPolicies set-delayed-delivery --enable --maxDelay "
+        f"{durations.text_of(longest)} {seen.desired.retry.name}",
     )
+
+
+def delayed_delivery_is_refused(seen: Seen) -> StatusWarning | None:
+    """Find a broker that does not let the operator set how exactly it keeps delays."""
+    refused = [each for each in seen.refused if not isinstance(each.action, CopySchema)]
+    if not refused:
+        return None
+    early, shortest = earliness(_policies_of_retry(seen)), min(seen.request.policy.ladder.rungs)
+    effect = (
+        "retries come at once, whatever their delay"
+        if early is None
+        else f"retries may come {early.total_seconds():g} s early, and the shortest delay of the "
+        f"ladder is {durations.text_of(shortest)}"
+    )
+    return StatusWarning(
+        DELAYED_DELIVERY_REFUSED,
+        f"delayed delivery of {seen.desired.retry.name} could not be set, so {effect}: "
+        f"{refused[0].error}; allow the operator's role to set it",
+    )
+
+
+def _policies_of_retry(seen: Seen) -> Mapping[str, Any]:
+    retry = seen.observed.retry
+    return seen.observed.inherited if retry is None else retry.policies or {}
 
 
 def topics_are_replicated(seen: Seen) -> StatusWarning | None:
@@ -158,13 +187,14 @@ def topics_are_replicated(seen: Seen) -> StatusWarning | None:
 
 def schema_is_refused(seen: Seen) -> StatusWarning | None:
     """Find topics that can't have the schema of the source topic."""
-    if not seen.refused:
+    refused = [each for each in seen.refused if isinstance(each.action, CopySchema)]
+    if not refused:
         return None
-    topics = ", ".join(str(each.action.topic) for each in seen.refused)
+    topics = ", ".join(str(each.action.topic) for each in refused)
     return StatusWarning(
         SCHEMA_REFUSED,
         f"the schema of {seen.request.policy.topic} could not be copied to {topics}, so consumers "
-        f"of that schema may be refused there: {seen.refused[0].error}; have the Pulsar namespace "
+        f"of that schema may be refused there: {refused[0].error}; have the Pulsar namespace "
         "allow the change (schema compatibility strategy), or delete the schema of these topics",
     )
 
@@ -216,6 +246,7 @@ CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
     ladder_descends,
     retry_topic_has_too_many_partitions,
     delay_is_limited,
+    delayed_delivery_is_refused,
     topics_are_replicated,
     schema_is_refused,
     schema_is_unsupported,

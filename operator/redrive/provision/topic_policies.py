@@ -11,8 +11,11 @@ from typing import Any
 
 from redrive.admin.model import NamespaceState
 from redrive.admin.policies import (
+    DELAYED_DELIVERY,
+    DELAYS_BY_DEFAULT,
     CompactsAbove,
     Deduplicates,
+    DelaysWithin,
     Holds,
     KeepsBacklog,
     LimitsBacklog,
@@ -31,11 +34,24 @@ _STAYS = Holds(
     ),
 )
 _RETENTION = "retention"
-OF_A_FIELD = frozenset({_RETENTION, LimitsBacklog.name})
-"""The names of policies that a spec asks for by a field: without it they are taken back."""
+OF_A_FIELD = frozenset({_RETENTION, LimitsBacklog.name, DelaysWithin.name})
+"""The names of policies that a spec asks for by a field, or of a release of the broker: without it
+they are taken back."""
 _LEDGER_BYTES = 10 * 2**20
+_MILLISECOND = timedelta(milliseconds=1)
+COARSEST_TICK = timedelta(seconds=1)
+"""The tick that brokers have by default."""
+TICKS_PER_RUNG = 20
+"""How often the tick goes into the shortest rung, which is 1 s at least: a retry may come early by
+a tick. With 100 000 messages waiting, ticks of 1 s and of 20 ms cost a broker the same."""
+BUCKETS_SINCE = (4, 1)
+"""The release since when a broker keeps delays in buckets of half its own tick.
+
+With a finer tick of a topic, messages that are due may wait until another one comes (seen with
+4.2.4): topics keep the broker's there.
+"""
 _DELAYS = Holds(
-    "delayedDelivery", (("active", True),), (("tickTime", 1_000), ("maxDeliveryDelayInMillis", 0))
+    DELAYED_DELIVERY, (("active", True),), (("tickTime", 1_000), ("maxDeliveryDelayInMillis", 0))
 )
 
 
@@ -65,13 +81,31 @@ def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:
     return timedelta(milliseconds=limit) if limit > 0 else None
 
 
-def of_retry(spec: RetryTopic) -> tuple[TopicPolicy, ...]:
+def earliness(policies: Mapping[str, Any]) -> timedelta | None:
+    """Return by how much the broker may be early, by a topic's *policies*; None: it delays none."""
+    found = {**DELAYS_BY_DEFAULT, **(policies.get(_DELAYS.read) or {})}
+    return found["tickTime"] * _MILLISECOND if found["active"] else None
+
+
+def delays(shortest: timedelta, release: tuple[int, ...]) -> TopicPolicy:
+    """Return how a topic delays messages.
+
+    Args:
+        shortest: the shortest delay that consumers ask for by the policy.
+        release: of the broker; empty where that is not known.
+    """
+    if not release or release >= BUCKETS_SINCE:
+        return _DELAYS
+    return DelaysWithin(min(COARSEST_TICK, shortest / TICKS_PER_RUNG) // _MILLISECOND)
+
+
+def of_retry(spec: RetryTopic, delays: TopicPolicy) -> tuple[TopicPolicy, ...]:
     """Return the policies of a retry topic: what waits there is delivered late, once, and kept."""
     return (
         # From the topic's first day: what the broker does not remember it cannot recognise.
         Deduplicates(),
         Ttl(spec.ttl_seconds),
-        _DELAYS,
+        delays,
         KeepsBacklog(),
         _STAYS,
     )

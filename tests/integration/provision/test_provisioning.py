@@ -423,17 +423,6 @@ def test_a_descending_ladder_is_obeyed_with_a_warning(shop: Shop) -> None:
     assert [event[1] for event in warnings] == ["LadderDescends"]
 
 
-def test_a_limit_of_the_broker_below_the_longest_delay_is_warned_of(shop: Shop) -> None:
-    shop.connection()
-    shop.create_topic(shop.topic("orders"))
-    limit = {"active": True, "tickTime": 1_000, "maxDeliveryDelayInMillis": 60_000}
-    shop.request("POST", f"namespaces/{shop.tenant}/prod/delayedDelivery", limit)
-    shop.policy()
-    told = shop.reaches_condition("orders", "MaxDeliveryDelay")["message"]
-    assert "got a maxDeliveryDelay of 60 s" in told
-    shop.ready()
-
-
 def test_rights_of_many_policies_are_granted_in_few_calls(
     shop: Shop, operator_process: Path
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from redrive.admin.policies import (
     Deduplicates,
+    DelaysWithin,
     Holds,
     KeepsBacklog,
     LimitsBacklog,
@@ -17,6 +18,7 @@ from redrive.admin.policies import (
 )
 
 STAYS = Holds("inactive", (("delete", False),), (("after", 60),))
+LATE = {"active": True, "tickTime": 1_000, "maxDeliveryDelayInMillis": 9}
 EVICTS = {"limitSize": 5, "policy": "consumer_backlog_eviction"}
 REFUSES = {"limitSize": 5, "policy": "producer_exception"}
 SIZE = "backlogQuota?backlogQuotaType=destination_storage"
@@ -29,6 +31,8 @@ HOLDS = {"limitSize": 5, "policy": "producer_request_hold"}
         (Deduplicates(), True),
         (Ttl(0), 0),
         (Ttl(60), 60),
+        (DelaysWithin(100), {"active": True, "tickTime": 100, "maxDeliveryDelayInMillis": 9}),
+        (DelaysWithin(1_000), {"active": True}),  # a broker's default
         (STAYS, {"delete": False, "after": 5}),
         (KeepsBacklog(), None),
         (KeepsBacklog(), {"destination_storage": HOLDS, "message_age": REFUSES}),
@@ -49,6 +53,20 @@ def test_what_is_as_it_should_be_is_not_written(
         (Deduplicates(), False, Write("deduplicationEnabled", body=True)),
         (Ttl(0), None, Write("messageTTL?messageTTL=0", None)),
         (Ttl(0), 60, Write("messageTTL?messageTTL=0", None)),
+        (DelaysWithin(100), LATE, Write("delayedDelivery", LATE | {"tickTime": 100})),
+        (
+            DelaysWithin(1_000),
+            LATE | {"active": False, "tickTime": 10},
+            Write("delayedDelivery", LATE),
+        ),
+        (
+            DelaysWithin(100),
+            None,
+            Write(
+                "delayedDelivery",
+                {"active": True, "tickTime": 100, "maxDeliveryDelayInMillis": 0},
+            ),
+        ),
         (STAYS, None, Write("inactive", {"delete": False, "after": 60})),
         (STAYS, {"delete": True, "after": 5}, Write("inactive", {"delete": False, "after": 5})),
         (

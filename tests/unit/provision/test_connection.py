@@ -54,6 +54,7 @@ async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
         )
         assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
         assert status.reason(kubernetes.objects[CONNECTIONS][KEY]) == "Connected"
+        assert kubernetes.objects[CONNECTIONS][KEY]["status"]["brokerVersion"] == "4.0.8"
         writes, calls = len(kubernetes.writes), len(broker.calls)
         assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
         assert (len(kubernetes.writes), len(broker.calls)) == (writes, calls + 2)

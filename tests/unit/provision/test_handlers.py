@@ -101,6 +101,30 @@ async def test_connections_whose_brokers_hang_keep_no_others_waiting(
     await looks.reach("main")
 
 
+async def test_policies_are_looked_at_when_their_broker_is_upgraded(
+    ctx: Context, looks: Looks, policy: MakeBody
+) -> None:
+    def main(version: int, release: str) -> dict[str, Any]:
+        metadata = {"namespace": "shop", "name": "main", "uid": "m", "generation": 1}
+        return {
+            "metadata": metadata | {"resourceVersion": str(version)},
+            "spec": {"adminUrl": "http://main:8080"},
+            "status": {"brokerVersion": release},
+        }
+
+    ctx.policies.put(policy("orders"))
+    ctx.connections.put(main(1, "4.0.8"))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    while not looks.begun.empty():
+        looks.begun.get_nowait()
+    ctx.connections.put(main(2, "4.0.8"))
+    ctx.connections.put(main(3, "4.2.4"))
+    async with asyncio.timeout(5):
+        assert await looks.begun.get() == "orders"
+    assert looks.begun.empty()
+
+
 async def test_a_connection_that_becomes_ready_has_those_looked_at_that_failed_without_it(
     ctx: Context, looks: Looks, policy: MakeBody
 ) -> None:

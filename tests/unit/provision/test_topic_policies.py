@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -33,6 +34,24 @@ def test_backlog_quotas_that_a_topic_lacks_are_those_of_its_namespace(
     namespace = NamespaceState(frozenset(), frozenset(), {}, 0, of_namespace, None)
     found = {KeepsBacklog.read: of_topic, Ttl.read: 60}
     assert topic_policies.in_force(found, namespace) == {KeepsBacklog.read: in_force, Ttl.read: 60}
+
+
+@pytest.mark.parametrize(
+    ("shortest", "release", "policy"),
+    [
+        (1, (4, 0, 8), "delayed delivery within 50 ms"),
+        (5, (4, 0), "delayed delivery within 250 ms"),
+        (20, (4, 0, 8), "delayed delivery within 1000 ms"),
+        (864_000, (3, 3, 1), "delayed delivery within 1000 ms"),
+        (1, (4, 1, 0), "delayedDelivery active True"),
+        (1, (4, 2, 4), "delayedDelivery active True"),
+        (1, (), "delayedDelivery active True"),
+    ],
+)
+def test_the_tick_is_a_small_part_of_the_shortest_delay_where_a_broker_can_keep_it(
+    shortest: int, release: tuple[int, ...], policy: str
+) -> None:
+    assert str(topic_policies.delays(timedelta(seconds=shortest), release)) == policy
 
 
 def test_no_read_has_the_broker_write_its_default_quota_into_the_namespace() -> None:

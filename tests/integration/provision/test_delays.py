@@ -1,0 +1,77 @@
+"""The delays of a ladder at a real broker, by what the operator sets on a retry topic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive.provision.topic_policies import BUCKETS_SINCE
+from sandbox.pulsar import SUPERUSER, Broker
+from tests.integration.provision.conftest import Shop, rest_path
+
+
+@pytest.fixture
+def client(broker: Broker) -> Iterator[pulsar.Client]:
+    token = pulsar.AuthenticationToken(broker.token(SUPERUSER))
+    made = pulsar.Client(broker.service_url, authentication=token)
+    yield made
+    made.close()
+
+
+def delays(shop: Shop, topic: str, *, applied: bool = False) -> Any:  # noqa: ANN401 - JSON
+    query = "?applied=true" if applied else ""
+    return shop.request("GET", f"{rest_path(topic)}/delayedDelivery{query}")
+
+
+def test_a_retry_of_one_second_is_not_over_at_once_where_the_broker_can_keep_it(
+    shop: Shop, client: pulsar.Client
+) -> None:
+    shop.create_topic(shop.topic("orders"))
+    shop.policy(delayLadder={"delays": ["1s", "5s", "10s"]})
+    found = shop.ready()
+    topic = found["status"]["retryTopic"]
+    connection = shop.get("pulsarconnection", "main")
+    assert connection["status"]["brokerVersion"] == shop.broker.version
+    can_keep_it = tuple(map(int, shop.broker.version.split("."))) < BUCKETS_SINCE
+    ours = {"active": True, "tickTime": 50, "maxDeliveryDelayInMillis": 0}
+    assert delays(shop, topic) == (ours if can_keep_it else None)
+    producer = client.create_producer(topic)
+    consumer = client.subscribe(topic, "fulfilment", consumer_type=pulsar.ConsumerType.Shared)
+    for _ in range(3):  # one at a time: the next one would have a broker that stalls go on
+        sent = time.monotonic()
+        producer.send(b"", deliver_after=timedelta(seconds=1))
+        consumer.acknowledge(consumer.receive(timeout_millis=30_000))
+        assert time.monotonic() - sent > (0.9 if can_keep_it else 0)
+
+    shop.policy(delayLadder={"fixed": "1h"})
+    shop.ready()
+    assert delays(shop, topic, applied=True)["tickTime"] == 1_000
+    shop.policy(delayLadder={"delays": ["1s", "5s", "10s"]})
+    shop.ready()
+    assert delays(shop, topic) == (ours if can_keep_it else None)
+
+
+def test_a_limit_below_the_longest_delay_is_kept_and_raised_as_the_warning_says(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    limit = {"active": True, "tickTime": 1_000, "maxDeliveryDelayInMillis": 60_000}
+    shop.request("POST", f"namespaces/{shop.tenant}/prod/delayedDelivery", limit)
+    shop.policy()
+    said = shop.reaches_condition("orders", "MaxDeliveryDelay")["message"]
+    topic = shop.ready()["status"]["retryTopic"]
+    assert "got a maxDeliveryDelay of 60 s" in said
+    assert f"set-delayed-delivery --enable --maxDelay 2h {topic}" in said
+    assert delays(shop, topic, applied=True)["maxDeliveryDelayInMillis"] == 60_000
+    # As that command does, which sets a tick, too.
+    raised = limit | {"maxDeliveryDelayInMillis": 7_200_000}
+    shop.request("POST", f"{rest_path(topic)}/delayedDelivery", raised)
+    shop.kubectl("annotate", "retrypolicy", "orders", "redrive.io/reconcile-requested-at=now")
+    deadline = time.monotonic() + 30
+    while "MaxDeliveryDelay" in str(shop.get("retrypolicy", "orders")["status"]["conditions"]):
+        assert time.monotonic() < deadline, "the warning stays"
+        time.sleep(0.1)
+    assert delays(shop, topic)["maxDeliveryDelayInMillis"] == 7_200_000
