@@ -9,9 +9,11 @@ from __future__ import annotations
 import http.client
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from types import MappingProxyType
 
 import jwt
 import psutil
@@ -168,6 +170,7 @@ def launch(
     version: str = versions.PULSAR,
     *,
     address: str = "127.0.0.1",
+    settings: Mapping[str, object] = MappingProxyType({}),
 ) -> Broker:
     """Start a broker whose data are under *state*, without waiting until it answers.
 
@@ -176,6 +179,7 @@ def launch(
         processes: where it is started.
         version: which release, one of `versions.PULSARS`.
         address: of this machine: another than the default has pods of a node reach it.
+        settings: of its configuration, in place of the sandbox's.
     """
     folder = state / NAME
     folder.mkdir(mode=0o700)
@@ -184,7 +188,7 @@ def launch(
     _key_file(state).touch(mode=0o600)
     _key_file(state).write_bytes(secrets.token_bytes(32))
     stock = (builds.pulsar(version) / "conf" / "standalone.conf").read_text()
-    ours = "".join(f"{key}={value}\n" for key, value in _settings(broker).items())
+    ours = "".join(f"{key}={value}\n" for key, value in {**_settings(broker), **settings}.items())
     _configuration(state).write_text(f"{stock}\n{ours}")  # the last line about a key counts
     start(broker, processes)
     return broker

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from redrive.admin import answers, partitions
 from redrive.admin.access import Credentials
+from redrive.admin.acknowledgements import AckPersistence
 from redrive.admin.breaker import Breaker
 from redrive.admin.cached_reads import CachedRead
 from redrive.admin.errors import (
@@ -42,6 +43,9 @@ PROBE_SECONDS = 10.0
 VERSION_SECONDS = 60.0
 """How old what is known of a broker's release may be."""
 
+CONFIGURATION_SECONDS = 3_600.0
+"""How old what is known of a broker's configuration may be: it changes with a restart."""
+
 T = TypeVar("T")
 
 _WITH_PROPERTIES = "application/vnd.partitioned-topic-metadata+json"
@@ -70,6 +74,7 @@ class Admin:
         self._credentials = credentials
         self._turns = asyncio.Semaphore(CALLS_AT_A_TIME)
         self._version = CachedRead(self._read_version)
+        self._ack_persistence = CachedRead(self._read_ack_persistence)
         self._tenants: dict[str, CachedRead[frozenset[str]]] = {}
         self._namespaces: dict[str, CachedRead[NamespaceState]] = {}
         self._grantings: dict[str, Granting] = {}
@@ -105,6 +110,32 @@ class Admin:
             return answers.version(await self._send(call))
         except (AdminForbiddenError, AdminNotFoundError, UnsupportedError):
             return ()
+
+    async def ack_persistence(self) -> AckPersistence:
+        """Return what the broker remembers of acknowledgements, read once in an hour.
+
+        By its configuration, which a super-user may read, else by the defaults of its release. Of
+        several brokers it is that of the one which answers.
+
+        Raises:
+            AdminError: it does not answer, or rejects the token.
+        """
+        return await self._ack_persistence.get(max_age=CONFIGURATION_SECONDS)
+
+    async def _read_ack_persistence(self) -> AckPersistence:
+        release = await self.version()
+        path = "brokers/configuration/runtime"
+        try:
+            return await self._get(
+                "read the configuration", path, lambda found: AckPersistence.of(found, release)
+            )
+        except (
+            AdminForbiddenError,
+            AdminNotFoundError,
+            AuthenticationFailedError,  # so a broker says that the role is no super-user
+            UnsupportedError,
+        ):
+            return AckPersistence.of({}, release)
 
     async def tenant_exists(self, tenant: str, *, max_age: float = 0.0) -> bool:
         """Whether there is such a tenant, or was at most so many seconds ago."""
@@ -250,6 +281,19 @@ class Admin:
         query = f"&getEarliestTimeInBacklog={str(oldest).lower()}&excludePublishers=true"
         path = f"{topic_path(topic)}/{kind}{query}&subscriptionBacklogSize={str(oldest).lower()}"
         return await self._get(f"read the statistics of {topic}", path, read_stats)
+
+    async def acknowledged(self, topic: TopicName, *, partitioned: bool, subscription: str) -> int:
+        """Return how many messages are acknowledged behind one that is not, over several ledgers.
+
+        Of a partitioned topic, where most are. The broker's answer lists all ranges of them: it is
+        long where there are many.
+
+        Raises:
+            AdminNotFoundError: as for `stats`.
+        """
+        return await partitions.acknowledged(
+            self._get, topic, partitioned=partitioned, subscription=subscription
+        )
 
     async def usage(self, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
         """Return the users of a topic, and the exact backlogs of *subscription* and others.

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from redrive.admin import stats
+from redrive.admin.acknowledgements import acknowledged_behind
 from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import TopicSubscriptions, TopicUsage
 from redrive.admin.paths import topic_path
@@ -54,6 +55,18 @@ async def usage(get: Get, topic: TopicName, *, partitioned: bool, subscription: 
         return await get(does, f"{topic_path(topic)}/stats?{query}", read)
     parts = await _each(get, does, topic, query, read)
     return stats.united(part for part in parts if part is not None)
+
+
+async def acknowledged(get: Get, topic: TopicName, *, partitioned: bool, subscription: str) -> int:
+    """See `Admin.acknowledged`."""
+
+    def read(answer: Mapping[str, Any]) -> int:
+        parts = answer["partitions"].values() if partitioned else [answer]
+        return max((acknowledged_behind(part, subscription) for part in parts), default=0)
+
+    kind = "partitioned-internalStats" if partitioned else "internalStats"
+    path = f"{topic_path(topic)}/{kind}"
+    return await get(f"read what is acknowledged of {topic}", path, read)
 
 
 async def _each(

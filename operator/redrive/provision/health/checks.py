@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from redrive.admin.acknowledgements import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence
 from redrive.admin.model import SubscriptionStats
 from redrive.kube.status import StatusWarning
 from redrive.policy import durations
@@ -37,10 +38,9 @@ class Thresholds:
     """From where on a check warns.
 
     Attributes:
-        ack_holes: half of the ranges that a broker persists unless it was configured otherwise
-            (`managedLedgerMaxUnackedRangesToPersist`, 10 000).
-        ack_holes_cleared: below this the warning ends; lower, so that it does not come and go
-            every minute.
+        ack_share: the share of what a broker remembers of acknowledgements.
+        ack_share_cleared: below this share the warning ends; lower, so that it does not come and
+            go every minute.
         deliveries: fewer within the window are no storm.
         retry_share: more of the deliveries than this are one.
         overdue: retries that are due for longer than this should have been delivered.
@@ -49,8 +49,8 @@ class Thresholds:
         quota_share_cleared: below this share the warning ends.
     """
 
-    ack_holes: int = 5_000
-    ack_holes_cleared: int = 4_500
+    ack_share: float = 0.5
+    ack_share_cleared: float = 0.45
     deliveries: int = 100
     retry_share: float = 0.5
     overdue: timedelta = timedelta(minutes=5)
@@ -75,6 +75,9 @@ class CheckInput:
         now: the moment before the statistics were read.
         quota: the bytes that a partition of the dead-letter topic may hold; None where the policy
             sets no quota.
+        persistence: what the broker remembers of acknowledgements.
+        acknowledged: how many messages of the retry topic are acknowledged behind one that is not,
+            see `Admin.acknowledged`; 0 where that was not read.
     """
 
     policy: Policy
@@ -86,6 +89,8 @@ class CheckInput:
     published: Mapping[str, StatusWarning]
     now: datetime
     quota: int | None = None
+    persistence: AckPersistence = BY_DEFAULT
+    acknowledged: int = 0
 
     @property
     def retries(self) -> SubscriptionStats | None:
@@ -101,19 +106,28 @@ class CheckInput:
 
 
 def acknowledged_range_has_holes(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
-    """Find a retry subscription with half as many holes as a broker persists."""
+    """Find a retry subscription with half as much behind its holes as the broker remembers."""
+    broker, published = given.persistence, given.published.get(ACK_HOLES)
     holes = 0 if given.retries is None else given.retries.ack_holes
-    published = given.published.get(ACK_HOLES)
-    if holes < (limits.ack_holes if published is None else limits.ack_holes_cleared):
+    # Each range has a message at least: with many of them, how many they have is not read.
+    found = max(holes, given.acknowledged) if broker.whole_ledgers else holes
+    share = limits.ack_share if published is None else limits.ack_share_cleared
+    if not holes or found < share * broker.limit:
         return None
+    what, remembered = (
+        ("acknowledged messages", f"whole ledgers of them ({AS_ARRAYS}=true) until there are")
+        if broker.whole_ledgers
+        else ("ranges of acknowledged messages", "at most")
+    )
+    origin = "as it is configured" if broker.configured else "the default of its release"
     return published or StatusWarning(
         ACK_HOLES,
-        f"subscription {given.policy.subscription} of {given.policy.retry_topic} has many "
-        "ranges of acknowledged messages between retries that still wait, and a broker remembers "
-        f"{2 * limits.ack_holes} of them when it unloads the topic, unless it is configured "
-        f"otherwise: beyond that, processed messages come again; got {holes} ranges; make the "
-        "delays more alike, give the retry topic more partitions (retry.partitions), or raise "
-        "managedLedgerMaxUnackedRangesToPersist at the broker",
+        f"subscription {given.policy.subscription} of {given.policy.retry_topic} has many {what} "
+        "behind retries that still wait, and when the broker unloads the topic it remembers "
+        f"{remembered} {broker.limit} ({RANGES}, {origin}): beyond that, processed messages come "
+        "again; "
+        f"got {found}; make the delays more alike, give the retry topic more partitions "
+        f"(retry.partitions), or raise {RANGES} at the broker",
     )
 
 

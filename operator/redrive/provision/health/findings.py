@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from redrive.admin.acknowledgements import BY_DEFAULT, AckPersistence
 from redrive.admin.model import SubscriptionStats
 from redrive.api.retrypolicy_status import Backlog
 from redrive.kube.status import StatusWarning
@@ -26,6 +27,8 @@ class Reading:
         requested: whether the reading was requested, maybe right after another.
         dead_letter: empty where the policy discards.
         quota: see `CheckInput`.
+        persistence: see `CheckInput`.
+        acknowledged: see `CheckInput`.
     """
 
     policy: Policy
@@ -36,6 +39,8 @@ class Reading:
     source: TopicStats
     retry: TopicStats
     dead_letter: TopicStats
+    persistence: AckPersistence = BY_DEFAULT
+    acknowledged: int = 0
 
     @property
     def subscriptions(self) -> tuple[SubscriptionStats | None, SubscriptionStats | None]:
@@ -100,5 +105,7 @@ class Findings:
             published={warning.reason: warning for warning in published},
             now=reading.begun,
             quota=reading.quota,
+            persistence=reading.persistence,
+            acknowledged=reading.acknowledged,
         )
         return cls(window, given.unconsumed, check(given, limits))

@@ -65,6 +65,20 @@ class Reader:
         except AdminNotFoundError:
             return await self._ask(admin, topic, partitioned=not guess, oldest=oldest)
 
+    async def acknowledged(self, admin: Admin, topic: TopicName, subscription: str) -> int:
+        """Return what `Admin.acknowledged` does, of a topic that was read before.
+
+        Raises:
+            AdminNotFoundError: there is no such topic.
+            AdminError: it can't be read.
+        """
+        for pace in self._paces:
+            await pace.turn()
+        known = (each.partitioned for (of, _), each in self._answers.items() if of == topic)
+        return await admin.acknowledged(
+            topic, partitioned=next(known, False), subscription=subscription
+        )
+
     def tidy(self) -> None:
         """Forget topics that were not asked for in an hour."""
         recent = _now() - FORGET_AFTER_SECONDS

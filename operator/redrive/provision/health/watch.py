@@ -13,6 +13,8 @@ import heapq
 import logging
 from collections.abc import Callable, Sequence
 
+from redrive.admin.acknowledgements import AckPersistence
+from redrive.admin.client import Admin
 from redrive.admin.errors import (
     AdminNotFoundError,
     AuthenticationFailedError,
@@ -28,12 +30,13 @@ from redrive.kube.connections import broker_of, connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import StatusWarning
+from redrive.policy.model import Policy
 from redrive.provision.admission_checks import ADMISSION
 from redrive.provision.health import backlog
 from redrive.provision.health.checks import REASONS, THRESHOLDS, Thresholds
 from redrive.provision.health.findings import Findings, Reading
 from redrive.provision.health.gauges import Gauges
-from redrive.provision.health.reader import Reader
+from redrive.provision.health.reader import Reader, TopicStats
 from redrive.provision.rate_limit import RateLimit, RateLimits
 from redrive.provision.resolve import resolve
 
@@ -208,23 +211,43 @@ class Health:
         policy, quota = asked.policy, asked.spec.dead_letter.backlog_quota
         connection = await self._ctx.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
         admin = connection.admin
+        begun, seconds = self._ctx.clock(), _now()
+        retry = await reader.read(admin, policy.retry_topic, oldest=True, fresh=True)
+        persistence, acknowledged = await self._acknowledgements(policy, retry, admin, reader)
         reading = Reading(
             policy=policy,
-            begun=self._ctx.clock(),
-            seconds=_now(),
+            begun=begun,
+            seconds=seconds,
             requested=requested,
             quota=None if quota is None else quota.bytes,
             source=await reader.read(admin, policy.topic),
-            retry=await reader.read(admin, policy.retry_topic, oldest=True, fresh=True),
+            retry=retry,
             dead_letter=(
                 await reader.read(admin, policy.dead_letter_topic, oldest=True, fresh=True)
                 if policy.dead_letters
                 else {}
             ),
+            persistence=persistence,
+            acknowledged=acknowledged,
         )
         latest = self._ctx.policies.get(asked.key)
         if latest is not None and _uid(latest) == _uid(body):
             await self._publish(latest, reading)
+
+    async def _acknowledgements(
+        self, policy: Policy, retry: TopicStats, admin: Admin, reader: Reader
+    ) -> tuple[AckPersistence, int]:
+        """Read what the broker remembers of acknowledgements, and what there is to remember.
+
+        The latter only where the number of ranges does not tell: it is another call.
+        """
+        persistence = await admin.ack_persistence()
+        own = retry.get(policy.subscription)
+        most = self._limits.ack_share * persistence.limit
+        if own is None or not persistence.whole_ledgers or not 0 < own.ack_holes < most:
+            return persistence, 0
+        topic = policy.retry_topic
+        return persistence, await reader.acknowledged(admin, topic, policy.subscription)
 
     async def _publish(self, body: Body, reading: Reading) -> None:
         """Pass on what is new: warnings to a reconcile, figures to metrics and the status."""

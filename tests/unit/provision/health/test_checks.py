@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from redrive.admin.acknowledgements import AckPersistence
 from redrive.admin.model import SubscriptionStats
 from redrive.kube.status import StatusWarning
 from redrive.policy import naming
@@ -63,6 +64,26 @@ def test_a_policy_that_fares_well_needs_no_caution() -> None:
     assert len(REASONS) == len(CHECKS)
 
 
+@pytest.mark.parametrize(
+    ("holes", "acknowledged", "limit", "warned"),
+    [
+        (1, 4_999, 10_000, None),
+        (1, 5_000, 10_000, "got 5000;"),
+        (5_000, 0, 10_000, "got 5000;"),  # each range has a message
+        (0, 5_000, 10_000, None),
+        (1, 60, 100, "until there are 100 (managedLedgerMaxUnackedRangesToPersist, as it is con"),
+    ],
+)
+def test_where_whole_ledgers_are_stored_messages_count(
+    holes: int, acknowledged: int, limit: int, warned: str | None
+) -> None:
+    persistence = AckPersistence(limit, whole_ledgers=True, configured=True)
+    retry = {"s": stats(consumers=1, ack_holes=holes)}
+    warnings = found(retry=retry, acknowledged=acknowledged, persistence=persistence)
+    assert [warning.reason for warning in warnings] == ["AckHoles"] * (warned is not None)
+    assert warned is None or warned in warnings[0].message
+
+
 def test_many_holes_are_told_once_and_taken_back_when_they_are_clearly_fewer() -> None:
     def with_holes(
         count: int, published: Iterable[StatusWarning] = ()
@@ -73,8 +94,8 @@ def test_many_holes_are_told_once_and_taken_back_when_they_are_clearly_fewer() -
     told = with_holes(5_000)
     [warning] = told
     assert warning.reason == "AckHoles"
-    assert "remembers 10000 of them" in warning.message
-    assert "got 5000 ranges; make the delays more alike, " in warning.message
+    assert "remembers at most 10000 (managedLedgerMaxUnackedRangesToPersist, " in warning.message
+    assert "got 5000; make the delays more alike, " in warning.message
     assert with_holes(9_000, told) == told
     assert with_holes(4_500, told) == told
     assert with_holes(4_499, told) == ()

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import REGISTRY
 
+from redrive.admin.acknowledgements import AckPersistence
 from redrive.admin.model import SubscriptionStats
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.kube.context import Context
@@ -88,6 +89,10 @@ class Cluster:
         """Answer for every topic that as much waits there."""
         waits = dataclasses.replace(NOTHING_WAITS, backlog=self.waits)
         return {"fulfilment": waits, "redrive": waits}
+
+    async def ack_persistence(self) -> AckPersistence:
+        """Answer as an old broker does."""
+        return AckPersistence()
 
     def change(self, policy: Body) -> None:
         """Change the policy, and have a watch show it."""

@@ -1,0 +1,99 @@
+"""What a broker with other settings than the default remembers of acknowledgements."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from sandbox import pulsar as brokers
+from sandbox.kubernetes import Cluster
+from sandbox.process import Processes
+from sandbox.pulsar import SUPERUSER, Broker
+from tests.integration.provision.conftest import SECONDS, Shop
+
+LEDGER, LIMIT, MESSAGES = 10, 20, 60
+SETTINGS = {
+    "managedLedgerPersistIndividualAckAsLongArray": "true",
+    "managedLedgerMaxUnackedRangesToPersist": LIMIT,
+    "managedLedgerMaxEntriesPerLedger": LEDGER,
+    "managedLedgerMinLedgerRolloverTimeMinutes": 0,
+}
+
+
+@pytest.fixture
+def other(broker: Broker, tmp_path: Path) -> Iterator[Broker]:
+    """A broker of its own, with these settings."""
+    processes = Processes(tmp_path)
+    try:
+        made = brokers.launch(tmp_path, processes, broker.version, settings=SETTINGS)
+        brokers.wait(made, processes)
+        yield made
+    finally:
+        processes.stop_all()
+
+
+@pytest.fixture
+def shop(other: Broker, cluster: Cluster, operator_process: Path, kube_namespace: str) -> Shop:
+    assert operator_process.is_file()
+    tenant = f"t-{secrets.token_hex(4)}"
+    shop = Shop(other, cluster, tenant=tenant, namespace=kube_namespace)
+    roles = {"adminRoles": [shop.role], "allowedClusters": ["standalone"]}
+    shop.request("PUT", f"tenants/{tenant}", roles)
+    shop.request("PUT", f"namespaces/{tenant}/prod")
+    shop.secret("pulsar-admin", token=shop.token(shop.role))
+    shop.secret("super", token=shop.token(SUPERUSER))
+    shop.connection()
+    super_user = {"token": {"secretRef": {"name": "super", "key": "token"}}}
+    shop.connection("super", authentication=super_user)
+    return shop
+
+
+def warnings(shop: Shop, name: str) -> list[str]:
+    """The messages of `AckHoles`, after another look at the topics of a policy."""
+    status = shop.get("retrypolicy", name)["status"]
+    before, now = status.get("backlog", {}).get("observedAt"), time.time()
+    shop.kubectl(
+        "annotate", "--overwrite", "retrypolicy", name,
+        f"redrive.io/reconcile-requested-at={now}",
+    )  # fmt: skip
+    deadline = time.monotonic() + SECONDS
+    while status.get("backlog", {}).get("observedAt") == before:
+        assert time.monotonic() < deadline, f"the topics of {name} are not read"
+        time.sleep(0.2)
+        status = shop.get("retrypolicy", name)["status"]
+    time.sleep(1)  # for the reconcile that shows what was found
+    conditions = shop.get("retrypolicy", name)["status"]["conditions"]
+    return [c["message"] for c in conditions if c["type"] == "AckHoles"]
+
+
+def test_a_broker_that_stores_whole_ledgers_is_warned_of_before_it_forgets_others(
+    shop: Shop, other: Broker
+) -> None:
+    for name, connection in (("orders", "super"), ("returns", "main")):
+        shop.create_topic(shop.topic(name))
+        shop.policy(name, topic=shop.topic(name), connectionRef={"name": connection})
+        shop.ready(name)
+    client = pulsar.Client(
+        other.service_url, authentication=pulsar.AuthenticationToken(other.token(SUPERUSER))
+    )
+    for name in ("orders", "returns"):
+        retry = shop.topic(f"{name}-fulfilment-RETRY")
+        producer = client.create_producer(retry, batching_enabled=False)
+        for number in range(MESSAGES):
+            producer.send(str(number).encode())
+        consumer = client.subscribe(retry, "fulfilment", consumer_type=pulsar.ConsumerType.Shared)
+        for message in [consumer.receive(30_000) for _ in range(MESSAGES)][1:]:
+            consumer.acknowledge(message)
+        consumer.close()
+        producer.close()
+    [said] = warnings(shop, "orders")
+    assert "(managedLedgerPersistIndividualAckAsLongArray=true)" in said
+    assert "until there are 20 (managedLedgerMaxUnackedRangesToPersist, as it is conf" in said
+    assert f"got {MESSAGES - 1};" in said
+    assert warnings(shop, "returns") == []  # by the defaults that its role has to go by
+    client.close()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from redrive.admin.acknowledgements import AckPersistence, acknowledged_behind
+
+RANGES = "managedLedgerMaxUnackedRangesToPersist"
+AS_ARRAYS = "managedLedgerPersistIndividualAckAsLongArray"
+
+
+@pytest.mark.parametrize(
+    ("settings", "release", "expected"),
+    [
+        ({}, (), AckPersistence(10_000, whole_ledgers=False)),
+        ({}, (4, 0, 8), AckPersistence(10_000, whole_ledgers=False)),
+        ({}, (4, 1), AckPersistence(10_000, whole_ledgers=True)),
+        ({}, (4, 2, 4), AckPersistence(10_000, whole_ledgers=True)),
+        (
+            {RANGES: "500", AS_ARRAYS: "false"},
+            (4, 2, 4),
+            AckPersistence(500, whole_ledgers=False, configured=True),
+        ),
+        (
+            {RANGES: "500", AS_ARRAYS: "true"},
+            (4, 0, 8),
+            AckPersistence(500, whole_ledgers=True, configured=True),
+        ),
+        (
+            {
+                RANGES: "500",
+                AS_ARRAYS: "true",
+                "managedLedgerUnackedRangesOpenCacheSetEnabled": "false",
+            },
+            (4, 2, 4),
+            AckPersistence(500, whole_ledgers=False, configured=True),
+        ),
+    ],
+)
+def test_what_is_stored_is_as_configured_or_as_the_release_has_it(
+    settings: dict[str, str], release: tuple[int, ...], expected: AckPersistence
+) -> None:
+    assert AckPersistence.of(settings, release) == expected
+
+
+def internal(through: str, consumed: int, name: str = "s") -> dict[str, Any]:
+    """A topic of three ledgers with 10, 10 and 5 entries, the last of which is being written."""
+    return {
+        "entriesAddedCounter": 25,
+        "lastConfirmedEntry": "7:4",
+        "ledgers": [{"ledgerId": i, "entries": n} for i, n in ((3, 10), (5, 10), (7, 0))],
+        "cursors": {name: {"markDeletePosition": through, "messagesConsumedCounter": consumed}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("through", "consumed", "expected"),
+    [
+        ("3:-1", 0, 0),  # nothing
+        ("3:0", 1, 0),  # all that is before
+        ("3:0", 24, 23),
+        ("3:9", 20, 10),  # from the second ledger on
+        ("5:9", 24, 0),  # in the last one alone: that is stored as a whole
+        ("7:4", 25, 0),
+        ("2:99", 24, 24),  # a ledger that is gone
+    ],
+)
+def test_what_is_acknowledged_behind_a_message_that_is_not_is_counted(
+    through: str, consumed: int, expected: int
+) -> None:
+    assert acknowledged_behind(internal(through, consumed), "s") == expected
+
+
+def test_a_subscription_is_known_by_the_name_that_java_gives_its_cursor() -> None:
+    assert acknowledged_behind(internal("3:0", 24, "a+%2F%7E*"), "a /~*") == 23
+    assert acknowledged_behind(internal("3:0", 24), "other") == 0
+
+
+@pytest.mark.parametrize("answer", [{}, {"cursors": {"s": {}}}, {"cursors": []}])
+def test_what_no_broker_says_is_an_error(answer: dict[str, Any]) -> None:
+    with pytest.raises((AttributeError, KeyError)):
+        acknowledged_behind(answer, "s")
