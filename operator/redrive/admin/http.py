@@ -12,7 +12,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,6 +41,11 @@ be long, and would be taken for a broker that is silent.
 """
 CALLS_AT_A_TIME = 20
 """Of one connection; its other calls wait for their turn, and no other connection for them."""
+CALLS_OF_ALL = 100
+"""Of all connections, as far as they are quick: the answers to more would keep the event loop busy
+for seconds, and calls would count as unanswered whose answers have come."""
+SLOW_SECONDS = 1.0
+"""A call that takes longer counts no more among those: a broker that hangs delays no other."""
 LONGEST_ANSWER = 64 * 2**20
 """In bytes; a longer answer is not a broker's, and is not read to its end."""
 MAX_REDIRECTS = 5
@@ -99,6 +104,7 @@ class Http:
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
+        self._free = asyncio.Semaphore(CALLS_OF_ALL)
 
     @classmethod
     @asynccontextmanager
@@ -238,10 +244,22 @@ class Http:
         Raises:
             TimeoutError: the time is over.
         """
-        async with turns, _within(seconds):
+        async with turns, self._room(), _within(seconds):
             request = self._session.request(method, url, allow_redirects=False, **options)
             async with request as response:
                 yield response
+
+    @asynccontextmanager
+    async def _room(self) -> AsyncIterator[None]:
+        """Wait until there is room among the calls of all connections."""
+        await self._free.acquire()
+        with ExitStack() as held:
+            held.callback(self._free.release)
+            slow = asyncio.get_running_loop().call_later(SLOW_SECONDS, held.close)
+            try:
+                yield
+            finally:
+                slow.cancel()
 
 
 @asynccontextmanager

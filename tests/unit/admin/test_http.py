@@ -101,6 +101,44 @@ async def test_sixty_hanging_calls_of_one_connection_delay_no_other_at_the_same_
     assert hung == 60
 
 
+async def test_of_all_connections_a_hundred_quick_calls_are_under_way_at_most() -> None:
+    now = most = 0
+
+    async def answer(_: web.Request) -> web.Response:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.05)
+        now -= 1
+        return web.json_response({"partitions": 3})
+
+    async with asyncio.timeout(20), serving(answer) as (opened, url):
+        admins = [Admin(opened, url, Access.bearer(str(number))) for number in range(8)]
+        asked = [admin.partitions(TOPIC) for admin in admins for _ in range(20)]
+        assert len(asked) > http.CALLS_OF_ALL
+        await asyncio.gather(*asked)
+    assert most == http.CALLS_OF_ALL
+
+
+async def test_connections_that_hang_however_many_they_are_delay_no_other() -> None:
+    back = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.headers["Authorization"] != "Bearer quick":
+            await back.wait()
+        return web.json_response({"partitions": 3})
+
+    async with asyncio.timeout(20), serving(answer) as (opened, url), asyncio.TaskGroup() as tasks:
+        for number in range(12):
+            slow = Admin(opened, url, Access.bearer(str(number)))
+            for _ in range(20):
+                tasks.create_task(slow.partitions(TOPIC))
+        await asyncio.sleep(0)
+        assert await Admin(opened, url, Access.bearer("quick")).partitions(TOPIC) == 3
+        assert not back.is_set()
+        back.set()
+
+
 async def test_a_probe_that_hangs_makes_way_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "PROBE_SECONDS", 0.1)
     back = asyncio.Event()
