@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from redrive.admin.model import Schema, TopicMetadata
+from redrive.admin.model import Schema, TopicMetadata, TopicPermissions
 
 
 def as_is(answer: Any) -> Any:  # noqa: ANN401  JSON
@@ -29,10 +29,7 @@ def unpartitioned(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
 def policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
     """Read what a `NamespaceState` holds of the policies of a namespace."""
     return {
-        "permissions": {
-            topic: {role: frozenset(actions) for role, actions in roles.items()}
-            for topic, roles in answer["auth_policies"]["destination_auth"].items()
-        },
+        "permissions": TopicPermissions(answer["auth_policies"]["destination_auth"]),
         "subscription_expiry_minutes": answer.get("subscription_expiration_time_minutes") or 0,
         "backlog_quotas": answer.get("backlog_quota_map") or {},
         "delayed_delivery": answer.get("delayed_delivery_policies"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -67,6 +67,38 @@ class TopicMetadata:
 
     partitions: int
     properties: Mapping[str, str]
+
+
+class TopicPermissions(Mapping[str, Mapping[str, frozenset[str]]]):
+    """Topic → role → actions, each read when it is asked for.
+
+    A namespace is read again and again while policies are provisioned there, and each time few of
+    its topics matter.
+
+    Args:
+        written: the same as the broker's JSON.
+
+    Raises:
+        TypeError: it has another form.
+    """
+
+    def __init__(self, written: Mapping[str, Mapping[str, Iterable[str]]]) -> None:
+        if not all(isinstance(roles, dict) for roles in written.values()):
+            msg = "rights are objects by topic and role"
+            raise TypeError(msg)
+        self._written = written
+
+    def __getitem__(self, topic: str) -> Mapping[str, frozenset[str]]:
+        """Return who may do what on a topic."""
+        return {role: frozenset(actions) for role, actions in self._written[topic].items()}
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the topics on which rights were granted."""
+        return iter(self._written)
+
+    def __len__(self) -> int:
+        """Return how many these are."""
+        return len(self._written)
 
 
 @dataclass(frozen=True)
