@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.benchmarks.provision import bare
 from tests.benchmarks.provision.bench_standing import is_of_namespace, writes
 from tests.benchmarks.provision.counting import counting
 from tests.benchmarks.provision.crowd import crowd
+from tests.benchmarks.provision.in_process import brokers, calls, cluster, settled
+from tests.benchmarks.provision.in_process import operator as operator_here
 from tests.benchmarks.provision.operator import Operator
 from tests.integration.provision.conftest import MakeShop, Shop
 
@@ -36,6 +40,22 @@ async def test_the_bare_script_makes_what_the_operator_makes(
     calls = sum(map(len, phases))
     assert calls <= made <= calls + len(NAMES)  # each may be granted its rights alone
     assert operator.memory() > 10
+
+
+@pytest.mark.parametrize(("apart", "connections"), [(1, 1), (1, 3), (3, 1)])
+async def test_the_operator_in_this_process_provisions_and_after_a_restart_writes_nothing(
+    apart: int, connections: int
+) -> None:
+    async with brokers(apart, 4) as urls:
+        kubernetes = cluster(urls * connections, range(4))
+        before = calls(only_writes=True)
+        async with operator_here(kubernetes) as ctx:
+            await settled(ctx)
+        made = calls(only_writes=True)
+        assert made > before
+        async with operator_here(kubernetes) as ctx:
+            await settled(ctx)
+        assert calls(only_writes=True) == made
 
 
 def what_is_there(shop: Shop) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""Ten thousand policies at one broker: until they are Ready, while nothing happens, and a restart.
+
+The broker is a stand-in: a real one of a small machine takes longer than an hour for their topics.
+`bench_provisioning` and `bench_standing` have a thousand at a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from redrive.kube import resources
+from redrive.provision.resync import SURVEY_SECONDS
+from tests.benchmarks.figures import Figure
+from tests.benchmarks.provision.in_process import (
+    brokers,
+    calls,
+    cluster,
+    operator,
+    policy,
+    settled,
+)
+from tests.support.fake_kubernetes import FakeKubernetes
+
+FEW, MANY, CONNECTIONS = 1_000, 10_000, 20
+TOLERANCE = 1.5
+"""How much more time a policy may take among many than among few."""
+
+
+async def test_ten_thousand_policies_at_one_broker(figures: list[Figure]) -> None:
+    few, _ = await provision(FEW, 1)
+    shared, _ = await provision(FEW, CONNECTIONS)
+    name = "provisioning in memory"
+    figures += [
+        Figure(name, f"{FEW:,} policies until all Ready", few, "s"),
+        Figure(name, f"{FEW:,} over {CONNECTIONS} connections", shared, "s", at_most=few * 2),
+    ]
+    async with brokers(1, MANY + 1) as urls:
+        kubernetes = cluster(urls, range(MANY))
+        async with operator(kubernetes) as ctx:
+            many = await settled(ctx)
+            growth = (many / MANY) / (few / FEW)
+            among = f"a policy among {MANY:,} beside one among {FEW:,}"
+            figures += [
+                Figure(name, f"{MANY:,} policies until all Ready", many, "s"),
+                Figure(name, among, growth, "times", at_most=TOLERANCE),
+                *await quiet(),
+            ]
+        figures += await restart(kubernetes, urls)
+
+
+async def provision(policies: int, connections: int) -> tuple[float, float]:
+    """Return how many seconds and calls so many policies of one broker take."""
+    async with brokers(1, policies) as (url,):
+        before = calls()
+        async with operator(cluster([url] * connections, range(policies))) as ctx:
+            return await settled(ctx), calls() - before
+
+
+async def quiet() -> list[Figure]:
+    """Measure while nothing happens."""
+    await asyncio.sleep(SURVEY_SECONDS)  # what was provisioned is looked at first
+    made, used, began = calls(), time.process_time(), time.monotonic()
+    await asyncio.sleep(2 * SURVEY_SECONDS)
+    seconds = time.monotonic() - began
+    share = 100 * (time.process_time() - used) / seconds
+    name = f"{MANY:,} policies at one broker, nothing happens"
+    return [
+        Figure(name, "the operator", share, "% of a core", at_most=25),
+        Figure(name, "calls of an hour", 3_600 * (calls() - made) / seconds, "calls"),
+    ]
+
+
+async def restart(kubernetes: FakeKubernetes, urls: list[str]) -> list[Figure]:
+    """Start another operator over what is there, and over one policy more."""
+    written = calls(only_writes=True)
+    async with operator(kubernetes):
+        await asyncio.sleep(SURVEY_SECONDS)
+        written = calls(only_writes=True) - written
+    kubernetes.add(resources.POLICIES, policy(MANY, urls))
+    async with operator(kubernetes) as ctx:
+        seconds = await settled(ctx)
+    name = f"restart over {MANY:,} policies"
+    return [
+        Figure(name, "until a policy made meanwhile is Ready", seconds, "s", at_most=30),
+        Figure(name, "writes to the broker", written, "calls", at_most=0),
+    ]

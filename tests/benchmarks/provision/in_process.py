@@ -1,0 +1,155 @@
+"""The operator in this process, between stand-ins: an API server in memory, brokers elsewhere.
+
+So only what the operator itself takes is measured, and ten thousand policies fit on a small
+machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import resource
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import kopf
+from prometheus_client import REGISTRY
+
+from redrive.admin.http import Http
+from redrive.kube import resources, status
+from redrive.kube.cache import Cache
+from redrive.kube.connections import Connections
+from redrive.kube.context import Context, Settings, wall_clock
+from redrive.kube.credentials import CredentialReader
+from redrive.kube.namespaces import NamespaceLabels
+from redrive.kube.resources import Body
+from redrive.provision import handlers
+from tests.support.fake_admin import SUPERUSER, FakeBroker
+from tests.support.fake_kubernetes import FakeKubernetes
+
+PATIENCE_SECONDS = 3_000
+
+
+def calls(*, only_writes: bool = False) -> float:
+    """How many calls to brokers this process has made."""
+    return sum(
+        sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == "redrive_admin_calls_total"
+        and not (only_writes and sample.labels.get("verb") == "GET")
+    )
+
+
+def peak() -> float:
+    """How many MB this process held at the most, the API server in memory included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_000
+
+
+async def settled(ctx: Context) -> float:
+    """Wait until all policies are settled; return how many seconds that took."""
+    began = time.monotonic()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not all(map(status.is_settled, ctx.policies)):  # noqa: ASYNC110  looks at all
+            await asyncio.sleep(1)
+    return time.monotonic() - began
+
+
+@asynccontextmanager
+async def brokers(count: int, policies: int) -> AsyncIterator[list[str]]:
+    """Run so many brokers, each with the sources of so many policies; give where they answer."""
+    script = ("-m", "tests.benchmarks.provision.brokers", str(count), str(policies))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *script, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        yield json.loads(await process.stdout.readline())
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def cluster(urls: list[str], policies: Iterable[int]) -> FakeKubernetes:
+    """Return an API server with a connection to each of *urls*, and policies spread over them."""
+    kubernetes = FakeKubernetes()
+    token = base64.b64encode(FakeBroker.token(SUPERUSER).encode()).decode()
+    secret = _object("v1", "Secret", "admin") | {"data": {"token": token}}
+    kubernetes.add(resources.SECRETS, secret)
+    kubernetes.add(resources.CONNECTIONS, *(_connection(n, url) for n, url in enumerate(urls)))
+    kubernetes.add(resources.POLICIES, *(policy(n, urls) for n in policies))
+    return kubernetes
+
+
+@asynccontextmanager
+async def operator(kubernetes: FakeKubernetes) -> AsyncIterator[Context]:
+    """Run what the operator does for policies, from what is there on."""
+    async with Http.open() as http:
+        known = Cache(await kubernetes.list(resources.CONNECTIONS))
+        labels = NamespaceLabels(kubernetes)
+        reader = CredentialReader(kubernetes, http, None)
+        ctx = Context(
+            settings=Settings("here", (), "", "", ""),
+            kubernetes=kubernetes,
+            connections=known,
+            policies=Cache(await kubernetes.list(resources.POLICIES)),
+            replays=Cache(),
+            applications=Cache(),
+            config_maps=Cache(await kubernetes.list(resources.CONFIG_MAPS)),
+            brokers=Connections(known, http, reader, wall_clock, labels),
+            namespaces=labels,
+            clock=wall_clock,
+            began=wall_clock(),
+            missing=(),
+        )
+        watch = asyncio.create_task(_show(kubernetes, ctx))
+        stoppables = handlers.register(kopf.OperatorRegistry(), ctx)
+        try:
+            yield ctx
+        finally:
+            watch.cancel()
+            for each in stoppables:
+                await each.stop()
+
+
+async def _show(kubernetes: FakeKubernetes, ctx: Context) -> None:
+    """Put what is written into the caches, as watches do."""
+    while True:
+        write = await kubernetes.written()
+        ctx.caches[write.resource].put(write.body)
+        kubernetes.writes.clear()
+
+
+def _object(version: str, kind: str, name: str) -> dict[str, Any]:
+    """An object as the API server would have it after its creation."""
+    metadata = {"namespace": "shop", "name": name, "uid": f"{kind}-{name}", "generation": 1}
+    created = {"resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata | created}
+
+
+def _connection(number: int, url: str) -> Body:
+    spec = {
+        "serviceUrl": "pulsar://pulsar:6650",
+        "adminUrl": url,
+        "authentication": {"token": {"secretRef": {"name": "admin", "key": "token"}}},
+        "allow": [{"topics": ["persistent://shop/*/*"], "roles": ["*"]}],
+    }
+    made = _object(resources.CONNECTIONS.api_version, "PulsarConnection", f"to-{number}")
+    return made | {"spec": spec}
+
+
+def policy(number: int, urls: list[str]) -> Body:
+    """One policy of many. Of brokers apart each has topics of the same names."""
+    apart = len(set(urls))
+    spec = {
+        "connectionRef": {"name": f"to-{number % len(urls)}"},
+        "topic": f"persistent://shop/prod/orders-{number // apart}",
+        "subscription": "fulfilment",
+        "consumerRoles": ["fulfilment"],
+    }
+    made = _object(resources.POLICIES.api_version, "RetryPolicy", f"orders-{number}")
+    return made | {"spec": spec}
