@@ -35,7 +35,7 @@ from redrive.admin.model import (
 )
 from redrive.admin.paths import quoted, schema_path, schemas_path, subscription_path, topic_path
 from redrive.admin.policies import TopicPolicy, Write
-from redrive.admin.stats import read_stats
+from redrive.admin.stats import read_producers, read_stats
 from redrive.policy.naming import TopicName
 
 PROBE_SECONDS = 10.0
@@ -294,6 +294,16 @@ class Admin:
         return await partitions.acknowledged(
             self._get, topic, partitioned=partitioned, subscription=subscription
         )
+
+    async def producers(self, topic: TopicName, *, partitioned: bool) -> list[Mapping[str, str]]:
+        """Return the metadata of each producer of a topic, of each of its partitions.
+
+        Raises:
+            AdminNotFoundError: as for `stats`.
+        """
+        kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
+        path = f"{topic_path(topic)}/{kind}&excludeConsumers=true"
+        return await self._get(f"read the producers of {topic}", path, read_producers)
 
     async def usage(self, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
         """Return the users of a topic, and the exact backlogs of *subscription* and others.

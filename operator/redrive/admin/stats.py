@@ -23,6 +23,16 @@ def read_stats(answer: Mapping[str, Any]) -> dict[str, SubscriptionStats]:
     return _by_name(map(_subscriptions, parts))
 
 
+def read_producers(answer: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    """Read the metadata of the producers, from an answer as for `read_stats` that has them.
+
+    Raises:
+        AttributeError, KeyError, TypeError: it is no broker's answer.
+    """
+    parts = (answer.get("partitions") or {"": answer}).values()
+    return [dict(each.get("metadata") or {}) for part in parts for each in part["publishers"]]
+
+
 def read_names(part: Mapping[str, Any]) -> frozenset[str]:
     """Read the names of the subscriptions of one partition.
 

@@ -16,6 +16,7 @@ from pydantic import (
 from redrive.api.ladder import DelayLadder, Levels
 from redrive.api.model import ApiModel
 from redrive.api.naming import DefaultNaming
+from redrive.api.outage import OutageBreakerSpec
 from redrive.api.rules import refusing
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import MAX_RETRIES_LIMIT, check_max_retries
@@ -95,6 +96,11 @@ class Choices(ApiModel):
     `DeleteIfEmpty`: the same, but what holds messages stays as it is. While clients are connected
     these two wait, at most 10 minutes. Left out: what the connection's `policyDefaults` say, else
     Retain."""
+
+    outage_breaker: OutageBreakerSpec | None = None
+    """Has consumers in Python pause while what they depend on is down, so that an outage uses up no
+    retries; `{}` for the defaults. The annotation `redrive.io/ignore-outages: "true"` has them go
+    on. Left out: what the connection's `policyDefaults` say, else they don't pause."""
 
     def completed(self, defaults: Choices | None) -> Self:
         """Return this with what it leaves out taken from *defaults*."""

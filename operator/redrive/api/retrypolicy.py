@@ -271,7 +271,7 @@ class RetryPolicySpec(Choices):
         Raises:
             InvalidSpecError: the values can't make a policy together.
         """
-        ladder, levels = self.delay_ladder, self.delay_levels
+        ladder, levels, breaker = self.delay_ladder, self.delay_levels, self.outage_breaker
         return Policy(
             topic=self.topic,
             subscription=self.subscription,
@@ -288,4 +288,5 @@ class RetryPolicySpec(Choices):
             dead_letter_topic=self.dead_letter_topic,
             name=name,
             generation=generation,
+            outage_breaker=None if breaker is None else breaker.to_limits(),
         )

@@ -15,6 +15,8 @@ from redrive.provision.actions import Action
 
 PAUSE = "redrive.io/paused"
 """An annotation: while it is `true`, nothing is read or written for the policy."""
+IGNORE_OUTAGES = "redrive.io/ignore-outages"
+"""An annotation: while it is `true`, consumers don't pause for outages."""
 PAUSED = "Paused"
 """Condition and reason: the annotation is there."""
 OBSERVED = "Observed"
@@ -30,6 +32,11 @@ _SHOWN = 5
 def is_paused(body: Body) -> bool:
     """Whether a RetryPolicy is paused."""
     return (body["metadata"].get("annotations") or {}).get(PAUSE) == "true"
+
+
+def ignores_outages(body: Body) -> bool:
+    """Whether consumers of a RetryPolicy go on in spite of outages."""
+    return (body["metadata"].get("annotations") or {}).get(IGNORE_OUTAGES) == "true"
 
 
 def paused(body: Body) -> tuple[Condition, ...]:

@@ -6,6 +6,7 @@ Used by all that looks at policies: reconcile, resync, finalize and health.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import RedriveError
@@ -17,6 +18,7 @@ from redrive.provision.admission_checks import ADMISSION, prior_claim
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.facts import Request
 from redrive.provision.ownership import named_in
+from redrive.provision.pause import ignores_outages
 from redrive.provision.standing import Standing
 
 
@@ -42,11 +44,12 @@ def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) 
     """
     key = Key.of(body)
     spec = effective_spec(body, ctx.policies, connection.policy_defaults)
+    policy = policy_of(body, ctx.policies, spec)
     return Request(
         key=key,
         age=(body["metadata"]["creationTimestamp"], body["metadata"]["uid"]),
         spec=spec,
-        policy=policy_of(body, ctx.policies, spec),
+        policy=replace(policy, ignore_outages=True) if ignores_outages(body) else policy,
         connection=connection,
         permissions=connections.permissions(
             connection, connections.connection_of(body), key.namespace, ctx.namespaces

@@ -113,7 +113,7 @@ def test_consumers_pause_for_an_outage_and_go_on_by_themselves(
 ) -> None:
     provisioned = provision_policy()
     run_through_an_outage(provisioned, warehouse, lambda: None)
-    assert warehouse.count(Name.ATTEMPT_FAILED) == CONSUMERS * (LIMITS.min_messages - 1)
+    assert warehouse.count(Name.ATTEMPT_FAILED) <= CONSUMERS * LIMITS.window // 2
     assert warehouse.count(Name.OUTAGE_BEGAN) == CONSUMERS
     assert warehouse.count(Name.OUTAGE_ENDED) == CONSUMERS
     assert len(warehouse.handled) == MESSAGES
@@ -132,7 +132,7 @@ def test_an_outage_outlives_unloads_of_its_topics(
         wait_until(lambda: paused_causes(provisioned) == ["ConnectionError"] * CONSUMERS)
 
     run_through_an_outage(provisioned, warehouse, unload)
-    assert warehouse.count(Name.ATTEMPT_FAILED) == CONSUMERS * (LIMITS.min_messages - 1)
+    assert warehouse.count(Name.ATTEMPT_FAILED) <= CONSUMERS * LIMITS.window // 2
     assert len(set(warehouse.handled)) == MESSAGES
     assert provisioned.dead_letters(0) == []
     assert provisioned.backlog(provisioned.policy.topic) == 0

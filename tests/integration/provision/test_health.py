@@ -19,9 +19,12 @@ import pulsar
 import pytest
 from prometheus_client import REGISTRY
 
+from redrive import Policy, RetryConsumer
 from redrive.kube.context import Context, Settings
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
+from redrive.policy import codec
+from redrive.policy.outage import OutageLimits
 from redrive.provision import reconcile
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.health.checks import THRESHOLDS, Thresholds
@@ -295,6 +298,41 @@ async def test_a_storm_of_retries_is_told_of_until_most_deliveries_are_first_one
         await watched.is_over("RetryStorm")
         assert deliveries_metric(shop, "source") == 100
         assert deliveries_metric(shop, "retry") == 70
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_consumers_that_have_paused_are_shown_and_the_annotation_has_them_go_on(
+    shop: Shop, client: pulsar.Client, partitions: int
+) -> None:
+    source = shop.topic("orders")
+    shop.create_topic(source, partitions)
+    shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
+    shop.policy(outageBreaker={"minMessages": 2, "maxProbeInterval": "1s"})
+    async with ward(shop) as watched:
+        found = consumer_policy(shop)
+        assert found.outage_breaker == OutageLimits(
+            min_messages=2, max_probe_interval=timedelta(seconds=1)
+        )
+        producer = client.create_producer(source)
+        for _ in range(4):
+            producer.send(b"x")
+        with RetryConsumer(client, found) as consumer:
+            for _ in range(2):
+                consumer.reconsume_later(consumer.receive(), cause=ConnectionError())
+            message = await watched.warns("OutageSuspected")
+            assert "got ConnectionError; fix what they depend on" in message
+            shop.kubectl("annotate", "retrypolicy", "orders", "redrive.io/ignore-outages=true")
+            deadline = time.monotonic() + SECONDS
+            while not consumer_policy(shop).ignore_outages:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            consumer.ignore_outages()  # as one that follows its file does
+            await watched.is_over("OutageSuspected")
+
+
+def consumer_policy(shop: Shop) -> Policy:
+    """The policy in the ConfigMap for consumers."""
+    return codec.decode(shop.get("configmap", "orders-redrive")["data"]["policy.json"])
 
 
 def deliver(client: pulsar.Client, topic: str, count: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from redrive.admin.model import SubscriptionStats
-from redrive.admin.stats import read_stats
+from redrive.admin.stats import read_producers, read_stats
 
 
 def said(**changes: object) -> dict[str, Any]:
@@ -40,6 +40,13 @@ def test_the_subscriptions_of_a_topic_are_read() -> None:
         "s": SubscriptionStats(3, 7, 2, durable=True, ack_holes=2, oldest=at),
         "reader": SubscriptionStats(0, 0, 0, durable=False, ack_holes=0, oldest=None),
     }
+
+
+def test_the_metadata_of_producers_is_read_of_each_partition() -> None:
+    producers: list[dict[str, Any]] = [{"metadata": {"a": "1"}}, {"metadata": {}}, {}]
+    assert read_producers({"publishers": producers}) == [{"a": "1"}, {}, {}]
+    parts = {"p-0": {"publishers": producers[:1]}, "p-1": {"publishers": []}}
+    assert read_producers({"publishers": producers, "partitions": parts}) == [{"a": "1"}]
 
 
 def test_partitions_are_put_together_whichever_of_them_is_empty() -> None:

@@ -13,6 +13,7 @@ from redrive.api.parsing import InvalidFieldsError
 from redrive.kube import policies
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context
+from redrive.policy.outage import OutageLimits
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.resolve import resolve
 from tests.support.fake_kubernetes import edit
@@ -64,6 +65,19 @@ def test_a_new_generation_of_the_connection_asks_for_something_else(
     ctx.connections.put(through(connection | {"policyDefaults": {"maxRetries": 5}}, 2))
     assert resolve(body, ctx).policy.max_retries == 5
     assert len(parses) == 1
+
+
+def test_an_annotation_has_consumers_ignore_outages(
+    ctx: Context, connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = policy(outageBreaker={"window": 50})
+    ctx = dataclasses.replace(ctx, policies=Cache([body]), connections=Cache([through(connection)]))
+    assert resolve(body, ctx).policy.outage_breaker == OutageLimits(window=50)
+    assert not resolve(body, ctx).policy.ignore_outages
+    body["metadata"]["annotations"] = {"redrive.io/ignore-outages": "true"}
+    assert resolve(body, ctx).policy.ignore_outages
+    del body["metadata"]["annotations"]
+    assert not resolve(body, ctx).policy.ignore_outages
 
 
 def test_a_spec_that_is_refused_is_parsed_once_too_and_its_traceback_does_not_grow(

@@ -7,18 +7,17 @@ goes with the connection: a process that ends shows nothing any more.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 from collections.abc import Callable
 
 import pulsar
 
+from redrive.delivery.bounded import in_background
 from redrive.policy.model import Policy
 from redrive.policy.outage import BEACON
 
 _MAX_SHOWN = 256
-_CLOSE_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -35,27 +34,21 @@ class OutageBeacon:
         self._wanted = ""
         self._shown = ""
         self._producer: pulsar.Producer | None = None
-        self._thread: threading.Thread | None = None
+        self._working = False
         self._changing = threading.Lock()
 
     def show(self, cause: str) -> None:
         """Show *cause*, and no longer what was shown before; nothing if it is empty."""
         with self._changing:
             self._wanted = cause[:_MAX_SHOWN]
-            if self._wanted == self._shown or self._thread is not None:
+            if self._wanted == self._shown or self._working:
                 return
-            # A thread that is inside the client when the interpreter goes away aborts the process.
-            atexit.register(self.close)
-            self._thread = threading.Thread(target=self._change, name="redrive-outage", daemon=True)
-            self._thread.start()
+            self._working = True
+        in_background(self._change)
 
     def close(self) -> None:
-        """Show nothing more; what is being made is waited for, up to 5 s."""
-        atexit.unregister(self.close)
+        """Show nothing more."""
         self.show("")
-        thread = self._thread
-        if thread is not None:
-            thread.join(_CLOSE_SECONDS)
 
     def _change(self) -> None:
         while True:
@@ -67,7 +60,7 @@ class OutageBeacon:
             with self._changing:
                 self._producer, self._shown = made, wanted if made or not wanted else ""
                 if self._wanted == wanted:
-                    self._thread = None
+                    self._working = False
                     return
 
     def _make(self, cause: str) -> pulsar.Producer | None:

@@ -30,7 +30,11 @@ RETRIES_OVERDUE = "RetriesOverdue"
 QUOTA_NEARLY_REACHED = "QuotaNearlyReached"
 """The dead-letter topic holds nearly as much as its backlog quota allows."""
 
+OUTAGE_SUSPECTED = "OutageSuspected"
+"""Consumers have paused, because most messages fail for one cause."""
+
 _SHOWN = 5
+_CAUSE = 128
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class CheckInput:
         persistence: what the broker remembers of acknowledgements.
         acknowledged: how many messages of the retry topic are acknowledged behind one that is not,
             see `Admin.acknowledged`; 0 where that was not read.
+        outages: what each consumer that has paused shows as the cause.
     """
 
     policy: Policy
@@ -91,6 +96,7 @@ class CheckInput:
     quota: int | None = None
     persistence: AckPersistence = BY_DEFAULT
     acknowledged: int = 0
+    outages: tuple[str, ...] = ()
 
     @property
     def retries(self) -> SubscriptionStats | None:
@@ -232,6 +238,22 @@ def quota_is_nearly_reached(given: CheckInput, limits: Thresholds) -> StatusWarn
     )
 
 
+def consumers_have_paused(given: CheckInput, _: Thresholds) -> StatusWarning | None:
+    """Find consumers that show an outage; not how many, for that changes all the time."""
+    if not given.outages:
+        return None
+    # Whoever may produce to the retry topic writes them.
+    causes = sorted({ascii(cause)[1:-1][:_CAUSE] for cause in given.outages})
+    more = [f"{len(causes) - _SHOWN} more"] if len(causes) > _SHOWN else []
+    return StatusWarning(
+        OUTAGE_SUSPECTED,
+        f"consumers of subscription {given.policy.subscription} have paused, because most messages "
+        f"fail for one cause, and try single ones; got {', '.join([*causes[:_SHOWN], *more])}; fix "
+        "what they depend on, and they go on by themselves; to have them go on all the same, and "
+        "use up retries, set the annotation redrive.io/ignore-outages=true",
+    )
+
+
 CHECKS: tuple[Callable[[CheckInput, Thresholds], StatusWarning | None], ...] = (
     acknowledged_range_has_holes,
     foreign_subscriptions_take_messages,
@@ -239,6 +261,7 @@ CHECKS: tuple[Callable[[CheckInput, Thresholds], StatusWarning | None], ...] = (
     most_deliveries_are_retries,
     retries_are_overdue,
     quota_is_nearly_reached,
+    consumers_have_paused,
 )
 REASONS = frozenset(
     {
@@ -248,6 +271,7 @@ REASONS = frozenset(
         RETRY_STORM,
         RETRIES_OVERDUE,
         QUOTA_NEARLY_REACHED,
+        OUTAGE_SUSPECTED,
     }
 )
 

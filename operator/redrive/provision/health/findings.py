@@ -29,6 +29,7 @@ class Reading:
         quota: see `CheckInput`.
         persistence: see `CheckInput`.
         acknowledged: see `CheckInput`.
+        outages: see `CheckInput`.
     """
 
     policy: Policy
@@ -41,6 +42,7 @@ class Reading:
     dead_letter: TopicStats
     persistence: AckPersistence = BY_DEFAULT
     acknowledged: int = 0
+    outages: tuple[str, ...] = ()
 
     @property
     def subscriptions(self) -> tuple[SubscriptionStats | None, SubscriptionStats | None]:
@@ -107,5 +109,6 @@ class Findings:
             quota=reading.quota,
             persistence=reading.persistence,
             acknowledged=reading.acknowledged,
+            outages=reading.outages,
         )
         return cls(window, given.unconsumed, check(given, limits))

@@ -10,6 +10,7 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import SubscriptionStats
 from redrive.policy.naming import TopicName
+from redrive.policy.outage import BEACON
 from redrive.provision.rate_limit import RateLimit
 
 FORGET_AFTER_SECONDS = 3_600.0
@@ -74,15 +75,33 @@ class Reader:
         """
         for pace in self._paces:
             await pace.turn()
-        known = (each.partitioned for (of, _), each in self._answers.items() if of == topic)
-        return await admin.acknowledged(
-            topic, partitioned=next(known, False), subscription=subscription
-        )
+        partitioned = self._is_partitioned(topic)
+        return await admin.acknowledged(topic, partitioned=partitioned, subscription=subscription)
+
+    async def causes_of_outages(self, admin: Admin, topic: TopicName) -> tuple[str, ...]:
+        """Return what consumers have paused for that show it by a producer on *topic*, in order.
+
+        Args:
+            admin: leads to the broker.
+            topic: a retry topic that was read before.
+
+        Raises:
+            AdminNotFoundError: there is no such topic.
+            AdminError: it can't be read.
+        """
+        for pace in self._paces:
+            await pace.turn()
+        producers = await admin.producers(topic, partitioned=self._is_partitioned(topic))
+        return tuple(sorted(each[BEACON] for each in producers if BEACON in each))
 
     def tidy(self) -> None:
         """Forget topics that were not asked for in an hour."""
         recent = _now() - FORGET_AFTER_SECONDS
         self._answers = {t: found for t, found in self._answers.items() if found.at > recent}
+
+    def _is_partitioned(self, topic: TopicName) -> bool:
+        known = (each.partitioned for (of, _), each in self._answers.items() if of == topic)
+        return next(known, False)
 
     async def _ask(
         self, admin: Admin, topic: TopicName, *, partitioned: bool, oldest: bool

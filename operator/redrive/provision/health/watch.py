@@ -229,6 +229,11 @@ class Health:
             ),
             persistence=persistence,
             acknowledged=acknowledged,
+            outages=(
+                await reader.causes_of_outages(admin, policy.retry_topic)
+                if policy.outage_breaker is not None
+                else ()
+            ),
         )
         latest = self._ctx.policies.get(asked.key)
         if latest is not None and _uid(latest) == _uid(body):

@@ -202,6 +202,17 @@ def dead_letters(size: int) -> dict[str, SubscriptionStats]:
     return {"redrive": replace(stats(), bytes=size)}
 
 
+def test_consumers_that_have_paused_are_warned_of_by_their_causes() -> None:
+    [warning] = found(outages=("TimeoutError", "ConnectionError", "ConnectionError"))
+    assert warning.reason == "OutageSuspected"
+    assert "got ConnectionError, TimeoutError; fix what they depend on" in warning.message
+    assert "redrive.io/ignore-outages=true" in warning.message
+    [hostile] = found(outages=tuple(f"{number}\n" + "x" * 9_999 for number in range(1_000)))
+    assert len(hostile.message) < 2_000
+    assert hostile.message.isprintable()
+    assert "995 more" in hostile.message
+
+
 def test_a_dead_letter_topic_near_its_quota_is_warned_of_until_it_is_well_below() -> None:
     assert found(dead_letter=dead_letters(799), quota=1_000) == ()
     (near,) = found(dead_letter=dead_letters(800), quota=1_000)
