@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
+    "AckTimeoutError",
     "AsyncRetryConsumer",
     "AsyncRetryProducer",
     "Attempt",
@@ -23,6 +24,7 @@ __all__ = [
     "Done",
     "Event",
     "FailureRules",
+    "HandlerTimeoutError",
     "InvalidSpecError",
     "Ladder",
     "NotInFlightError",
@@ -39,6 +41,7 @@ __all__ = [
     "SimpleConsumer",
     "SubscribeError",
     "SubscriptionLostError",
+    "SubscriptionType",
     "TooBigError",
     "TopicName",
     "load_policy",
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
     from redrive.delivery.consumers.broadcast import BroadcastConsumer
     from redrive.delivery.consumers.consumer import RetryConsumer
     from redrive.delivery.consumers.simple import SimpleConsumer
+    from redrive.delivery.handling.run import HandlerTimeoutError
+    from redrive.delivery.middleware.ack_timeouts import AckTimeoutError
     from redrive.delivery.middleware.crash_log import CrashLog
     from redrive.delivery.policy_file import PolicyFile, PolicyFileError, load_policy
     from redrive.delivery.producing.async_retry_producer import AsyncRetryProducer
@@ -63,11 +68,12 @@ if TYPE_CHECKING:
     from redrive.policy.failure import DeadLetter, FailureRules, RetryLater
     from redrive.policy.invisible import NotInFlightError
     from redrive.policy.ladder import Ladder
-    from redrive.policy.model import Policy
+    from redrive.policy.model import Policy, SubscriptionType
     from redrive.policy.naming import TopicName
     from redrive.policy.verdict import Done
 else:
     _HOMES = {
+        "AckTimeoutError": "redrive.delivery.middleware.ack_timeouts",
         "AsyncRetryConsumer": "redrive.delivery.consumers.async_consumer",
         "AsyncRetryProducer": "redrive.delivery.producing.async_retry_producer",
         "Attempt": "redrive.policy.envelope",
@@ -79,6 +85,7 @@ else:
         "Done": "redrive.policy.verdict",
         "Event": "redrive.delivery.telemetry.events",
         "FailureRules": "redrive.policy.failure",
+        "HandlerTimeoutError": "redrive.delivery.handling.run",
         "InvalidSpecError": "redrive.errors",
         "Ladder": "redrive.policy.ladder",
         "NotInFlightError": "redrive.policy.invisible",
@@ -95,6 +102,7 @@ else:
         "SimpleConsumer": "redrive.delivery.consumers.simple",
         "SubscribeError": "redrive.delivery.receiving.subscribe",
         "SubscriptionLostError": "redrive.delivery.receiving.fetcher",
+        "SubscriptionType": "redrive.policy.model",
         "TooBigError": "redrive.delivery.retrying.errors",
         "TopicName": "redrive.policy.naming",
         "load_policy": "redrive.delivery.policy_file",

@@ -8,7 +8,7 @@ from typing import assert_type
 
 import pulsar
 
-from redrive import AsyncRetryConsumer, Done, FailureRules, PolicyFile, prometheus
+from redrive import AsyncRetryConsumer, Attempt, Done, FailureRules, PolicyFile, prometheus
 from redrive.testing import AsyncInMemoryConsumer
 
 client = pulsar.Client("pulsar://localhost:6650")
@@ -17,6 +17,11 @@ SECOND = timedelta(seconds=1)
 
 async def handle(message: pulsar.Message) -> None:
     """Handle it."""
+
+
+async def handle_attempt(message: pulsar.Message, attempt: Attempt) -> int:
+    """Handle it by what it has been through."""
+    return len(message.data()) + attempt.number
 
 
 def handle_at_once(message: pulsar.Message) -> None:
@@ -38,10 +43,12 @@ async def consume() -> None:
             assert_type(consumer.attempt_of(message).number, int)
             await consumer.acknowledge(message)
             await consumer.reconsume_later(message, delay=SECOND, cause=ValueError())
-            await consumer.reconsume_later(message, delay=5)  # type: ignore[arg-type]
+            await consumer.reconsume_later(message, delay=5)
+            await consumer.reconsume_later(message, delay="5s")  # type: ignore[arg-type]
             await consumer.negative_acknowledge(message)
             consumer.hand_back(message)
         await consumer.run(handle, workers=100, rules=FailureRules(dead_letter_on=(ValueError,)))
+        await consumer.run(handle_attempt)
         await consumer.run(handle_at_once)  # type: ignore[arg-type]
         await consumer.run_batches(handle_many, size=10, wait=SECOND, explicit=True)
         consumer.pause()

@@ -12,10 +12,12 @@ import pulsar.schema
 
 import redrive
 from redrive import (
+    Attempt,
     Cause,
     CrashLog,
     Done,
     FailureRules,
+    Ladder,
     Policy,
     PolicyFile,
     Redaction,
@@ -24,7 +26,7 @@ from redrive import (
     load_policy,
     prometheus,
 )
-from redrive.middleware import Middleware
+from redrive.middleware import Middleware, OutageLimits
 from redrive.opentelemetry import Tracing
 
 client = pulsar.Client("pulsar://localhost:6650")
@@ -46,7 +48,16 @@ def handle_and_answer(message: pulsar.Message) -> int:
     return len(message.data())
 
 
-def handle_two(first: pulsar.Message, second: pulsar.Message) -> None:
+def handle_attempt(message: pulsar.Message, attempt: Attempt) -> int:
+    """Handle it by what it has been through."""
+    return len(message.data()) + attempt.number
+
+
+def handle_two(first: pulsar.Message, second: pulsar.Message, attempt: Attempt) -> None:
+    """Not what `run` calls."""
+
+
+def handle_number(message: pulsar.Message, attempt: int) -> None:
     """Not what `run` calls."""
 
 
@@ -67,13 +78,16 @@ with RetryConsumer(client, load_policy(), name="till-1") as consumer:
         consumer.reconsume_later(message)
         consumer.reconsume_later(message, delay=timedelta(seconds=1), cause=ValueError())
         consumer.reconsume_later(message, level=-1, cause=KeyboardInterrupt())
-        consumer.reconsume_later(message, delay=5)  # type: ignore[arg-type]
+        consumer.reconsume_later(message, delay=5)
+        consumer.reconsume_later(message, delay="5s")  # type: ignore[arg-type]
         consumer.reconsume_later(message, cause="broken")  # type: ignore[arg-type]
         consumer.reconsume_later(message, timedelta(seconds=1))  # type: ignore[call-arg]
     consumer.run(handle)
     RetryConsumer(client, load_policy(), schema=pulsar.schema.StringSchema())
     consumer.run(handle_and_answer)
+    consumer.run(handle_attempt)
     consumer.run(handle_two)  # type: ignore[arg-type]
+    consumer.run(handle_number)  # type: ignore[arg-type]
     consumer.run(handle, workers=4, timeout=timedelta(seconds=5), max_rate=0.5, explicit=True)
     consumer.run(handle, rules=FailureRules(dead_letter_on=(ValueError,), delays={OSError: SECOND}))
     consumer.run(handle, rules=FailureRules(retry_on=(KeyboardInterrupt,)))  # type: ignore[arg-type]
@@ -98,8 +112,14 @@ RetryConsumer(client, PolicyFile(), middleware=[Tracing(), Middleware()])
 RetryConsumer(client, PolicyFile(), middleware=Tracing())  # type: ignore[arg-type]
 RetryConsumer(client, PolicyFile(), middle=())  # type: ignore[call-arg]
 RetryConsumer(client, PolicyFile(), ack_timeout=SECOND, crash_log=CrashLog("/notes"))
-RetryConsumer(client, PolicyFile(), ack_timeout=30)  # type: ignore[arg-type]
-RetryConsumer(client, PolicyFile(), nack_delay=30)  # type: ignore[arg-type]
+RetryConsumer(client, PolicyFile(), ack_timeout=30)
+RetryConsumer(client, PolicyFile(), ack_timeout="30s")  # type: ignore[arg-type]
+RetryConsumer(client, PolicyFile(), nack_delay=30)
+Policy("persistent://shop/prod/orders", "fulfilment", ladder=Ladder([1, SECOND]))
+Policy(3, "fulfilment")  # type: ignore[arg-type]
+Policy("persistent://shop/prod/orders")  # type: ignore[call-arg]
+OutageLimits(max_pause=60, max_probe_interval=SECOND)
+OutageLimits(max_pause="1h")  # type: ignore[arg-type]
 RetryConsumer(client, "policy.json")  # type: ignore[arg-type]
 RetryConsumer(client, load_policy(), "till-1")  # type: ignore  # noqa: PGH003 - mypy gives one of two codes
 

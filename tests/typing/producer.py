@@ -18,8 +18,10 @@ with RetryProducer(client, "orders", send_retries=0, timeout=SECOND, in_flight=4
     producer.send(b"x", partition_key="k", properties={"a": "b"}, deliver_after=SECOND)
     producer.send(None)
     producer.send(b"x", "k")  # type: ignore[call-arg, arg-type]
-    producer.send(b"x", deliver_after=5)  # type: ignore[arg-type]
-RetryProducer(client, "orders", timeout=3)  # type: ignore[arg-type]
+    producer.send(b"x", deliver_after=5)
+    producer.send(b"x", deliver_after="5s")  # type: ignore[arg-type]
+RetryProducer(client, "orders", timeout=3)
+RetryProducer(client, "orders", timeout="3s")  # type: ignore[arg-type]
 RetryProducer(client, "orders", schema=pulsar.schema.StringSchema()).close()
 RetryProducer(client, "orders", compression=pulsar.CompressionType.LZ4).close()
 

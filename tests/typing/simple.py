@@ -20,7 +20,8 @@ with SimpleConsumer(client, PolicyFile(), name="till-1") as consumer:
         consumer.acknowledge(message)
         assert_type(consumer.attempt_of(message).number, int)
     consumer.receive(32)  # type: ignore[call-arg]
-    consumer.receive(32, 60)  # type: ignore[arg-type]
+    consumer.receive(32, 60)
+    consumer.receive(32, "60s")  # type: ignore[arg-type]
     consumer.reconsume_later(message)  # type: ignore[attr-defined]
 
 SimpleConsumer(client, "policy.json")  # type: ignore[arg-type]

@@ -27,11 +27,14 @@ from redrive.delivery.retrying.attempts import Attempts
 from redrive.delivery.retrying.decisions import Decisions
 from redrive.delivery.retrying.reporting import Reporting
 from redrive.delivery.telemetry.events import Events, Hook
+from redrive.errors import InvalidSpecError
 from redrive.policy.cause import Redaction
+from redrive.policy.durations import given
 from redrive.policy.failure import FailureRules
 from redrive.policy.model import Policy
 
 NACK_DELAY = timedelta(minutes=1)
+MAX_NACK_DELAY = timedelta(days=10)
 
 
 class Options(TypedDict, total=False):
@@ -48,8 +51,8 @@ class Options(TypedDict, total=False):
 class RetryOptions(Options, total=False):
     """What a `RetryConsumer` can be given besides, with asyncio and in memory too."""
 
-    nack_delay: timedelta
-    ack_timeout: timedelta | None
+    nack_delay: float | timedelta
+    ack_timeout: float | timedelta | None
     crash_log: CrashLog | None
     handle_again_when_unsent: bool
 
@@ -62,8 +65,8 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     name: str | None = None,
     schema: pulsar.schema.Schema = BYTES,
     redaction: Redaction = Redaction(),
-    nack_delay: timedelta = NACK_DELAY,
-    ack_timeout: timedelta | None = None,
+    nack_delay: float | timedelta = NACK_DELAY,
+    ack_timeout: float | timedelta | None = None,
     crash_log: CrashLog | None = None,
     handle_again_when_unsent: bool = False,
     on_event: Hook | None = None,
@@ -75,12 +78,14 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
-        InvalidSpecError: the ack time-out is no positive time, or the crash log can't be written.
+        InvalidSpecError: a duration is out of bounds, or the crash log can't be written.
     """
     connection = client if isinstance(client, BrokerConnection) else ClientConnection(client)
     in_force_now = in_force(policy, connection.clock)
     name = name or identity()
-    parts = connection.open(in_force_now(), Subscribing(name, nack_delay, prefetch, schema))
+    parts = connection.open(
+        in_force_now(), Subscribing(name, _nack_delay(nack_delay), prefetch, schema)
+    )
     attempts = Attempts(in_force_now, parts.clock)
     decisions = Decisions(in_force_now, attempts, parts.clock, name, redaction)
     reporting = Reporting(Events(on_event), in_force_now, attempts)
@@ -97,7 +102,8 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
             parts.close, Deadline(CLOSE_TIMEOUT)
         )  # else subscriptions would hold messages never handed out
         if ack_timeout is not None:
-            chain.append(AckDeadline(ack_timeout, parts, fail, reporting.late))
+            limit = given(ack_timeout, "an ack time-out")
+            chain.append(AckDeadline(limit, parts, fail, reporting.late))
             undo.callback(chain[-1].close)
         if crash_log is not None:
             # What writes the crash log takes long to import, and most consumers have none.
@@ -114,3 +120,14 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
         chain.append(KeyOrdering(parts.incoming, parts.clock))
     processor = Processor(parts, decisions, chain, reporting, handle_again=handle_again_when_unsent)
     return processor
+
+
+def _nack_delay(delay: float | timedelta) -> timedelta:
+    found = given(delay, "nack_delay")
+    if not timedelta() <= found <= MAX_NACK_DELAY:
+        raise InvalidSpecError(
+            "nack_delay is from 0 to 10 days",
+            got=str(found),
+            remedy="give the time after which the broker delivers a message again",
+        )
+    return found

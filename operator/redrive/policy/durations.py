@@ -29,6 +29,29 @@ def parse(text: str) -> timedelta:
     return timedelta(seconds=sum(int(p[:-1]) * _SECONDS[p[-1]] for p in written.groups() if p))
 
 
+def given(duration: float | timedelta, what: str) -> timedelta:
+    """Return what a program gave as a *duration*, in seconds or as a timedelta.
+
+    Args:
+        what: names it in the message.
+
+    Raises:
+        InvalidSpecError: it is neither, or no number that a timedelta can hold.
+    """
+    if isinstance(duration, timedelta):
+        return duration
+    try:
+        if not isinstance(duration, bool):
+            return timedelta(seconds=duration)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidSpecError(
+        f"{what} is a number of seconds, or a timedelta",
+        got=duration,
+        remedy="give it like 1.5 or timedelta(minutes=5)",
+    )
+
+
 def text_of(duration: timedelta) -> str:
     """Write *duration*, cut to whole seconds, in its shortest form; `parse` reads it back."""
     seconds = int(duration.total_seconds())

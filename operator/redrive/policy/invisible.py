@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Generic, TypeVar
 
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy import durations
 from redrive.policy.model import Policy
 
 MIN_INVISIBLE = timedelta(seconds=10)
@@ -29,12 +30,13 @@ class NotInFlightError(RedriveError):
     reason = "NotInFlight"
 
 
-def check_invisible(duration: timedelta) -> timedelta:
+def check_invisible(duration: float | timedelta) -> timedelta:
     """Return *duration* if a message can be invisible for so long.
 
     Raises:
-        InvalidSpecError: it is not from 10 s to 12 h, ApsaraMQ's bounds.
+        InvalidSpecError: it is not from 10 s to 12 h, ApsaraMQ's bounds, or no duration.
     """
+    duration = durations.given(duration, "an invisible duration")
     if not MIN_INVISIBLE <= duration <= MAX_INVISIBLE:
         raise InvalidSpecError(
             "an invisible duration is from 10 s to 12 h",

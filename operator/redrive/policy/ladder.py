@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from redrive.errors import InvalidSpecError
 from redrive.policy import durations
+from redrive.policy.converted import Converted
 
 MIN_DELAY = timedelta(seconds=1)
 MAX_DELAY = timedelta(seconds=864_000)
@@ -31,6 +32,30 @@ MIN_FACTOR, MAX_FACTOR = 1.1, 100.0
 """How much an exponential ladder may grow from rung to rung: slower growth takes too many rungs."""
 
 
+def check_delay(delay: float | timedelta, what: str) -> timedelta:
+    """Return *delay* if a broker can be asked for it, from 1 s to 864 000 s (10 days).
+
+    Raises:
+        InvalidSpecError: it is shorter or longer, or no duration; *what* names the delay in the
+            message.
+    """
+    delay = durations.given(delay, what)
+    if not MIN_DELAY <= delay <= MAX_DELAY:
+        raise InvalidSpecError(
+            f"{what} must be from 1 s to 864000 s (10 days)",
+            got=f"{delay.total_seconds():g} s",
+            remedy="choose a delay within these bounds",
+        )
+    return delay
+
+
+def _rungs(rungs: Sequence[float | timedelta]) -> tuple[timedelta, ...]:
+    return tuple(
+        check_delay(rung, f"rung {number} of the delay ladder")
+        for number, rung in enumerate(rungs, start=1)
+    )
+
+
 @dataclass(frozen=True)
 class Ladder:
     """The delays before retry 1, 2, 3 …, each from 1 s to 864 000 s, 1 to 1 000 of them.
@@ -43,7 +68,7 @@ class Ladder:
         InvalidSpecError: no rung, too many, or one or the jitter out of bounds.
     """
 
-    rungs: tuple[timedelta, ...]
+    rungs: Converted[Sequence[float | timedelta], tuple[timedelta, ...]] = Converted(_rungs)
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
@@ -54,8 +79,6 @@ class Ladder:
                 got=len(self.rungs),
                 remedy="list at least one delay, or name a preset",
             )
-        for index, rung in enumerate(self.rungs):
-            check_delay(rung, f"rung {index + 1} of the delay ladder")
         if not 0 <= self.jitter <= 1:
             raise InvalidSpecError(
                 "the jitter of a delay ladder is a share from 0 to 1",
@@ -143,21 +166,6 @@ PRESETS: Mapping[str, tuple[timedelta, ...]] = MappingProxyType(
     }
 )
 DEFAULT_PRESET = "tdmq"
-
-
-def check_delay(delay: timedelta, what: str) -> timedelta:
-    """Return *delay* if a broker can be asked for it, from 1 s to 864 000 s (10 days).
-
-    Raises:
-        InvalidSpecError: it is shorter or longer; *what* names the delay in the message.
-    """
-    if not MIN_DELAY <= delay <= MAX_DELAY:
-        raise InvalidSpecError(
-            f"{what} must be from 1 s to 864000 s (10 days)",
-            got=f"{delay.total_seconds():g} s",
-            remedy="choose a delay within these bounds",
-        )
-    return delay
 
 
 DEFAULT_LEVELS = Ladder(LEVELS)

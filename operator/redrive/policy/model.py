@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming
+from redrive.policy.converted import Converted
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
 from redrive.policy.outage import OutageLimits
 
@@ -80,6 +81,18 @@ def check_order(kind: SubscriptionType, *, ordered: bool) -> None:
         )
 
 
+def _topic(given: object) -> naming.TopicName:
+    if given is None or isinstance(given, naming.TopicName):
+        return given  # type: ignore[return-value]  # None is derived, once all is there
+    if not isinstance(given, str):
+        raise InvalidSpecError(
+            "a topic is a string, or a TopicName",
+            got=given,
+            remedy="write it like persistent://tenant/namespace/name",
+        )
+    return naming.TopicName.parse_whole(given)
+
+
 _DERIVED = (
     ("retry_topic", naming.retry_topic),
     ("dead_letter_topic", naming.dead_letter_topic),
@@ -93,7 +106,7 @@ class Policy:
     Attributes:
         name: the RetryPolicy it was made from, as `namespace/name`; for logs.
         generation: that resource's `metadata.generation`; 0 for a policy made by hand.
-        topic: the source topic; never a single partition.
+        topic: the source topic; never a single partition. Topics may be given as strings.
         max_retries: retries after the first delivery, 0 … 1 000: N retries make N + 1 attempts.
         ladder: what "the next delay" means.
         ordered: whether a failed message is retried in its consumer, before those of its key that
@@ -116,8 +129,8 @@ class Policy:
             ordered, and its subscription Shared.
     """
 
-    topic: naming.TopicName
-    subscription: str
+    topic: Converted[naming.TopicName | str, naming.TopicName] = Converted(_topic)
+    subscription: str  # type: ignore[misc]  # mypy sees a default in the line before
     subscription_type: SubscriptionType = SubscriptionType.SHARED
     max_retries: int = DEFAULT_MAX_RETRIES
     ladder: Ladder = Ladder.from_preset(DEFAULT_PRESET)
@@ -125,8 +138,12 @@ class Policy:
     ordered: bool = False
     dead_letters: bool = True
     dead_letter_subscription: str = naming.DEAD_LETTER_SUBSCRIPTION
-    retry_topic: naming.TopicName = None  # type: ignore[assignment]  # never None once made
-    dead_letter_topic: naming.TopicName = None  # type: ignore[assignment]
+    retry_topic: Converted[naming.TopicName | str | None, naming.TopicName] = Converted(
+        _topic, None
+    )
+    dead_letter_topic: Converted[naming.TopicName | str | None, naming.TopicName] = Converted(
+        _topic, None
+    )
     name: str = ""
     generation: int = 0
     outage_breaker: OutageLimits | None = None

@@ -6,11 +6,14 @@ pauses instead, and probes. `delivery.middleware.outage_breaker` does that; pure
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, deque
 from dataclasses import dataclass
 from datetime import timedelta
 
 from redrive.errors import InvalidSpecError
+from redrive.policy import durations
+from redrive.policy.converted import Converted
 
 BEACON = "redrive.outage"
 """What the broker's statistics show of a consumer that has paused: a producer on the retry topic
@@ -31,9 +34,9 @@ class OutageLimits:
         failure_percent: and so many of a hundred outcomes in the window are failures for it.
         window: of so many outcomes, the latest of this consumer, 1 … 10 000.
         max_probe_interval: one message is tried after 1 s, then with back-off, and at least this
-            often: 1 s … 1 h.
+            often: 1 s … 1 h, in seconds or as a timedelta.
         max_pause: after this a consumer goes on as if there were no outage, until a message
-            succeeds: up to 7 days.
+            succeeds: 1 s … 7 days, in seconds or as a timedelta.
 
     Raises:
         InvalidSpecError: one of them is out of bounds.
@@ -42,8 +45,14 @@ class OutageLimits:
     min_messages: int = 10
     failure_percent: int = 50
     window: int = 100
-    max_probe_interval: timedelta = timedelta(seconds=30)
-    max_pause: timedelta = timedelta(hours=6)
+    max_probe_interval: Converted[float | timedelta, timedelta] = Converted(
+        functools.partial(durations.given, what="maxProbeInterval of an outage breaker"),
+        timedelta(seconds=30),
+    )
+    max_pause: Converted[float | timedelta, timedelta] = Converted(
+        functools.partial(durations.given, what="maxPause of an outage breaker"),
+        timedelta(hours=6),
+    )
 
     def __post_init__(self) -> None:
         """Refuse what no consumer could follow."""

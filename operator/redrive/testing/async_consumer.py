@@ -40,11 +40,11 @@ class AsyncInMemoryConsumer(InMemoryTopics, AsyncRetryConsumer):
     @overload
     async def receive(self) -> pulsar.Message: ...
     @overload
-    async def receive(self, timeout: timedelta | None) -> pulsar.Message | None: ...
-    async def receive(self, timeout: timedelta | None = None) -> pulsar.Message | None:
+    async def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
+    async def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
         """Return the next message that is due, or None: that takes no time."""
         return self._opened.receive(timeout)
 
-    async def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
+    async def receive_batch(self, size: int, wait: float | timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages that are due within *wait*: that takes no time."""
         return self._opened.receive_batch(size, wait)

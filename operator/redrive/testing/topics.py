@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pulsar
 
+from redrive.policy.durations import given
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 
@@ -44,6 +45,6 @@ class InMemoryTopics:
         """Return what lies in the dead-letter topic, oldest first."""
         return list(self.broker.dead_letters)
 
-    def advance(self, by: timedelta) -> None:
+    def advance(self, by: float | timedelta) -> None:
         """Put the clock forward: let time pass while no call waits for a message."""
-        self.broker.clock.advance(by)
+        self.broker.clock.advance(given(by, "a time to pass"))

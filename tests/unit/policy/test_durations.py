@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -70,3 +71,14 @@ def test_a_refusal_shows_no_more_of_a_text_than_is_needed() -> None:
     with pytest.raises(InvalidSpecError) as refusal:
         durations.parse("x" * 10_000)
     assert len(str(refusal.value)) < 300
+
+
+@pytest.mark.parametrize("found", [90, 90.0, timedelta(seconds=90)])
+def test_a_program_gives_a_duration_in_seconds_or_as_a_timedelta(found: float | timedelta) -> None:
+    assert durations.given(found, "a delay") == timedelta(seconds=90)
+
+
+@pytest.mark.parametrize("found", ["90s", None, True, float("nan"), float("inf"), 1e300, [90]])
+def test_what_is_no_duration_is_refused_by_name(found: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="a number of seconds, or a timedelta; got"):
+        durations.given(found, "a delay")

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.failure import FailureRules, after_error
+from redrive.policy.failure import DeadLetter, FailureRules, RetryLater, after_error
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.policy.verdict import Dead, DeadReason, Retry, after_failure
+from redrive.policy.verdict import Dead, DeadReason, Discard, Retry, after_failure
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 # A tree of classes, so that a rule for one may cover others.
@@ -70,7 +71,7 @@ def test_the_nearest_named_class_decides_and_none_means_dead(
     )
 
     named = [*given_rules.dead_letter_on, *given_rules.retry_on]
-    covering = [candidate for candidate in named if issubclass(kind, candidate)]
+    covering = [each for each in named if isinstance(each, type) and issubclass(kind, each)]
     # These classes have one base each: the deepest of those that cover it is the nearest.
     nearest = max(covering, key=lambda c: len(c.__mro__), default=None)
     if nearest in given_rules.retry_on:
@@ -144,3 +145,105 @@ def test_a_delay_that_no_broker_can_be_asked_for_is_refused(seconds: int) -> Non
 def test_a_deadline_that_is_over_before_it_begins_is_refused(seconds: int) -> None:
     with pytest.raises(InvalidSpecError, match="a positive time"):
         FailureRules(deadline=timedelta(seconds=seconds))
+
+
+class Refused(Exception):  # noqa: N818 - of a service, say
+    """What a client of a service raises."""
+
+
+def caused(error: Exception, *causes: Exception) -> Exception:
+    """Return *error*, raised from the first of *causes*, which was raised from the next."""
+    error.__cause__ = caused(*causes) if causes else None
+    return error
+
+
+def verdict_of(rule: FailureRules, error: Exception) -> Retry | Dead | Discard:
+    return after_error(POLICY, rule, error, reconsume_times=0, failing_for=timedelta())
+
+
+NOT_RETRYABLE = Dead(DeadReason.NOT_RETRYABLE, 1)
+RULE = FailureRules(dead_letter_on=(ValueError,), delays={ConnectionError: 30})
+
+
+@pytest.mark.parametrize(
+    ("error", "dies"),
+    [
+        (caused(Refused(), ValueError()), True),
+        (caused(Refused(), Refused(), UnicodeError()), True),
+        (caused(Refused(), ConnectionError()), False),
+        (caused(ConnectionError(), Refused()), False),
+        (ExceptionGroup("", [ConnectionError(), ValueError()]), True),
+        (ExceptionGroup("", [ConnectionError(), ExceptionGroup("", [ValueError()])]), True),
+        (ExceptionGroup("", [ConnectionError(), Refused()]), False),
+        (caused(Refused(), ExceptionGroup("", [caused(Refused(), ValueError())])), True),
+    ],
+)
+def test_what_an_exception_was_raised_from_and_each_part_of_a_group_decides(
+    error: Exception, *, dies: bool
+) -> None:
+    assert (verdict_of(RULE, error) == NOT_RETRYABLE) == dies
+
+
+def test_a_rule_for_the_exception_itself_comes_before_those_for_its_cause() -> None:
+    rule = FailureRules(dead_letter_on=(ValueError,), retry_on=(Refused,))
+    assert isinstance(verdict_of(rule, caused(Refused(), ValueError())), Retry)
+    assert verdict_of(rule, caused(ValueError(), Refused())) == NOT_RETRYABLE
+    assert verdict_of(rule, KeyError()) == NOT_RETRYABLE
+
+
+def test_what_was_being_handled_when_an_exception_was_raised_is_not_its_cause() -> None:
+    error = Refused()
+    error.__context__ = ValueError()
+    assert isinstance(verdict_of(RULE, error), Retry)
+
+
+def test_causes_in_a_circle_end() -> None:
+    one, two = Refused(), Refused()
+    one.__cause__, two.__cause__ = two, one
+    assert isinstance(verdict_of(RULE, one), Retry)
+
+
+def test_the_longest_delay_of_a_group_is_waited_for() -> None:
+    rule = FailureRules(delays={ConnectionError: 30, TimeoutError: timedelta(minutes=1)})
+    group = ExceptionGroup("", [TimeoutError(), ConnectionError(), KeyError()])
+    assert verdict_of(rule, group) == Retry(timedelta(minutes=1), 1)
+    assert verdict_of(rule, caused(Refused(), ConnectionError())) == Retry(timedelta(seconds=30), 1)
+
+
+def test_a_predicate_is_a_rule_and_comes_before_classes() -> None:
+    def is_gone(error: BaseException) -> bool:
+        return "410" in str(error)
+
+    rule = FailureRules(dead_letter_on=(is_gone,), retry_on=(OSError,), delays={is_gone: 5})
+    assert verdict_of(rule, OSError("410")) == NOT_RETRYABLE
+    assert verdict_of(rule, caused(Refused(), OSError("410"))) == NOT_RETRYABLE
+    assert isinstance(verdict_of(rule, OSError("503")), Retry)
+    assert rule.delay(OSError("410")) == timedelta(seconds=5)
+
+
+def test_what_a_part_of_a_group_asks_for_is_done() -> None:
+    later = ExceptionGroup("", [RetryLater(20), ExceptionGroup("", [RetryLater(60), KeyError()])])
+    assert verdict_of(RULE, later) == Retry(timedelta(seconds=60), 1)
+    dead = ExceptionGroup("", [RetryLater(20), DeadLetter("no")])
+    assert verdict_of(RULE, dead) == Dead(DeadReason.REQUESTED, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dead_letter_on": ValueError},
+        {"dead_letter_on": [ValueError]},
+        {"retry_on": ("ValueError",)},
+        {"retry_on": (int,)},
+        {"delays": {ValueError: "30s"}},
+        {"delays": {ValueError: float("nan")}},
+        {"delays": {ValueError: True}},
+        {"delays": [ValueError]},
+        {"deadline": float("inf")},
+        {"deadline": "1h"},
+        {"deadline": 0},
+    ],
+)
+def test_what_is_no_rule_is_refused_when_it_is_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpecError, match=r"; got .+; "):
+        FailureRules(**wrong)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+from datetime import timedelta
+from typing import Any
+
 import pytest
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.ladder import LEVELS
+from redrive.policy.ladder import LEVELS, Ladder
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 
@@ -102,3 +106,25 @@ def test_topic_and_subscription_whose_derived_names_are_too_long_are_refused() -
     assert len(Policy(ORDERS, "s" * fits).retry_topic.local) == 255
     with pytest.raises(InvalidSpecError, match=r"exceed 255 characters; .* a shorter subscription"):
         Policy(ORDERS, "s" * (fits + 1))
+
+
+def test_topics_are_given_as_strings_too() -> None:
+    text = "persistent://shop/prod/orders"
+    named = f"{text}-late"
+    policy = Policy(text, "billing", retry_topic=named, ladder=Ladder([1, timedelta(minutes=1)]))
+    parsed = Policy(
+        TopicName.parse_whole(text), "billing", retry_topic=TopicName.parse_whole(named),
+        ladder=Ladder.from_delays(["1s", "1m"]),
+    )  # fmt: skip
+    assert policy == parsed
+    assert hash(policy) == hash(parsed)
+    assert policy.retry_topic.local == "orders-late"
+    assert dataclasses.replace(policy, topic=f"{text}-2").topic.local == "orders-2"
+
+
+@pytest.mark.parametrize(
+    "topic", ["orders", 3, b"persistent://shop/prod/orders", "a/b/c-partition-1"]
+)
+def test_what_is_no_topic_is_refused(topic: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="; got "):
+        Policy(topic, "billing")

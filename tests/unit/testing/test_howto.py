@@ -1,4 +1,4 @@
-"""What the guide to handling shows works as it stands, on a broker in memory."""
+"""What the guides to handling and to outages show works as it stands, on a broker in memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryBroker, InMemoryConsumer
 
-GUIDE = Path(__file__).parents[3] / "docs" / "howto" / "handle.md"
-PARTS = [part.split("\n", 1) for part in GUIDE.read_text().split("\n## ")[1:]]
+HOWTO = Path(__file__).parents[3] / "docs" / "howto"
+GUIDES = [HOWTO / "handle.md", HOWTO / "outages.md"]
+PARTS = [part.split("\n", 1) for guide in GUIDES for part in guide.read_text().split("\n## ")[1:]]
 SECTIONS = {
     heading: shown.group(1)
     for heading, text in PARTS
@@ -58,7 +59,7 @@ class Harness:
     def run(self, section: str, **names: object) -> dict[str, Any]:
         """Run the example of *section* with *names*, and return all its names."""
         known = {"client": None, "handle": lambda m: self.handled.append(m.data())} | names
-        exec(compile(SECTIONS[section], str(GUIDE), "exec"), known)  # noqa: S102 - our own guide
+        exec(compile(SECTIONS[section], section, "exec"), known)  # noqa: S102 - our own guide
         return known
 
 
@@ -72,12 +73,15 @@ def test_every_section_with_an_example_is_known() -> None:
         "Say what a retry fixes",
         "Decode by a schema",
         "Say from the handler what becomes of a message",
+        "Handle by the attempt",
         "Keep personal data out of dead letters and logs",
         "Handle in batches",
         "Receive, and lose no message to a bug",
         "Go easy on what a handler calls",
         "Add something around each message",
         "Test a handler without a broker",
+        "Switch it on",
+        "Tell dependencies and causes apart",
     ]
 
 
@@ -154,6 +158,34 @@ def test_a_handler_asks_for_a_retry_or_a_dead_letter(harness: Harness) -> None:
     assert dead.properties()["REDRIVE_DEAD_REASON"] == "Requested"
     assert dead.properties()["REDRIVE_CAUSE_MESSAGE"] == "the shop does not know this customer"
     assert harness.broker.unsettled() == []
+
+
+def test_a_handler_gets_the_attempt(harness: Harness) -> None:
+    alerts: list[str] = []
+
+    def ship(message: pulsar.Message) -> None:
+        if message.data() == b"bad":
+            raise ConnectionError
+
+    harness.send(b"good", b"bad")
+    harness.run("Handle by the attempt", ship=ship, alert=alerts.append)
+    (dead,) = harness.broker.dead_letters
+    origin = dead.properties()["ORIGIN_MESSAGE_ID"]
+    assert alerts == [f"order {origin} is at its third attempt"]
+
+
+@pytest.mark.parametrize("section", ["Switch it on", "Tell dependencies and causes apart"])
+def test_an_outage_uses_up_no_retry(harness: Harness, section: str) -> None:
+    began = harness.broker.clock.now()
+
+    def handle(message: pulsar.Message) -> None:
+        if harness.broker.clock.now() - began < timedelta(hours=1):
+            raise ConnectionError
+        harness.handled.append(message.data())
+
+    harness.send(*[b"x"] * 50)
+    harness.run(section, handle=handle)
+    assert (len(harness.handled), harness.broker.dead_letters) == (50, [])
 
 
 def test_what_is_redacted_is_told_nowhere(harness: Harness) -> None:

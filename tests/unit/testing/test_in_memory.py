@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import cast
+from typing import Any, cast
 
 import pulsar
 import pytest
@@ -250,3 +250,34 @@ def test_no_ordered_policy_is_consumed_on_request() -> None:
         InMemorySimpleConsumer(ordered)
     with pytest.raises(InvalidSpecError, match="keeps no order"):
         SimpleConsumer(cast("pulsar.Client", None), ordered)
+
+
+def test_durations_are_seconds_or_timedeltas() -> None:
+    consumer = InMemoryConsumer(POLICY, ack_timeout=60, nack_delay=5)
+    consumer.send(b"x")
+    message = consumer.receive(0.5)
+    assert message is not None
+    consumer.reconsume_later(message, delay=30)
+    consumer.advance(29)
+    assert consumer.receive_batch(10, 0.5) == []
+    consumer.advance(1)
+    (again,) = consumer.receive_batch(10, 0)
+    assert consumer.attempt_of(again).number == 2
+    consumer.run(lambda _: None, timeout=0.5)
+    simple = InMemorySimpleConsumer(POLICY)
+    simple.send(b"x")
+    (held,) = simple.receive(1, 10, 0.5)
+    simple.change_invisible_duration(held, 20)
+    simple.advance(15)
+    simple.acknowledge(held)
+
+
+@pytest.mark.parametrize("wrong", ["60s", float("nan"), True, -1])
+def test_what_is_no_duration_is_refused_when_the_consumer_is_made(
+    wrong: Any,  # noqa: ANN401
+) -> None:
+    for option in ("ack_timeout", "nack_delay"):
+        with pytest.raises(InvalidSpecError, match="; got "):
+            InMemoryConsumer(POLICY, **{option: wrong})
+    with pytest.raises(InvalidSpecError, match="; got "):
+        InMemoryConsumer(POLICY).run(lambda _: None, timeout=wrong)

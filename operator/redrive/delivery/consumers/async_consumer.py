@@ -27,12 +27,16 @@ from redrive.delivery.opening import opened
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
 from redrive.errors import InvalidSpecError
+from redrive.policy.durations import given
 from redrive.policy.envelope import Attempt
 from redrive.policy.failure import FailureRules
 from redrive.policy.model import Policy
 from redrive.policy.verdict import Done
 
-AsyncHandler = Callable[[pulsar.Message], Awaitable[object]]
+AsyncHandler = (
+    Callable[[pulsar.Message], Awaitable[object]]
+    | Callable[[pulsar.Message, Attempt], Awaitable[object]]
+)
 AsyncBatchHandler = Callable[
     [Sequence[pulsar.Message]], Awaitable[Sequence[Done | Exception | None] | None]
 ]
@@ -69,10 +73,10 @@ class AsyncRetryConsumer:
     @overload
     async def receive(self) -> pulsar.Message: ...
     @overload
-    async def receive(self, timeout: timedelta | None) -> pulsar.Message | None: ...
-    async def receive(self, timeout: timedelta | None = None) -> pulsar.Message | None:
+    async def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
+    async def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
         """Return the next message, or None after *timeout*; see `RetryConsumer.receive`."""
-        left = _SLICE if timeout is None else timeout
+        left = _SLICE if timeout is None else given(timeout, "a time to wait")
         while True:
             wait = min(left, _SLICE)
             for message in await self._threads.take(self._receive_one, wait):
@@ -82,7 +86,7 @@ class AsyncRetryConsumer:
                 if not left:
                     return None
 
-    async def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
+    async def receive_batch(self, size: int, wait: float | timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages; see `RetryConsumer.receive_batch`."""
         end = time.monotonic() + durations.seconds(wait)
         messages: list[pulsar.Message] = []
@@ -117,7 +121,7 @@ class AsyncRetryConsumer:
         self,
         message: pulsar.Message,
         *,
-        delay: timedelta | None = None,
+        delay: float | timedelta | None = None,
         level: int | None = None,
         cause: BaseException | None = None,
     ) -> None:
@@ -133,7 +137,7 @@ class AsyncRetryConsumer:
         explicit: bool = False,
         rules: FailureRules = FailureRules(),
         workers: int = 1,
-        timeout: timedelta = HANDLER_TIMEOUT,
+        timeout: float | timedelta = HANDLER_TIMEOUT,
         max_rate: float | None = None,
     ) -> None:
         """Handle messages until `stop` or `close` is called, or SIGTERM comes.
@@ -160,11 +164,11 @@ class AsyncRetryConsumer:
         handler: AsyncBatchHandler,
         *,
         size: int = 100,
-        wait: timedelta = timedelta(seconds=1),
+        wait: float | timedelta = timedelta(seconds=1),
         explicit: bool = False,
         rules: FailureRules = FailureRules(),
         workers: int = 1,
-        timeout: timedelta = HANDLER_TIMEOUT,
+        timeout: float | timedelta = HANDLER_TIMEOUT,
         max_rate: float | None = None,
     ) -> None:
         """Handle messages in batches; see `run`, and `RetryConsumer.run_batches`."""

@@ -28,6 +28,8 @@ from redrive.delivery.receiving.reading import id_text
 from redrive.delivery.receiving.subscribe import SubscribeError
 from redrive.delivery.telemetry.events import Event, Events, Hook, Name
 from redrive.policy.cause import Cause, Redaction
+from redrive.policy.durations import given
+from redrive.policy.envelope import Attempt
 
 
 class BroadcastConsumer(Closing):
@@ -75,8 +77,8 @@ class BroadcastConsumer(Closing):
     @overload
     def receive(self) -> pulsar.Message: ...
     @overload
-    def receive(self, timeout: timedelta | None) -> pulsar.Message | None: ...
-    def receive(self, timeout: timedelta | None = None) -> pulsar.Message | None:
+    def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
+    def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
         """Return the next message, or None after *timeout*. There is nothing to settle.
 
         Raises:
@@ -91,7 +93,7 @@ class BroadcastConsumer(Closing):
         *,
         explicit: bool = False,
         workers: int = 1,
-        timeout: timedelta = HANDLER_TIMEOUT,
+        timeout: float | timedelta = HANDLER_TIMEOUT,
         max_rate: float | None = None,
     ) -> None:
         """Handle messages until `stop` or `close` is called, or SIGTERM comes.
@@ -100,8 +102,9 @@ class BroadcastConsumer(Closing):
         """
         limiter = RateLimiter(max_rate, self._clock, self._incoming.sleep)
         take = limiter.take(lambda: [self.receive()])
-        handle = answer.one(handler, explicit=explicit)
-        run = Run(take, handle, self._settle, self._late, self.stop, workers, timeout)
+        handle = answer.one(handler, _only_attempt, explicit=explicit)
+        limit = given(timeout, "a handler's time-out")
+        run = Run(take, handle, self._settle, self._late, self.stop, workers, limit)
         run.until_stopped()
 
     def pause(self) -> None:
@@ -144,6 +147,10 @@ class BroadcastConsumer(Closing):
             name, origin=message_id, message_id=message_id, attempt=1, generation=0,
             source=self._topic, subscription="", reason=reason,
         )  # fmt: skip
+
+
+def _only_attempt(message: pulsar.Message) -> Attempt:
+    return Attempt(0, id_text(message.message_id()))
 
 
 class _Reading:

@@ -26,6 +26,7 @@ from redrive.delivery.middleware.rate_limiter import RateLimiter
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
 from redrive.errors import InvalidSpecError
+from redrive.policy.durations import given
 from redrive.policy.failure import FailureRules
 from redrive.policy.model import Policy
 
@@ -40,7 +41,8 @@ class RetryConsumer(Receiver):
     send without receipt makes a message come again; none of them loses it.
 
     Use it as a context manager, within the life of *client*. All methods may be called from
-    several threads; those that share a consumer share its messages.
+    several threads; those that share a consumer share its messages. Durations, here and in its
+    methods, are seconds or timedeltas.
 
     Args:
         client: connects as a role that the policy lists among its consumer roles.
@@ -88,7 +90,7 @@ class RetryConsumer(Receiver):
         explicit: bool = False,
         rules: FailureRules = FailureRules(),
         workers: int = 1,
-        timeout: timedelta = HANDLER_TIMEOUT,
+        timeout: float | timedelta = HANDLER_TIMEOUT,
         max_rate: float | None = None,
     ) -> None:
         """Handle messages until `stop` or `close` is called, or SIGTERM comes.
@@ -97,7 +99,9 @@ class RetryConsumer(Receiver):
         Exception has failed, and the message is retried later with the exception as its cause, or
         dead-lettered, as *rules* and the policy say. Anything else that ends it (KeyboardInterrupt,
         SystemExit) stops the consumer and ends this method too, with the message unacknowledged.
-        A handler neither acknowledges nor retries by itself.
+        A handler neither acknowledges nor retries by itself. One with a second argument gets the
+        `Attempt` too: `handle(message, attempt)`. An argument with a default has to be named
+        `attempt` for that.
 
         SIGTERM calls `stop` for the duration of this method, if it runs in the main thread and the
         program does nothing of its own at SIGTERM.
@@ -117,7 +121,7 @@ class RetryConsumer(Receiver):
                 failed.
             SubscriptionLostError: the client was closed.
         """
-        handle = answer.one(handler, explicit=explicit)
+        handle = answer.one(handler, self.attempt_of, explicit=explicit)
         self._work(lambda: [self.receive()], handle, rules, workers, timeout, max_rate)
 
     def run_batches(  # noqa: PLR0913 - as for run
@@ -125,11 +129,11 @@ class RetryConsumer(Receiver):
         handler: BatchHandler,
         *,
         size: int = 100,
-        wait: timedelta = timedelta(seconds=1),
+        wait: float | timedelta = timedelta(seconds=1),
         explicit: bool = False,
         rules: FailureRules = FailureRules(),
         workers: int = 1,
-        timeout: timedelta = HANDLER_TIMEOUT,
+        timeout: float | timedelta = HANDLER_TIMEOUT,
         max_rate: float | None = None,
     ) -> None:
         """Handle messages in batches of up to *size*; in all else like `run`.
@@ -191,7 +195,7 @@ class RetryConsumer(Receiver):
         handle: Handle,
         rules: FailureRules,
         workers: int,
-        timeout: timedelta,
+        timeout: float | timedelta,
         max_rate: float | None,
     ) -> None:
         processor = self._processor
@@ -205,7 +209,7 @@ class RetryConsumer(Receiver):
         run = Run(
             compose([m.take for m in middleware], take),
             compose([m.handle for m in middleware], handle),
-            settle, processor.late, self.stop, workers, timeout,
+            settle, processor.late, self.stop, workers, given(timeout, "a handler's time-out"),
         )  # fmt: skip
         with self._registered():
             parts.work(run)

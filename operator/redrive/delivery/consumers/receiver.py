@@ -17,6 +17,7 @@ from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.settlement import HAND_BACK, Settlement
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
+from redrive.policy.durations import given
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
 from redrive.policy.verdict import check_asked
@@ -36,11 +37,11 @@ class Receiver(Closing):
     @overload
     def receive(self) -> pulsar.Message: ...
     @overload
-    def receive(self, timeout: timedelta | None) -> pulsar.Message | None: ...
-    def receive(self, timeout: timedelta | None = None) -> pulsar.Message | None:
+    def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
+    def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
         """Return the next message of the source or the retry topic, or None after *timeout*.
 
-        The two topics take turns while both have messages.
+        The two topics take turns while both have messages. Durations are seconds, or timedeltas.
 
         Raises:
             ConsumerStoppedError: `stop` or `close` was called.
@@ -48,7 +49,7 @@ class Receiver(Closing):
         """
         return self._processor.receive(None if timeout is None else durations.seconds(timeout))
 
-    def receive_batch(self, size: int, wait: timedelta) -> list[pulsar.Message]:
+    def receive_batch(self, size: int, wait: float | timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages: as soon as there are so many, or what came within *wait*.
 
         Raises:
@@ -115,7 +116,7 @@ class Receiver(Closing):
         self,
         message: pulsar.Message,
         *,
-        delay: timedelta | None = None,
+        delay: float | timedelta | None = None,
         level: int | None = None,
         cause: BaseException | None = None,
     ) -> None:
@@ -140,6 +141,7 @@ class Receiver(Closing):
                 one of this consumer. Nothing has been settled then.
         """
         self._processor.check_own(message)
+        delay = None if delay is None else given(delay, "the delay of a retry")
         check_asked(delay, level)
         self._processor.settle(
             self._processor.decisions.asked(message, cause, delay=delay, level=level)

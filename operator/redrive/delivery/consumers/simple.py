@@ -79,7 +79,10 @@ class SimpleConsumer(Closing):
         self._timer = self._processor.parts.timer(self._next_end, self._expire)
 
     def receive(
-        self, max_messages: int, invisible: timedelta, timeout: timedelta | None = None
+        self,
+        max_messages: int,
+        invisible: float | timedelta,
+        timeout: float | timedelta | None = None,
     ) -> list[pulsar.Message]:
         """Return up to *max_messages*, which no other consumer gets while they are invisible.
 
@@ -94,7 +97,7 @@ class SimpleConsumer(Closing):
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        check_invisible(invisible)
+        invisible = check_invisible(invisible)
         if max_messages < 1:
             raise InvalidSpecError(
                 "at least one message is received", got=max_messages, remedy="ask for 1 or more"
@@ -127,7 +130,9 @@ class SimpleConsumer(Closing):
             self._in_flight.settle(_key(message), self._clock.monotonic())
         self._processor.acknowledge(message)
 
-    def change_invisible_duration(self, message: pulsar.Message, invisible: timedelta) -> None:
+    def change_invisible_duration(
+        self, message: pulsar.Message, invisible: float | timedelta
+    ) -> None:
         """Have *message* stay invisible for *invisible* from now, longer or shorter than before.
 
         To fail a message is to do nothing: it comes again after what is left of its duration. To
@@ -140,7 +145,7 @@ class SimpleConsumer(Closing):
             NotInFlightError: its invisible duration has ended, or it was settled. Nothing changes.
             InvalidSpecError: the duration is out of bounds.
         """
-        check_invisible(invisible)
+        invisible = check_invisible(invisible)
         with self._changing:
             self._in_flight.change(_key(message), self._clock.monotonic(), invisible)
         self._timer.look()

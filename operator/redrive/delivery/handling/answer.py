@@ -14,9 +14,11 @@ import pulsar
 
 from redrive.delivery.middleware.chain import Handle, Outcome
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy.envelope import Attempt
 from redrive.policy.verdict import Done
 
-Handler = Callable[[pulsar.Message], object]
+Handler = Callable[[pulsar.Message], object] | Callable[[pulsar.Message, Attempt], object]
+AttemptOf = Callable[[pulsar.Message], Attempt]
 BatchHandler = Callable[[Sequence[pulsar.Message]], Sequence[Done | Exception | None] | None]
 _Answer = TypeVar("_Answer")
 
@@ -43,17 +45,22 @@ _UNRUN = (Awaitable, Generator, AsyncGenerator)
 _REMEDY = "handle coroutines by AsyncRetryConsumer; a handler is no generator: use no yield"
 
 
-def one(handler: Handler, *, explicit: bool) -> Handle:
+def one(handler: Handler, attempt_of: AttemptOf, *, explicit: bool) -> Handle:
     """Give a batch of one to a *handler* of single messages.
+
+    Args:
+        attempt_of: tells which attempt at a message this is, for a handler that takes it too.
 
     Raises:
         InvalidSpecError: a call of *handler* would do nothing.
     """
     _check_runs(handler)
+    call: Callable[..., object] = handler
+    takes_attempt = _takes_attempt(handler)
 
     def handle(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
         (message,) = messages
-        answer = _run(handler(message))
+        answer = _run(call(message, attempt_of(message)) if takes_attempt else call(message))
         return [_not_done(answer) if explicit and not isinstance(answer, Done) else None]
 
     return handle
@@ -90,6 +97,23 @@ def _check_runs(handler: Callable[..., object]) -> None:
             got=getattr(handler, "__qualname__", repr(handler)),
             remedy=_REMEDY,
         )
+
+
+def _takes_attempt(handler: Callable[..., object]) -> bool:
+    """Whether *handler* has a second argument that it needs, or that is named `attempt`.
+
+    Any other with a default is the program's own.
+    """
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):  # some that are written in C tell nothing
+        return False
+    positional = [
+        each
+        for each in parameters
+        if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}
+    ]
+    return any(each.default is each.empty or each.name == "attempt" for each in positional[1:2])
 
 
 def _run(answer: _Answer) -> _Answer:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from redrive.delivery import durations
 from redrive.delivery.handling.run import out_of_time
 from redrive.errors import RedriveError
+from redrive.policy.durations import given
 
-_Given = TypeVar("_Given")
+_Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
 
 
@@ -46,20 +48,27 @@ class Bridge:
             task.cancel()
 
     def handler(
-        self, handler: Callable[[_Given], Awaitable[_Answer]], timeout: timedelta
-    ) -> Callable[[_Given], _Answer]:
-        """Return what calls *handler* on the loop and waits for it; cancelled after *timeout*."""
-        return lambda given: self._call(handler, given, timeout)
+        self, handler: Callable[_Given, Awaitable[_Answer]], timeout: float | timedelta
+    ) -> Callable[_Given, _Answer]:
+        """Return what calls *handler* on the loop and waits for it; cancelled after *timeout*.
 
-    def _call(
-        self, handler: Callable[[_Given], Awaitable[_Answer]], given: _Given, timeout: timedelta
-    ) -> _Answer:
+        It has the signature of *handler*.
+        """
+        limit = given(timeout, "a handler's time-out")
+
+        @functools.wraps(handler, updated=())
+        def call(*arguments: _Given.args, **named: _Given.kwargs) -> _Answer:
+            return self._call(lambda: handler(*arguments, **named), limit)
+
+        return call
+
+    def _call(self, handler: Callable[[], Awaitable[_Answer]], timeout: timedelta) -> _Answer:
         started: Future[asyncio.Task[_Answer]] = Future()
         ended: Future[_Answer] = Future()
         here = contextvars.copy_context()
 
         async def handle() -> _Answer:
-            answer: Awaitable[_Answer] | _Answer = handler(given)
+            answer: Awaitable[_Answer] | _Answer = handler()
             # One that awaits nothing has done its work by now.
             return await answer if isinstance(answer, Awaitable) else answer
 

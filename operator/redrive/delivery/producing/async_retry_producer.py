@@ -39,7 +39,7 @@ class AsyncRetryProducer:
         schema: pulsar.schema.Schema | None = None,
         compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
         send_retries: int = SEND_RETRIES,
-        timeout: timedelta = SEND_TIMEOUT,
+        timeout: float | timedelta = SEND_TIMEOUT,
         in_flight: int = 1,
     ) -> None:
         self._open = functools.partial(
@@ -58,7 +58,7 @@ class AsyncRetryProducer:
         partition_key: str = "",
         ordering_key: str = "",
         event_timestamp: int = 0,
-        deliver_after: timedelta | None = None,
+        deliver_after: float | timedelta | None = None,
     ) -> pulsar.MessageId | None:
         """Send a message; see `RetryProducer.send`.
 

@@ -23,6 +23,7 @@ from redrive.delivery.producing.sends import GRACE_SECONDS, REMEDY, Opening, Sen
 from redrive.delivery.retrying.errors import NotSentError
 from redrive.delivery.retrying.send_watchdog import SendWatchdog
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy.durations import given
 
 SEND_RETRIES = 3
 SEND_TIMEOUT = timedelta(seconds=3)
@@ -70,9 +71,10 @@ class RetryProducer(Closing):
         schema: pulsar.schema.Schema | None = None,
         compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
         send_retries: int = SEND_RETRIES,
-        timeout: timedelta = SEND_TIMEOUT,
+        timeout: float | timedelta = SEND_TIMEOUT,
         in_flight: int = 1,
     ) -> None:
+        timeout = given(timeout, "the time-out of a send")
         _check(send_retries, timeout, in_flight)
         self.name = identity(name)
         self._topic = topic
@@ -110,7 +112,7 @@ class RetryProducer(Closing):
         partition_key: str = "",
         ordering_key: str = "",
         event_timestamp: int = 0,
-        deliver_after: timedelta | None = None,
+        deliver_after: float | timedelta | None = None,
     ) -> pulsar.MessageId | None:
         """Send a message; on return the broker has stored it.
 
@@ -136,7 +138,7 @@ class RetryProducer(Closing):
             "partition_key": partition_key,
             "ordering_key": ordering_key,
             "event_timestamp": event_timestamp,
-            "deliver_after": deliver_after,
+            "deliver_after": None if deliver_after is None else given(deliver_after, "a delay"),
         }
         slot = self._free.get()
         try:

@@ -16,7 +16,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from redrive import AsyncRetryConsumer, ConsumerStoppedError, Done, Policy, RetryConsumer
+from redrive import AsyncRetryConsumer, Attempt, ConsumerStoppedError, Done, Policy, RetryConsumer
 from redrive.errors import InvalidSpecError
 from redrive.opentelemetry import Tracing
 from redrive.policy.ladder import Ladder
@@ -131,9 +131,24 @@ async def test_a_handler_that_awaits_nothing_is_a_handler_too(
     consumer = AsyncInMemoryConsumer(POLICY)
     consumer.send(b"x")
     with caplog.at_level(logging.INFO, "redrive"):
-        await consumer.run(lambda _: Done(), explicit=True)  # type: ignore[arg-type, return-value]
+        await consumer.run(lambda _: Done(), explicit=True)  # type: ignore[arg-type]
     assert caplog.records == []
     assert consumer.broker.unsettled() == []
+
+
+async def test_a_handler_that_takes_a_second_argument_gets_the_attempt() -> None:
+    consumer = AsyncInMemoryConsumer(POLICY)
+    consumer.send(b"x")
+    attempts: list[tuple[int, str]] = []
+
+    async def handle(_message: object, attempt: Attempt) -> None:
+        attempts.append((attempt.number, "" if attempt.cause is None else attempt.cause.type))
+        await asyncio.sleep(0)
+        if attempt.number == 1:
+            raise LookupError
+
+    await consumer.run(handle)
+    assert attempts == [(1, ""), (2, "LookupError")]
 
 
 async def test_a_cancelled_run_cancels_its_handlers_and_leaves_their_messages() -> None:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
-from redrive import Done
+from redrive import Attempt, Done
 from redrive.delivery.handling import answer
 from redrive.delivery.handling.answer import BatchAnswerError, NotDoneError, NotRunError
+from redrive.delivery.middleware.chain import Handle
 from redrive.errors import InvalidSpecError
 
 
@@ -15,18 +17,79 @@ def always(value: object) -> Callable[[object], Any]:
     return lambda _: value
 
 
+def attempt_of(message: object) -> Attempt:
+    return Attempt(2, f"of {message}")
+
+
+def one(handler: Callable[..., Any], *, explicit: bool) -> Handle:
+    return answer.one(handler, attempt_of, explicit=explicit)
+
+
+class Takes:
+    """Handlers that take the attempt, or do not; each returns what it was given."""
+
+    def method(self, message: str, attempt: Attempt) -> object:
+        return message, attempt
+
+    def __call__(self, message: str, number: Attempt) -> object:
+        return message, number
+
+    @staticmethod
+    def defaulted(message: str, attempt: Attempt | None = None) -> object:
+        return message, attempt
+
+    @staticmethod
+    def own_default(message: str, times: int = 3) -> object:
+        return message, times
+
+    @staticmethod
+    def any_number(*given: object, **_named: object) -> object:
+        return given
+
+    @staticmethod
+    def keyword(message: str, *, attempt: str = "none") -> object:
+        return message, attempt
+
+
+def test_a_handler_that_takes_a_second_argument_gets_the_attempt() -> None:
+    given: list[object] = []
+
+    def noting(handler: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(handler)
+        def handle(*arguments: object) -> None:
+            given.append(handler(*arguments))
+
+        return handle
+
+    attempt = Attempt(2, "of m")
+    takes = Takes()
+    expected: dict[Callable[..., object], object] = {
+        takes.method: ("m", attempt),
+        takes: ("m", attempt),
+        takes.defaulted: ("m", attempt),
+        functools.partial(takes.method): ("m", attempt),
+        takes.own_default: ("m", 3),
+        takes.any_number: ("m",),
+        takes.keyword: ("m", "none"),
+        functools.partial(takes.method, attempt=attempt): ("m", attempt),
+    }
+    for handler in expected:
+        assert one(noting(handler), explicit=False)(["m"]) == [None]
+    assert given == list(expected.values())
+
+
 @pytest.mark.parametrize("value", [None, 0, False, Done(), "failed", ValueError()])
 def test_a_handler_that_returns_has_handled_the_message(value: object) -> None:
-    assert answer.one(always(value), explicit=False)(["m"]) == [None]
+    assert one(always(value), explicit=False)(["m"]) == [None]
 
 
 @pytest.mark.parametrize("value", [None, 0, True, Done, "done"])
 def test_if_asked_explicitly_only_done_is_success(value: object) -> None:
-    handle = answer.one(always(value), explicit=True)
+    handle = one(always(value), explicit=True)
     (outcome,) = handle(["m"])
     assert isinstance(outcome, NotDoneError)
     assert f"got {type(value).__name__!r}; return Done()" in str(outcome)
-    assert answer.one(always(Done()), explicit=True)(["m"]) == [None]
+    assert one(always(Done()), explicit=True)(["m"]) == [None]
 
 
 def test_a_batch_handler_answers_for_each_message() -> None:
@@ -72,7 +135,7 @@ LAZY = [coroutine, generator, asynchronous_generator]
 
 
 @pytest.mark.parametrize("lazy", LAZY)
-@pytest.mark.parametrize("form", [answer.one, answer.many])
+@pytest.mark.parametrize("form", [one, answer.many])
 def test_a_handler_of_which_a_call_does_nothing_is_refused(form: Any, lazy: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match=f"got '{lazy.__name__}'; .*AsyncRetryConsumer"):
         form(lazy, explicit=False)
@@ -80,7 +143,7 @@ def test_a_handler_of_which_a_call_does_nothing_is_refused(form: Any, lazy: Any)
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("lazy", LAZY)
-@pytest.mark.parametrize("form", [answer.one, answer.many])
+@pytest.mark.parametrize("form", [one, answer.many])
 def test_what_is_never_run_is_no_success_however_it_is_returned(form: Any, lazy: Any) -> None:  # noqa: ANN401
     handle = form(lambda given: lazy(given), explicit=False)  # noqa: PLW0108 - hides what it is
     with pytest.raises(NotRunError, match="returned what is never run"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from redrive import Attempt
 from redrive.delivery.handling.answer import one
 from redrive.delivery.handling.run import HandlerTimeoutError, Run
 from redrive.delivery.middleware.chain import Outcome
@@ -19,6 +20,10 @@ from redrive.errors import InvalidSpecError
 
 SHORT = timedelta(milliseconds=200)
 LONG = timedelta(seconds=30)
+
+
+def _attempt_of(message: object) -> Attempt:
+    return Attempt(0, f"{message}")
 
 
 class Desk:
@@ -38,7 +43,7 @@ class Desk:
     ) -> None:
         """Run *handler* on all of them."""
         Run(
-            self.take, one(handler, explicit=False), self.settle, self.count_late,
+            self.take, one(handler, _attempt_of, explicit=False), self.settle, self.count_late,
             self.stopped.set, workers, timeout,
         ).until_stopped()  # fmt: skip
 
