@@ -1,8 +1,10 @@
-"""What becomes of failed messages, in numbers; for programs that ask for it, none imports it else.
+"""What becomes of messages, in numbers; for programs that ask for it, none imports it else.
 
     from redrive import prometheus
 
-    with RetryConsumer(client, PolicyFile(), on_event=prometheus.count) as consumer:
+    with RetryConsumer(
+        client, PolicyFile(), on_event=prometheus.count, middleware=[prometheus.HandlerMetrics()]
+    ) as consumer:
         prometheus.follow(consumer)
         consumer.run(handle)
 
@@ -13,17 +15,28 @@ docs/reference/consumer-metrics.md.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import Protocol
 
-from prometheus_client import REGISTRY, Counter
+import pulsar
+from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from redrive.delivery.middleware.chain import (
+    BoundConsumer,
+    Handle,
+    Middleware,
+    Outcome,
+    Settle,
+)
+from redrive.delivery.middleware.settlement import Settlement
 from redrive.delivery.telemetry.events import Event, Name
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import Policy
+from redrive.policy.verdict import Done
 
 _WHERE = ("policy", "policy_namespace", "source_topic", "subscription")
 """As on the series of the operator, so that the two join."""
@@ -50,6 +63,17 @@ _COUNTERS = {
         _WHERE,
     ),
 }
+_SUCCEEDED = Counter(
+    "redrive_consumer_succeeded_attempts",
+    "Attempts that succeeded: their messages are acknowledged.",
+    _WHERE,
+)
+_SECONDS = Histogram(
+    "redrive_consumer_handler_seconds",
+    "How long calls of a handler took, whatever came of them; a batch is one call.",
+    _WHERE,
+    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300),
+)
 _COUNTERS_BY_REASON = {
     Name.ATTEMPT_FAILED: Counter(
         "redrive_consumer_failed_attempts",
@@ -116,6 +140,57 @@ def _where(policy: str, source: str, subscription: str) -> tuple[str, str, str, 
     return name, namespace, source, subscription
 
 
+class HandlerMetrics(Middleware):
+    """Counts attempts that succeeded, and measures calls of handlers; may be shared by consumers.
+
+    With the failed attempts that `count` counts, this is the failure rate.
+    """
+
+    def bind(self, consumer: BoundConsumer) -> Middleware:
+        """Return what measures *consumer*."""
+        return _ConsumerMetrics(consumer)
+
+
+class _ConsumerMetrics(Middleware):
+    """The measurements of one consumer, whose policy keeps its name and topics."""
+
+    def __init__(self, consumer: BoundConsumer) -> None:
+        self._consumer = consumer
+
+    def handle(self, handle: Handle) -> Handle:
+        """Measure each call."""
+
+        def handle_measured(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+            with self._seconds.time():
+                return handle(messages)
+
+        return handle_measured
+
+    def settle(self, settle: Settle) -> Settle:
+        """Count what is acknowledged as handled."""
+
+        def settle_counted(settlement: Settlement) -> pulsar.MessageId | None:
+            receipt = settle(settlement)
+            if isinstance(settlement.verdict, Done):
+                self._succeeded.inc()
+            return receipt
+
+        return settle_counted
+
+    @functools.cached_property
+    def _seconds(self) -> Histogram:
+        return _SECONDS.labels(*self._where)
+
+    @functools.cached_property
+    def _succeeded(self) -> Counter:
+        return _SUCCEEDED.labels(*self._where)
+
+    @property
+    def _where(self) -> tuple[str, str, str, str]:
+        policy = self._consumer.policy
+        return _where(policy.name, str(policy.topic), policy.subscription)
+
+
 class FollowedConsumer(Protocol):
     """What is asked of a consumer that is followed; each kind of ours has it."""
 
@@ -130,6 +205,10 @@ class FollowedConsumer(Protocol):
     @property
     def outages(self) -> Sized:
         """Return what it has paused for by itself."""
+
+    @property
+    def in_hand(self) -> int:
+        """Return how many messages it has in hand."""
 
 
 class _Followed(Collector):
@@ -152,9 +231,14 @@ class _Followed(Collector):
             "For how many outages the consumer has paused; 0 if it has not.",
             labels=(*_WHERE, "consumer"),
         )
+        yield GaugeMetricFamily(
+            "redrive_consumer_messages_in_hand",
+            "Messages taken and not settled: handled now, or kept for later.",
+            labels=(*_WHERE, "consumer"),
+        )
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        generations, outages = self.describe()
+        generations, outages, in_hand = self.describe()
         for consumer in list(self.consumers):
             try:
                 name, policy = consumer.name, consumer.policy
@@ -163,7 +247,8 @@ class _Followed(Collector):
             labels = (*_where(policy.name, str(policy.topic), policy.subscription), name)
             generations.add_metric(labels, policy.generation)
             outages.add_metric(labels, len(consumer.outages))
-        yield from (generations, outages)
+            in_hand.add_metric(labels, consumer.in_hand)
+        yield from (generations, outages, in_hand)
 
 
 _followed = _Followed()
@@ -171,7 +256,7 @@ REGISTRY.register(_followed)
 
 
 def follow(consumer: FollowedConsumer) -> None:
-    """Have the metrics show *consumer*'s outages and the generation of its policy, while it exists.
+    """Have the metrics show *consumer*'s messages in hand, outages and policy, while it exists.
 
     One that is asynchronous may be followed before it is entered, and shows from then on.
     """

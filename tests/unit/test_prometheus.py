@@ -114,6 +114,39 @@ def test_discarded_unsent_and_late_messages_are_counted_too() -> None:
     }
 
 
+def test_successes_and_durations_make_a_failure_rate() -> None:
+    counts = Counts()
+    metrics = prometheus.HandlerMetrics()
+    consumer = InMemoryConsumer(POLICY, on_event=prometheus.count, middleware=[metrics])
+    consumer.send(b"good")
+    consumer.send(b"bad")
+    failing = [LookupError()]
+
+    def handle(message: pulsar.Message) -> None:
+        if message.data() == b"bad" and failing:
+            raise failing.pop()
+
+    before = REGISTRY.get_sample_value("redrive_consumer_handler_seconds_count", WHERE) or 0
+    consumer.run(handle)
+    assert REGISTRY.get_sample_value("redrive_consumer_handler_seconds_count", WHERE) == before + 3
+    assert counts.added() == {
+        "succeeded_attempts_total": 2,
+        "failed_attempts_total LookupError": 1,
+        "retried_messages_total": 1,
+    }
+
+
+def test_what_is_in_hand_is_seen() -> None:
+    consumer = InMemoryConsumer(POLICY, name="in-hand")
+    prometheus.follow(consumer)
+    labels = {**WHERE, "consumer": "in-hand"}
+    consumer.send(b"x")
+    message = consumer.receive()
+    assert REGISTRY.get_sample_value("redrive_consumer_messages_in_hand", labels) == 1
+    consumer.acknowledge(message)
+    assert REGISTRY.get_sample_value("redrive_consumer_messages_in_hand", labels) == 0
+
+
 def test_the_generation_is_that_of_the_file_whenever_metrics_are_collected(tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text(codec.encode(replace(POLICY, generation=3)), encoding="utf-8")
@@ -201,17 +234,22 @@ def test_the_reference_lists_the_metrics_that_there_are_with_their_labels(
 ) -> None:
     for name in Name:  # each is counted
         prometheus.count(Event(name, "1:0:-1", "1:0:-1", 1, 0, **WHERE_OF_EVENT, reason="some"))
-    consumer = InMemoryConsumer(POLICY, name="documented")
+    consumer = InMemoryConsumer(POLICY, name="documented", middleware=[prometheus.HandlerMetrics()])
     prometheus.follow(consumer)
+    consumer.send(b"x")
+    consumer.run(lambda _: None)
     there_are = {
-        sample.name: [family.type, ", ".join(f"`{label}`" for label in sample.labels)]
+        family.name if family.type == "histogram" else sample.name: [
+            family.type,
+            ", ".join(f"`{label}`" for label in sample.labels if label != "le"),
+        ]
         for family in REGISTRY.collect()
         for sample in family.samples
         if sample.name.startswith("redrive_consumer_") and not sample.name.endswith("_created")
     }
     listed = {name: row.split(" | ")[:2] for name, row in documented.items() if "." not in name}
     assert listed == there_are
-    assert len(there_are) == len(Name) + 2
+    assert len(there_are) == len(Name) + 5
 
 
 def test_the_reference_lists_the_events_that_there_are(documented: dict[str, str]) -> None:

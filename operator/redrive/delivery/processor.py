@@ -82,6 +82,11 @@ class Processor:
         self._forward = compose([m.forward for m in middleware], send)
 
     @property
+    def in_hand(self) -> int:
+        """Return how many messages were taken and are not settled."""
+        return len(self._in_hand)
+
+    @property
     def outages(self) -> tuple[Outage, ...]:
         """Return what the consumer has paused for by itself."""
         return () if self._guard is None else self._guard.outages

@@ -194,6 +194,11 @@ class AsyncRetryConsumer:
         return self._opened.policy
 
     @property
+    def in_hand(self) -> int:
+        """Return how many messages were taken and are not settled; see `RetryConsumer.in_hand`."""
+        return self._opened.in_hand
+
+    @property
     def outages(self) -> tuple[Outage, ...]:
         """Return what this consumer has paused for by itself; see `OutageBreaker`."""
         return self._opened.outages

@@ -169,6 +169,11 @@ class Receiver(Closing):
         return self._processor.decisions.policy()
 
     @property
+    def in_hand(self) -> int:
+        """Return how many messages were taken and are not settled: handled now, or kept here."""
+        return self._processor.in_hand
+
+    @property
     def outages(self) -> tuple[Outage, ...]:
         """Return what this consumer has paused for by itself; see `OutageBreaker`."""
         return self._processor.outages
