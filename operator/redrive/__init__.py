@@ -13,8 +13,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AckTimeoutError",
+    "AsyncBroadcastConsumer",
     "AsyncRetryConsumer",
     "AsyncRetryProducer",
+    "AsyncSimpleConsumer",
     "Attempt",
     "BroadcastConsumer",
     "Cause",
@@ -48,7 +50,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from redrive.delivery.consumers.async_broadcast import AsyncBroadcastConsumer
     from redrive.delivery.consumers.async_consumer import AsyncRetryConsumer
+    from redrive.delivery.consumers.async_simple import AsyncSimpleConsumer
     from redrive.delivery.consumers.broadcast import BroadcastConsumer
     from redrive.delivery.consumers.consumer import RetryConsumer
     from redrive.delivery.consumers.simple import SimpleConsumer
@@ -74,8 +78,10 @@ if TYPE_CHECKING:
 else:
     _HOMES = {
         "AckTimeoutError": "redrive.delivery.middleware.ack_timeouts",
+        "AsyncBroadcastConsumer": "redrive.delivery.consumers.async_broadcast",
         "AsyncRetryConsumer": "redrive.delivery.consumers.async_consumer",
         "AsyncRetryProducer": "redrive.delivery.producing.async_retry_producer",
+        "AsyncSimpleConsumer": "redrive.delivery.consumers.async_simple",
         "Attempt": "redrive.policy.envelope",
         "BroadcastConsumer": "redrive.delivery.consumers.broadcast",
         "Cause": "redrive.policy.cause",

@@ -13,7 +13,14 @@ from urllib.parse import quote
 import pulsar
 import pytest
 
-from redrive import AsyncRetryConsumer, Policy, PolicyFile, RetryConsumer, SimpleConsumer
+from redrive import (
+    AsyncRetryConsumer,
+    AsyncSimpleConsumer,
+    Policy,
+    PolicyFile,
+    RetryConsumer,
+    SimpleConsumer,
+)
 from redrive.policy import naming
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
@@ -63,6 +70,10 @@ class ProvisionedPolicy:
         consumer = SimpleConsumer(self.client(self.role), self.policy)
         self.closing.callback(consumer.close)
         return consumer
+
+    def async_simple_consumer(self) -> AsyncSimpleConsumer:
+        """The same for asyncio; whoever enters it leaves it."""
+        return AsyncSimpleConsumer(self.client(self.role), self.policy)
 
     def send(
         self,

@@ -1,4 +1,4 @@
-"""Adapter from the asyncio consumer to the blocking one, so that one suite tests both."""
+"""Adapter from asyncio consumers to the blocking ones, so that one suite tests both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
-from redrive import AsyncRetryConsumer
+from redrive import AsyncBroadcastConsumer, AsyncRetryConsumer, AsyncSimpleConsumer
 
 _T = TypeVar("_T")
 
@@ -17,8 +17,10 @@ _T = TypeVar("_T")
 class SynchronousAdapter:
     """Awaits each call on a loop in a thread of its own; handlers run on that loop."""
 
-    def __init__(self, consumer: AsyncRetryConsumer) -> None:
-        self._consumer = consumer
+    def __init__(
+        self, consumer: AsyncRetryConsumer | AsyncSimpleConsumer | AsyncBroadcastConsumer
+    ) -> None:
+        self._consumer: Any = consumer
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from redrive.delivery.closing import Closing
 
-Opened = TypeVar("Opened", bound=Closing)
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+Opened = TypeVar("Opened", bound=_Closes)
 
 
 async def opened(make: Callable[[], Opened], threads: Executor) -> Opened:

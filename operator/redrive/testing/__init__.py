@@ -10,12 +10,13 @@ message gets the next one that is due, and the clock is put forward.
     assert [letter.data() for letter in consumer.dead_letters] == [b"…"]
 
 `AsyncInMemoryConsumer` is the same for an `AsyncRetryConsumer`, `InMemorySimpleConsumer` for a
-`SimpleConsumer`.
+`SimpleConsumer`, and `AsyncInMemorySimpleConsumer` for an `AsyncSimpleConsumer`.
 """
 
 from __future__ import annotations
 
 from redrive.testing.async_consumer import AsyncInMemoryConsumer
+from redrive.testing.async_simple import AsyncInMemorySimpleConsumer
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 from redrive.testing.connection import NothingLeftError
 from redrive.testing.consumer import InMemoryConsumer
@@ -23,6 +24,7 @@ from redrive.testing.simple import InMemorySimpleConsumer
 
 __all__ = [
     "AsyncInMemoryConsumer",
+    "AsyncInMemorySimpleConsumer",
     "InMemoryBroker",
     "InMemoryConsumer",
     "InMemoryMessage",

@@ -8,12 +8,20 @@ from typing import Any, Protocol
 import pulsar
 import pytest
 
-from redrive import AsyncRetryConsumer, Policy, PolicyFile, RetryConsumer, SimpleConsumer
+from redrive import (
+    AsyncRetryConsumer,
+    AsyncSimpleConsumer,
+    Policy,
+    PolicyFile,
+    RetryConsumer,
+    SimpleConsumer,
+)
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing import (
     AsyncInMemoryConsumer,
+    AsyncInMemorySimpleConsumer,
     InMemoryBroker,
     InMemoryConsumer,
     InMemorySimpleConsumer,
@@ -46,6 +54,9 @@ class World(Protocol):
 
     def simple_consumer(self) -> SimpleConsumer:
         """Make one for those who ask for messages."""
+
+    def async_simple_consumer(self) -> AsyncSimpleConsumer:
+        """Make the same for asyncio."""
 
     def send(self, *contents: bytes | None, **fields: Any) -> list[pulsar.MessageId]:  # noqa: ANN401
         """Produce to the source topic."""
@@ -84,6 +95,9 @@ class InMemoryWorld:
     def simple_consumer(self) -> SimpleConsumer:
         return InMemorySimpleConsumer(self.policy, broker=self._broker)
 
+    def async_simple_consumer(self) -> AsyncSimpleConsumer:
+        return AsyncInMemorySimpleConsumer(self.policy, broker=self._broker)
+
     def send(self, *contents: bytes | None, **fields: Any) -> list[pulsar.MessageId]:  # noqa: ANN401
         producer = InMemoryConsumer(self.policy, broker=self._broker)
         return [producer.send(content, **fields) for content in contents]
@@ -110,6 +124,9 @@ class AsyncWorld:
 
     def consumer(self, *given: Any, **named: Any) -> SynchronousAdapter:  # noqa: ANN401
         return SynchronousAdapter(self._world.async_consumer(*given, **named))
+
+    def simple_consumer(self) -> SynchronousAdapter:
+        return SynchronousAdapter(self._world.async_simple_consumer())
 
 
 MakeWorld = Callable[..., Any]

@@ -14,6 +14,8 @@ from redrive.errors import InvalidSpecError
 from redrive.policy import invisible
 from redrive.policy.invisible import NotInFlightError
 
+pytestmark = pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
+
 MakeWorld = Callable[..., Any]
 SECOND = timedelta(seconds=1)
 SOON = 30 * SECOND
@@ -113,6 +115,20 @@ def test_what_is_in_flight_when_a_consumer_closes_is_visible_at_once(
         (message,) = consumer.receive(1, timedelta(hours=12), SOON)
         assert consumer.attempt_of(message).number == 1
         consumer.acknowledge(message)
+    assert settled(world)
+
+
+def test_what_is_handed_back_comes_again_as_the_same_attempt(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(b"x")
+    with world.simple_consumer() as consumer:
+        (message,) = consumer.receive(1, timedelta(hours=12), SOON)
+        consumer.hand_back(message)
+        with pytest.raises(NotInFlightError):
+            consumer.acknowledge(message)
+        (again,) = consumer.receive(1, 60 * SECOND, SOON)
+        assert consumer.attempt_of(again).number == 1
+        consumer.acknowledge(again)
     assert settled(world)
 
 

@@ -10,38 +10,69 @@ import pulsar
 import pytest
 from prometheus_client import REGISTRY
 
-from redrive import BroadcastConsumer, Event, prometheus
+from redrive import AsyncBroadcastConsumer, BroadcastConsumer, Event, prometheus
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError, SubscriptionLostError
 from redrive.delivery.receiving.subscribe import SubscribeError
 from redrive.policy.naming import TopicName
 from tests.support.provisioned_policy import path
+from tests.support.synchronous_adapter import SynchronousAdapter
 
 ProvisionPolicy = Callable[..., Any]
 SECOND = timedelta(seconds=1)
 SOON = 30 * SECOND
 
 
-def listen(provisioned: Any, **choices: Any) -> BroadcastConsumer:  # noqa: ANN401 - see conftest
+pytestmark = pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
+
+
+def of_kind(kind: str, client: pulsar.Client, topic: str, **choices: Any) -> Any:  # noqa: ANN401
+    """A consumer for `threads`, or the one for `asyncio` with the methods of the other."""
+    if kind == "threads":
+        return BroadcastConsumer(client, topic, **choices)
+    return SynchronousAdapter(AsyncBroadcastConsumer(client, topic, **choices))
+
+
+def listen(provisioned: Any, **choices: Any) -> Any:  # noqa: ANN401 - see conftest
     """A consumer of a role that may consume the source topic and nothing else."""
-    consumer = BroadcastConsumer(
-        provisioned.client(provisioned.role), str(provisioned.policy.topic), **choices
+    consumer = of_kind(
+        provisioned.kind,
+        provisioned.client(provisioned.role),
+        str(provisioned.policy.topic),
+        **choices,
     )
     provisioned.closing.callback(consumer.close)
     return consumer
 
 
 @pytest.fixture
-def provisioned(provision_policy: ProvisionPolicy) -> Any:  # noqa: ANN401
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+class Listening:
+    """A provisioned policy, and which consumers listen."""
+
+    def __init__(self, provisioned: Any, kind: str) -> None:  # noqa: ANN401
+        self.kind = kind
+        self._provisioned = provisioned
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the policy has it
+        return getattr(self._provisioned, name)
+
+
+@pytest.fixture
+def provisioned(kind: str, provision_policy: ProvisionPolicy) -> Any:  # noqa: ANN401
     provisioned = provision_policy(partitions=2, retry_rights=["produce"])
     provisioned.broker.request(
         "POST",
         f"/admin/v2/namespaces/{provisioned.policy.topic.namespace_name}/autoSubscriptionCreation",
         {"allowAutoSubscriptionCreation": False},
     ).check("let nobody subscribe")
-    return provisioned
+    return Listening(provisioned, kind)
 
 
-def contents(consumer: BroadcastConsumer, count: int) -> list[bytes]:
+def contents(consumer: Any, count: int) -> list[bytes]:  # noqa: ANN401
     received = [consumer.receive(SOON) for _ in range(count)]
     assert consumer.receive(0.5 * SECOND) is None
     return sorted(message.data() for message in received if message)
@@ -136,7 +167,7 @@ def test_it_pauses_and_stops_like_the_others(provisioned: Any) -> None:  # noqa:
 
 def test_a_client_closed_too_early_is_said_so(provisioned: Any) -> None:  # noqa: ANN401
     client = provisioned.client(provisioned.role)
-    with BroadcastConsumer(client, str(provisioned.policy.topic)) as consumer:
+    with of_kind(provisioned.kind, client, str(provisioned.policy.topic)) as consumer:
         client.close()
         with pytest.raises(SubscriptionLostError):
             consumer.receive(SOON)
@@ -145,4 +176,4 @@ def test_a_client_closed_too_early_is_said_so(provisioned: Any) -> None:  # noqa
 def test_who_may_not_read_is_told_what_is_missing(provisioned: Any) -> None:  # noqa: ANN401
     topic: TopicName = provisioned.policy.dead_letter_topic
     with pytest.raises(SubscribeError, match=r"can't be read.*Authorization.*may consume it"):
-        BroadcastConsumer(provisioned.client(provisioned.role), str(topic))
+        of_kind(provisioned.kind, provisioned.client(provisioned.role), str(topic))

@@ -11,23 +11,19 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from types import TracebackType
-from typing import Self, Unpack, overload
+from typing import Unpack, overload
 
 import pulsar
 
 from redrive.delivery import durations
 from redrive.delivery.assembly import RetryOptions
-from redrive.delivery.closing import CLOSE_TIMEOUT
+from redrive.delivery.consumers.async_base import SLICE, AsyncBase, sliced
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT, RetryConsumer
 from redrive.delivery.handling.bridge import Bridge
-from redrive.delivery.handling.threads import CallThreads, run_in_thread
+from redrive.delivery.handling.threads import run_in_thread
 from redrive.delivery.middleware.outage_circuit import Outage
-from redrive.delivery.opening import opened
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
-from redrive.errors import InvalidSpecError
-from redrive.policy.durations import given
 from redrive.policy.envelope import Attempt
 from redrive.policy.failure import FailureRules
 from redrive.policy.model import Policy
@@ -41,11 +37,8 @@ AsyncBatchHandler = Callable[
     [Sequence[pulsar.Message]], Awaitable[Sequence[Done | Exception | None] | None]
 ]
 
-_SLICE = timedelta(seconds=0.25)
-"""How long a thread waits for a message before it checks that it is still awaited."""
 
-
-class AsyncRetryConsumer:
+class AsyncRetryConsumer(AsyncBase[RetryConsumer]):
     """Consumes a topic, retries later what failed, and lays aside what keeps failing.
 
     Use it as an asynchronous context manager, within the life of *client*, an ordinary
@@ -65,10 +58,7 @@ class AsyncRetryConsumer:
         policy: Policy | PolicyFile,
         **options: Unpack[RetryOptions],
     ) -> None:
-        self._open = functools.partial(RetryConsumer, client, policy, **options)
-        self._consumer: RetryConsumer | None = None
-        self._closed = False
-        self._threads = CallThreads(self.hand_back)
+        super().__init__(functools.partial(RetryConsumer, client, policy, **options))
 
     @overload
     async def receive(self) -> pulsar.Message: ...
@@ -76,15 +66,8 @@ class AsyncRetryConsumer:
     async def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
     async def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
         """Return the next message, or None after *timeout*; see `RetryConsumer.receive`."""
-        left = _SLICE if timeout is None else given(timeout, "a time to wait")
-        while True:
-            wait = min(left, _SLICE)
-            for message in await self._threads.take(self._receive_one, wait):
-                return message
-            if timeout is not None:
-                left -= wait
-                if not left:
-                    return None
+        messages = await sliced(lambda wait: self._threads.take(self._receive_one, wait), timeout)
+        return next(iter(messages), None)
 
     async def receive_batch(self, size: int, wait: float | timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages; see `RetryConsumer.receive_batch`."""
@@ -94,9 +77,9 @@ class AsyncRetryConsumer:
             while True:
                 left = timedelta(seconds=max(0.0, end - time.monotonic()))
                 messages += await self._threads.take(
-                    self._opened.receive_batch, size - len(messages), min(left, _SLICE)
+                    self._opened.receive_batch, size - len(messages), min(left, SLICE)
                 )
-                if len(messages) >= size or left <= _SLICE:
+                if len(messages) >= size or left <= SLICE:
                     return messages
         except BaseException:
             for message in messages:  # which were not handed out
@@ -179,15 +162,6 @@ class AsyncRetryConsumer:
         )  # fmt: skip
         await run_in_thread(run, bridge, self.stop)
 
-    def hand_back(self, message: pulsar.Message) -> None:
-        """Have `receive` hand *message* out again; see `RetryConsumer.hand_back`."""
-        self._opened.hand_back(message)
-
-    @property
-    def name(self) -> str:
-        """Return the name of this consumer."""
-        return self._opened.name
-
     @property
     def policy(self) -> Policy:
         """Return the policy in force; its `generation` tells which."""
@@ -214,41 +188,6 @@ class AsyncRetryConsumer:
     def resume(self) -> None:
         """Go on after `pause`."""
         self._opened.resume()
-
-    def stop(self) -> None:
-        """Make every `run` return once its messages in hand are settled."""
-        self._opened.stop()
-
-    async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
-        """Stop, wait until every `run` has ended, and leave the subscriptions.
-
-        See `RetryConsumer.close`. Not for the handler of `run`, which calls `stop`.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        await self._threads.close(functools.partial(self._opened.close, timeout))
-
-    async def __aenter__(self) -> Self:
-        self._consumer = await opened(self._open, self._threads.settling)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    @property
-    def _opened(self) -> RetryConsumer:
-        if self._consumer is None:
-            raise InvalidSpecError(
-                "a consumer consumes once it was entered",
-                remedy="consume within `async with AsyncRetryConsumer(…) as consumer:`",
-            )
-        return self._consumer
 
     def _receive_one(self, timeout: timedelta) -> list[pulsar.Message]:
         message = self._opened.receive(timeout)

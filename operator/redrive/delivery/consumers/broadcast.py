@@ -7,7 +7,7 @@ no policy, no retry topic, and no right but to consume the topic.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import overload
+from typing import TypedDict, overload
 
 import pulsar
 import pulsar.schema
@@ -30,6 +30,15 @@ from redrive.delivery.telemetry.events import Event, Events, Hook, Name
 from redrive.policy.cause import Cause, Redaction
 from redrive.policy.durations import given
 from redrive.policy.envelope import Attempt
+
+
+class BroadcastOptions(TypedDict, total=False):
+    """What a `BroadcastConsumer` can be given, with asyncio too."""
+
+    name: str | None
+    schema: pulsar.schema.Schema
+    redaction: Redaction
+    on_event: Hook | None
 
 
 class BroadcastConsumer(Closing):
@@ -106,6 +115,10 @@ class BroadcastConsumer(Closing):
         limit = given(timeout, "a handler's time-out")
         run = Run(take, handle, self._settle, self._late, self.stop, workers, limit)
         run.until_stopped()
+
+    def hand_back(self, message: pulsar.Message) -> None:
+        """Undo its reception: `receive` hands *message* out again."""
+        self._incoming.again(message, 0)
 
     def pause(self) -> None:
         """Hand out no message until `resume`: they wait in the topic, while it keeps them."""

@@ -21,6 +21,7 @@ from redrive.delivery.bounded import Deadline
 from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
 from redrive.delivery.middleware.expiry import fail_each
 from redrive.delivery.middleware.outage_circuit import Outage
+from redrive.delivery.middleware.settlement import HAND_BACK, Settlement
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile, at_first
 from redrive.delivery.receiving.reading import id_text
@@ -149,6 +150,18 @@ class SimpleConsumer(Closing):
         with self._changing:
             self._in_flight.change(_key(message), self._clock.monotonic(), invisible)
         self._timer.look()
+
+    def hand_back(self, message: pulsar.Message) -> None:
+        """Undo its reception: `receive` hands *message* out again, as the same attempt.
+
+        Raises:
+            NotInFlightError: its invisible duration has ended, or it was settled before.
+            InvalidSpecError: it is not a message of this consumer.
+        """
+        self._processor.check_own(message)
+        with self._changing:
+            self._in_flight.settle(_key(message), self._clock.monotonic())
+        self._processor.settle(Settlement(message, HAND_BACK))
 
     def attempt_of(self, message: pulsar.Message) -> Attempt:
         """Return which attempt at *message* this is; see `RetryConsumer.attempt_of`."""

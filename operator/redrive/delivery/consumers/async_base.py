@@ -1,0 +1,120 @@
+"""What all asyncio consumers share: another consumer does their work, in threads.
+
+The loop never waits for it. A call that is cancelled loses no message.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
+
+import pulsar
+
+from redrive.delivery.closing import CLOSE_TIMEOUT
+from redrive.delivery.handling.threads import CallThreads
+from redrive.delivery.opening import opened
+from redrive.errors import InvalidSpecError
+from redrive.policy.durations import given
+
+SLICE = timedelta(seconds=0.25)
+"""How long a thread waits for a message before it checks that it is still awaited."""
+
+
+class BlockingConsumer(Protocol):
+    """What does the work."""
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+
+    def hand_back(self, message: pulsar.Message) -> None:
+        """Undo the reception of *message*."""
+
+    def stop(self) -> None:
+        """Hand out nothing more."""
+
+    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+        """Leave the subscriptions."""
+
+
+_Consumer = TypeVar("_Consumer", bound=BlockingConsumer)
+
+
+class AsyncBase(Generic[_Consumer]):
+    """An asynchronous context manager: entering it opens the consumer that does the work.
+
+    Args:
+        make: opens it, which may wait for the broker.
+    """
+
+    def __init__(self, make: Callable[[], _Consumer]) -> None:
+        self._open = make
+        self._consumer: _Consumer | None = None
+        self._closed = False
+        self._threads = CallThreads(self.hand_back)
+
+    def hand_back(self, message: pulsar.Message) -> None:
+        """Have `receive` hand *message* out again, as the same attempt."""
+        self._opened.hand_back(message)
+
+    @property
+    def name(self) -> str:
+        """Return the name of this consumer."""
+        return self._opened.name
+
+    def stop(self) -> None:
+        """Hand out nothing more: `run` returns once its messages in hand are settled."""
+        self._opened.stop()
+
+    async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+        """Stop, wait until every `run` has ended, and leave the subscriptions.
+
+        See `close` of the consumer without `Async` in its name. Not for the handler of `run`, which
+        calls `stop`.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        await self._threads.close(functools.partial(self._opened.close, timeout))
+
+    async def __aenter__(self) -> Self:
+        self._consumer = await opened(self._open, self._threads.settling)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def _opened(self) -> _Consumer:
+        if self._consumer is None:
+            kind = type(self).__name__
+            raise InvalidSpecError(
+                "a consumer consumes once it was entered",
+                remedy=f"consume within `async with {kind}(…) as consumer:`",
+            )
+        return self._consumer
+
+
+async def sliced(
+    take: Callable[[timedelta], Awaitable[list[pulsar.Message]]],
+    timeout: float | timedelta | None,
+) -> list[pulsar.Message]:
+    """Return what *take* brings within *timeout*, of which each call waits for a part."""
+    left = SLICE if timeout is None else given(timeout, "a time to wait")
+    while True:
+        wait = min(left, SLICE)
+        messages = await take(wait)
+        if messages:
+            return messages
+        if timeout is not None:
+            left -= wait
+            if left <= timedelta():
+                return []
