@@ -73,12 +73,7 @@ def run_through_an_outage(
     provisioned: ProvisionedPolicy, warehouse: Warehouse, during: Callable[[], None]
 ) -> None:
     policy = replace(provisioned.policy, outage_breaker=LIMITS)
-    producer = provisioned.client("superuser").create_producer(
-        str(policy.topic), batching_enabled=True
-    )
-    for number in range(MESSAGES):
-        producer.send_async(f"{number}".encode(), lambda *_: None)
-    producer.flush()
+    producer = provisioned.client("superuser").create_producer(str(policy.topic))
     with ExitStack() as closing:
         consumers = [
             closing.enter_context(
@@ -94,6 +89,9 @@ def run_through_an_outage(
         ]
         for thread in threads:
             thread.start()
+        for number in range(MESSAGES):  # one by one: a batch would go to one consumer
+            producer.send_async(f"{number}".encode(), lambda *_: None)
+        producer.flush()
         wait_until(lambda: all(each.outages for each in consumers))
         wait_until(lambda: paused_causes(provisioned) == ["ConnectionError"] * CONSUMERS)
         during()
