@@ -1,7 +1,7 @@
 {{- /* What the operator may do where it serves; a test holds this against what it needs. */ -}}
 {{- define "redrive.rules" -}}
-# The kinds of redrive. `patch` is for the finalizer of policies only, `get` for what is deleted: a
-# watch may show it late.
+# The kinds of redrive. `patch` is for finalizers only, `get` for what is deleted: a watch may show
+# it late.
 - apiGroups: [redrive.io]
   resources: [pulsarconnections, retrypolicies, replays]
   verbs: [list, watch]
@@ -12,6 +12,9 @@
 - apiGroups: [redrive.io]
   resources: [retrypolicies]
   verbs: [get, patch]
+- apiGroups: [redrive.io]
+  resources: [pulsarconnections]
+  verbs: [patch]
 - apiGroups: [redrive.io]
   resources: [pulsarconnections/status, retrypolicies/status, replays/status]
   verbs: [patch]

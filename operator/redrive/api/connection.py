@@ -207,5 +207,6 @@ class PulsarConnectionStatus(StatusModel):
     it."""
 
     policies: int | None = None
-    """How many RetryPolicies use it, of all namespaces, counted every minute. Those that are being
-    deleted count: their deletion needs the connection."""
+    """How many RetryPolicies use it, of all namespaces that it is for, counted every minute. Those
+    that are being deleted count: their deletion needs the connection, which is not deleted before
+    them."""

@@ -103,6 +103,14 @@ def permissions(
     return spec.permissions(namespace, known, connection.namespace)
 
 
+def may_use(connection: Key, namespace: str, table: Cache, labels: NamespaceLabels) -> bool:
+    """Whether a connection is for objects of *namespace*, or that can't be found out."""
+    try:
+        return bool(permissions(_spec_at(connection, table), connection, namespace, labels).rules)
+    except RedriveError:
+        return True
+
+
 def selected_namespaces(connections: Cache, policies: Cache) -> set[str]:
     """Return the namespaces of policies whose connections choose namespaces by their labels."""
     return {

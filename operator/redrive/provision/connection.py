@@ -12,12 +12,12 @@ from redrive.admin.errors import BrokerDownError
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
-from redrive.kube.connections import Connection, users
+from redrive.kube.connections import Connection
 from redrive.kube.context import Context
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, StatusWarning
-from redrive.provision import errors
+from redrive.provision import errors, in_use
 from redrive.provision.outcome import Outcome, publish
 from redrive.provision.status_warnings import deprecated_fields
 
@@ -37,11 +37,19 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
     logs.identify(body)
     out = Publisher(ctx.kubernetes, resources.CONNECTIONS, ctx.connections, ctx.clock)
     try:
+        used = in_use.users_of(body, ctx)
+        protected = await in_use.protect(body, used, out)
+        if protected is None:
+            return Requeue.ON_CHANGE
+        body = protected
         if status.is_new(body):
             body = await out.publish(body, status.progressing("asking the broker"))
-        used = {"policies": len(users(key, ctx.policies))}
         outcome = await connect(key, ctx)
-        outcome = replace(outcome, fields={**outcome.fields, **used})
+        outcome = replace(outcome, fields={**outcome.fields, "policies": len(used)})
+        blocked = in_use.blocked(body, used)
+        if blocked is not None:
+            conditions = (*outcome.conditions, status.warning(blocked))
+            outcome = replace(outcome, conditions=conditions)
         await publish(body, outcome, out)
     except NotFoundError:
         ctx.connections.drop(body)  # no watch has shown that it is gone

@@ -18,7 +18,7 @@ from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import Publisher
-from redrive.provision import connection, reconcile
+from redrive.provision import connection, in_use, reconcile
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.deletion_events import DeletionEvents
 from redrive.provision.desired import policy_of
@@ -128,9 +128,19 @@ class _Journey:
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after):
             self.policies.enqueue(key)
+        refs = {connection_of(body) for body in (before, after) if body is not None}
+        if before is None or after is None or len(refs) > 1:
+            for connection in refs:
+                self._users_changed(connection)
         if after is not None and _is_rejected(after) and not _is_rejected(before or {}):
             # A token is no longer valid, which nothing else shows to the connection.
             self.connections.enqueue(connection_of(after))
+
+    def _users_changed(self, connection: Key) -> None:
+        body = self._ctx.connections.get(connection)
+        used = bool(users(connection, self._ctx.policies))
+        if body is not None and in_use.is_due(body, used=used):
+            self.connections.enqueue(connection)
 
     def _connection_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after):

@@ -12,6 +12,7 @@ import pytest
 from sandbox import chart
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
+from tests.support.invalid_manifests import manifest
 
 IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
 SECONDS = 30
@@ -126,6 +127,39 @@ def test_the_operator_patches_no_config_map_but_redrives(
         patch("theirs", {"metadata": {"labels": ours}})  # taking it over
     with pytest.raises(SandboxError, match="only ConfigMaps with the label"):
         patch("ours", {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}})
+
+
+@pytest.mark.parametrize("kind", ["retrypolicy", "pulsarconnection"])
+def test_the_operator_changes_finalizers_and_no_specs(
+    cluster: Cluster, release: str, kube_namespace: str, kind: str
+) -> None:
+    kinds = {"retrypolicy": "RetryPolicy", "pulsarconnection": "PulsarConnection"}
+    body = manifest(kinds[kind])
+    cluster.kubectl(
+        "create", f"--namespace={kube_namespace}", "--filename=-", input=json.dumps(body)
+    )
+
+    def patch(change: dict[str, Any]) -> str:
+        return cluster.kubectl(
+            "patch", kind, "one", f"--namespace={kube_namespace}", "--type=merge",
+            f"--patch={json.dumps(change)}", f"--as={operator(release)}",
+        )  # fmt: skip
+
+    def enforced() -> bool:
+        change: dict[str, Any] = {"connectionRef": {"name": str(time.monotonic())}}
+        if kind == "pulsarconnection":
+            change = {"adminUrl": f"http://thief:{time.monotonic_ns() % 60_000}"}
+        try:
+            patch({"spec": change})
+        except SandboxError as error:
+            return "the operator does not change the spec" in str(error)
+        return False
+
+    deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
+    while not enforced():
+        assert time.monotonic() < deadline, "the policy is not enforced"
+    patch({"metadata": {"finalizers": ["redrive.io/in-use"]}})
+    patch({"metadata": {"finalizers": []}})
 
 
 def test_replay_jobs_have_their_account_in_the_namespaces_that_are_named(

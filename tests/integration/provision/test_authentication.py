@@ -91,7 +91,7 @@ def test_a_client_certificate_and_an_authority_of_ones_own(
     shop.connection(**mutual | {"authentication": {"tls": {"secretRef": {"name": "broken-tls"}}}})
     shop.reaches("main", "CertificateInvalid", "pulsarconnection")
     assert_nothing_is_shown(shop, operator_process)
-    shop.kubectl("delete", "pulsarconnection", "main")  # it would go on asking
+    shop.kubectl("delete", "retrypolicy,pulsarconnection", "--all")  # it would go on asking
 
 
 class Issuer(ThreadingHTTPServer):
@@ -168,7 +168,7 @@ def test_oauth2_client_credentials_with_tokens_that_end(
     assert "does not accept the client; got 'somebody'; correct oauth2.clientId" in said
     assert SECRET not in said
     assert_nothing_is_shown(shop, operator_process)
-    shop.kubectl("delete", "pulsarconnection", "main")  # it would go on asking
+    shop.kubectl("delete", "retrypolicy,pulsarconnection", "--all")  # it would go on asking
 
 
 def test_a_token_in_a_file_and_what_is_put_in_its_place(

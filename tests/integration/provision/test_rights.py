@@ -18,7 +18,11 @@ VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletec
 FOLLOW = "what users ask for is read at the start and followed by watches"
 TELL = "how things stand is written into the status"
 NEEDED: dict[str, dict[str, str]] = {
-    "redrive.io/pulsarconnections": {"list": FOLLOW, "watch": FOLLOW},
+    "redrive.io/pulsarconnections": {
+        "list": FOLLOW,
+        "watch": FOLLOW,
+        "patch": "the finalizer is there while policies use it",
+    },
     "redrive.io/pulsarconnections/status": {"patch": TELL},
     "redrive.io/retrypolicies": {
         "list": FOLLOW,

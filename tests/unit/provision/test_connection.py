@@ -49,6 +49,7 @@ async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
             kubernetes=kubernetes,
             connections=Cache([body]),
             policies=policies,
+            namespaces=None,
             brokers=SimpleNamespace(open=open_),
             clock=wall_clock,
         )

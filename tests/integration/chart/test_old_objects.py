@@ -1,0 +1,90 @@
+"""What was stored before the API changed its form works on, or says what to edit; then it does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sandbox import chart
+from sandbox.sandbox import Sandbox
+from tests.integration.chart.test_upgrade import PREVIOUS, shop, start, values
+from tests.integration.provision.conftest import Shop
+
+__all__ = ["shop"]  # the fixture
+
+KEY_SHARED = {"subscriptionType": "Key_Shared"}
+OLD: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "ordered": {**KEY_SHARED, "delayLadder": {"ordered": "5s"}},
+    "discards": {"deadLetter": {"enabled": False}},
+    "keeps": {"deadLetter": {"enabled": True}},
+    "sized": {"deadLetter": {"retention": {"megabytes": 1024}, "backlogQuota": {"megabytes": 512}}},
+    "short": {"deadLetter": {"retention": {"time": "30s"}}},
+    "tight": {"deadLetter": {"retention": {"megabytes": 512}, "backlogQuota": {"megabytes": 512}}},
+    "twice": {"consumerRoles": ["fulfilment", "fulfilment"]},
+}
+"""Policies of the release before: name → spec."""
+EDITED: dict[str, dict[str, Any]] = {
+    "ordered": {**KEY_SHARED, "delayLadder": {"fixed": "5s"}, "ordering": "PerKey"},
+    "discards": {"deadLetter": {"mode": "Discard"}},
+    "sized": {"deadLetter": {"retention": {"size": "1024Mi"}, "backlogQuota": {"size": "512Mi"}}},
+    "short": {"deadLetter": {"retention": {"time": "1m"}}},
+    "tight": {"deadLetter": {"retention": {"size": "1Gi"}, "backlogQuota": {"size": "512Mi"}}},
+    "twice": {"consumerRoles": ["fulfilment"]},
+}
+"""The same, after the edits that their conditions ask for."""
+EDITS = {
+    "ordered": "by delayLadder.fixed: 5s, and give ordering: PerKey",
+    "discards": "replace deadLetter.enabled by deadLetter.mode: Discard",
+    "sized": "replace deadLetter.retention.megabytes by deadLetter.retention.size: 1024Mi; "
+    "replace deadLetter.backlogQuota.megabytes by deadLetter.backlogQuota.size: 512Mi",
+}
+REFUSED = {
+    "short": "got '30s'; use 1m or more, or leave it out for no limit of time",
+    "tight": "raise retention.size, or lower backlogQuota.size",
+}
+
+
+def said(body: dict[str, Any], kind: str) -> str:
+    """The message of a condition; empty where it is not there."""
+    return next((c["message"] for c in body["status"]["conditions"] if c["type"] == kind), "")
+
+
+def test_each_object_of_the_old_form_works_or_says_its_edit(sandbox: Sandbox, shop: Shop) -> None:
+    cluster, release = sandbox.cluster, shop.namespace
+    before = {**values(shop), "replay": {"image": "job", "application": "local:///replay.py"}}
+    chart.install(cluster, "redrive", release, before, PREVIOUS)
+    shop.secret("pulsar-admin", token=shop.token(shop.role))
+    topics = [f"persistent://{shop.tenant}/*/*"]
+    shop.connection(allow=None, allowedTopics=topics, allowedRoles=["fulfilment"])
+    shop.policies({name: {"subscription": name, **spec} for name, spec in OLD.items()})
+
+    chart.install(cluster, "redrive", release, values(shop))
+    start(sandbox, shop)
+    connection = shop.ready("main", "pulsarconnection")
+    edit = said(connection, "DeprecatedFields").partition("by allow: ")[2]
+    assert json.loads(edit) == [{"topics": topics, "roles": ["fulfilment"], "delete": True}]
+    for name in OLD.keys() - REFUSED.keys():
+        body = shop.ready(name)
+        found = said(body, "DeprecatedFields")
+        assert bool(found) is (name in EDITS)
+        assert EDITS.get(name, "") in found
+        assert body["status"]["namingScheme"] == "pulsar"
+    for name, way in REFUSED.items():
+        assert way in said(shop.reaches(name, "InvalidSpec"), "Ready")
+    working = shop.topics()
+
+    new = {"topics": topics, "roles": ["fulfilment"], "delete": True}
+    shop.connection(allow=[new])
+    assert not said(shop.ready("main", "pulsarconnection"), "DeprecatedFields")
+    shop.policies({name: {"subscription": name, **spec} for name, spec in EDITED.items()})
+    for name in OLD:
+        assert not said(shop.ready(name), "DeprecatedFields")
+    after = shop.topics()
+    assert {topic: after[topic] for topic in working} == working
+    assert {topic.rpartition("-")[0] for topic in after.keys() - working.keys()} == {
+        shop.topic(f"orders-{name}") for name in REFUSED
+    }
+    shop.policies({name: {"subscription": name} for name in OLD})  # without what is old or new
+    for name in OLD:
+        shop.ready(name)
