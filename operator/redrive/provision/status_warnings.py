@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from redrive.api.choices import PolicyDefaults
@@ -31,7 +32,7 @@ MAX_DELIVERY_DELAY = "MaxDeliveryDelay"
 DELAYED_DELIVERY_REFUSED = "DelayedDeliveryRefused"
 """The broker refuses to keep the delays of the retry topic as exactly as the ladder needs it."""
 PARTITIONS_NEVER_SHRINK = "PartitionsNeverShrink"
-"""The retry topic has more partitions than it should have."""
+"""The retry or the dead-letter topic has more partitions than it should have."""
 
 GEO_REPLICATED = "GeoReplicated"
 """What waits in the retry topic, or rests as a dead letter, is sent to other clusters too."""
@@ -111,18 +112,25 @@ def ladder_descends(seen: Seen) -> StatusWarning | None:
     )
 
 
-def retry_topic_has_too_many_partitions(seen: Seen) -> StatusWarning | None:
-    """Find a retry topic that would have to shrink, which no topic can."""
-    want = partitions_of_retry(seen.desired, seen.observed.source_partitions)
-    retry = seen.observed.retry
-    if retry is None or retry.partitions <= want:
-        return None
-    return StatusWarning(
-        PARTITIONS_NEVER_SHRINK,
-        f"{seen.desired.retry.name} should have {want} partitions, and no topic can shrink; got "
-        f"{retry.partitions}; all of them are consumed, so leave it, or set retry.partitions to "
-        f"{retry.partitions}",
+def topics_have_too_many_partitions(seen: Seen) -> StatusWarning | None:
+    """Find topics that would have to shrink, which no topic can.
+
+    Of a dead-letter topic only a number that is asked for counts: without one it stays as it is.
+    """
+    retry = partitions_of_retry(seen.desired, seen.observed.source_partitions)
+    dead_letter = seen.desired.dead_letter_partitions
+    compared = (
+        ("retry", seen.desired.retry, seen.observed.retry, retry),
+        ("deadLetter", seen.desired.dead_letter, seen.observed.dead_letter, dead_letter or inf),
     )
+    found = [
+        f"{topic.name} should have {want} partitions, and no topic can shrink; got "
+        f"{have.partitions}; all of them are consumed, so leave it, or set {part}.partitions to "
+        f"{have.partitions}"
+        for part, topic, have, want in compared
+        if topic is not None and have is not None and have.partitions > want
+    ]
+    return StatusWarning(PARTITIONS_NEVER_SHRINK, "; ".join(found)) if found else None
 
 
 def delay_is_limited(seen: Seen) -> StatusWarning | None:
@@ -244,7 +252,7 @@ CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
     fields_are_deprecated,
     scheme_is_kept,
     ladder_descends,
-    retry_topic_has_too_many_partitions,
+    topics_have_too_many_partitions,
     delay_is_limited,
     delayed_delivery_is_refused,
     topics_are_replicated,

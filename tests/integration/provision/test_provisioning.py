@@ -327,6 +327,10 @@ def test_dead_letters_have_the_partitions_and_the_one_subscription_asked_for(sho
         assert topics[dead_letter]["partitions"] == partitions
         for index in range(partitions):
             assert topics[f"{dead_letter}-partition-{index}"]["subscriptions"] == ["triage"]
+    shop.policy(deadLetter={"partitions": 2, "subscription": "triage"})
+    message = shop.reaches_condition("orders", "PartitionsNeverShrink")["message"]
+    assert f"{dead_letter} should have 2 partitions" in message
+    assert shop.topics()[dead_letter]["partitions"] == 3
 
 
 def test_dead_letters_are_retained_beside_a_quota(shop: Shop) -> None:

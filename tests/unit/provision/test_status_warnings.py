@@ -156,6 +156,36 @@ def test_a_retry_topic_that_planned_changes_to_shrink_needs_caution(
         assert f"got {have}; all of them are consumed, so leave it, or set" in caution.message
 
 
+@pytest.mark.parametrize(
+    ("asks", "have", "warns"),
+    [
+        ({"partitions": 2}, 3, True),
+        ({"partitions": 3}, 3, False),
+        ({}, 3, False),
+        ({"partitions": 2, "mode": "Discard"}, 3, False),
+    ],
+)
+@pytest.mark.parametrize("retry", [2, 3])
+def test_a_dead_letter_topic_that_would_have_to_shrink_needs_caution(  # noqa: PLR0913
+    policy: MakeBody,
+    requested: MakeRequest,
+    asks: dict[str, Any],
+    have: int,
+    retry: int,
+    *,
+    warns: bool,
+) -> None:
+    body = policy(deadLetter=asks)
+    waits, rests = (TopicState(count, NO_SUBSCRIPTIONS, {}, {}) for count in (retry, have))
+    observed = Observed(2, None, waits, rests, {}, {}, None)
+    wanted = desired(requested(body), body, "here")
+    seen = warnings(Seen(requested(body), (), wanted, observed, ()))
+    assert [caution.reason for caution in seen] == ["PartitionsNeverShrink"] * (warns or retry == 3)
+    message = "".join(caution.message for caution in seen)
+    assert ("or set deadLetter.partitions to 3" in message) is warns
+    assert ("or set retry.partitions to 3" in message) is (retry == 3)
+
+
 @pytest.mark.parametrize(("limit", "cautious"), [(0, False), (9_000, True), (10_000, False)])
 def test_a_broker_that_delays_for_a_shorter_time_than_the_ladder_needs_caution(
     policy: MakeBody, requested: MakeRequest, *, limit: int, cautious: bool
