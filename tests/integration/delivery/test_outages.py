@@ -69,11 +69,17 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def sent(result: pulsar.Result, _id: pulsar.MessageId) -> None:
+    assert result == pulsar.Result.Ok
+
+
 def run_through_an_outage(
     provisioned: ProvisionedPolicy, warehouse: Warehouse, during: Callable[[], None]
 ) -> None:
     policy = replace(provisioned.policy, outage_breaker=LIMITS)
-    producer = provisioned.client("superuser").create_producer(str(policy.topic))
+    producer = provisioned.client("superuser").create_producer(
+        str(policy.topic), block_if_queue_full=True
+    )
     with ExitStack() as closing:
         consumers = [
             closing.enter_context(
@@ -90,14 +96,14 @@ def run_through_an_outage(
         for thread in threads:
             thread.start()
         for number in range(MESSAGES):  # one by one: a batch would go to one consumer
-            producer.send_async(f"{number}".encode(), lambda *_: None)
+            producer.send_async(f"{number}".encode(), sent)
         producer.flush()
         wait_until(lambda: all(each.outages for each in consumers))
         wait_until(lambda: paused_causes(provisioned) == ["ConnectionError"] * CONSUMERS)
         during()
         time.sleep(OUTAGE_SECONDS)
         warehouse.is_down = False
-        assert warehouse.done.wait(60)
+        assert warehouse.done.wait(60), (len(warehouse.handled), [c.in_hand for c in consumers])
         wait_until(lambda: paused_causes(provisioned) == [])
         wait_until(lambda: provisioned.backlog(policy.retry_topic) == 0)
         for each in consumers:
