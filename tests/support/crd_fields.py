@@ -224,6 +224,8 @@ def _values(schema: Schema) -> Iterator[Any]:  # noqa: C901 - a case for each ty
         case {"type": "integer"}:
             least = schema.get("minimum", 0)
             yield from range(least, least + 5)
+            if (most := schema.get("maximum")) is not None:
+                yield from range(most, most - 5, -1)
         case {"type": "number"}:
             yield from (0.25, 0.5, 1.5, 2.5, 3.5)
         case {"type": "string"}:
