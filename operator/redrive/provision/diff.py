@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from redrive.admin.model import Schema
@@ -77,7 +78,7 @@ class _Pair:
         """Whether it is known what is on record."""
         return self.have is None or self.have.properties is not None
 
-    @property
+    @cached_property
     def record(self) -> OwnershipRecord:
         """Return what the topic's properties say; of one that will be created, what they will."""
         if self.have is None:
@@ -89,7 +90,7 @@ class _Pair:
             return dataclasses.replace(record, created=True)
         return record
 
-    @property
+    @cached_property
     def record_before(self) -> OwnershipRecord:
         """Return what has to be on record before any right is granted, or policy changed."""
         replaced = {**self._originals, **self.record.replaced}
@@ -112,7 +113,7 @@ class _Pair:
             },
         )
 
-    @property
+    @cached_property
     def withdrawn(self) -> Mapping[str, Any]:
         """Return what fields of the spec asked for, and do no more, with what was there before."""
         unasked = OF_A_FIELD.difference(policy.name for policy in self.want.policies)
