@@ -70,6 +70,12 @@ class ApplicationNotStartedError(RedriveError):
     reason = "ApplicationNotStarted"
 
 
+class DriverNotStartedError(RedriveError):
+    """The driver of a submitted SparkApplication does not run: its pod lacks something."""
+
+    reason = "DriverNotStarted"
+
+
 class ReplayInProgressError(RedriveError):
     """Another Replay of the same policy comes first."""
 

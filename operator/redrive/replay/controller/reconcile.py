@@ -28,6 +28,8 @@ COMPLETED = "Completed"
 """Reason: the selected dead letters are back in the retry topic."""
 
 _START_TIME = timedelta(minutes=1)
+_DRIVER_START_TIME = timedelta(minutes=2)
+"""Enough to fetch an image."""
 
 _PHASES = {
     "RUNNING": Phase.RUNNING,
@@ -64,9 +66,10 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
                 events.append(_launched(application))
             else:
                 _check_started(application, now)
+                _check_driver_runs(application, now)
         reported = await _reported(replay, application, ctx)
         conditions, fields = _mirror(reported, application, now)
-        if not _state(application):
+        if _state(application) in ("", "SUBMITTED"):
             requeue = Requeue.BACKOFF  # the state of one that is not run never changes
     except RedriveError as error:
         policy = ctx.policies.get(policy_of(replay))
@@ -213,6 +216,29 @@ def _check_started(application: Body, now: datetime) -> None:
         f"{_START_TIME.total_seconds():.0f} s",
         remedy=f"have the Spark operator serve the namespace {key.namespace} "
         "(spark.jobNamespaces in its Helm chart), or start it",
+    )
+
+
+def _check_driver_runs(application: Body, now: datetime) -> None:
+    """Check that the driver of an application that was submitted has begun to run in time.
+
+    Raises:
+        DriverNotStartedError: it has not.
+    """
+    said = application.get("status") or {}
+    submitted = said.get("lastSubmissionAttemptTime")
+    if _state(application) != "SUBMITTED" or submitted is None:
+        return
+    if now - datetime.fromisoformat(submitted) <= _DRIVER_START_TIME:
+        return
+    key, pod = Key.of(application), said.get("driverInfo", {}).get("podName", "")
+    raise errors.DriverNotStartedError(
+        f"the driver of the SparkApplication {key.name} does not run, "
+        f"{_DRIVER_START_TIME.total_seconds():.0f} s after it was submitted",
+        got=f"pod {pod}",
+        remedy=f"see what it lacks with `kubectl --namespace {key.namespace} describe pod {pod}`: "
+        "a Secret, an image or a node with room; it starts by itself then. Delete the "
+        "SparkApplication to have it made again from the operator's settings",
     )
 
 

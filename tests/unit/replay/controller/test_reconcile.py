@@ -120,9 +120,29 @@ async def test_an_application_that_no_spark_operator_runs_is_shown_after_a_minut
 
 async def test_an_application_with_a_state_is_followed_by_its_watch(api: FakeKubernetes) -> None:
     old = wall_clock() - timedelta(hours=1)
-    running = application(old, applicationState={"state": "SUBMITTED"})
+    running = application(old, applicationState={"state": "RUNNING"})
     assert await look(api, applications=[running]) is Requeue.ON_CHANGE
     assert shown(api)[0] == "Progressing"
+
+
+async def test_a_driver_that_does_not_run_is_shown_two_minutes_after_its_submission(
+    api: FakeKubernetes,
+) -> None:
+    def submitted(seconds: int) -> dict[str, Any]:
+        moment = wall_clock() - timedelta(seconds=seconds)
+        return application(
+            wall_clock() - timedelta(hours=1),
+            applicationState={"state": "SUBMITTED"},
+            driverInfo={"podName": "the-driver"},
+            lastSubmissionAttemptTime=moment.isoformat(),
+        )
+
+    assert await look(api, applications=[submitted(100)]) is Requeue.BACKOFF
+    assert shown(api)[0] == "Progressing"
+    assert await look(api, applications=[submitted(121)]) is Requeue.BACKOFF
+    reason, message = shown(api)
+    assert reason == "DriverNotStarted"
+    assert "kubectl --namespace shop describe pod the-driver" in message
 
 
 async def test_an_operator_without_an_image_for_replays_says_so(api: FakeKubernetes) -> None:
