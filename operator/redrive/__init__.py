@@ -22,6 +22,7 @@ __all__ = [
     "Cause",
     "ConsumerStoppedError",
     "CrashLog",
+    "Crypto",
     "DeadLetter",
     "Done",
     "Event",
@@ -30,6 +31,7 @@ __all__ = [
     "InvalidSpecError",
     "Ladder",
     "NotInFlightError",
+    "NotRunError",
     "NotSentError",
     "Policy",
     "PolicyFile",
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
     from redrive.delivery.consumers.broadcast import BroadcastConsumer
     from redrive.delivery.consumers.consumer import RetryConsumer
     from redrive.delivery.consumers.simple import SimpleConsumer
+    from redrive.delivery.crypto import Crypto
+    from redrive.delivery.handling.answer import NotRunError
     from redrive.delivery.handling.run import HandlerTimeoutError
     from redrive.delivery.middleware.ack_timeouts import AckTimeoutError
     from redrive.delivery.middleware.crash_log import CrashLog
@@ -87,6 +91,7 @@ else:
         "Cause": "redrive.policy.cause",
         "ConsumerStoppedError": "redrive.delivery.receiving.fetcher",
         "CrashLog": "redrive.delivery.middleware.crash_log",
+        "Crypto": "redrive.delivery.crypto",
         "DeadLetter": "redrive.policy.failure",
         "Done": "redrive.policy.verdict",
         "Event": "redrive.delivery.telemetry.events",
@@ -95,6 +100,7 @@ else:
         "InvalidSpecError": "redrive.errors",
         "Ladder": "redrive.policy.ladder",
         "NotInFlightError": "redrive.policy.invisible",
+        "NotRunError": "redrive.delivery.handling.answer",
         "NotSentError": "redrive.delivery.retrying.errors",
         "Policy": "redrive.policy.model",
         "PolicyFile": "redrive.delivery.policy_file",

@@ -115,6 +115,11 @@ _COUNTERS_BY_REASON = {
         "Outages in spite of which a consumer goes on: too long, or overridden.",
         (*_WHERE, "reason"),
     ),
+    Name.NEGATIVELY_ACKNOWLEDGED: Counter(
+        "redrive_consumer_negatively_acknowledged_messages",
+        "Messages given back to the broker; the reason is the class of the cause, or empty.",
+        (*_WHERE, "reason"),
+    ),
     Name.UNSENT: Counter(
         "redrive_consumer_unsent_messages",
         "Sends without a receipt from the next topic, which are tried again.",

@@ -30,6 +30,9 @@ class FakeSubscription:
             raise pulsar.AlreadyClosed
         return message
 
+    def acknowledge(self, _message: InMemoryMessage) -> None:
+        """Settle it: there is no broker that counts."""
+
     def close(self) -> None:
         self.waiting.put(None)
 
@@ -47,6 +50,9 @@ class FakeClient:
 
     def subscribe(self, topic: str, _name: str, **_options: object) -> FakeSubscription:
         return self._subscriptions[topic]
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [topic]
 
     def deliver(self, topic: TopicName, *contents: bytes) -> None:
         """Deliver messages to the consumer of *topic*."""

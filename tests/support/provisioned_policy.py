@@ -188,6 +188,7 @@ def _provision_policy(  # noqa: PLR0913 - what the tests choose from
         dead_letters=dead_letters,
         ordered=ordered,
         ladder=Ladder.from_delays(delays),
+        name="shop/orders",
     )
     provisioned = ProvisionedPolicy(broker, policy, f"consumer-{secrets.token_hex(4)}", closing)
     provisioned.create(policy.topic, policy.subscription, partitions)

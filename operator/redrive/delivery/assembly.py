@@ -13,6 +13,7 @@ import pulsar.schema
 from redrive.delivery.bounded import Deadline
 from redrive.delivery.closing import CLOSE_TIMEOUT
 from redrive.delivery.connection import ClientConnection
+from redrive.delivery.crypto import Crypto
 from redrive.delivery.identity import identity
 from redrive.delivery.middleware.ack_timeouts import AckDeadline
 from redrive.delivery.middleware.chain import BoundConsumer, Middleware
@@ -42,6 +43,7 @@ class Options(TypedDict, total=False):
 
     name: str | None
     schema: pulsar.schema.Schema
+    crypto: Crypto | None
     redaction: Redaction
     on_event: Hook | None
     tracing: Middleware | None
@@ -55,6 +57,7 @@ class RetryOptions(Options, total=False):
     ack_timeout: float | timedelta | None
     crash_log: CrashLog | None
     handle_again_when_unsent: bool
+    prefetch: int
 
 
 def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaults
@@ -64,6 +67,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     *,
     name: str | None = None,
     schema: pulsar.schema.Schema = BYTES,
+    crypto: Crypto | None = None,
     redaction: Redaction = Redaction(),
     nack_delay: float | timedelta = NACK_DELAY,
     ack_timeout: float | timedelta | None = None,
@@ -78,14 +82,20 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
-        InvalidSpecError: a duration is out of bounds, or the crash log can't be written.
+        InvalidSpecError: a duration is out of bounds, *prefetch* is below 1, or the crash log can't
+            be written.
     """
+    if prefetch < 1:
+        raise InvalidSpecError(
+            "at least one message waits in a consumer",
+            got=prefetch,
+            remedy="give prefetch= 1 or more, or leave it out",
+        )
     connection = client if isinstance(client, BrokerConnection) else ClientConnection(client)
     in_force_now = in_force(policy, connection.clock)
     name = name or identity()
-    parts = connection.open(
-        in_force_now(), Subscribing(name, _nack_delay(nack_delay), prefetch, schema)
-    )
+    subscribing = Subscribing(name, _nack_delay(nack_delay), prefetch, schema, crypto)
+    parts = connection.open(in_force_now(), subscribing)
     attempts = Attempts(in_force_now, parts.clock)
     decisions = Decisions(in_force_now, attempts, parts.clock, name, redaction)
     reporting = Reporting(Events(on_event), in_force_now, attempts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pulsar
 
 from redrive.delivery.bounded import release_at_exit
@@ -13,6 +15,9 @@ from redrive.delivery.receiving.subscribe import subscribe
 from redrive.delivery.retrying.producers import Producers
 from redrive.delivery.telemetry.outage_beacon import OutageBeacon
 from redrive.policy.model import Policy
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+
+_log = logging.getLogger(__name__)
 
 _LINGER_SECONDS = 0.1
 """How long further messages may be on their way when a first one has come."""
@@ -27,13 +32,20 @@ class ClientConnection(BrokerConnection):
         release_at_exit(client)
 
     def open(self, policy: Policy, subscribing: Subscribing) -> Parts:
-        """Subscribe both topics of *policy*, or neither."""
+        """Subscribe both topics of *policy*, or neither; warn where dead letters may be lost."""
+        if policy.dead_letters and not policy.name:  # made by hand: there is no operator for it
+            _log.warning(
+                "%s keeps dead letters only if it has a subscription, which a client can't find "
+                "out: create one (pulsar-admin topics create-subscription -s %s …), or use the "
+                "policy of a RetryPolicy",
+                policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION,
+            )  # fmt: skip
         subscriptions = subscribe(self._client, policy, subscribing)
         return Parts(
             self.clock,
             subscriptions,
             Fetcher(list(subscriptions.values())),
-            Producers(self._client, name=subscribing.name),
+            Producers(self._client, name=subscribing.name, crypto=subscribing.crypto),
             Timer,
             Run.until_stopped,
             _LINGER_SECONDS,

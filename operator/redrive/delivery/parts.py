@@ -21,6 +21,7 @@ from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 
 if TYPE_CHECKING:
+    from redrive.delivery.crypto import Crypto
     from redrive.delivery.handling.run import Run
 
 
@@ -171,14 +172,16 @@ class Subscribing:
     Attributes:
         name: of the consumer, in the broker's statistics.
         nack_delay: when the broker delivers again what is acknowledged negatively.
-        prefetch: at most so many messages of a topic's partition wait in the client.
+        prefetch: at most so many messages of a topic wait in the client.
         schema: decodes the messages; the broker refuses one that does not fit that of a topic.
+        crypto: decrypts them, and encrypts their copies.
     """
 
     name: str
     nack_delay: timedelta
     prefetch: int
     schema: pulsar.schema.Schema = BYTES
+    crypto: Crypto | None = None
 
 
 class BrokerConnection(ABC):

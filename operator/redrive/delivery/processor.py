@@ -70,6 +70,7 @@ class Processor:
         self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
         self._in_hand = InHand(parts.clock, self._tell_broker)
         self._left_unsettled = reporting.left_unsettled
+        self._negatively_acknowledged = reporting.negatively_acknowledged
         self._closed = False
         receive: Receive = self._take
         settle: Settle = self._carry_out
@@ -149,11 +150,12 @@ class Processor:
         match verdict:
             case Done():
                 self._acknowledge(message)
-            case Redeliver(counted=counted):
+            case Redeliver(counted, reason):
                 if not counted:
                     self.decisions.attempts.give_back(message)
                 self._subscriptions[message.topic_name()].negative_acknowledge(message)
                 self._in_hand.let_go(message)
+                self._negatively_acknowledged(message, reason)
             case HandBack():
                 self.parts.incoming.again(message, 0)
             case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,9 +10,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 
-from redrive import DeadLetter, Done, Event, FailureRules, PolicyFile, RetryLater
+from redrive import DeadLetter, Done, Event, FailureRules, NotRunError, PolicyFile, RetryLater
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.delivery.receiving.reading import id_text
 from redrive.errors import InvalidSpecError
@@ -359,3 +361,31 @@ def test_a_handler_asks_for_a_retry_or_a_dead_letter_whatever_the_rules(
     assert dead[b"always busy"]["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
     assert dead[b"always busy"]["REDRIVE_CAUSE_TYPE"] == "RetryLater"
     assert_nothing_left(world)
+
+
+def test_what_is_acknowledged_negatively_is_reported_with_its_cause(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(b"x")
+    events: list[Event] = []
+    with world.consumer(on_event=events.append) as consumer:
+        message = consumer.receive(SOON)
+        consumer.negative_acknowledge(message, cause=ConnectionError())
+    (event,) = events
+    assert event.event == "redrive.negatively_acknowledged"
+    assert (event.reason, event.attempt) == ("ConnectionError", 1)
+    assert event.origin == event.message_id
+
+
+def test_a_lambda_around_a_coroutine_ends_run_and_dead_letters_nothing(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(max_retries=0)
+    world.send(b"x")
+
+    async def handle(_message: pulsar.Message) -> None:
+        await asyncio.sleep(0)
+
+    with world.consumer() as consumer, pytest.raises(NotRunError, match="AsyncRetryConsumer"):
+        consumer.run(lambda message: handle(message))  # noqa: PLW0108 - hides what it is
+    assert world.backlog(world.policy.topic) == 1
+    world.dead_letters(0)

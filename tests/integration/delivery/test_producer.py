@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pulsar.schema
 import pytest
 
 from redrive import AsyncRetryProducer, RetryProducer
+from redrive.delivery.producing import sends
 from redrive.delivery.producing.retry_producer import ProducerClosedError
 from redrive.delivery.retrying.errors import NotSentError, TooBigError
 from sandbox.pulsar import SUPERUSER
@@ -178,6 +180,28 @@ def test_a_topic_that_moves_gets_every_message_once(provision_policy: ProvisionP
     }
     assert partitions.pop("") == {0, 1, 2}
     assert all(len(of_key) == 1 for of_key in partitions.values())
+
+
+def test_partitions_take_turns_at_few_producers_and_get_every_message_once(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sends, "MAX_OPEN", 2)
+    provisioned = provision_policy(partitions=5)
+    client, topic = producing(provisioned)
+    sent = [f"{n}".encode() for n in range(30)]
+    with RetryProducer(client, topic) as producer:
+        for content in sent:
+            producer.send(content)
+        stats = provisioned.broker.request(
+            "GET", f"{path(provisioned.policy.topic)}/partitioned-stats"
+        )
+        publishers = [
+            publisher
+            for partition in json.loads(stats.body)["partitions"].values()
+            for publisher in partition["publishers"]
+        ]
+        assert len(publishers) <= 2
+    assert sorted(contents(provisioned, 30)) == sorted(sent)
 
 
 def test_what_nobody_can_take_is_refused_at_once(provision_policy: ProvisionPolicy) -> None:

@@ -108,7 +108,7 @@ def test_source_and_retry_topic_take_turns_while_both_have_messages(
     provisioned = provision_policy()
     provisioned.send(*[b"new"] * 200)
     provisioned.send(*[b"retried"] * 50, topic=provisioned.policy.retry_topic)
-    consumer = provisioned.consumer()
+    consumer = provisioned.consumer(prefetch=100)
     wait_until(lambda: delivered(provisioned, provisioned.policy.topic) >= 50)
     wait_until(lambda: delivered(provisioned, provisioned.policy.retry_topic) == 50)
     time.sleep(0.5)  # from the broker's hands into ours

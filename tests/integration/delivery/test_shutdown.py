@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -188,7 +189,7 @@ def test_messages_in_hand_when_a_consumer_closes_are_reported_and_come_again(
     for _ in in_hand:
         again.acknowledge(again.receive(SOON))
     again.close()
-    assert caplog.text == ""
+    assert "messages in hand" not in caplog.text
 
 
 def test_a_program_that_leaves_a_broker_without_an_answer_ends_as_it_should(
@@ -215,3 +216,70 @@ print("closed", flush=True)
     proxy.frozen = True
     output, _ = process.communicate("go on\n", timeout=60)
     assert (process.returncode, output) == (0, "closed\n")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_handler_may_close_its_consumer(provision_policy: ProvisionPolicy, workers: int) -> None:
+    provisioned = provision_policy()
+    provisioned.send(b"1", b"2", b"3")
+    consumer = provisioned.consumer()
+    together = threading.Barrier(workers)
+    handled: list[bytes] = []
+
+    def handle(message: pulsar.Message) -> None:
+        together.wait(30)
+        consumer.close()
+        handled.append(message.data())
+
+    consumer.run(handle, workers=workers)
+    assert len(handled) == workers
+    assert provisioned.backlog(provisioned.policy.topic) == 3 - workers
+    again = provisioned.consumer()
+    found = [again.receive(SOON).data() for _ in range(3 - workers)]
+    assert sorted([*handled, *found]) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("end", ["loop.close()", "pass"])
+def test_a_program_whose_loop_ends_with_handlers_on_it_ends_too(
+    provision_policy: ProvisionPolicy, start_program: StartProgram, end: str
+) -> None:
+    provisioned = provision_policy()
+    provisioned.send(b"x")
+    process = start_program(
+        provisioned,
+        f"""
+import asyncio
+from redrive import AsyncRetryConsumer
+loop = asyncio.new_event_loop()
+async def main():
+    handling = asyncio.Event()
+    async def handle(message):
+        handling.set()
+        await asyncio.sleep(3_600)
+    consumer = AsyncRetryConsumer(client, load_policy())
+    await consumer.__aenter__()
+    tasks.add(loop.create_task(consumer.run(handle, workers=2)))
+    await handling.wait()
+tasks = set()
+loop.run_until_complete(main())
+{end}
+print("ended", flush=True)
+""",
+    )
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "ended" in output
+    assert provisioned.backlog(provisioned.policy.topic) == 1
+
+
+def test_dead_letters_that_no_operator_keeps_are_warned_of(
+    provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    provisioned = provision_policy()
+    client = provisioned.client(provisioned.role)
+    by_hand = replace(provisioned.policy, name="")
+    RetryConsumer(client, provisioned.policy).close()
+    RetryConsumer(client, replace(by_hand, dead_letters=False)).close()
+    assert "create-subscription" not in caplog.text
+    RetryConsumer(client, by_hand).close()
+    assert f"{provisioned.policy.dead_letter_topic} keeps dead letters only if" in caplog.text

@@ -75,9 +75,11 @@ def test_every_section_with_an_example_is_known() -> None:
         "Say from the handler what becomes of a message",
         "Handle by the attempt",
         "Keep personal data out of dead letters and logs",
+        "Consume what is encrypted",
         "Handle in batches",
         "Receive, and lose no message to a bug",
         "Go easy on what a handler calls",
+        "Share work with other consumers",
         "Add something around each message",
         "Test a handler without a broker",
         "Switch it on",
@@ -93,6 +95,7 @@ def test_every_section_with_an_example_is_known() -> None:
         "Handle in batches",
         "Receive, and lose no message to a bug",
         "Go easy on what a handler calls",
+        "Share work with other consumers",
     ],
 )
 def test_a_hostile_message_ends_no_example(harness: Harness, section: str) -> None:

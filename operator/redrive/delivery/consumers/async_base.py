@@ -72,8 +72,7 @@ class AsyncBase(Generic[_Consumer]):
     async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
         """Stop, wait until every `run` has ended, and leave the subscriptions.
 
-        See `close` of the consumer without `Async` in its name. Not for the handler of `run`, which
-        calls `stop`.
+        See `close` of the consumer without `Async` in its name.
         """
         if self._closed:
             return

@@ -16,6 +16,7 @@ from redrive.delivery import durations
 from redrive.delivery.bounded import Deadline, release_at_exit
 from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
+from redrive.delivery.crypto import Crypto, for_consumer
 from redrive.delivery.handling import answer
 from redrive.delivery.handling.answer import Handler
 from redrive.delivery.handling.run import Run
@@ -57,6 +58,7 @@ class BroadcastConsumer(Closing):
         name: names this consumer in the broker's statistics; by default the host's name and
             something random.
         schema: decodes messages for `message.value()`; by default they are bytes.
+        crypto: decrypts messages.
         redaction: what must not appear in the log of why a message failed.
         on_event: called with every message that was dropped, or handled too late; see `Event`.
 
@@ -71,6 +73,7 @@ class BroadcastConsumer(Closing):
         *,
         name: str | None = None,
         schema: pulsar.schema.Schema = BYTES,
+        crypto: Crypto | None = None,
         redaction: Redaction = Redaction(),
         on_event: Hook | None = None,
     ) -> None:
@@ -79,7 +82,7 @@ class BroadcastConsumer(Closing):
         self._topic = topic
         release_at_exit(client)
         self._clock = SystemClock()
-        self._incoming = Fetcher([_Reading(_reader(client, topic, name, schema))])
+        self._incoming = Fetcher([_Reading(_reader(client, topic, name, schema, crypto))])
         self._redact = redaction
         self._events = Events(on_event)
 
@@ -175,10 +178,20 @@ class _Reading:
 
 
 def _reader(
-    client: pulsar.Client, topic: str, name: str, schema: pulsar.schema.Schema
+    client: pulsar.Client,
+    topic: str,
+    name: str,
+    schema: pulsar.schema.Schema,
+    crypto: Crypto | None,
 ) -> pulsar.Reader:
     try:
-        return client.create_reader(topic, pulsar.MessageId.latest, reader_name=name, schema=schema)
+        return client.create_reader(
+            topic,
+            pulsar.MessageId.latest,
+            reader_name=name,
+            schema=schema,
+            **for_consumer(crypto),
+        )
     except pulsar.Interrupted:
         raise  # the client's word for KeyboardInterrupt
     except pulsar.exceptions.PulsarException as error:

@@ -52,6 +52,7 @@ class RetryConsumer(Receiver):
             by default the host's name and something random.
         schema: decodes messages for `message.value()`, which raises on those that it can't decode;
             by default they are bytes. The broker refuses one that does not fit the topics'.
+        crypto: decrypts messages, and encrypts their copies in the retry and dead-letter topic.
         redaction: what must not appear in the cause that travels with a failed message.
         nack_delay: when `negative_acknowledge` has a message delivered again.
         on_event: called with everything that becomes of a failed message, for metrics; see `Event`
@@ -64,12 +65,16 @@ class RetryConsumer(Receiver):
             `CrashLog`.
         handle_again_when_unsent: have a message that could not be sent to its next topic handled
             again after 5 s, as its next attempt. By default only the send is tried again.
+        prefetch: at most so many messages of each topic wait in this consumer, and no other gets
+            them until it closes. Where handlers take long give twice the number of workers. Its
+            partitions share it, with at least four messages for each.
         tracing: follows messages through their attempts; see `redrive.opentelemetry`.
         middleware: what the program does around each message; see `redrive.middleware`.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
-        InvalidSpecError: the ack time-out is no positive time, or the crash log can't be written.
+        InvalidSpecError: the ack time-out is no positive time, *prefetch* is below 1, or the crash
+            log can't be written.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class RetryConsumer(Receiver):
         super().__init__(client, policy, **options)
         processor = self._processor
         self._one_attempt = OneAttempt(processor.parts.incoming, processor.decisions.attempts)
+        self._close_at_end: float | timedelta | None = None  # asked for by a handler
         self._runs: dict[threading.Thread, threading.Event] = {}
 
     def run(  # noqa: PLR0913 - each is a choice of its own, with a default
@@ -117,8 +123,8 @@ class RetryConsumer(Receiver):
 
         Raises:
             InvalidSpecError: an argument is out of bounds, or *handler* is a coroutine function or
-                a generator, of which a call does nothing. What returns a coroutine all the same has
-                failed.
+                a generator, of which a call does nothing, or does not take a message.
+            NotRunError: it returned a coroutine all the same. Its message stays unacknowledged.
             SubscriptionLostError: the client was closed.
         """
         handle = answer.one(handler, self.attempt_of, explicit=explicit)
@@ -167,7 +173,8 @@ class RetryConsumer(Receiver):
 
         Messages received and not yet settled stay unacknowledged: the broker delivers them again.
         The event `redrive.left_unsettled` tells how many, if there are any.
-        Not for signal handlers, nor for the handler of `run`: both call `stop`.
+        The handler of `run` may call it too: then `run` closes the consumer at its end. Not for
+        signal handlers, which call `stop`.
 
         Args:
             timeout: for all of that together. What is under way then, such as a handler or the
@@ -175,6 +182,9 @@ class RetryConsumer(Receiver):
         """
         deadline = Deadline(timeout)
         self.stop()
+        if self._one_attempt.in_handler():
+            self._close_at_end = timeout
+            return
         for thread, ended in list(self._runs.items()):
             if thread is not threading.current_thread():
                 ended.wait(deadline.left())
@@ -187,6 +197,8 @@ class RetryConsumer(Receiver):
             yield
         finally:
             del self._runs[threading.current_thread()]
+            if self._close_at_end is not None and not self._runs:
+                self._processor.close(Deadline(self._close_at_end))
             ended.set()
 
     def _work(  # noqa: PLR0913, PLR0917 - what `run` and `run_batches` have in common

@@ -36,7 +36,10 @@ class BatchAnswerError(RedriveError):
 
 
 class NotRunError(RedriveError):
-    """A handler returned a coroutine or a generator, which does nothing unless it is run."""
+    """A handler returned a coroutine or a generator, which does nothing unless it is run.
+
+    A mistake of the program and no failure of a message: it ends `run`.
+    """
 
     reason = "NotRun"
 
@@ -52,11 +55,12 @@ def one(handler: Handler, attempt_of: AttemptOf, *, explicit: bool) -> Handle:
         attempt_of: tells which attempt at a message this is, for a handler that takes it too.
 
     Raises:
-        InvalidSpecError: a call of *handler* would do nothing.
+        InvalidSpecError: a call of *handler* would do nothing, or fail each time.
     """
     _check_runs(handler)
     call: Callable[..., object] = handler
     takes_attempt = _takes_attempt(handler)
+    _check_takes(handler, 1 + takes_attempt, "a message, and the attempt if it wants to")
 
     def handle(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
         (message,) = messages
@@ -70,9 +74,10 @@ def many(handler: BatchHandler, *, explicit: bool) -> Handle:
     """Give a whole batch to *handler*, and read its answer message by message.
 
     Raises:
-        InvalidSpecError: a call of *handler* would do nothing.
+        InvalidSpecError: a call of *handler* would do nothing, or fail each time.
     """
     _check_runs(handler)
+    _check_takes(handler, 1, "a list of messages")
 
     def handle(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
         answers = _run(handler(messages))
@@ -114,6 +119,21 @@ def _takes_attempt(handler: Callable[..., object]) -> bool:
         if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}
     ]
     return any(each.default is each.empty or each.name == "attempt" for each in positional[1:2])
+
+
+def _check_takes(handler: Callable[..., object], arguments: int, what: str) -> None:
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):  # some that are written in C tell nothing
+        return
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError as error:
+        raise InvalidSpecError(
+            f"a handler takes {what}, and nothing else without a default",
+            got=f"{getattr(handler, '__qualname__', repr(handler))}{signature}",
+            remedy="change its arguments, or bind them with functools.partial",
+        ) from error
 
 
 def _run(answer: _Answer) -> _Answer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
@@ -18,6 +19,9 @@ from redrive.delivery import durations
 from redrive.delivery.handling.run import out_of_time
 from redrive.errors import RedriveError
 from redrive.policy.durations import given
+
+_LOOK_EVERY_SECONDS = 1.0
+"""How often is looked whether there is still a loop that a handler could end on."""
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -46,6 +50,11 @@ class Bridge:
         self._cancelled = True
         for task in self._tasks:
             task.cancel()
+
+    def tell(self, settle: Callable[[Any], object], value: object) -> None:
+        """Have *settle* set what the loop awaits, if there is still a loop."""
+        if not self._loop.is_closed():
+            settle(value)
 
     def handler(
         self, handler: Callable[_Given, Awaitable[_Answer]], timeout: float | timedelta
@@ -84,10 +93,27 @@ class Bridge:
             self._loop.call_soon_threadsafe(start)
         except RuntimeError as error:  # the loop was closed
             raise RunCancelled from error
-        late = not wait([ended], durations.seconds(timeout)).done
+        late = not self._wait(ended, durations.seconds(timeout))
         if late:
             self._loop.call_soon_threadsafe(lambda: started.result().cancel())
+            self._wait(ended, None)
         return self._answer(ended, timeout if late else None)
+
+    def _wait(self, ended: Future[_Answer], seconds: float | None) -> bool:
+        """Wait for the end of a handler; tell whether it came within so many *seconds*.
+
+        Raises:
+            RunCancelled: the loop was closed with the handler on it.
+        """
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = _LOOK_EVERY_SECONDS if end is None else max(0.0, end - time.monotonic())
+            if wait([ended], min(left, _LOOK_EVERY_SECONDS)).done:
+                return True
+            if self._loop.is_closed():
+                raise RunCancelled
+            if end is not None and left <= _LOOK_EVERY_SECONDS:
+                return False
 
     def _end(self, task: asyncio.Task[_Answer], ended: Future[_Answer]) -> None:
         self._tasks.discard(task)

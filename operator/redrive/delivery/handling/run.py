@@ -15,6 +15,7 @@ from datetime import timedelta
 
 import pulsar
 
+from redrive.delivery.handling.answer import NotRunError
 from redrive.delivery.handling.sigterm import stopping_at_sigterm
 from redrive.delivery.middleware.chain import Handle, Outcome
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
@@ -125,8 +126,8 @@ class Run:
         """Have *messages* handled; what is no failure of a message is raised."""
         try:
             return self.handle(messages)
-        except pulsar.Interrupted:
-            raise  # the client's word for KeyboardInterrupt
+        except (pulsar.Interrupted, NotRunError):
+            raise  # the client's word for KeyboardInterrupt, and a mistake in the program
         except Exception as error:  # noqa: BLE001 - whatever it is travels with the message
             return [error] * len(messages)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -12,6 +14,7 @@ import pulsar
 
 from redrive.delivery.handling.bridge import Bridge, RunCancelled
 from redrive.delivery.handling.sigterm import stopping_at_sigterm
+from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 
 _THREADS = 16
 """At most so many calls of one kind wait for the broker at a time; more wait for their turn."""
@@ -29,6 +32,7 @@ class CallThreads:
 
     def __init__(self, hand_back: Callable[[pulsar.Message], None]) -> None:
         self._hand_back = hand_back
+        self._closed = False
         self._taking = ThreadPoolExecutor(_THREADS, "redrive-taking")
         self.settling = ThreadPoolExecutor(_THREADS, "redrive-settling")
 
@@ -38,7 +42,12 @@ class CallThreads:
         *given: _Given.args,
         **named: _Given.kwargs,
     ) -> list[pulsar.Message]:
-        """Return what *take* brings; what comes after a cancellation is handed back."""
+        """Return what *take* brings; what comes after a cancellation is handed back.
+
+        Raises:
+            ConsumerStoppedError: the consumer was closed.
+        """
+        self._check_open()
         taking = self._taking.submit(take, *given, **named)
         try:
             return await asyncio.wrap_future(taking)
@@ -49,18 +58,31 @@ class CallThreads:
     async def settle(
         self, settle: Callable[_Given, _T], *given: _Given.args, **named: _Given.kwargs
     ) -> _T:
-        """Return what *settle* does, which goes on after a cancellation."""
+        """Return what *settle* does, which goes on after a cancellation.
+
+        Raises:
+            ConsumerStoppedError: the consumer was closed.
+        """
+        self._check_open()
         settling = self.settling.submit(settle, *given, **named)
         return await asyncio.shield(asyncio.wrap_future(settling))
 
     async def close(self, close: Callable[[], None]) -> None:
         """Await *close*, and end the threads, once they have nothing to do."""
         closing = ThreadPoolExecutor(1, "redrive-closing")  # the others may all wait for the broker
+        here = contextvars.copy_context()  # tells whether it is a handler that closes
         try:
-            await asyncio.shield(asyncio.wrap_future(closing.submit(close)))
+            await asyncio.shield(asyncio.wrap_future(closing.submit(here.run, close)))
         finally:
+            self._closed = True
             for threads in (closing, self._taking, self.settling):
                 threads.shutdown(wait=False)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConsumerStoppedError(
+                "this consumer was closed", remedy="make a new one to go on consuming"
+            )
 
     def _taken_in_vain(self, taking: Future[list[pulsar.Message]]) -> None:
         if not taking.cancelled() and taking.exception() is None:
@@ -73,9 +95,20 @@ async def run_in_thread(run: Callable[[], None], bridge: Bridge, stop: Callable[
 
     SIGTERM calls *stop* meanwhile; so does a cancellation, which cancels the handlers too.
     """
-    thread = ThreadPoolExecutor(1, "redrive-run")
-    ended = asyncio.wrap_future(thread.submit(run))
-    thread.shutdown(wait=False)
+    running: Future[None] = Future()
+
+    def until_ended() -> None:
+        try:
+            run()
+        except BaseException as error:  # noqa: BLE001 - raised by whoever awaits
+            bridge.tell(running.set_exception, error)
+        else:
+            bridge.tell(running.set_result, None)
+
+    ended = asyncio.wrap_future(running)
+    # Not by an executor: the interpreter waits for its threads, also where the loop has ended with
+    # handlers on it.
+    threading.Thread(target=until_ended, name="redrive-run", daemon=True).start()
     with stopping_at_sigterm(stop):
         try:
             await asyncio.shield(ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 import pulsar
 
@@ -11,6 +12,8 @@ from redrive.delivery.parts import Incoming
 from redrive.delivery.retrying.attempts import Attempts
 
 _LOOK_AGAIN_SECONDS = 1.0
+
+_at_work_here: ContextVar[OneAttempt | None] = ContextVar("redrive_at_work_here", default=None)
 
 
 class OneAttempt(Middleware):
@@ -45,12 +48,18 @@ class OneAttempt(Middleware):
 
         def handle_noted(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
             self._at_work[id(messages)] = messages
+            before = _at_work_here.set(self)
             try:
                 return handle(messages)
             finally:
+                _at_work_here.reset(before)
                 del self._at_work[id(messages)]
 
         return handle_noted
+
+    def in_handler(self) -> bool:
+        """Return whether a handler of this consumer is the caller, in whichever thread or task."""
+        return _at_work_here.get() is self
 
     def _put_off(self, message: pulsar.Message) -> bool:
         if not self._is_at_work(message):

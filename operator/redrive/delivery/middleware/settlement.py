@@ -37,9 +37,11 @@ class Redeliver:
 
     Attributes:
         counted: by the broker, as a redelivery; else this consumer counts.
+        reason: the class of the exception that the application gave as the cause, if any.
     """
 
     counted: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True)

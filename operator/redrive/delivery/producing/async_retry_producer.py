@@ -18,6 +18,7 @@ import pulsar
 import pulsar.schema
 
 from redrive.delivery.closing import CLOSE_TIMEOUT
+from redrive.delivery.crypto import Crypto
 from redrive.delivery.opening import opened
 from redrive.delivery.producing.retry_producer import SEND_RETRIES, SEND_TIMEOUT, RetryProducer
 from redrive.errors import InvalidSpecError
@@ -38,13 +39,14 @@ class AsyncRetryProducer:
         name: str | None = None,
         schema: pulsar.schema.Schema | None = None,
         compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
+        crypto: Crypto | None = None,
         send_retries: int = SEND_RETRIES,
         timeout: float | timedelta = SEND_TIMEOUT,
         in_flight: int = 1,
     ) -> None:
         self._open = functools.partial(
             RetryProducer,
-            client, topic, name=name, schema=schema, compression=compression,
+            client, topic, name=name, schema=schema, compression=compression, crypto=crypto,
             send_retries=send_retries, timeout=timeout, in_flight=in_flight,
         )  # fmt: skip
         self._threads = ThreadPoolExecutor(max(1, in_flight), "redrive-producer")

@@ -18,6 +18,7 @@ import pulsar.schema
 
 from redrive.delivery.bounded import Deadline, all_within, release_at_exit
 from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
+from redrive.delivery.crypto import Crypto, for_producer
 from redrive.delivery.identity import identity
 from redrive.delivery.producing.sends import GRACE_SECONDS, REMEDY, Opening, SendSlot
 from redrive.delivery.retrying.errors import NotSentError
@@ -51,6 +52,7 @@ class RetryProducer(Closing):
         name: begins the name under which the broker lists this producer; something random follows.
         schema: of the messages; by default they are bytes.
         compression: of the contents; the broker's limit is on what is left.
+        crypto: encrypts the contents.
         send_retries: a message is sent at most once more than this.
         timeout: how long each send waits for its receipt. Where the client has lost its producer
             for good, making another takes up to 12 s on top.
@@ -70,6 +72,7 @@ class RetryProducer(Closing):
         name: str | None = None,
         schema: pulsar.schema.Schema | None = None,
         compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
+        crypto: Crypto | None = None,
         send_retries: int = SEND_RETRIES,
         timeout: float | timedelta = SEND_TIMEOUT,
         in_flight: int = 1,
@@ -83,6 +86,7 @@ class RetryProducer(Closing):
         options = {
             "schema": schema or pulsar.schema.BytesSchema(),
             "compression_type": compression,
+            **for_producer(crypto),
         }
         self._watchdog = SendWatchdog(timeout.total_seconds() + GRACE_SECONDS)
         release_at_exit(client)

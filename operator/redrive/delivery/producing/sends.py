@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,6 +32,9 @@ _PAUSE_SECONDS = 0.2
 broker that has not yet noticed the end of a connection keeps a producer's name for 6 s."""
 
 _SECOND = timedelta(seconds=1)
+
+MAX_OPEN = 32
+"""Producers that one slot keeps at the broker: with more partitions than that they take turns."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,24 @@ class SendSlot:
         self._opening = opening
         self._name = name
         self._senders: dict[str, PartitionSender] = {}
+        self._open: OrderedDict[str, PartitionSender] = OrderedDict()  # used last, last
 
     def sender(self, topic: str) -> PartitionSender:
-        """Return the slot's producer of *topic*, or of one partition."""
+        """Return the slot's producer of *topic*, or of one partition.
+
+        The one that was used longest ago leaves the broker, if there are too many. It comes back
+        under its name, and goes on counting its messages.
+        """
         if topic not in self._senders:
             # A name of its own: the producer of a whole topic is one of each partition too.
             self._senders[topic] = PartitionSender(
                 self._opening, topic, f"{self._name}-{len(self._senders)}"
             )
+        self._open[topic] = self._senders[topic]
+        self._open.move_to_end(topic)
+        if len(self._open) > MAX_OPEN:
+            _, longest_ago = self._open.popitem(last=False)
+            longest_ago.close()
         return self._senders[topic]
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pulsar
 
+from redrive.delivery.crypto import for_consumer
 from redrive.delivery.parts import Subscribing
 from redrive.errors import RedriveError
 from redrive.policy.model import Policy, SubscriptionType
@@ -23,8 +24,10 @@ _CONSUMER_TYPES = {
 }
 _log = logging.getLogger(__name__)
 
-
 PREFETCH = 1_000
+
+_LEAST_PER_PARTITION = 4
+"""Further partitions share in the total bound, and the client works with no queue of 0."""
 
 
 class SubscribeError(RedriveError):
@@ -63,10 +66,12 @@ def subscribe(
                 "properties": _told(policy),
                 "negative_ack_redelivery_delay_ms": subscribing.nack_delay
                 // timedelta(milliseconds=1),
-                "receiver_queue_size": subscribing.prefetch,
                 "schema": subscribing.schema,
+                **for_consumer(subscribing.crypto),
             }
-            consumers[topic] = _subscribe(client, topic, policy.subscription, options)
+            consumers[topic] = _subscribe(
+                client, topic, policy.subscription, subscribing.prefetch, options
+            )
             undo.callback(consumers[topic].close)
         undo.pop_all()
     return consumers
@@ -84,10 +89,20 @@ def _subscribe(
     client: pulsar.Client,
     topic: TopicName,
     subscription: str,
+    prefetch: int,
     options: Mapping[str, Any],
 ) -> pulsar.Consumer:
     try:
-        return client.subscribe(str(topic), subscription, **options)
+        partitions = len(client.get_topic_partitions(str(topic)))
+        return client.subscribe(
+            str(topic),
+            subscription,
+            receiver_queue_size=prefetch,
+            max_total_receiver_queue_size_across_partitions=max(
+                prefetch, _LEAST_PER_PARTITION * partitions
+            ),
+            **options,
+        )
     except pulsar.Interrupted:
         raise  # the client's word for KeyboardInterrupt
     except pulsar.exceptions.PulsarException as error:

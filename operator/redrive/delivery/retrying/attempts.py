@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -19,8 +20,9 @@ from redrive.policy.cause import Cause
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
 
-MAX_GIVEN_BACK = 10_000
-"""So many messages are counted at a time; beyond, the one given back longest ago begins again."""
+MAX_COUNTED = 10_000
+"""So many messages are counted at a time; beyond, the one that failed, or was given back, longest
+ago begins again."""
 
 
 class _Here(NamedTuple):
@@ -42,9 +44,9 @@ class Attempts:
         self._policy = policy
         self._clock = clock
         # By id: of messages that could not be sent on, or are retried in place.
-        self._here: dict[str, _Here] = {}
+        self._here: OrderedDict[str, _Here] = OrderedDict()
         # By id: how often messages were given back to a broker that doesn't count it.
-        self._given_back: dict[str, int] = {}
+        self._given_back: OrderedDict[str, int] = OrderedDict()
         self._counting = threading.Lock()
 
     def of(self, message: pulsar.Message) -> Attempt:
@@ -82,24 +84,28 @@ class Attempts:
         message_id = id_text(message.message_id())
         before = self._here.get(message_id)
         failed_at = self._clock.now() if failure.cause is None else failure.cause.failed_at
-        self._here[message_id] = _Here(
-            1 if before is None else before.failures + 1,
-            failure.attempt.first_failed_at or failed_at,
-            failure.cause,
-        )
+        with self._counting:
+            self._here[message_id] = _Here(
+                1 if before is None else before.failures + 1,
+                failure.attempt.first_failed_at or failed_at,
+                failure.cause,
+            )
+            self._here.move_to_end(message_id)
+            if len(self._here) > MAX_COUNTED:  # of messages that were never settled here
+                self._here.popitem(last=False)
 
     def give_back(self, message: pulsar.Message) -> None:
         """Count that *message* was given back to a broker that doesn't count it."""
         message_id = id_text(message.message_id())
         with self._counting:
             self._given_back[message_id] = self._given_back.pop(message_id, 0) + 1
-            if len(self._given_back) > MAX_GIVEN_BACK:  # of messages that went to other consumers
-                del self._given_back[next(iter(self._given_back))]
+            if len(self._given_back) > MAX_COUNTED:  # of messages that went to other consumers
+                self._given_back.popitem(last=False)
 
     def forget(self, message: pulsar.Message) -> None:
         """Forget what is known of *message*, which is settled."""
         if self._here or self._given_back:
             message_id = id_text(message.message_id())
-            self._here.pop(message_id, None)
             with self._counting:
+                self._here.pop(message_id, None)
                 self._given_back.pop(message_id, None)

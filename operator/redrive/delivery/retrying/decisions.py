@@ -89,7 +89,8 @@ class Decisions:
         counted = shared and message.message_id().batch_index() < 0
         redeliveries = message.redelivery_count() if counted else self.attempts.given_back(message)
         if redeliveries < policy.max_retries:
-            return Settlement(message, Redeliver(counted))
+            reason = "" if error is None else type(error).__name__
+            return Settlement(message, Redeliver(counted, reason))
         failure = self._failure(message, error, raised=False)
         failed = failure.attempt.reconsume_times + redeliveries + 1
         verdict = end(failure.policy, DeadReason.RETRIES_EXHAUSTED, failed)

@@ -23,6 +23,7 @@ from redrive.delivery.bounded import (
     in_background,
     within,
 )
+from redrive.delivery.crypto import Crypto, for_producer
 from redrive.delivery.identity import identity
 from redrive.delivery.receiving import reading
 from redrive.delivery.retrying.errors import NotSentError, TooBigError
@@ -58,9 +59,10 @@ class Producers:
     May be used by several threads.
     """
 
-    def __init__(self, client: pulsar.Client, *, name: str) -> None:
+    def __init__(self, client: pulsar.Client, *, name: str, crypto: Crypto | None = None) -> None:
         self._client = client
         self._name = name
+        self._crypto = for_producer(crypto)
         self._schemas = WriterSchemas(client)
         self._producers: dict[_Destination, pulsar.Producer] = {}
         self._changing = threading.Lock()
@@ -210,6 +212,7 @@ class Producers:
             batching_enabled=False,
             chunking_enabled=to.large,
             compression_type=_LARGE if to.large else pulsar.CompressionType.NONE,
+            **self._crypto,
         )
 
     def _drop(self, to: _Destination, producer: pulsar.Producer) -> None:

@@ -22,6 +22,7 @@ class Name(enum.StrEnum):
     ATTEMPT_FAILED = "redrive.attempt_failed"
     RETRIED = "redrive.retried"
     RETRIED_IN_PLACE = "redrive.retried_in_place"
+    NEGATIVELY_ACKNOWLEDGED = "redrive.negatively_acknowledged"
     DEAD_LETTERED = "redrive.dead_lettered"
     DISCARDED = "redrive.discarded"
     UNSENT = "redrive.unsent"
@@ -38,6 +39,7 @@ _LEVELS = {
     Name.ATTEMPT_FAILED: logging.WARNING,
     Name.RETRIED: logging.INFO,
     Name.RETRIED_IN_PLACE: logging.INFO,
+    Name.NEGATIVELY_ACKNOWLEDGED: logging.INFO,
     Name.DEAD_LETTERED: logging.INFO,
     Name.DISCARDED: logging.WARNING,
     Name.UNSENT: logging.ERROR,

@@ -16,7 +16,15 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from redrive import AsyncRetryConsumer, Attempt, ConsumerStoppedError, Done, Policy, RetryConsumer
+from redrive import (
+    AsyncRetryConsumer,
+    Attempt,
+    ConsumerStoppedError,
+    Done,
+    NotRunError,
+    Policy,
+    RetryConsumer,
+)
 from redrive.errors import InvalidSpecError
 from redrive.opentelemetry import Tracing
 from redrive.policy.ladder import Ladder
@@ -257,16 +265,17 @@ async def test_a_handler_may_take_for_ever() -> None:
     assert consumer.broker.unsettled() == []
 
 
-async def test_a_handler_that_is_a_generator_has_failed() -> None:
+async def test_a_handler_that_is_a_generator_ends_run_and_dead_letters_nothing() -> None:
     consumer = AsyncInMemoryConsumer(replace(POLICY, max_retries=0))
     consumer.send(b"x")
 
     def handle(_message: pulsar.Message) -> Any:  # noqa: ANN401 - what a type checker refuses
         yield
 
-    await consumer.run(handle)
-    (dead,) = consumer.dead_letters
-    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "NotRunError"
+    with pytest.raises(NotRunError):
+        await consumer.run(handle)
+    assert consumer.dead_letters == []
+    assert [message.data() for message in consumer.broker.unsettled()] == [b"x"]
 
 
 async def test_a_cancelled_receive_batch_hands_back_what_it_has_gathered() -> None:
@@ -293,3 +302,19 @@ async def test_a_batch_is_complete_at_its_size_or_when_the_wait_is_over() -> Non
         consumer.stop()
         with pytest.raises(ConsumerStoppedError):
             await consumer.receive_batch(2, SECOND)
+
+
+async def test_a_handler_may_close_its_consumer() -> None:
+    client = FakeClient()
+    async with AsyncRetryConsumer(client.as_pulsar(), POLICY) as consumer:
+        client.deliver(POLICY.topic, b"1")
+        handled = []
+
+        async def handle(message: pulsar.Message) -> None:
+            await consumer.close()
+            handled.append(message.data())
+
+        await asyncio.wait_for(consumer.run(handle, workers=2), 10)
+        assert handled == [b"1"]
+        with pytest.raises(ConsumerStoppedError):
+            await consumer.receive(SECOND)

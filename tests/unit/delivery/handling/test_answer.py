@@ -148,3 +148,20 @@ def test_what_is_never_run_is_no_success_however_it_is_returned(form: Any, lazy:
     handle = form(lambda given: lazy(given), explicit=False)  # noqa: PLW0108 - hides what it is
     with pytest.raises(NotRunError, match="returned what is never run"):
         handle(["m"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda: None, lambda _message, _more, _yet_more: None, lambda *, message: message]
+)
+@pytest.mark.parametrize("form", [one, answer.many])
+def test_a_handler_that_does_not_take_what_it_is_given_is_refused(form: Any, wrong: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="a handler takes a"):
+        form(wrong, explicit=False)
+
+
+@pytest.mark.parametrize(
+    "fitting", [print, lambda *_messages: None, lambda _message, _retries=3: None, {}.get]
+)
+@pytest.mark.parametrize("form", [one, answer.many])
+def test_a_handler_may_have_more_arguments_with_defaults(form: Any, fitting: Any) -> None:  # noqa: ANN401
+    form(fitting, explicit=False)

@@ -6,8 +6,9 @@ import pulsar
 import pytest
 
 from redrive import Policy
+from redrive.delivery.middleware.settlement import Failure
 from redrive.delivery.parts import SystemClock
-from redrive.delivery.retrying.attempts import MAX_GIVEN_BACK, Attempts
+from redrive.delivery.retrying.attempts import MAX_COUNTED, Attempts
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryConsumer
@@ -52,11 +53,11 @@ def test_counts_of_what_other_consumers_have_got_since_are_bounded() -> None:
     policy = Policy(TOPIC, "billing", SubscriptionType.EXCLUSIVE)
     attempts = Attempts(lambda: policy, SystemClock())
     kept = message_with(0)
-    for number in range(MAX_GIVEN_BACK + 10):
+    for number in range(MAX_COUNTED + 10):
         attempts.give_back(message_with(number))
         if number % 1_000 == 0:
             attempts.give_back(kept)
-    assert len(attempts._given_back) == MAX_GIVEN_BACK  # noqa: SLF001 - what takes memory
+    assert len(attempts._given_back) == MAX_COUNTED  # noqa: SLF001 - what takes memory
     assert attempts.given_back(kept) == 12
     assert attempts.given_back(message_with(1)) == 0
 
@@ -65,3 +66,15 @@ def message_with(entry: int) -> pulsar.Message:
     """A message that is known by its id."""
     message = InMemoryMessage(TOPIC, pulsar.MessageId(-1, 1, entry), b"", SystemClock().now())
     return cast("pulsar.Message", message)
+
+
+def test_what_failed_here_and_was_never_settled_takes_bounded_memory() -> None:
+    policy = Policy(TOPIC, "billing")
+    attempts = Attempts(lambda: policy, SystemClock())
+    for number in range(MAX_COUNTED + 10):
+        message = message_with(number)
+        failure = Failure(attempts.of(message), policy, None, None, raised=True)
+        attempts.remember(message, failure)
+    assert len(attempts._here) == MAX_COUNTED  # noqa: SLF001 - what takes memory
+    assert attempts.of(message).number == 2
+    assert attempts.of(message_with(1)).number == 1

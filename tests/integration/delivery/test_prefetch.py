@@ -1,0 +1,77 @@
+"""What waits in a consumer is as much as it was given, and the rest goes to others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from redrive.errors import InvalidSpecError
+from redrive.policy.model import SubscriptionType
+
+ProvisionPolicy = Callable[..., Any]
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < end, "it was not reached"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
+def test_a_consumer_that_joins_gets_what_a_busy_one_has_not_begun(
+    provision_policy: ProvisionPolicy, kind: SubscriptionType
+) -> None:
+    provisioned = provision_policy(kind=kind)
+    busy, go_on = provisioned.consumer(prefetch=4), threading.Event()
+    held: list[bytes] = []
+
+    def hold(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        held.append(message.data())
+        go_on.wait(60)
+
+    running = threading.Thread(target=busy.run, args=(hold,), kwargs={"workers": 2})
+    running.start()
+    for number in range(200):
+        provisioned.send(b"%d" % number, partition_key=f"{number}")
+        if number == 0:
+            wait_until(lambda: bool(held))
+    joined = provisioned.consumer()
+    found = []
+    while message := joined.receive(timedelta(seconds=3)):
+        found.append(message.data())
+        joined.acknowledge(message)
+    go_on.set()
+    wait_until(lambda: provisioned.backlog(provisioned.policy.topic) == 0)
+    busy.close()
+    running.join(30)
+    assert len(found) > 50  # of a key-shared subscription, about half of the keys are another's
+    assert sorted([*found, *held]) == sorted(b"%d" % number for number in range(200))
+
+
+def test_partitions_share_one_bound(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy(partitions=4)
+    consumer = provisioned.consumer(prefetch=20)
+    provisioned.send(*[b"%d" % number for number in range(200)])
+    time.sleep(2)
+    joined = provisioned.consumer()
+    found = 0
+    while message := joined.receive(timedelta(seconds=3)):
+        found += 1
+        joined.acknowledge(message)
+    # The client has a queue of each partition and one of all.
+    assert 200 - 2 * 20 <= found <= 200 - 20
+    consumer.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, -1])
+def test_a_consumer_without_room_for_a_message_is_refused(
+    provision_policy: ProvisionPolicy, prefetch: int
+) -> None:
+    with pytest.raises(InvalidSpecError, match="prefetch"):
+        provision_policy().consumer(prefetch=prefetch)
