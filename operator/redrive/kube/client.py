@@ -40,7 +40,7 @@ PAGE = 500
 """So many objects come with one answer: a list of ten thousand is never in memory twice."""
 _MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
-_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=1"
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Kubernetes:
         found, latest = dict[str, int](), 0
         async for page in self._pages(resource, namespace, accept=_METADATA_ONLY):
             latest = int(page["metadata"]["resourceVersion"])
-            for item in page["items"]:
+            for item in page["items"] or ():  # null where there are none
                 found[item["metadata"]["uid"]] = int(item["metadata"]["resourceVersion"])
         return Versions(latest, found)
 

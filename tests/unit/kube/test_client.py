@@ -104,7 +104,21 @@ async def test_long_lists_come_in_pages_and_versions_without_the_objects(
     assert [request.query["limit"] for request in asked] == ["500"] * 6
     accepted = [request.headers["Accept"] for request in asked]
     assert accepted[:3] == ["application/json"] * 3
-    assert all("PartialObjectMetadataList" in each for each in accepted[3:])
+    # With any other version than this one a real API server answers 406.
+    metadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+    assert accepted[3:] == [metadata] * 3
+
+
+async def test_a_list_of_versions_without_objects_has_null_in_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    page = b'{"items": null, "metadata": {"resourceVersion": "9"}}'
+    async with api_server(b"HTTP/1.1 200 OK\r\n\r\n" + page, []) as port:
+        write_kubeconfig(kubeconfig, port)
+        async with Kubernetes.connect() as kubernetes:
+            assert await kubernetes.versions(resources.POLICIES) == Versions(9, {})
 
 
 async def test_an_event_is_about_the_very_object_and_not_too_long() -> None:

@@ -1,0 +1,33 @@
+"""What the client asks of a real API server, and a fake one would answer whatever it is asked."""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+import pytest
+
+from redrive.kube import resources
+from redrive.kube.client import Kubernetes
+from sandbox.sandbox import Sandbox
+
+
+async def test_versions_are_listed_of_built_in_and_of_custom_kinds(
+    installed: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl, namespace = installed.cluster.kubectl, f"t-{secrets.token_hex(4)}"
+    kubectl("create", "namespace", namespace)
+    kubectl("create", "configmap", "ours", f"--namespace={namespace}")
+    label = "app.kubernetes.io/managed-by=redrive"
+    kubectl("label", "configmap", "ours", label, f"--namespace={namespace}")
+    made = json.loads(
+        kubectl("get", "configmap", "ours", f"--namespace={namespace}", "--output=json")
+    )["metadata"]
+    monkeypatch.setenv("KUBECONFIG", str(installed.cluster.kubeconfig))
+    async with Kubernetes.connect() as kubernetes:
+        found = await kubernetes.versions(resources.CONFIG_MAPS, namespace)
+        custom = await kubernetes.versions(resources.SPARK_APPLICATIONS, namespace)
+    assert found.by_uid == {made["uid"]: int(made["resourceVersion"])}
+    assert custom.by_uid == {}
+    assert custom.latest >= found.by_uid[made["uid"]]
+    kubectl("delete", "namespace", namespace, "--wait=false")
