@@ -7,47 +7,24 @@ two have to end alike: spec, finalizers, status, the ConfigMap, and all that the
 
 from __future__ import annotations
 
-import difflib
 import json
-import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from redrive.kube.resources import Body
-from redrive.provision.health import checks
-from tests.integration.provision.conftest import MakeShop, Shop, redrive, rest_path
+from tests.integration.provision.conftest import MakeShop, Shop, redrive
 from tests.integration.provision.test_tenants import consumed_topic
 from tests.support.crd_fields import SpecField, SpecFields
+from tests.support.whole_states import NAME, Lasting, World, difference
 
 ROUND_SECONDS = 30.0
 """A round ends without success once nothing has changed for so long."""
 AT_ONCE = 8
-OWN_POLICIES = (
-    "messageTTL",
-    "deduplicationEnabled",
-    "delayedDelivery",
-    "inactiveTopicPolicies",
-    "retention",
-    "backlogQuotaMap",
-    "compactionThreshold",
-)
-STATISTICS = {
-    checks.ACK_HOLES,
-    checks.FOREIGN_SUBSCRIPTION,
-    checks.RETRY_TOPIC_NOT_CONSUMED,
-    checks.RETRY_STORM,
-    checks.RETRIES_OVERDUE,
-    checks.QUOTA_NEARLY_REACHED,
-}
-"""Conditions that tell of messages and clients, not of the spec."""
-State = dict[str, Any]
-NAME = "NAME"
-"""Stands for the name of an object, in specs and states."""
 
 
 def given(shop: Shop) -> dict[str, dict[str, tuple[Any, ...]]]:
@@ -108,35 +85,6 @@ ONE_VALUE = {"PulsarConnection authentication.none": "an empty object is its onl
 """Fields of fewer than two values, and why."""
 
 
-@dataclass(frozen=True)
-class Lasting:
-    """What of a former value stays by design.
-
-    Attributes:
-        why: the reason.
-        parts: where a state may hold more than that of a new object, as patterns of paths.
-    """
-
-    why: str
-    parts: tuple[str, ...]
-
-    def without(self, found: Any, expected: Any, path: str = "") -> Any:  # noqa: ANN401  JSON
-        """Return *found* without what lasts of it and is not *expected*."""
-        if isinstance(found, list) and self._lasts(path):
-            return [item for item in found if item in expected]
-        if not isinstance(found, dict) or not isinstance(expected, dict):
-            return found
-        kept = {
-            name: self.without(value, expected.get(name), f"{path}/{name}")
-            for name, value in found.items()
-        }
-        gone = {name for name in kept.keys() - expected.keys() if self._lasts(f"{path}/{name}")}
-        return {name: value for name, value in kept.items() if name not in gone}
-
-    def _lasts(self, path: str) -> bool:
-        return any(re.fullmatch(part, path) for part in self.parts)
-
-
 _NEVER_SHRINK = Lasting(
     "no topic can lose partitions: a warning tells",
     (".*-(RETRY|DLQ)-partition-[12]", "/policy/status/conditions"),
@@ -179,116 +127,6 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.leaf}"
-
-
-@dataclass
-class World:
-    """The shop of a run, and what was seen of it last."""
-
-    shop: Shop
-    pool: ThreadPoolExecutor
-    objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    rights: dict[str, Any] = field(default_factory=dict)
-    topics: list[str] = field(default_factory=list)
-    before: dict[str, State] = field(default_factory=dict)
-
-    def look(self) -> None:
-        """Read all objects, and the names and rights of all topics."""
-        shop = self.shop
-        kinds = "retrypolicies,pulsarconnections,configmaps"
-        found = json.loads(shop.kubectl("get", kinds, "--output=json"))["items"]
-        self.objects = {(body["kind"], body["metadata"]["name"]): body for body in found}
-        space = f"{shop.tenant}/prod"
-        auth = shop.request("GET", f"namespaces/{space}")["auth_policies"]
-        self.rights = auth["destination_auth"]
-        self.topics = [
-            *shop.request("GET", f"persistent/{space}"),
-            *shop.request("GET", f"persistent/{space}/partitioned"),
-        ]
-
-    def object_state(self, kind: str, name: str) -> State:
-        """Spec, finalizers and status, and the ConfigMap of a policy."""
-        policy = self.objects["RetryPolicy", name]
-        state = {"policy": shown(policy), "config map": self._config_map(policy)}
-        if kind == "PulsarConnection":
-            state["connection"] = shown(self.objects[kind, name])
-        return plain(state, name, [body["metadata"]["uid"] for body in self._of(name)])
-
-    def broker_state(self, name: str) -> State:
-        """All that the broker holds of the topics of a policy, by their names."""
-        topics = sorted(topic for topic in self.topics if name in topic)
-        uids = [body["metadata"]["uid"] for body in self._of(name)]
-        found = dict(zip(topics, self.pool.map(self._topic, topics), strict=True))
-        return plain(found, name, uids)
-
-    def reason(self, name: str) -> str:
-        """The reason of a policy's Ready condition."""
-        conditions = self.objects["RetryPolicy", name].get("status", {}).get("conditions", [])
-        return next((c["reason"] for c in conditions if c["type"] == "Ready"), "")
-
-    def _of(self, name: str) -> Iterator[dict[str, Any]]:
-        for kind in ("RetryPolicy", "PulsarConnection"):
-            if (kind, name) in self.objects:
-                yield self.objects[kind, name]
-
-    def _config_map(self, policy: dict[str, Any]) -> State | None:
-        body = self.objects.get(("ConfigMap", f"{policy['metadata']['name']}-redrive"))
-        if body is None:
-            return None
-        written = json.loads(body["data"]["policy.json"])
-        if written["generation"] == policy["metadata"]["generation"]:
-            written["generation"] = "current"
-        metadata = body["metadata"]
-        return {
-            "labels": metadata["labels"],
-            "owners": metadata["ownerReferences"],
-            "data": {**body["data"], "policy.json": written},
-        }
-
-    def _topic(self, topic: str) -> State:
-        path = rest_path(topic)
-        state = {"subscriptions": sorted(self.shop.request("GET", f"{path}/subscriptions"))}
-        if re.search(r"-partition-\d+$", topic):
-            return state
-        properties = self.shop.request("GET", f"{path}/properties") or {}
-        return state | {
-            "rights": {role: sorted(may) for role, may in self.rights.get(topic, {}).items()},
-            "properties": {key: value for key, value in properties.items() if value},
-            **{policy: self.shop.request("GET", f"{path}/{policy}") for policy in OWN_POLICIES},
-        }
-
-
-def shown(body: dict[str, Any]) -> State:
-    """What an object says, without what tells times and counts changes."""
-    generation = body["metadata"]["generation"]
-    status = {k: v for k, v in body.get("status", {}).items() if k not in {"backlog", "warnings"}}
-    if status.get("observedGeneration") == generation:
-        status["observedGeneration"] = "current"
-    status["conditions"] = sorted(
-        (
-            {
-                "type": c["type"],
-                "status": c["status"],
-                "reason": c["reason"],
-                "message": c["message"],
-                "current": c["observedGeneration"] == generation,
-            }
-            for c in status.get("conditions", [])
-            if c["type"] not in STATISTICS
-        ),
-        key=lambda c: c["type"],
-    )
-    finalizers = sorted(body["metadata"].get("finalizers", []))
-    return {"spec": body["spec"], "finalizers": finalizers, "status": status}
-
-
-def plain(state: State, name: str, uids: Iterable[str]) -> State:
-    """Return *state* as if its object had another name."""
-    text = json.dumps(state).replace(name, NAME)
-    for uid in uids:
-        text = text.replace(uid, "UID")
-    found: State = json.loads(text)
-    return found
 
 
 def cases(shop: Shop) -> list[Case]:
@@ -400,12 +238,12 @@ def differences(world: World, changing: Sequence[Case], step: int) -> list[str]:
     while left and time.monotonic() < deadline:
         world.look()
         for name, case in list(left.items()):
-            difference = compare(world, case, step)
-            if difference is None:
+            told = compare(world, case, step)
+            if told is None:
                 del left[name]
-            if found.get(name, "") != difference:
+            if found.get(name, "") != told:
                 deadline = time.monotonic() + ROUND_SECONDS
-            found[name] = difference
+            found[name] = told
         time.sleep(0.5)
     return [f"{case}, step {step}:\n{found[name]}" for name, case in left.items()]
 
@@ -424,22 +262,10 @@ def compare(world: World, case: Case, step: int) -> str | None:
         for state, each in ((one, name), (other, new)):
             state.pop("config map")
             state["policy"]["status"] = world.reason(each)
-    if (difference := told(case, other, one)) is not None:
-        return difference
+    if (told := difference(other, one, LASTING.get(str(case)))) is not None:
+        return told
     now = world.broker_state(name)
     expected = world.broker_state(new) if works else world.before[name]
-    if (difference := told(case, expected, now)) is None:
+    if (told := difference(expected, now, LASTING.get(str(case)))) is None:
         world.before[name] = now
-    return difference
-
-
-def told(case: Case, expected: State, found: State) -> str | None:
-    """Show two states where they differ, but for what lasts."""
-    if (lasting := LASTING.get(str(case))) is not None:
-        found = lasting.without(found, expected)
-    if expected == found:
-        return None
-    one, other = (
-        json.dumps(state, indent=1, sort_keys=True).splitlines() for state in (expected, found)
-    )
-    return "\n".join(difflib.unified_diff(one, other, "new", "changed", lineterm="", n=3))
+    return told

@@ -1,0 +1,191 @@
+"""All that there is of RetryPolicies and PulsarConnections, comparable between objects."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from redrive.provision.health import checks
+from tests.integration.provision.conftest import Shop, rest_path
+
+OWN_POLICIES = (
+    "messageTTL",
+    "deduplicationEnabled",
+    "delayedDelivery",
+    "inactiveTopicPolicies",
+    "retention",
+    "backlogQuotaMap",
+    "compactionThreshold",
+)
+STATISTICS = {
+    checks.ACK_HOLES,
+    checks.FOREIGN_SUBSCRIPTION,
+    checks.RETRY_TOPIC_NOT_CONSUMED,
+    checks.RETRY_STORM,
+    checks.RETRIES_OVERDUE,
+    checks.QUOTA_NEARLY_REACHED,
+}
+"""Conditions that tell of messages and clients, not of the spec."""
+State = dict[str, Any]
+NAME = "NAME"
+"""Stands for the name of an object, in specs and states."""
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """What of a former value stays by design.
+
+    Attributes:
+        why: the reason.
+        parts: where a state may hold more than that of a new object, as patterns of paths.
+    """
+
+    why: str
+    parts: tuple[str, ...]
+
+    def without(self, found: Any, expected: Any, path: str = "") -> Any:  # noqa: ANN401  JSON
+        """Return *found* without what lasts of it and is not *expected*."""
+        if isinstance(found, list) and self._lasts(path):
+            return [item for item in found if item in expected]
+        if not isinstance(found, dict) or not isinstance(expected, dict):
+            return found
+        kept = {
+            name: self.without(value, expected.get(name), f"{path}/{name}")
+            for name, value in found.items()
+        }
+        gone = {name for name in kept.keys() - expected.keys() if self._lasts(f"{path}/{name}")}
+        return {name: value for name, value in kept.items() if name not in gone}
+
+    def _lasts(self, path: str) -> bool:
+        return any(re.fullmatch(part, path) for part in self.parts)
+
+
+@dataclass
+class World:
+    """The objects of a shop, and what the broker has for them, as they were seen last.
+
+    Attributes:
+        before: what the broker had for an object when that was last as it should be, by its name.
+    """
+
+    shop: Shop
+    pool: ThreadPoolExecutor
+    objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    rights: dict[str, Any] = field(default_factory=dict)
+    topics: list[str] = field(default_factory=list)
+    before: dict[str, State] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Read all objects, and the names and rights of all topics."""
+        shop = self.shop
+        kinds = "retrypolicies,pulsarconnections,configmaps"
+        found = json.loads(shop.kubectl("get", kinds, "--output=json"))["items"]
+        self.objects = {(body["kind"], body["metadata"]["name"]): body for body in found}
+        space = f"{shop.tenant}/prod"
+        auth = shop.request("GET", f"namespaces/{space}")["auth_policies"]
+        self.rights = auth["destination_auth"]
+        self.topics = [
+            *shop.request("GET", f"persistent/{space}"),
+            *shop.request("GET", f"persistent/{space}/partitioned"),
+        ]
+
+    def object_state(self, kind: str, name: str) -> State:
+        """Spec, finalizers and status, and the ConfigMap of a policy."""
+        policy = self.objects["RetryPolicy", name]
+        state = {"policy": shown(policy), "config map": self._config_map(policy)}
+        if kind == "PulsarConnection":
+            state["connection"] = shown(self.objects[kind, name])
+        return plain(state, name, [body["metadata"]["uid"] for body in self._of(name)])
+
+    def broker_state(self, name: str) -> State:
+        """All that the broker holds of the topics of a policy, by their names."""
+        topics = sorted(topic for topic in self.topics if name in topic)
+        uids = [body["metadata"]["uid"] for body in self._of(name)]
+        found = dict(zip(topics, self.pool.map(self._topic, topics), strict=True))
+        return plain(found, name, uids)
+
+    def reason(self, name: str) -> str:
+        """The reason of a policy's Ready condition."""
+        conditions = self.objects["RetryPolicy", name].get("status", {}).get("conditions", [])
+        return next((c["reason"] for c in conditions if c["type"] == "Ready"), "")
+
+    def _of(self, name: str) -> Iterator[dict[str, Any]]:
+        for kind in ("RetryPolicy", "PulsarConnection"):
+            if (kind, name) in self.objects:
+                yield self.objects[kind, name]
+
+    def _config_map(self, policy: dict[str, Any]) -> State | None:
+        body = self.objects.get(("ConfigMap", f"{policy['metadata']['name']}-redrive"))
+        if body is None:
+            return None
+        written = json.loads(body["data"]["policy.json"])
+        if written["generation"] == policy["metadata"]["generation"]:
+            written["generation"] = "current"
+        metadata = body["metadata"]
+        return {
+            "labels": metadata["labels"],
+            "owners": metadata["ownerReferences"],
+            "data": {**body["data"], "policy.json": written},
+        }
+
+    def _topic(self, topic: str) -> State:
+        path = rest_path(topic)
+        state = {"subscriptions": sorted(self.shop.request("GET", f"{path}/subscriptions"))}
+        if re.search(r"-partition-\d+$", topic):
+            return state
+        properties = self.shop.request("GET", f"{path}/properties") or {}
+        return state | {
+            "rights": {role: sorted(may) for role, may in self.rights.get(topic, {}).items()},
+            "properties": {key: value for key, value in properties.items() if value},
+            **{policy: self.shop.request("GET", f"{path}/{policy}") for policy in OWN_POLICIES},
+        }
+
+
+def shown(body: dict[str, Any]) -> State:
+    """What an object says, without what tells times and counts changes."""
+    generation = body["metadata"]["generation"]
+    status = {k: v for k, v in body.get("status", {}).items() if k not in {"backlog", "warnings"}}
+    if status.get("observedGeneration") == generation:
+        status["observedGeneration"] = "current"
+    status["conditions"] = sorted(
+        (
+            {
+                "type": c["type"],
+                "status": c["status"],
+                "reason": c["reason"],
+                "message": c["message"],
+                "current": c["observedGeneration"] == generation,
+            }
+            for c in status.get("conditions", [])
+            if c["type"] not in STATISTICS
+        ),
+        key=lambda c: c["type"],
+    )
+    finalizers = sorted(body["metadata"].get("finalizers", []))
+    return {"spec": body["spec"], "finalizers": finalizers, "status": status}
+
+
+def plain(state: State, name: str, uids: Iterable[str]) -> State:
+    """Return *state* as if its object had another name."""
+    text = json.dumps(state).replace(name, NAME)
+    for uid in uids:
+        text = text.replace(uid, "UID")
+    found: State = json.loads(text)
+    return found
+
+
+def difference(expected: State, found: State, lasting: Lasting | None = None) -> str | None:
+    """Show two states where they differ, but for what lasts; None where they do not."""
+    if lasting is not None:
+        found = lasting.without(found, expected)
+    if expected == found:
+        return None
+    one, other = (
+        json.dumps(state, indent=1, sort_keys=True).splitlines() for state in (expected, found)
+    )
+    return "\n".join(difflib.unified_diff(one, other, "new", "changed", lineterm="", n=3))
