@@ -53,10 +53,9 @@ class Engine:
 
     def build(self, command: str, *more: str) -> None:
         """Run a documented `docker build`, on the base of the tests."""
-        pip = f"--volume={self.cache}:/root/.cache/pip"
-        arguments = shlex.split(command)
-        self(*arguments[:1], "--network=host", pip, f"--build-arg=BASE_IMAGE={BASE}", *more,
-             *arguments[1:])  # fmt: skip
+        settings = "--network=host", "--layers", f"--volume={self.cache}:/root/.cache/pip"
+        build, *arguments = shlex.split(command)
+        self(build, *settings, f"--build-arg=BASE_IMAGE={BASE}", *more, *arguments)
 
     def run(self, image: str, *command: str) -> str:
         """Run *command* in a container of *image*, as its user."""

@@ -114,7 +114,7 @@ class StandIn:
         return pid
 
 
-def eventually(holds: Callable[[], object], seconds: float = 60) -> None:
+def eventually(holds: Callable[[], object], seconds: float = SECONDS) -> None:
     """Wait until *holds* returns something true."""
     deadline = time.monotonic() + seconds
     while not holds():
