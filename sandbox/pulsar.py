@@ -62,6 +62,7 @@ class Broker:
         port: of the binary protocol.
         admin_port: of the admin REST interface.
         admin_tls_port: of the same with TLS.
+        tls_port: of the binary protocol with TLS.
         address: of this machine, where it listens.
         version: which release runs, one of `versions.PULSARS`.
     """
@@ -70,6 +71,7 @@ class Broker:
     port: int
     admin_port: int
     admin_tls_port: int
+    tls_port: int
     address: str = "127.0.0.1"
     version: str = versions.PULSAR
 
@@ -77,6 +79,11 @@ class Broker:
     def service_url(self) -> str:
         """What clients connect to."""
         return f"pulsar://{self.address}:{self.port}"
+
+    @property
+    def service_tls_url(self) -> str:
+        """The same with TLS; a client with a certificate of `certificate` needs no token."""
+        return f"pulsar+ssl://{self.address}:{self.tls_port}"
 
     @property
     def admin_url(self) -> str:
@@ -183,7 +190,8 @@ def launch(
     """
     folder = state / NAME
     folder.mkdir(mode=0o700)
-    broker = Broker(state, free_port(), free_port(), free_port(), address, version)
+    ports = free_port(), free_port(), free_port(), free_port()
+    broker = Broker(state, *ports, address, version)
     _write_identity(state)
     _key_file(state).touch(mode=0o600)
     _key_file(state).write_bytes(secrets.token_bytes(32))
@@ -233,6 +241,7 @@ def _settings(broker: Broker) -> dict[str, object]:
         "brokerServicePort": broker.port,
         "webServicePort": broker.admin_port,
         "webServicePortTls": broker.admin_tls_port,
+        "brokerServicePortTls": broker.tls_port,
         "tlsCertificateFilePath": folder / "broker.crt",
         "tlsKeyFilePath": folder / "broker.key",
         "tlsTrustCertsFilePath": _authority_file(broker.state),

@@ -110,6 +110,7 @@ class Sandbox:
                 "port": self.pulsar.port,
                 "admin_port": self.pulsar.admin_port,
                 "admin_tls_port": self.pulsar.admin_tls_port,
+                "tls_port": self.pulsar.tls_port,
                 "version": self.pulsar.version,
             },
             "cluster": {"port": self.cluster.port},

@@ -6,10 +6,10 @@ owner can read, and not onto a command line that every user of the machine can.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
-from . import environment
+from . import environment, mounts
 from .errors import RefusedError
 from .objects import Application, Object
 
@@ -106,7 +106,7 @@ def _unmet(app: Application) -> Iterator[str]:
     if spec.get("pythonVersion") == "2":
         yield 'spec.pythonVersion is "2"; set it to "3"'
     for name in ("driver", "executor"):
-        yield from _unmounted(name, spec[name])
+        yield from _unmounted(name, spec[name], mounts.mountable(app))
     account = spec["executor"].get("serviceAccount", app.service_account)
     if account != app.service_account:
         yield (
@@ -120,11 +120,13 @@ def _unmet(app: Application) -> Iterator[str]:
             yield f"spec.sparkConf sets {name} to {value}; it must be {app.namespace}"
 
 
-def _unmounted(name: str, pod: Object) -> Iterator[str]:
+def _unmounted(name: str, pod: Object, mountable: Container[str]) -> Iterator[str]:
     for field in ("secrets", "configMaps", "volumeMounts"):
-        if pod.get(field):
-            names = ", ".join(sorted(item["name"] for item in pod[field]))
-            yield f"spec.{name}.{field} mounts {names}; pass values by env or envFrom"
+        known = mountable if field == "volumeMounts" else ()
+        if names := sorted(
+            item["name"] for item in pod.get(field, []) if item["name"] not in known
+        ):
+            yield f"spec.{name}.{field} mounts {', '.join(names)}; pass values by env or envFrom"
 
 
 def _escaped(text: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import command, environment
+from . import command, environment, mounts
 from .clock import now
 from .cluster import Cluster
 from .errors import GoneError, MissingConfigError, RefusedError, UnavailableError
@@ -78,8 +78,8 @@ class Pod:
 
     async def _live(self) -> None:
         try:
-            variables = await self._variables()
-            self._become(await self._run(variables))
+            variables, mounted = await self._given()
+            self._become(await self._run(variables, mounted))
         except RefusedError as error:
             self._become(_not_started(error))
         except Exception as error:
@@ -89,14 +89,14 @@ class Pod:
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _variables(self) -> dict[str, str]:
-        """Wait, like a pod in CreateContainerConfigError, until nothing is missing."""
+    async def _given(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the environment and what is mounted; wait, as a pod does, until all is there."""
         shown = ""
         while True:
             try:
-                sources = environment.references(self._app)
+                sources = environment.references(self._app) | mounts.references(self._app)
                 data = await self._cluster.data(self._app.namespace, sources)
-                return environment.resolve(self._app, data)
+                return environment.resolve(self._app, data), mounts.files(self._app, data)
             except (MissingConfigError, UnavailableError) as error:
                 if shown != str(error):
                     shown = str(error)
@@ -110,9 +110,15 @@ class Pod:
         except (GoneError, UnavailableError) as error:
             log.warning("no Event was recorded: %s", error)
 
-    async def _run(self, variables: Mapping[str, str]) -> Observation:
+    async def _run(self, variables: Mapping[str, str], mounted: Mapping[str, str]) -> Observation:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
+        root = self._folder / "mounts"
+        root.mkdir(mode=0o700)
+        for path, content in mounted.items():
+            file = root / path.lstrip("/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
         for name, content in self._files.items():
             (self._folder / name).write_text(content)
         output = Output()
@@ -125,7 +131,7 @@ class Pod:
                 if output.running and self.observation.phase is Phase.PENDING:
                     self._become(Observation(Phase.RUNNING))
 
-            known = {**self._image(), **variables}
+            known = {**self._image(), **mounts.environment(variables, self._app, root)}
             given = command.arguments(self._app, self._folder / PROPERTIES, known)
             self._process = await Process.start(
                 [self._spark_submit(), *given],

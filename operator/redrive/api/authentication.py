@@ -1,4 +1,8 @@
-"""Credentials of the operator at a broker, and how the broker's certificate is verified."""
+"""Credentials at a broker, and how the broker's certificate is verified.
+
+Each Secret and ConfigMap lies where it is read: what the operator uses in the namespace of the
+PulsarConnection, what replay jobs use in that of the Replay, whose pods can mount no others.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from redrive.api.fields import ObjectKey, ObjectName, SecretKeyRef
+from redrive.api.fields import ObjectKey, ObjectName, SecretKeyRef, TokenSource
 from redrive.api.model import ApiModel
 from redrive.api.oneof import OneOf, exactly_one
 from redrive.api.rules import VALIDATIONS, Form
@@ -51,7 +55,8 @@ class CaRef(ApiModel):
     """Certificate authorities, as PEM under a key of a ConfigMap or Secret."""
 
     kind: CaKind = CaKind.CONFIG_MAP
-    """`ConfigMap` or `Secret`; it lies in the namespace of the PulsarConnection."""
+    """`ConfigMap` or `Secret`; for the operator it lies in the namespace of the PulsarConnection,
+    for replay jobs in that of the Replay."""
 
     name: ObjectName
     """Name of the object."""
@@ -64,7 +69,7 @@ class Tls(ApiModel):
     """How the broker's certificate is verified. Its host name is verified in any case."""
 
     ca_ref: CaRef
-    """The certificate authorities to trust, in place of those that the operator's image trusts."""
+    """The certificate authorities to trust, in place of those that the image trusts."""
 
 
 class TokenOrigin(OneOf):
@@ -110,7 +115,7 @@ class OAuth2(ApiModel):
     """The issuer: below it lies `.well-known/openid-configuration`."""
 
     client_id: Word
-    """The id of the operator as a client of the issuer."""
+    """The id of the client at the issuer."""
 
     client_secret: SecretText
     """The secret of that id."""
@@ -122,8 +127,8 @@ class OAuth2(ApiModel):
     """The scopes to request, separated by blanks."""
 
     ca_ref: CaRef | None = None
-    """The certificate authorities to trust for the issuer, in place of those that the operator's
-    image trusts."""
+    """The certificate authorities to trust for the issuer, in place of those that the image
+    trusts."""
 
 
 class NoAuthentication(ApiModel):
@@ -145,6 +150,30 @@ class Authentication(OneOf):
 
     oauth2: OAuth2 | None = None
     """A token that an issuer of OAuth 2.0 gives for client credentials."""
+
+    none: NoAuthentication | None = None
+    """No credentials, written `none: {}`: for development brokers that ask for none."""
+
+
+class ReplayAuthentication(OneOf):
+    """The credentials of replay jobs at the broker.
+
+    Their Secrets lie in the namespaces of the Replays, whose pods mount them; the operator never
+    reads them.
+    """
+
+    ONE = exactly_one("replay.authentication", "token", "tls", "oauth2", "none")
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
+
+    token: TokenSource | None = None
+    """A token (a JWT) of the role."""
+
+    tls: ClientCertificate | None = None
+    """A client certificate (mutual TLS) of the role; `serviceUrl` is one of pulsar+ssl then, and
+    `adminUrl` one of https."""
+
+    oauth2: OAuth2 | None = None
+    """A token of the role that an issuer of OAuth 2.0 gives for client credentials."""
 
     none: NoAuthentication | None = None
     """No credentials, written `none: {}`: for development brokers that ask for none."""

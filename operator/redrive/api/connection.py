@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from redrive.api.authentication import Authentication, Tls
+from redrive.api.authentication import Authentication, ReplayAuthentication, Tls
 from redrive.api.choices import PolicyDefaults
 from redrive.api.conditions import Conditions
 from redrive.api.fields import MAX_TOPIC, SET, ObjectName, Role, TokenSource
 from redrive.api.model import ApiModel, StatusModel
+from redrive.api.oneof import exactly_one
 from redrive.api.permissions import (
     MAX_PATTERNS,
     MAX_RULES,
@@ -71,15 +72,39 @@ _ALLOWS = Rule(
 
 
 class ReplayIdentity(ApiModel):
-    """The Pulsar role of replay jobs. They never use the operator's credentials."""
+    """The Pulsar role of replay jobs, and their credentials: never those of the operator."""
+
+    ONE: ClassVar[Rule] = exactly_one("the credentials of replay jobs", "authentication", "token")
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
 
     role: Role
-    """The Pulsar role of the token: each policy grants it `consume` on its dead-letter topic and
-    `produce` on its retry topic. Example: `redrive-replay`."""
+    """The Pulsar role of the credentials: each policy grants it `consume` on its dead-letter topic
+    and `produce` on its retry topic. Example: `redrive-replay`."""
 
-    token: TokenSource
-    """The role's token. Its Secret lies in the namespace of the *policies* that are replayed:
-    only their jobs read it, the operator never does."""
+    authentication: ReplayAuthentication | None = None
+    """The role's credentials."""
+
+    tls: Tls | None = None
+    """How jobs verify the certificates of the broker. Left out: by the certificate authorities that
+    the image of jobs trusts. Where `spec.tls` is given, this has to be, too."""
+
+    token: TokenSource | None = None
+    """Deprecated: `authentication.token`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(ReplayIdentity._check_one)(self)
+        return self
+
+    def _check_one(self) -> None:
+        if (self.authentication is None) == (self.token is None):
+            got = "none of them" if self.token is None else "more than one of them"
+            raise InvalidSpecError(self.ONE.problem, got=got, remedy=self.ONE.remedy)
+
+    @property
+    def credentials(self) -> ReplayAuthentication:
+        """Return the credentials, be they given by the old field."""
+        return self.authentication or ReplayAuthentication(token=self.token)
 
 
 class PulsarConnectionSpec(ApiModel):
@@ -106,8 +131,8 @@ class PulsarConnectionSpec(ApiModel):
 
     tls: Tls | None = None
     """How the broker's certificate is verified, at an `adminUrl` of https. Left out: by the
-    certificate authorities that the operator's image trusts. Replay jobs do not have these
-    authorities: policies of a connection with `tls` can't be replayed."""
+    certificate authorities that the operator's image trusts. Replay jobs have authorities of
+    their own (`replay.tls`)."""
 
     allow: Annotated[tuple[AllowRule, ...], Field(max_length=MAX_RULES)] | None = None
     """Which Kubernetes namespaces may use which topics and roles, as rules that add up: a rule's
@@ -128,8 +153,8 @@ class PulsarConnectionSpec(ApiModel):
     """Deprecated: `namespaces.names` of a rule of `allow`."""
 
     replay: ReplayIdentity | None = None
-    """The Pulsar role and token of replay jobs. Left out: policies of this connection can't be
-    replayed."""
+    """The Pulsar role and credentials of replay jobs. Left out: policies of this connection can't
+    be replayed."""
 
     policy_defaults: PolicyDefaults | None = None
     """What policies of this connection leave out. A change reaches them at once, but for
@@ -182,10 +207,14 @@ class PulsarConnectionSpec(ApiModel):
     @property
     def edits(self) -> tuple[str, ...]:
         """Return what to edit where fields are in use that others have replaced."""
-        if self.allow is not None:
-            return ()
-        rules = json.dumps([rule.to_manifest() for rule in self.rules], ensure_ascii=False)
-        return (f"replace {', '.join(_OLD_FIELDS)} by allow: {rules}",)
+        found = []
+        if self.allow is None:
+            rules = json.dumps([rule.to_manifest() for rule in self.rules], ensure_ascii=False)
+            found.append(f"replace {', '.join(_OLD_FIELDS)} by allow: {rules}")
+        if self.replay is not None and self.replay.token is not None:
+            given = json.dumps(self.replay.credentials.to_manifest(), ensure_ascii=False)
+            found.append(f"replace replay.token by replay.authentication: {given}")
+        return tuple(found)
 
 
 class PulsarConnectionStatus(StatusModel):

@@ -1,8 +1,8 @@
 """Compare dead-letter topic, ledger and retry topic, message by message; changes nothing.
 
-`python -m redrive.replay.audit SERVICE_URL ADMIN_URL DEAD_LETTER_TOPIC RETRY_TOPIC` with the replay
-role's token in the environment. What the retry topic has trimmed, because it was consumed, can't be
-compared any more.
+`python -m redrive.replay.audit SERVICE_URL ADMIN_URL DEAD_LETTER_TOPIC RETRY_TOPIC` where the
+environment leads to the replay role's credentials, as that of a job does. What the retry topic has
+trimmed, because it was consumed, can't be compared any more.
 """
 
 from __future__ import annotations

@@ -1,22 +1,74 @@
 """`ReplayJob`: all that the operator tells a replay job, as its one argument. Pure.
 
-It holds no secret: arguments show in process lists and in the Spark UI. The token of the replay
-role comes in the environment variable `TOKEN_VARIABLE`, and where it may go in another, so that
-each process of a job knows both.
+It holds no secret: arguments show in process lists and in the Spark UI. The credentials of the
+replay role are files that driver and executors mount. `BrokerAccess`, in the environment variable
+`ACCESS_VARIABLE`, says which, so that each process of a job knows.
 """
 
 from __future__ import annotations
 
+import enum
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
 from redrive.policy.model import Policy
 
-TOKEN_VARIABLE = "REDRIVE_PULSAR_TOKEN"  # noqa: S105  the name of a variable, not a token
-REDIRECT_HOSTS_VARIABLE = "REDRIVE_PULSAR_REDIRECT_HOSTS"
-"""Holds `redirectHosts` of the PulsarConnection, separated by commas."""
+ACCESS_VARIABLE = "REDRIVE_PULSAR_ACCESS"
+"""Holds a `BrokerAccess`, as `encode` writes it."""
+
+
+class Method(enum.StrEnum):
+    """How a job proves who it is."""
+
+    TOKEN = "token"  # noqa: S105  a method
+    TLS = "tls"
+    OAUTH2 = "oauth2"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class BrokerAccess:
+    """Who a job is for the broker, without any secret: those lie in files.
+
+    Attributes:
+        folder: what is mounted lies below it: `credentials/`, with the files `token`, `tls.crt` and
+            `tls.key`, or `client-secret`; `ca/ca.crt` and `issuer-ca/ca.crt`, if others than the
+            authorities of the image are trusted.
+        redirect_hosts: where else than to the host of `adminUrl` they may go, see `Access.hosts`.
+        issuer_url: of OAuth 2.0, like what follows; None where the method is another.
+    """
+
+    method: Method
+    folder: str
+    redirect_hosts: tuple[str, ...] = ()
+    issuer_url: str | None = None
+    client_id: str | None = None
+    audience: str | None = None
+    scope: str | None = None
+
+    def encode(self) -> str:
+        """Write it as JSON, without a dollar sign: see `ReplayJob.encode`."""
+        return _without_dollars(json.dumps(asdict(self), ensure_ascii=False))
+
+    @classmethod
+    def decode(cls, text: str) -> BrokerAccess:
+        """Read what `encode` wrote.
+
+        Raises:
+            InvalidSpecError: *text* is something else.
+        """
+        try:
+            fields = json.loads(text)
+            fields["method"] = Method(fields["method"])
+            return cls(**fields | {"redirect_hosts": tuple(fields["redirect_hosts"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidSpecError(
+                f"the environment variable {ACCESS_VARIABLE} does not say how to reach the broker",
+                got=repr(error),
+                remedy="start the job by a Replay; run the same version of operator and image",
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -56,7 +108,7 @@ class ReplayJob:
             },
             ensure_ascii=False,
         )
-        return written.replace("$", "\\u0024")
+        return _without_dollars(written)
 
     @classmethod
     def decode(cls, text: str) -> ReplayJob:
@@ -82,3 +134,7 @@ class ReplayJob:
                 got=repr(error),
                 remedy="start it by a Replay; run the same version of operator and image",
             ) from error
+
+
+def _without_dollars(written: str) -> str:
+    return written.replace("$", "\\u0024")

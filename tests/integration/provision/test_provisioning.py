@@ -24,7 +24,8 @@ REPLAYER = {
     "orders-fulfilment-DLQ": {"consume"},
     "orders-fulfilment-DLQ-LEDGER": {"consume", "produce"},
 }
-REPLAY = {"role": "replayer", "token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}}}
+CREDENTIALS = {"token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}}}
+REPLAY = {"role": "replayer", "authentication": CREDENTIALS}
 
 
 def permissions(shop: Shop) -> dict[str, dict[str, set[str]]]:

@@ -1,7 +1,7 @@
 """Dead letters on the real broker, and a replay role with exactly the rights it needs.
 
-The token of that role is in the environment from the start, as in a job: Spark and its Python
-workers get it from there.
+The environment says from the start where the token of that role lies, as in a job: Spark and its
+Python workers read it there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, LEDGER_SUBSCRIPTION,
 from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay.job.progress import Progress
 from redrive.replay.spark import query
-from redrive.replay.spec import TOKEN_VARIABLE, ReplayJob
+from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
 from redrive.replay.topic import reading, snapshot
 from sandbox import chart, toolchain
 from sandbox.kubernetes import Cluster
@@ -204,11 +204,13 @@ def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[Provisio
 
 
 @pytest.fixture(scope="session")
-def replay_token(broker: Broker) -> Iterator[str]:
+def replay_token(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Put the replay role's token where a job finds it."""
-    token = broker.token(ROLE)
+    token, folder = broker.token(ROLE), tmp_path_factory.mktemp("access")
+    (folder / "credentials").mkdir()
+    (folder / "credentials" / "token").write_text(token)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(TOKEN_VARIABLE, token)
+        patch.setenv(ACCESS_VARIABLE, BrokerAccess(Method.TOKEN, str(folder)).encode())
         yield token
 
 

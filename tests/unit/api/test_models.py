@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import PulsarConnectionSpec, ReplayIdentity
 from redrive.api.naming import kept_scheme
 from redrive.api.parsing import InvalidFieldsError, parse_spec
 from redrive.api.replay import ReplaySpec, ReplayStatus
@@ -118,16 +118,20 @@ rules = st.fixed_dictionaries(
         | st.fixed_dictionaries({"selector": selectors})
     },
 )
+methods: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries({"token": tokens}) | st.just(
+    {"none": {}}
+)
+identities = st.fixed_dictionaries({"role": words, "authentication": methods})
 connections = st.fixed_dictionaries(
     {
         "serviceUrl": st.builds("pulsar://{}:{}".format, names, st.integers(1, 65_535)),
         "adminUrl": st.builds("https://{}:{}".format, names, st.integers(1, 65_535)),
-        "authentication": st.fixed_dictionaries({"token": tokens}) | st.just({"none": {}}),
+        "authentication": methods,
         "redirectHosts": st.lists(words, max_size=3, unique=True),
         "allow": st.lists(rules, max_size=3),
     },
     optional={
-        "replay": st.fixed_dictionaries({"role": words, "token": tokens}),
+        "replay": st.fixed_dictionaries({"role": words, "token": tokens}) | identities,
         "policyDefaults": st.fixed_dictionaries({}, optional=choices),
     },
 )
@@ -390,3 +394,24 @@ def test_a_broker_keeps_at_least_what_was_asked_for() -> None:
     spec = policy_spec(deadLetter={"retention": retention}).dead_letter
     assert spec.retention is not None
     assert spec.retention.to_broker() == {"retentionTimeInMinutes": 2, "retentionSizeInMB": 2}
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_replay_jobs_have_credentials_by_one_field(*, both: bool) -> None:
+    token = {"secretRef": {"name": "replayer", "key": "token"}}
+    given = {"token": token, "authentication": {"none": {}}} if both else {}
+    with pytest.raises(ValidationError, match="exactly one of authentication, token"):
+        ReplayIdentity.model_validate({"role": "replayer", **given})
+
+
+def test_the_old_field_of_a_replay_token_is_read_and_said_how_to_replace() -> None:
+    token = {"secretRef": {"name": "replayer", "key": "token"}}
+    old = connection_spec(replay={"role": "replayer", "token": token})
+    new = connection_spec(replay={"role": "replayer", "authentication": {"token": token}})
+    assert old.replay is not None
+    assert new.replay is not None
+    assert old.replay.credentials == new.replay.credentials
+    (edit,) = old.edits
+    written = json.dumps({"token": token})
+    assert edit == f"replace replay.token by replay.authentication: {written}"
+    assert new.edits == ()

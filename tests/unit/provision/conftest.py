@@ -38,7 +38,7 @@ def connection() -> dict[str, Any]:
                 "delete": True,
             }
         ],
-        "replay": {"role": "replayer", **TOKEN},
+        "replay": {"role": "replayer", "authentication": TOKEN},
     }
 
 

@@ -76,8 +76,8 @@ def test_every_listed_function_can_be_called(function: str) -> None:
 @pytest.mark.parametrize(
     "hostile",
     [
-        "java_method('java.lang.System', 'getenv', 'REDRIVE_PULSAR_TOKEN') = 'x'",
-        "reflect('java.lang.System', 'getenv', 'REDRIVE_PULSAR_TOKEN') = 'x'",
+        "java_method('java.lang.System', 'getenv', 'REDRIVE_PULSAR_ACCESS') = 'x'",
+        "reflect('java.lang.System', 'getenv', 'REDRIVE_PULSAR_ACCESS') = 'x'",
         "try_reflect('java.lang.System', 'getenv', 'X') is null",
         "key in (select key from secrets)",
         "exists (select 1)",

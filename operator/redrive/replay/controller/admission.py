@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redrive.api.conditions import READY
-from redrive.api.fields import SecretKeyRef
+from redrive.api.connection import ReplayIdentity
 from redrive.api.parsing import parse_spec
 from redrive.api.replay import FINAL, ReplaySpec
 from redrive.kube import connections, policies, status
@@ -33,12 +33,12 @@ class Admitted:
     """A Replay that may be launched.
 
     Attributes:
-        token: where the replay role's token lies, in the Replay's namespace.
-        redirect_hosts: where else than to the host of `adminUrl` it may go.
+        identity: the replay role, and where its credentials lie in the Replay's namespace.
+        redirect_hosts: where else than to the host of `adminUrl` they may go.
     """
 
     job: ReplayJob
-    token: SecretKeyRef
+    identity: ReplayIdentity
     redirect_hosts: tuple[str, ...]
 
 
@@ -69,14 +69,14 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         raise ReplayIdentityMissingError(
             f"the PulsarConnection {connections.key_of(reference, key.namespace)} names no "
             "role for replays",
-            remedy="give it spec.replay, with a role and the Secret of its token",
+            remedy="give it spec.replay, with a role and where its credentials lie",
         )
-    if connection.tls is not None:
+    if connection.tls is not None and connection.replay.tls is None:
         raise TrustNotSupportedError(
             f"the PulsarConnection {connections.key_of(reference, key.namespace)} has certificate "
-            "authorities of its own, which replay jobs don't know",
-            got="spec.tls",
-            remedy="replay through a connection without tls, from an image that trusts them",
+            "authorities of its own, and names none for replay jobs",
+            got="spec.tls without spec.replay.tls",
+            remedy="store them in the namespaces of Replays, and name them in spec.replay.tls",
         )
     _check_turn(replay, ctx)
     job = ReplayJob(
@@ -88,7 +88,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         admin_url=connection.admin_url,
         where=where,
     )
-    return Admitted(job, connection.replay.token.secret_ref, connection.redirect_hosts)
+    return Admitted(job, connection.replay, connection.redirect_hosts)
 
 
 def is_final(replay: Body) -> bool:

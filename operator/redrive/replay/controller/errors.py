@@ -43,7 +43,7 @@ class ReplayIdentityMissingError(RedriveError):
 
 
 class TrustNotSupportedError(RedriveError):
-    """The connection has certificate authorities of its own, which replay jobs don't know."""
+    """The connection has certificate authorities of its own, and names none for replay jobs."""
 
     reason = "TrustNotSupported"
     stalls = True

@@ -7,14 +7,14 @@ changed spec by killing the run and starting another.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from redrive.api.fields import SecretKeyRef
 from redrive.kube import resources
 from redrive.kube.context import Settings
 from redrive.kube.resources import Body, Key
-from redrive.replay.spec import REDIRECT_HOSTS_VARIABLE, TOKEN_VARIABLE, ReplayJob
+from redrive.replay.controller.mounts import PodAccess
+from redrive.replay.spec import ReplayJob
 
 SPARK_VERSION = "4.3.0"
 
@@ -51,32 +51,20 @@ def name_of(replay: Body) -> str:
     return f"replay-{readable}-{digest}"
 
 
-def environment(token: SecretKeyRef, redirect_hosts: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what driver and executors have in their environment, to act as the replay role.
-
-    Args:
-        token: where the role's token lies, in the namespace of the Replay. Only a reference to it
-            is written.
-        redirect_hosts: where else than to the host of `adminUrl` the token may go.
-    """
-    reference = {"name": token.name, "key": token.key}
-    return [
-        {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": reference}},
-        {"name": REDIRECT_HOSTS_VARIABLE, "value": ",".join(redirect_hosts)},
-    ]
-
-
-def application(
-    replay: Body, job: ReplayJob, environment: Sequence[Mapping[str, Any]], settings: Settings
-) -> Body:
+def application(replay: Body, job: ReplayJob, access: PodAccess, settings: Settings) -> Body:
     """Return the SparkApplication to create for *replay*.
 
     A failed run is started again a few times: it goes on where it was.
 
     Args:
-        environment: of driver and executors.
+        access: what gives driver and executors the credentials of the replay role.
     """
-    pod = {**POD, **settings.replay_pod, "env": list(environment)}
+    pod = {
+        **POD,
+        **settings.replay_pod,
+        "env": [access.variable],
+        "volumeMounts": [*settings.replay_pod.get("volumeMounts", ()), *access.mounts],
+    }
     return {
         "apiVersion": resources.SPARK_APPLICATIONS.api_version,
         "kind": resources.SPARK_APPLICATIONS.kind,
@@ -107,6 +95,7 @@ def application(
                 "onSubmissionFailureRetries": _RETRIES,
                 "onSubmissionFailureRetryInterval": _RETRY_SECONDS,
             },
+            "volumes": list(access.volumes),
             "driver": {**pod, "serviceAccount": settings.replay_service_account},
             "executor": {**pod, "instances": 1},
         },

@@ -19,7 +19,7 @@ from redrive.kube.context import Context
 from redrive.kube.errors import ForbiddenError, NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent, Publisher
-from redrive.replay.controller import errors, launch
+from redrive.replay.controller import errors, launch, mounts
 from redrive.replay.controller.admission import admit, is_final, policy_of
 
 LAUNCHED = "Launched"
@@ -98,8 +98,8 @@ async def _launch(replay: Body, ctx: Context) -> Body:
         )
     admitted = admit(replay, ctx)
     await _check_service_account(Key.of(replay).namespace, ctx)
-    environment = launch.environment(admitted.token, admitted.redirect_hosts)
-    wanted = launch.application(replay, admitted.job, environment, ctx.settings)
+    access = mounts.access(admitted.identity, admitted.redirect_hosts)
+    wanted = launch.application(replay, admitted.job, access, ctx.settings)
     created = await ctx.kubernetes.create(resources.SPARK_APPLICATIONS, wanted)
     ctx.applications.put(created)
     return created

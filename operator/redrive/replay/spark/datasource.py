@@ -1,8 +1,8 @@
 """The data source `pulsar`, as Spark finds it: `spark.read.format("pulsar")`; a topic as rows.
 
-Register it once in a session: `spark.dataSource.register(PulsarDataSource)`. Its token comes from
-the environment of driver and executors, see `spec.TOKEN_VARIABLE`, never from an option: options
-show in plans and in Spark's pages.
+Register it once in a session: `spark.dataSource.register(PulsarDataSource)`. Its credentials
+are those that the environment of driver and executors leads to, see `spec.BrokerAccess`, never
+options: these show in plans and in Spark's pages.
 
 One Spark partition for each range. Reading takes nothing away: it goes around the subscription,
 which the topic's messages stay in.

@@ -1,4 +1,4 @@
-"""Connections to Pulsar with the replay role's token, which comes from the environment alone.
+"""Connections to Pulsar with the replay role's credentials, see `credentials`.
 
 Used in the driver and in Spark's Python workers. Those are forked, and a client that is inherited
 by a fork hangs: so each task opens its own, and closes it.
@@ -6,26 +6,18 @@ by a fork hangs: so each task opens its own, and closes it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import ClassVar
 
 import pulsar
 
-from redrive.admin.access import Access
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
-from redrive.replay.spec import REDIRECT_HOSTS_VARIABLE, TOKEN_VARIABLE
+from redrive.replay.topic import credentials
 
 UNPARTITIONED = -1
 """Stands for the index of a partition where a topic has none."""
-
-
-class TokenMissingError(RedriveError):
-    """The environment of the job holds no token."""
-
-    reason: ClassVar[str] = "TokenMissing"
 
 
 class ReplayRoleRefusedError(RedriveError):
@@ -34,38 +26,12 @@ class ReplayRoleRefusedError(RedriveError):
     reason: ClassVar[str] = "ReplayRoleRefused"
 
 
-def token() -> str:
-    """Return the token to show to the broker.
-
-    Raises:
-        TokenMissingError: the environment holds none.
-    """
-    found = os.environ.get(TOKEN_VARIABLE, "")
-    if not found:
-        raise TokenMissingError(
-            f"the environment variable {TOKEN_VARIABLE} is not set",
-            remedy="give driver and executors the replay role's token in it",
-        )
-    return found
-
-
-def access() -> Access:
-    """Return the token as the admin API takes it, and to which hosts it may be redirected.
-
-    Raises:
-        TokenMissingError: the environment holds none.
-    """
-    hosts = os.environ.get(REDIRECT_HOSTS_VARIABLE, "").split(",")
-    return Access.bearer(token(), hosts=tuple(filter(None, hosts)))
-
-
 @contextmanager
 def connect(service_url: str) -> Iterator[pulsar.Client]:
     """Open a client, and close it with all it has opened."""
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn)
-    client = pulsar.Client(
-        service_url, authentication=pulsar.AuthenticationToken(token()), logger=quiet
-    )
+    options = credentials.of_this_job().client(service_url)
+    client = pulsar.Client(service_url, logger=quiet, **options)
     try:
         yield client
     finally:

@@ -18,7 +18,7 @@ from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
-from redrive.replay.topic import broker
+from redrive.replay.topic import broker, credentials
 from redrive.replay.topic.position import EntryId
 
 NOWHERE = EntryId(-1, -1)
@@ -127,14 +127,15 @@ def look(admin_url: str, topic: TopicName, subscription: str = "") -> tuple[Part
 
 
 async def take(admin_url: str, topic: TopicName, subscription: str = "") -> tuple[Partition, ...]:
-    """Look at *topic* as it is now, with the replay role's own token.
+    """Look at *topic* as it is now, with the replay role's own credentials.
 
     Raises:
         AdminError: the broker refuses to tell.
         SubscriptionMissingError: the topic has no such *subscription*.
     """
     async with Http.open() as http:
-        admin = Admin(http, admin_url, broker.access())
+        access = await asyncio.to_thread(credentials.of_this_job().access)
+        admin = Admin(http, admin_url, access)
         count = await admin.partitions(topic)
         taken = []
         for index in range(count) if count else [broker.UNPARTITIONED]:

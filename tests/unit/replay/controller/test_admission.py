@@ -81,7 +81,7 @@ def connection(**spec: object) -> dict[str, Any]:
         "adminUrl": "http://pulsar:8080",
         "authentication": token,
         "allow": [{"topics": ["persistent://shop/*/*"], "roles": ["*"]}],
-        "replay": {"role": "replayer", **replayer},
+        "replay": {"role": "replayer", "authentication": replayer},
     }
     filled = {key: value for key, value in (defaults | spec).items() if value is not None}
     return named("PulsarConnection", "main", filled)
@@ -121,7 +121,9 @@ def test_the_job_knows_the_policy_the_broker_and_the_selection() -> None:
 
 
 def test_the_token_is_that_of_the_replay_role() -> None:
-    assert admit(replay(), ctx()).token.name == "pulsar-replayer"
+    given = admit(replay(), ctx()).identity.credentials.token
+    assert given is not None
+    assert given.secret_ref.name == "pulsar-replayer"
 
 
 def test_the_job_knows_where_its_token_may_be_redirected() -> None:
@@ -178,11 +180,15 @@ def test_a_connection_without_a_replay_role_is_refused() -> None:
         admit(replay(), ctx(connections=[connection(replay=None)]))
 
 
-def test_a_connection_with_certificate_authorities_of_its_own_is_refused() -> None:
+def test_a_connection_with_certificate_authorities_of_its_own_needs_some_for_jobs() -> None:
     tls = {"caRef": {"kind": "ConfigMap", "name": "authorities", "key": "ca.crt"}}
     secured = connection(tls=tls, adminUrl="https://pulsar:8443")
-    with pytest.raises(TrustNotSupportedError, match=r"shop/main .* got 'spec\.tls'; replay thr"):
+    with pytest.raises(
+        TrustNotSupportedError, match=r"shop/main .* name them in spec\.replay\.tls"
+    ):
         admit(replay(), ctx(connections=[secured]))
+    told = {**secured["spec"]["replay"], "tls": tls}
+    admit(replay(), ctx(connections=[connection(**secured["spec"] | {"replay": told})]))
     assert TrustNotSupportedError.stalls
     assert TrustNotSupportedError.requeue is Requeue.ON_CHANGE
     trusting = connection(adminUrl="https://pulsar:8443")

@@ -12,20 +12,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.api.fields import SecretKeyRef
+from redrive.api.connection import ReplayIdentity
 from redrive.errors import InvalidSpecError
 from redrive.kube.context import Settings
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.replay.controller import launch
-from redrive.replay.spec import ReplayJob
+from redrive.replay.controller import launch, mounts
+from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, ReplayJob
 
 SETTINGS = Settings(
     "here", (), "registry/redrive:1", "local:///opt/redrive/replay.py", "redrive-replay"
 )
-ENVIRONMENT = launch.environment(
-    SecretKeyRef(name="pulsar-replayer", key="token"), ("broker-*.pulsar", "other")
-)
+TOKEN = {"secretRef": {"name": "pulsar-replayer", "key": "token"}}
+HOSTS = ("broker-*.pulsar", "other")
+
+
+def identity(method: str, given: object, **fields: object) -> ReplayIdentity:
+    return ReplayIdentity.model_validate(
+        {"role": "replayer", "authentication": {method: given}, **fields}
+    )
+
+
+ACCESS = mounts.access(identity("token", TOKEN), HOSTS)
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders", generation=3)
 JOB = ReplayJob(
     "shop", "after-fix", "uid-1", POLICY, "pulsar://pulsar:6650", "http://pulsar:8080", "key = 'ü'"
@@ -49,26 +57,88 @@ def test_a_replay_made_anew_gets_another_application() -> None:
 
 
 def test_the_application_is_owned_by_the_replay() -> None:
-    (owner,) = launch.application(replay(), JOB, ENVIRONMENT, SETTINGS)["metadata"][
-        "ownerReferences"
-    ]
+    (owner,) = launch.application(replay(), JOB, ACCESS, SETTINGS)["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Replay", "after-fix", "uid-1")
     assert owner["controller"] is True
 
 
-def test_driver_and_executors_get_the_token_of_the_replay_role_by_reference() -> None:
-    spec = launch.application(replay(), JOB, ENVIRONMENT, SETTINGS)["spec"]
-    reference = {"secretKeyRef": {"name": "pulsar-replayer", "key": "token"}}
-    expected = [
-        {"name": "REDRIVE_PULSAR_TOKEN", "valueFrom": reference},
-        {"name": "REDRIVE_PULSAR_REDIRECT_HOSTS", "value": "broker-*.pulsar,other"},
+CA = {"caRef": {"name": "authority", "key": "ca.pem"}}
+CLIENT = {
+    "issuerUrl": "https://issuer/$(PATH)",
+    "clientId": "replay",
+    "clientSecret": {"secretRef": {"name": "client", "key": "password"}},
+    "audience": "urn:pulsar",
+    "caRef": {"kind": "Secret", "name": "issuer", "key": "ca.pem"},
+}
+
+
+@pytest.mark.parametrize(
+    ("of", "sources"),
+    [
+        (identity("token", TOKEN), [("secret", "pulsar-replayer", {"token": "credentials/token"})]),
+        (
+            ReplayIdentity.model_validate({"role": "replayer", "token": TOKEN}),  # the old field
+            [("secret", "pulsar-replayer", {"token": "credentials/token"})],
+        ),
+        (
+            identity("tls", {"secretRef": {"name": "certificate"}}, tls=CA),
+            [
+                (
+                    "secret",
+                    "certificate",
+                    {"tls.crt": "credentials/tls.crt", "tls.key": "credentials/tls.key"},
+                ),
+                ("configMap", "authority", {"ca.pem": "ca/ca.crt"}),
+            ],
+        ),
+        (
+            identity("oauth2", CLIENT),
+            [
+                ("secret", "client", {"password": "credentials/client-secret"}),
+                ("secret", "issuer", {"ca.pem": "issuer-ca/ca.crt"}),
+            ],
+        ),
+        (identity("none", {}, tls=CA), [("configMap", "authority", {"ca.pem": "ca/ca.crt"})]),
+        (identity("none", {}), []),
+    ],
+)
+def test_driver_and_executors_mount_the_credentials_of_the_replay_role_and_no_other_key(
+    of: ReplayIdentity, sources: list[tuple[str, str, dict[str, str]]]
+) -> None:
+    spec = launch.application(replay(), JOB, mounts.access(of, HOSTS), SETTINGS)["spec"]
+    mounted = [
+        (kind, by["name"], {item["key"]: item["path"] for item in by["items"]})
+        for volume in spec["volumes"]
+        for source in volume["projected"]["sources"]
+        for kind, by in source.items()
     ]
-    assert spec["driver"]["env"] == spec["executor"]["env"] == expected
-    assert "oken" not in json.dumps(spec["arguments"] + list(spec["sparkConf"]))
+    assert mounted == sources
+    mount = {"name": "redrive-access", "mountPath": mounts.FOLDER, "readOnly": True}
+    for pod in (spec["driver"], spec["executor"]):
+        assert pod["volumeMounts"] == [mount] * bool(sources)
+        ((name, value),) = [(each["name"], each["value"]) for each in pod["env"]]
+        assert name == ACCESS_VARIABLE
+        assert "$" not in value  # a kubelet would put in variables
+        told = BrokerAccess.decode(value)
+        assert (told.folder, told.redirect_hosts) == (mounts.FOLDER, HOSTS)
+        assert told.issuer_url == (CLIENT["issuerUrl"] if told.method == "oauth2" else None)
+    assert "pulsar-replayer" not in json.dumps(spec["arguments"])
+
+
+def test_what_the_operator_was_started_with_is_mounted_too() -> None:
+    settings = replace(SETTINGS, replay_pod={"volumeMounts": [{"name": "v", "mountPath": "/v"}]})
+    spec = launch.application(replay(), JOB, ACCESS, settings)["spec"]
+    assert [each["name"] for each in spec["driver"]["volumeMounts"]] == ["v", "redrive-access"]
+
+
+@pytest.mark.parametrize("wrong", ["", "{}", "[]", "null", '{"method": "magic"}'])
+def test_an_access_that_the_operator_did_not_write_is_refused(wrong: str) -> None:
+    with pytest.raises(InvalidSpecError, match=ACCESS_VARIABLE):
+        BrokerAccess.decode(wrong)
 
 
 def test_the_job_runs_as_the_operator_was_told() -> None:
-    spec = launch.application(replay(), JOB, ENVIRONMENT, SETTINGS)["spec"]
+    spec = launch.application(replay(), JOB, ACCESS, SETTINGS)["spec"]
     assert spec["image"] == "registry/redrive:1"
     assert spec["mainApplicationFile"] == "local:///opt/redrive/replay.py"
     assert spec["driver"]["serviceAccount"] == "redrive-replay"
@@ -76,19 +146,19 @@ def test_the_job_runs_as_the_operator_was_told() -> None:
 
 
 def test_the_version_asked_for_is_the_one_that_the_tests_run() -> None:
-    spec = launch.application(replay(), JOB, ENVIRONMENT, SETTINGS)["spec"]
+    spec = launch.application(replay(), JOB, ACCESS, SETTINGS)["spec"]
     assert spec["sparkVersion"] == metadata.version("pyspark")
 
 
 def test_the_argument_tells_the_whole_job() -> None:
-    (argument,) = launch.application(replay(), JOB, ENVIRONMENT, SETTINGS)["spec"]["arguments"]
+    (argument,) = launch.application(replay(), JOB, ACCESS, SETTINGS)["spec"]["arguments"]
     assert ReplayJob.decode(argument) == JOB
 
 
-def test_a_selection_cannot_have_a_kubelet_put_the_token_into_the_arguments() -> None:
-    """`$(NAME)` in a container's arguments stands for a variable, and the token is in one."""
-    job = replace(JOB, where="key > '$(REDRIVE_PULSAR_TOKEN)'")
-    (argument,) = launch.application(replay(), job, ENVIRONMENT, SETTINGS)["spec"]["arguments"]
+def test_a_selection_cannot_have_a_kubelet_put_a_variable_into_the_arguments() -> None:
+    """`$(NAME)` in a container's arguments stands for a variable."""
+    job = replace(JOB, where="key > '$(REDRIVE_PULSAR_ACCESS)'")
+    (argument,) = launch.application(replay(), job, ACCESS, SETTINGS)["spec"]["arguments"]
     assert "$" not in argument
     assert ReplayJob.decode(argument) == job
 
@@ -100,7 +170,7 @@ def test_any_other_argument_is_refused(wrong: str) -> None:
 
 
 def test_pods_pass_the_restricted_pod_security_unless_the_operator_was_started_otherwise() -> None:
-    spec = launch.application(replay(), JOB, ENVIRONMENT, SETTINGS)["spec"]
+    spec = launch.application(replay(), JOB, ACCESS, SETTINGS)["spec"]
     for pod in (spec["driver"], spec["executor"]):
         context = pod["securityContext"]
         assert context["allowPrivilegeEscalation"] is False
@@ -108,7 +178,7 @@ def test_pods_pass_the_restricted_pod_security_unless_the_operator_was_started_o
         assert context["runAsNonRoot"] is True
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
     settings = replace(SETTINGS, replay_pod={"coreRequest": "100m", "memory": "2g"})
-    changed = launch.application(replay(), JOB, ENVIRONMENT, settings)["spec"]
+    changed = launch.application(replay(), JOB, ACCESS, settings)["spec"]
     for pod in (changed["driver"], changed["executor"]):
         assert (pod["coreRequest"], pod["memory"]) == ("100m", "2g")
         assert pod["securityContext"] == spec["driver"]["securityContext"]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from redrive.admin.errors import AdminNotFoundError, RedirectRefusedError
 from redrive.policy.naming import TopicName
-from redrive.replay.spec import REDIRECT_HOSTS_VARIABLE, TOKEN_VARIABLE
+from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.replay.topic import snapshot
 
 TOPIC = TopicName("t", "n", "a")
@@ -38,13 +39,25 @@ async def redirecting(shown: list[str | None]) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-@pytest.mark.parametrize("hosts", [None, "", "broker-*.pulsar"])
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Gives this process a token, and says where it may be redirected."""
+    file = tmp_path / "credentials" / "token"
+    file.parent.mkdir()
+    file.write_text("the-token\n")
+
+    def give(*hosts: str) -> None:
+        access = BrokerAccess(Method.TOKEN, str(tmp_path), hosts)
+        monkeypatch.setenv(ACCESS_VARIABLE, access.encode())
+
+    return give
+
+
+@pytest.mark.parametrize("hosts", [(), ("broker-*.pulsar",)])
 async def test_the_token_of_a_job_is_redirected_to_no_host_that_the_connection_does_not_name(
-    hosts: str | None, monkeypatch: pytest.MonkeyPatch
+    give: Callable[..., None], hosts: tuple[str, ...]
 ) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, "the-token")
-    if hosts is not None:
-        monkeypatch.setenv(REDIRECT_HOSTS_VARIABLE, hosts)
+    give(*hosts)
     shown: list[str | None] = []
     async with redirecting(shown) as url:
         with pytest.raises(RedirectRefusedError, match="redirectHosts"):
@@ -53,10 +66,9 @@ async def test_the_token_of_a_job_is_redirected_to_no_host_that_the_connection_d
 
 
 async def test_the_token_of_a_job_is_redirected_to_hosts_that_the_connection_names(
-    monkeypatch: pytest.MonkeyPatch,
+    give: Callable[..., None],
 ) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, "the-token")
-    monkeypatch.setenv(REDIRECT_HOSTS_VARIABLE, "broker-*.pulsar,localhost")
+    give("broker-*.pulsar", "localhost")
     shown: list[str | None] = []
     async with redirecting(shown) as url:
         with pytest.raises(AdminNotFoundError, match="no such topic"):

@@ -87,6 +87,13 @@ def test_property_files_are_escaped_as_java_reads_them() -> None:
             "spec.driver.secrets mounts s; pass values by env or envFrom",
         ),
         ({"executor": {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}}, "mounts v"),
+        (
+            {
+                "volumes": [{"name": "v", "emptyDir": {}}],
+                "driver": {"volumeMounts": [{"name": "v", "mountPath": "/v"}]},
+            },
+            "mounts v",
+        ),
         ({"driver": {"configMaps": [{"name": "c", "path": "/c"}]}}, "mounts c"),
         ({"executor": {"serviceAccount": "other"}}, "spec.executor.serviceAccount is other"),
         ({"sparkConf": {"spark.kubernetes.driverEnv.A": "b"}}, "spark.kubernetes.driverEnv.A"),
