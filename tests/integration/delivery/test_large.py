@@ -105,5 +105,8 @@ def test_what_has_too_big_properties_for_any_hop_stays_and_says_so(
     consumer.reconsume_later(consumer.receive(SOON), cause=failing())
     consumer.close()
 
-    assert [(event.event, event.reason) for event in events] == [(Name.UNSENT, "TooBig")]
+    assert [(event.event, event.reason) for event in events] == [
+        (Name.UNSENT, "TooBig"),
+        (Name.LEFT_UNSETTLED, ""),
+    ]
     assert provisioned.backlog(provisioned.policy.topic) == 1
