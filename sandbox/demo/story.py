@@ -172,16 +172,17 @@ class Story:
         return phase
 
     def _replay_role(self) -> str:
-        """Return whose token the SparkApplication names: the replayer's, or it is a fault."""
+        """Return whose token the SparkApplication mounts: the replayer's, or it is a fault."""
         name = self._kubectl(
             "get", "replay/after-the-outage", "-o", "jsonpath={.status.sparkApplication}"
         )
         application = self._kubectl("get", f"sparkapplication/{name}", "-o", "json")
-        env = json.loads(application)["spec"]["driver"]["env"]
-        secrets = [
-            e["valueFrom"]["secretKeyRef"] for e in env if "secretKeyRef" in e.get("valueFrom", {})
-        ]
-        roles = {self._role_of(secret["name"], secret["key"]) for secret in secrets}
+        roles = {
+            self._role_of(source["secret"]["name"], item["key"])
+            for volume in json.loads(application)["spec"]["volumes"]
+            for source in volume["projected"]["sources"]
+            for item in source["secret"]["items"]
+        }
         if roles != {shop.REPLAYER} or "pulsar-admin" in application:
             raise SandboxError(
                 "the replay job must have the replay role's token and no other",
