@@ -13,12 +13,15 @@ from tests.integration.provision.conftest import Shop
 __all__ = ["shop"]  # the fixture
 
 KEY_SHARED = {"subscriptionType": "Key_Shared"}
+# Sizes are above the default quota of the broker, 10 GiB, which it compares with too.
 OLD: dict[str, dict[str, Any]] = {
     "plain": {},
     "ordered": {**KEY_SHARED, "delayLadder": {"ordered": "5s"}},
     "discards": {"deadLetter": {"enabled": False}},
     "keeps": {"deadLetter": {"enabled": True}},
-    "sized": {"deadLetter": {"retention": {"megabytes": 1024}, "backlogQuota": {"megabytes": 512}}},
+    "sized": {
+        "deadLetter": {"retention": {"megabytes": 12288}, "backlogQuota": {"megabytes": 11264}}
+    },
     "short": {"deadLetter": {"retention": {"time": "30s"}}},
     "tight": {"deadLetter": {"retention": {"megabytes": 512}, "backlogQuota": {"megabytes": 512}}},
     "twice": {"consumerRoles": ["fulfilment", "fulfilment"]},
@@ -27,17 +30,19 @@ OLD: dict[str, dict[str, Any]] = {
 EDITED: dict[str, dict[str, Any]] = {
     "ordered": {**KEY_SHARED, "delayLadder": {"fixed": "5s"}, "ordering": "PerKey"},
     "discards": {"deadLetter": {"mode": "Discard"}},
-    "sized": {"deadLetter": {"retention": {"size": "1024Mi"}, "backlogQuota": {"size": "512Mi"}}},
+    "sized": {
+        "deadLetter": {"retention": {"size": "12288Mi"}, "backlogQuota": {"size": "11264Mi"}}
+    },
     "short": {"deadLetter": {"retention": {"time": "1m"}}},
-    "tight": {"deadLetter": {"retention": {"size": "1Gi"}, "backlogQuota": {"size": "512Mi"}}},
+    "tight": {"deadLetter": {"retention": {"size": "12Gi"}, "backlogQuota": {"size": "11Gi"}}},
     "twice": {"consumerRoles": ["fulfilment"]},
 }
 """The same, after the edits that their conditions ask for."""
 EDITS = {
     "ordered": "by delayLadder.fixed: 5s, and give ordering: PerKey",
     "discards": "replace deadLetter.enabled by deadLetter.mode: Discard",
-    "sized": "replace deadLetter.retention.megabytes by deadLetter.retention.size: 1024Mi; "
-    "replace deadLetter.backlogQuota.megabytes by deadLetter.backlogQuota.size: 512Mi",
+    "sized": "replace deadLetter.retention.megabytes by deadLetter.retention.size: 12288Mi; "
+    "replace deadLetter.backlogQuota.megabytes by deadLetter.backlogQuota.size: 11264Mi",
 }
 REFUSED = {
     "short": "got '30s'; use 1m or more, or leave it out for no limit of time",
@@ -63,7 +68,9 @@ def test_each_object_of_the_old_form_works_or_says_its_edit(sandbox: Sandbox, sh
     start(sandbox, shop)
     connection = shop.ready("main", "pulsarconnection")
     edit = said(connection, "DeprecatedFields").partition("by allow: ")[2]
-    assert json.loads(edit) == [{"topics": topics, "roles": ["fulfilment"], "delete": True}]
+    assert json.loads(edit) == [
+        {"topics": topics, "roles": ["fulfilment"], "adopt": False, "delete": True}
+    ]
     for name in OLD.keys() - REFUSED.keys():
         body = shop.ready(name)
         found = said(body, "DeprecatedFields")

@@ -139,6 +139,16 @@ def test_the_operator_changes_finalizers_and_no_specs(
         "create", f"--namespace={kube_namespace}", "--filename=-", input=json.dumps(body)
     )
 
+    # kubectl reads what it patches, which the operator may not do with connections.
+    cluster.kubectl(
+        "create", "role", "reads", f"--namespace={kube_namespace}", "--verb=get",
+        "--resource=retrypolicies.redrive.io,pulsarconnections.redrive.io",
+    )  # fmt: skip
+    cluster.kubectl(
+        "create", "rolebinding", "reads", f"--namespace={kube_namespace}", "--role=reads",
+        f"--user={operator(release)}",
+    )  # fmt: skip
+
     def patch(change: dict[str, Any]) -> str:
         return cluster.kubectl(
             "patch", kind, "one", f"--namespace={kube_namespace}", "--type=merge",
