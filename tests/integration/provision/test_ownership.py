@@ -46,11 +46,13 @@ def test_topics_that_redrive_makes_say_so_and_whose_they_are(busy: Shop, partiti
     system = json.loads(busy.cluster.kubectl("get", "namespaces", "kube-system", "--output=json"))[
         "metadata"
     ]["uid"]
-    for topic, may in (
-        (status["retryTopic"], ["consume", "produce"]),
-        (status["deadLetterTopic"], ["produce"]),
+    tick = {"delayedDeliveryTick": None}  # it follows a field, and goes when that asks for none
+    for topic, may, replaced in (
+        (status["retryTopic"], ["consume", "produce"], tick),
+        (status["deadLetterTopic"], ["produce"], {}),
     ):
         marks = properties(busy, topic)
+        assert json.loads(marks.pop("redrive.io/replaced", "{}")) == replaced
         assert json.loads(marks.pop("redrive.io/granted")) == {"fulfilment": may}
         assert marks == {
             "redrive.io/owner": f"{system}/{busy.namespace}/{name}",
