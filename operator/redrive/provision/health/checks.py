@@ -130,8 +130,8 @@ def acknowledged_range_has_holes(given: CheckInput, limits: Thresholds) -> Statu
         ACK_HOLES,
         f"subscription {given.policy.subscription} of {given.policy.retry_topic} has many {what} "
         "behind retries that still wait, and when the broker unloads the topic it remembers "
-        f"{remembered} {broker.limit} ({RANGES}, {origin}): beyond that, processed messages come "
-        "again; "
+        f"{remembered} {broker.limit} ({RANGES}, {origin}): beyond that, processed messages may "
+        "come again; "
         f"got {found}; make the delays more alike, give the retry topic more partitions "
         f"(retry.partitions), or raise {RANGES} at the broker",
     )
