@@ -36,6 +36,7 @@ def given(shop: Shop) -> dict[str, dict[str, tuple[Any, ...]]]:
             "connectionRef.namespace": (here, "elsewhere"),
             # More than the broker's own default of the quota, or it refuses it.
             "deadLetter.retention.megabytes": (20_480, 40_960),
+            "outageBreaker.maxProbeInterval": ("10s", "20s"),
         },
         "PulsarConnection": {
             "adminUrl": (shop.broker.admin_url.replace("127.0.0.1", "localhost"),),
@@ -56,6 +57,7 @@ def given(shop: Shop) -> dict[str, dict[str, tuple[Any, ...]]]:
                 ["persistent://elsewhere/*/*", f"persistent://{shop.tenant}/*/*"],
             ),
             "allow[].roles": (["*"], ["f*", "billing"]),
+            "policyDefaults.outageBreaker.maxProbeInterval": ("10s", "20s"),
         },
     }
 
@@ -81,7 +83,10 @@ def beside(shop: Shop) -> dict[str, dict[str, dict[str, Any]]]:
     }
 
 
-ONE_VALUE = {"PulsarConnection authentication.none": "an empty object is its only value"}
+ONE_VALUE = dict.fromkeys(
+    ("PulsarConnection authentication.none", "PulsarConnection replay.authentication.none"),
+    "an empty object is its only value",
+)
 """Fields of fewer than two values, and why."""
 
 
