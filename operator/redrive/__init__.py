@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from redrive.copying.errors import NotSentError, TooBigError
     from redrive.delivery.consumers.async_broadcast import AsyncBroadcastConsumer
     from redrive.delivery.consumers.async_consumer import AsyncRetryConsumer
     from redrive.delivery.consumers.async_simple import AsyncSimpleConsumer
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from redrive.delivery.producing.retry_producer import ProducerClosedError, RetryProducer
     from redrive.delivery.receiving.fetcher import ConsumerStoppedError, SubscriptionLostError
     from redrive.delivery.receiving.subscribe import SubscribeError
-    from redrive.delivery.retrying.errors import NotSentError, TooBigError
     from redrive.delivery.telemetry.events import Event
     from redrive.errors import InvalidSpecError, RedriveError
     from redrive.policy.cause import Cause, Redaction
@@ -101,7 +101,7 @@ else:
         "Ladder": "redrive.policy.ladder",
         "NotInFlightError": "redrive.policy.invisible",
         "NotRunError": "redrive.delivery.handling.answer",
-        "NotSentError": "redrive.delivery.retrying.errors",
+        "NotSentError": "redrive.copying.errors",
         "Policy": "redrive.policy.model",
         "PolicyFile": "redrive.delivery.policy_file",
         "PolicyFileError": "redrive.delivery.policy_file",
@@ -115,7 +115,7 @@ else:
         "SubscribeError": "redrive.delivery.receiving.subscribe",
         "SubscriptionLostError": "redrive.delivery.receiving.fetcher",
         "SubscriptionType": "redrive.policy.model",
-        "TooBigError": "redrive.delivery.retrying.errors",
+        "TooBigError": "redrive.copying.errors",
         "TopicName": "redrive.policy.naming",
         "load_policy": "redrive.delivery.policy_file",
     }

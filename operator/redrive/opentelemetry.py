@@ -20,6 +20,8 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
+from redrive.copying import reading
+from redrive.copying.reading import id_text
 from redrive.delivery.middleware.chain import (
     BoundConsumer,
     Forward,
@@ -29,8 +31,6 @@ from redrive.delivery.middleware.chain import (
     Settle,
 )
 from redrive.delivery.middleware.settlement import Hop, Settlement
-from redrive.delivery.receiving import reading
-from redrive.delivery.receiving.reading import id_text
 
 
 class Tracing(Middleware):

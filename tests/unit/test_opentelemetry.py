@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from redrive import Policy
-from redrive.delivery.receiving.reading import id_text
+from redrive.copying.reading import id_text
 from redrive.opentelemetry import Tracing
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName

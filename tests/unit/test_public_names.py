@@ -9,7 +9,7 @@ import pulsar
 import pytest
 
 import redrive
-from redrive.delivery.receiving.reading import id_text
+from redrive.copying.reading import id_text
 
 OPTIONAL = {
     "aiohttp", "kopf", "kubernetes", "opentelemetry", "prometheus_client", "pydantic", "pyspark",

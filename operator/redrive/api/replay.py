@@ -69,8 +69,8 @@ class Refusal(StatusModel):
     """How many selected messages it holds."""
 
     cause: Annotated[str, Field(max_length=64)]
-    """Why: Chunked, Encrypted, UnreadableProperties, PartOfBatch, BatchTooLarge, TooBig,
-    NotAccepted, NotDelivered or Unproven."""
+    """Why: Encrypted, UnreadableProperties, PartOfBatch, BatchTooLarge, SchemaNotFound,
+    SchemaUnsupported, SchemaRefused, TooBig, NotAccepted, NotDelivered or Unproven."""
 
 
 class JobFailure(StatusModel):

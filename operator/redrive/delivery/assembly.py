@@ -10,6 +10,7 @@ from typing import TypedDict
 import pulsar
 import pulsar.schema
 
+from redrive.copying.writer_schemas import BYTES
 from redrive.delivery.bounded import Deadline
 from redrive.delivery.closing import CLOSE_TIMEOUT
 from redrive.delivery.connection import ClientConnection
@@ -20,7 +21,7 @@ from redrive.delivery.middleware.chain import BoundConsumer, Middleware
 from redrive.delivery.middleware.crash_log import CrashLog
 from redrive.delivery.middleware.key_ordering import KeyOrdering
 from redrive.delivery.middleware.outage_breaker import OutageBreaker, OutageGuard
-from redrive.delivery.parts import BYTES, BrokerConnection, Subscribing
+from redrive.delivery.parts import BrokerConnection, Subscribing
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.processor import Processor
 from redrive.delivery.receiving.subscribe import PREFETCH

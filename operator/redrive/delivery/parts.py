@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import pulsar
 import pulsar.schema
 
+from redrive.copying.writer_schemas import BYTES
 from redrive.delivery.bounded import Deadline, all_within
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -23,10 +24,6 @@ from redrive.policy.naming import TopicName
 if TYPE_CHECKING:
     from redrive.delivery.crypto import Crypto
     from redrive.delivery.handling.run import Run
-
-
-BYTES = pulsar.schema.BytesSchema()
-"""The schema of messages that are not decoded."""
 
 
 class Clock(Protocol):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import pulsar
 
+from redrive.copying.errors import NotSentError
 from redrive.delivery.bounded import Deadline, all_within
 from redrive.delivery.middleware.chain import Forward, Middleware, Outcome, Receive, Settle, compose
 from redrive.delivery.middleware.outage_breaker import OutageGuard
@@ -32,7 +33,6 @@ from redrive.delivery.parts import Parts
 from redrive.delivery.receiving.in_hand import InHand
 from redrive.delivery.receiving.origin import SubscriptionsByTopic
 from redrive.delivery.retrying.decisions import Decisions
-from redrive.delivery.retrying.errors import NotSentError
 from redrive.delivery.retrying.forwarder import destination, forward, hop_of
 from redrive.delivery.retrying.reporting import Reporting
 from redrive.delivery.retrying.unsent import UnsentMessages

@@ -13,9 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
-import pulsar
-
-from redrive.policy import naming, text
+from redrive.copying.reading import properties
+from redrive.policy import naming
 from redrive.policy.envelope import reconsume_times
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.policy.properties import REPLAY_SOURCE
@@ -24,6 +23,7 @@ from redrive.replay.ledger.records import Records
 from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
 from redrive.replay.topic.position import EntryId, Source
 from redrive.replay.topic.ranges import Range
+from redrive.replay.topic.reading import ReadableTopic
 
 Place = tuple[int, EntryId]
 """An entry of the dead-letter topic: its partition, and its id."""
@@ -104,23 +104,22 @@ def audit(
     with broker.connect(service_url) as client:
         records = ledger.read(client, naming.ledger_topic(dead_letter))
         partitions = snapshot.look(admin_url, target)
-        sources = Counter(_sources(client, target, partitions))
-    there = snapshot.look(admin_url, dead_letter, subscription)
-    resting = {piece.range: piece.resting for piece in ranges.all_pieces(there)}
+        there = ReadableTopic(client, admin_url, target)
+        sources = Counter(_sources(there, partitions))
+    dead = snapshot.look(admin_url, dead_letter, subscription)
+    resting = {piece.range: piece.resting for piece in ranges.all_pieces(dead)}
     return compare(records, sources, resting)
 
 
-def _sources(
-    client: pulsar.Client, target: TopicName, partitions: tuple[snapshot.Partition, ...]
-) -> Iterator[Source]:
+def _sources(target: ReadableTopic, partitions: tuple[snapshot.Partition, ...]) -> Iterator[Source]:
     """Go through what replays have put into *target*; a retry of that is another message."""
     for partition in partitions:
         bounds = snapshot.NOWHERE, partition.end
         ahead = reading.prefetch(partition.entry_bytes)
-        for message in reading.messages(client, target, partition.index, bounds, ahead):
-            properties = text.properties(message.properties) or {}
-            source = Source.parse(properties.get(REPLAY_SOURCE, ""))
-            if source is not None and reconsume_times(properties) == 0:
+        for message in reading.messages(target, partition.index, bounds, ahead):
+            carried = properties(message) or {}
+            source = Source.parse(carried.get(REPLAY_SOURCE, ""))
+            if source is not None and reconsume_times(carried) == 0:
                 yield source
 
 

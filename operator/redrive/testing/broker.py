@@ -15,8 +15,8 @@ from typing import Any
 import pulsar
 import pulsar.schema
 
-from redrive.delivery.parts import BYTES
-from redrive.delivery.retrying.errors import NotSentError
+from redrive.copying.errors import NotSentError
+from redrive.copying.writer_schemas import BYTES
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 

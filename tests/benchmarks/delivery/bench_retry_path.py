@@ -15,8 +15,8 @@ from typing import Any
 import pulsar
 
 from redrive import RetryConsumer
+from redrive.copying.reading import id_text
 from redrive.delivery.parts import SystemClock
-from redrive.delivery.receiving.reading import id_text
 from redrive.policy.cause import Cause
 from tests.benchmarks.figures import Figure
 from tests.support.provisioned_policy import ProvisionedPolicy

@@ -14,8 +14,8 @@ import pulsar
 import pytest
 
 from redrive import DeadLetter, Done, Event, FailureRules, NotRunError, PolicyFile, RetryLater
+from redrive.copying.reading import id_text
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
-from redrive.delivery.receiving.reading import id_text
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
 from redrive.policy.model import SubscriptionType

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from redrive.copying.reading import id_text
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
-from redrive.delivery.receiving.reading import id_text
 from redrive.errors import InvalidSpecError
 from redrive.policy import invisible
 from redrive.policy.invisible import NotInFlightError

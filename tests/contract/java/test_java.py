@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from redrive.delivery.receiving.reading import id_text
+from redrive.copying.reading import id_text
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from sandbox.pulsar import SUPERUSER
 from tests.support.java import JavaClient, JavaRefusedError, Message

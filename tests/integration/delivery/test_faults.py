@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from redrive import Event, RetryConsumer
+from redrive.copying.reading import id_text
 from redrive.delivery.receiving.fetcher import SubscriptionLostError
-from redrive.delivery.receiving.reading import id_text
 from redrive.delivery.receiving.subscribe import SubscribeError
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.user_programs import StartProgram, start_program

@@ -15,9 +15,9 @@ import pulsar.schema
 import pytest
 
 from redrive import AsyncRetryProducer, RetryProducer
+from redrive.copying.errors import NotSentError, TooBigError
 from redrive.delivery.producing import sends
 from redrive.delivery.producing.retry_producer import ProducerClosedError
-from redrive.delivery.retrying.errors import NotSentError, TooBigError
 from sandbox.pulsar import SUPERUSER
 from tests.support.provisioned_policy import path
 from tests.support.withholding_proxy import SEND_RECEIPT, WithholdingProxy, proxy_of

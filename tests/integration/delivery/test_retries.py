@@ -15,7 +15,7 @@ import pulsar.schema
 import pytest
 
 from redrive import Redaction, RetryConsumer
-from redrive.delivery.receiving.reading import id_text
+from redrive.copying.reading import id_text
 from redrive.delivery.receiving.subscribe import SubscribeError
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import SubscriptionType

@@ -22,7 +22,7 @@ from redrive import (
     RetryProducer,
     SimpleConsumer,
 )
-from redrive.delivery.retrying.errors import NotSentError
+from redrive.copying.errors import NotSentError
 from tests.support.user_programs import StartProgram, start_program
 from tests.support.withholding_proxy import WithholdingProxy, proxy_of
 

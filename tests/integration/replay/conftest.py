@@ -78,11 +78,13 @@ class ProvisionedPolicy:
         for partition in snapshot.look(self.broker.admin_url, self.policy.retry_topic):
             if partition.end > snapshot.NOWHERE:
                 bounds = snapshot.NOWHERE, partition.end
-                topic = self.policy.retry_topic
+                topic = reading.ReadableTopic(
+                    self.client, self.broker.admin_url, self.policy.retry_topic
+                )
                 found += [
                     message.properties()["id"]
                     for message in reading.messages(
-                        self.client, topic, partition.index, bounds, reading.MAX_PREFETCH
+                        topic, partition.index, bounds, reading.MAX_PREFETCH
                     )
                 ]
         return sorted(found)

@@ -32,7 +32,7 @@ def dead_letters(spark: SparkSession, *keys: str, **properties: str) -> DataFram
     """Return a dead letter for each of *keys*."""
     fields = {
         "partition": 0, "ledger": 1, "entry": 2, "batch_index": 0, "batch_size": 1,
-        "chunked": False, "encrypted": False, "unreadable": False, "properties": properties,
+        "encrypted": False, "unreadable": False, "properties": properties,
         "value": bytearray(b'{"needs": "warehouse"}'),
     }  # fmt: skip
     return spark.createDataFrame([{"key": key, **fields} for key in keys], rows.DDL)

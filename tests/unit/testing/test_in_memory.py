@@ -11,7 +11,7 @@ import pulsar
 import pytest
 
 from redrive import Event, Policy, RetryConsumer, SimpleConsumer
-from redrive.delivery.receiving.reading import id_text
+from redrive.copying.reading import id_text
 from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType

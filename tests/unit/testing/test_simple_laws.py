@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from redrive import Event, Policy
-from redrive.delivery.receiving.reading import id_text
+from redrive.copying.reading import id_text
 from redrive.policy.invisible import NotInFlightError
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryBroker, InMemoryMessage, InMemorySimpleConsumer

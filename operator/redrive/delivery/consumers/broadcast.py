@@ -12,6 +12,8 @@ from typing import TypedDict, overload
 import pulsar
 import pulsar.schema
 
+from redrive.copying.reading import id_text
+from redrive.copying.writer_schemas import BYTES
 from redrive.delivery import durations
 from redrive.delivery.bounded import Deadline, release_at_exit
 from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
@@ -23,9 +25,8 @@ from redrive.delivery.handling.run import Run
 from redrive.delivery.identity import identity
 from redrive.delivery.middleware.chain import Outcome
 from redrive.delivery.middleware.rate_limiter import RateLimiter
-from redrive.delivery.parts import BYTES, SystemClock
+from redrive.delivery.parts import SystemClock
 from redrive.delivery.receiving.fetcher import Fetcher
-from redrive.delivery.receiving.reading import id_text
 from redrive.delivery.receiving.subscribe import SubscribeError
 from redrive.delivery.telemetry.events import Event, Events, Hook, Name
 from redrive.policy.cause import Cause, Redaction

@@ -15,6 +15,7 @@ from typing import Unpack
 
 import pulsar
 
+from redrive.copying.reading import id_text
 from redrive.delivery import durations
 from redrive.delivery.assembly import Options, assemble
 from redrive.delivery.bounded import Deadline
@@ -24,7 +25,6 @@ from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.settlement import HAND_BACK, Settlement
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile, at_first
-from redrive.delivery.receiving.reading import id_text
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.envelope import Attempt
 from redrive.policy.invisible import InFlight, check_invisible, check_unordered

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 
 import pulsar
 
+from redrive.copying.reading import id_text
 from redrive.delivery.middleware.settlement import HANDLE_AGAIN_AFTER
 from redrive.delivery.parts import Incoming
-from redrive.delivery.receiving.reading import id_text
 
 _log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import threading
 
 import pulsar
 
+from redrive.copying import reading
+from redrive.copying.reading import id_text
 from redrive.delivery.middleware.chain import Middleware, Receive, Settle
 from redrive.delivery.middleware.settlement import HandBack, RetryInPlace, Settlement
 from redrive.delivery.parts import Clock, Incoming
-from redrive.delivery.receiving import reading
-from redrive.delivery.receiving.reading import id_text
 from redrive.policy.verdict import Retry
 
 MAX_HELD = 1_000

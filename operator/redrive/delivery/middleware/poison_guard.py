@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pulsar
 
+from redrive.copying.reading import id_text
 from redrive.delivery.middleware.chain import Middleware, Receive, Settle
 from redrive.delivery.middleware.crash_log import CrashLog
 from redrive.delivery.middleware.crash_log_file import CrashLogFile
 from redrive.delivery.middleware.settlement import HandBack, Settlement
 from redrive.delivery.parts import Parts
-from redrive.delivery.receiving.reading import id_text
 from redrive.errors import RedriveError
 from redrive.policy.model import Policy
 

@@ -16,12 +16,12 @@ from queue import Empty, LifoQueue
 import pulsar
 import pulsar.schema
 
+from redrive.copying.errors import NotSentError
 from redrive.delivery.bounded import Deadline, all_within, release_at_exit
 from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
 from redrive.delivery.crypto import Crypto, for_producer
 from redrive.delivery.identity import identity
 from redrive.delivery.producing.sends import GRACE_SECONDS, REMEDY, Opening, SendSlot
-from redrive.delivery.retrying.errors import NotSentError
 from redrive.delivery.retrying.send_watchdog import SendWatchdog
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.durations import given

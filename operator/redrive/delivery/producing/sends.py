@@ -17,8 +17,8 @@ from typing import Any
 
 import pulsar
 
+from redrive.copying.errors import NotSentError, TooBigError
 from redrive.delivery.bounded import OPEN_SECONDS, in_background, within
-from redrive.delivery.retrying.errors import NotSentError, TooBigError
 from redrive.delivery.retrying.send_watchdog import SendWatchdog
 
 REMEDY = "check that the broker answers, and that this role may produce there"

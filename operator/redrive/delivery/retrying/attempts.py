@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import pulsar
 
+from redrive.copying import reading
+from redrive.copying.reading import id_text
 from redrive.delivery.middleware.settlement import Failure
 from redrive.delivery.parts import Clock
-from redrive.delivery.receiving import reading
 from redrive.delivery.receiving.origin import topic_of
-from redrive.delivery.receiving.reading import id_text
 from redrive.policy.cause import Cause
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy

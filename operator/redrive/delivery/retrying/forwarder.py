@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pulsar
 
+from redrive.copying import reading
+from redrive.copying.errors import UnreadableError
 from redrive.delivery.middleware.settlement import Failure, Hop
 from redrive.delivery.parts import Outgoing
-from redrive.delivery.receiving import reading
-from redrive.delivery.retrying.errors import UnreadableError
 from redrive.policy import envelope
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName

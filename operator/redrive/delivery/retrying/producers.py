@@ -15,6 +15,9 @@ from typing import NamedTuple
 import pulsar
 import pulsar.schema
 
+from redrive.copying import reading
+from redrive.copying.errors import NotSentError, TooBigError
+from redrive.copying.writer_schemas import BYTES, WriterSchemas
 from redrive.delivery.bounded import (
     OPEN_SECONDS,
     Deadline,
@@ -25,10 +28,8 @@ from redrive.delivery.bounded import (
 )
 from redrive.delivery.crypto import Crypto, for_producer
 from redrive.delivery.identity import identity
-from redrive.delivery.receiving import reading
-from redrive.delivery.retrying.errors import NotSentError, TooBigError
+from redrive.delivery.receiving.origin import topic_of
 from redrive.delivery.retrying.send_watchdog import SendWatchdog
-from redrive.delivery.retrying.writer_schemas import WriterSchemas
 from redrive.policy.naming import TopicName
 
 _SEND_TIMEOUT_SECONDS = 10
@@ -63,7 +64,9 @@ class Producers:
         self._client = client
         self._name = name
         self._crypto = for_producer(crypto)
-        self._schemas = WriterSchemas(client)
+        self._schemas = WriterSchemas(
+            client, functools.partial(within, OPEN_SECONDS, late=lambda _: None)
+        )
         self._producers: dict[_Destination, pulsar.Producer] = {}
         self._changing = threading.Lock()
         self._opening: dict[_Destination, Promise[pulsar.Producer]] = {}
@@ -112,7 +115,9 @@ class Producers:
         properties: dict[str, str],
         deliver_after: timedelta | None,
     ) -> pulsar.MessageId:
-        to = _Destination(topic, self._schemas.of(message))
+        version = reading.schema_version(message)
+        schema = BYTES if version is None else self._schemas.get(topic_of(message), version)
+        to = _Destination(topic, schema)
         # The client judges what is too big: nothing was sent then.
         with contextlib.suppress(pulsar.MessageTooBig):
             return self._send(to, message, properties, deliver_after)

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pulsar
 
+from redrive.copying.errors import NotSentError
+from redrive.copying.reading import id_text
 from redrive.delivery.middleware.chain import Middleware, Settle
 from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.settlement import (
@@ -14,9 +16,7 @@ from redrive.delivery.middleware.settlement import (
     RetryInPlace,
     Settlement,
 )
-from redrive.delivery.receiving.reading import id_text
 from redrive.delivery.retrying.attempts import Attempts
-from redrive.delivery.retrying.errors import NotSentError
 from redrive.delivery.retrying.forwarder import destination
 from redrive.delivery.telemetry.events import Event, Events, Name
 from redrive.policy.cause import Cause

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from redrive.copying.errors import NotSentError
+from redrive.copying.reading import id_text
 from redrive.delivery.middleware.settlement import Settlement
 from redrive.delivery.parts import AnyTimer, Parts
-from redrive.delivery.receiving.reading import id_text
-from redrive.delivery.retrying.errors import NotSentError
 from redrive.policy.naming import TopicName
 
 MAX_UNSENT = 1_000

@@ -17,7 +17,7 @@ from redrive.errors import RedriveError
 from redrive.replay.job.engine import Engine, Reporter
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import Ledger
-from redrive.replay.ledger.records import RangePlan, RangeRecord, plan_key, range_key
+from redrive.replay.ledger.records import RangePlan, RangeRecord, plan_key, range_key, unite
 from redrive.replay.moving import tail
 from redrive.replay.moving.mover import RangeTask, Route
 from redrive.replay.moving.outcome import RangeResult
@@ -124,6 +124,7 @@ class Dispatch:
             route=self._route,
             range=of,
             entries=self._to_move(of),
+            chunks=self._plans[of].chunks,
             acknowledged=ranges.settled(of, partition),
             partly=before.partly,
             tails=before.tails,
@@ -140,7 +141,16 @@ class Dispatch:
             uid: before.moved.get(uid, 0) | result.moved.get(uid, 0)
             for uid in {*before.moved, *result.moved}
         }
-        record = RangeRecord(before.generation, False, moved, result.partly, result.tails)  # noqa: FBT003
+        out = unite(result.moved.values())
+        chunks = {at: chunk for at, chunk in self._plans[of].chunks.items() if out >> at & 1}
+        record = RangeRecord(
+            before.generation,
+            leased=False,
+            moved=moved,
+            partly=result.partly,
+            tails=result.tails,
+            chunks={**before.chunks, **chunks},
+        )
         self._ledger.write(range_key(of), record.to_json())
         plan = self._plans[of].after(of, result.refused, result.gone)
         self._ledger.write(plan_key(self._job.uid, of), plan.to_json())

@@ -6,18 +6,22 @@ interrupted goes on with: it is made once, before anything is sent.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pulsar
 
+from redrive.copying.errors import SchemaError
+from redrive.copying.writer_schemas import WriterSchemas
 from redrive.policy.naming import TopicName
 from redrive.replay.ledger.records import RangePlan, RefusedEntry
 from redrive.replay.topic import bitmap, broker, reading
-from redrive.replay.topic.position import MAX_BATCH, Position
+from redrive.replay.topic.position import MAX_BATCH, EntryId, Position
 from redrive.replay.topic.ranges import Piece, Range
+from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
 
 
@@ -26,16 +30,24 @@ class Sighting(NamedTuple):
 
     position: Position
     batch_size: int
-    chunked: bool
+    first_chunk: EntryId | None
     encrypted: bool
     unreadable: bool
+    schema_version: int | None
     selected: bool
 
     @classmethod
     def of(cls, letter: DeadLetterRow) -> Sighting:
         """Take *letter* as selected."""
-        kinds = letter.chunked, letter.encrypted, letter.unreadable
-        return cls(letter.position, letter.batch_size, *kinds, selected=True)
+        return cls(
+            letter.position,
+            letter.batch_size,
+            letter.first_chunk,
+            letter.encrypted,
+            letter.unreadable,
+            letter.schema_version,
+            selected=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,7 @@ class Scan:
     """
 
     service_url: str
+    admin_url: str
     topic: TopicName
     piece: Piece
     moved: int
@@ -58,16 +71,39 @@ def scan(what: Scan) -> tuple[Range, RangePlan]:
     """Plan a range of which everything is selected."""
     with broker.connect(what.service_url) as client:
         of = what.piece.range
-        return of, plan(of, map(Sighting.of, letters(client, what)))
+        seen = map(Sighting.of, letters(client, what))
+        return of, plan(of, seen, schema_refusals(client, what.topic))
 
 
 def letters(client: pulsar.Client, what: Scan) -> Iterator[DeadLetterRow]:
     """Read the messages that *what* is about; errors are those of `reading.messages`."""
     of, resting = what.piece.range, what.piece.resting & ~what.moved
-    yield from reading.of_entries(client, what.topic, of, resting, what.ahead)
+    topic = ReadableTopic(client, what.admin_url, what.topic)
+    yield from reading.of_entries(topic, of, resting, what.piece.after, what.ahead)
 
 
-def plan(of: Range, seen: Iterable[Sighting]) -> RangePlan:
+def schema_refusals(client: pulsar.Client, topic: TopicName) -> Callable[[int | None], str]:
+    """Return what says of a version of the schema of *topic* why no message can be sent with it.
+
+    It says nothing where one can.
+    """
+    schemas = WriterSchemas(client)
+
+    @functools.cache
+    def refusal(version: int | None) -> str:
+        try:
+            if version is not None:
+                schemas.get(topic, version)
+        except SchemaError as error:
+            return error.reason
+        return ""
+
+    return refusal
+
+
+def plan(
+    of: Range, seen: Iterable[Sighting], schema_refusal: Callable[[int | None], str]
+) -> RangePlan:
     """Plan the messages of one range, in the order they were written.
 
     A broker acknowledges entries, not messages. So an entry of which only a part is selected is
@@ -75,6 +111,7 @@ def plan(of: Range, seen: Iterable[Sighting]) -> RangePlan:
     """
     scanned, selected = 0, []
     sizes: dict[int, int] = {}
+    chunks: dict[int, EntryId] = {}
     refused: list[RefusedEntry] = []
     for entry, group in itertools.groupby(seen, key=lambda each: each.position.entry_id):
         here = list(group)
@@ -82,14 +119,18 @@ def plan(of: Range, seen: Iterable[Sighting]) -> RangePlan:
         count = sum(each.selected for each in here)
         if not count:
             continue
-        if cause := _refusal(here[0], len(here), count):
+        first = here[0]
+        cause = _refusal(first, len(here), count) or schema_refusal(first.schema_version)
+        if cause:
             refused.append(RefusedEntry(entry, count, cause))
             continue
         offset = entry.entry - of.first
         selected.append(offset)
         if count > 1:
             sizes[offset] = count
-    return RangePlan(scanned, bitmap.of(selected, of.size), sizes, tuple(refused))
+        if first.first_chunk is not None:
+            chunks[offset] = first.first_chunk
+    return RangePlan(scanned, bitmap.of(selected, of.size), sizes, tuple(refused), chunks=chunks)
 
 
 def _refusal(first: Sighting, found: int, selected: int) -> str:
@@ -100,8 +141,6 @@ def _refusal(first: Sighting, found: int, selected: int) -> str:
         found: how many messages of it were read.
         selected: how many of them are selected.
     """
-    if first.chunked:
-        return "Chunked"
     if first.encrypted:
         return "Encrypted"
     if first.unreadable:

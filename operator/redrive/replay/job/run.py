@@ -24,7 +24,8 @@ from redrive.replay.ledger.ledger import Ledger
 from redrive.replay.ledger.records import Header, header_key, plan_key
 from redrive.replay.moving.mover import Route
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
+from redrive.replay.topic import bitmap, broker, ranges, reading, rows, snapshot
+from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.snapshot import Partition
 
 ACKNOWLEDGE_TRIES = 5
@@ -86,6 +87,7 @@ def _plan(job: ReplayJob, engine: Engine, ledger: Ledger, resting: Sequence[Part
     scans = [
         Scan(
             job.service_url,
+            job.admin_url,
             job.policy.dead_letter_topic,
             piece,
             ledger.records.range(piece.range).moved_by_any,
@@ -130,7 +132,8 @@ def _acknowledge_again(job: ReplayJob, ledger: Ledger, resting: Sequence[Partiti
     count = 0
     with broker.connect(job.service_url) as client:
         for partition in resting:
-            returned = list(_returned(ledger, partition))
+            topic = ReadableTopic(client, job.admin_url, job.policy.dead_letter_topic)
+            returned = list(_returned(ledger, partition, topic))
             if not returned:
                 continue
             name = broker.partition_of(job.policy.dead_letter_topic, partition.index)
@@ -147,9 +150,18 @@ def _acknowledge_again(job: ReplayJob, ledger: Ledger, resting: Sequence[Partiti
     return count
 
 
-def _returned(ledger: Ledger, partition: Partition) -> Iterator[pulsar.MessageId]:
+def _returned(
+    ledger: Ledger, partition: Partition, topic: ReadableTopic
+) -> Iterator[pulsar.MessageId]:
+    """Yield what to acknowledge of *partition*."""
     for of, record in ledger.records.ranges.items():
         if of.partition == partition.index and of.ledger in partition.held:
-            for offset in bitmap.members(record.moved_by_any & ~ranges.settled(of, partition)):
-                entry = of.entry_id(offset)
-                yield pulsar.MessageId(of.partition, entry.ledger, entry.entry, -1)
+            returned = record.moved_by_any & ~ranges.settled(of, partition)
+            chunked = returned & bitmap.of(record.chunks, of.size)
+            for offset in bitmap.members(returned & ~chunked):
+                yield rows.entry_acknowledgement(of.partition, of.entry_id(offset))
+            if chunked:  # its client alone knows all entries of such a message
+                after = reading.begin(of, chunked, record.chunks)
+                ahead = reading.prefetch(partition.entry_bytes)
+                for letter in reading.of_entries(topic, of, chunked, after, ahead):
+                    yield letter.acknowledgement

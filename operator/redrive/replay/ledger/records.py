@@ -43,6 +43,7 @@ class RangeRecord:
         partly: offset → of an entry of several messages that is moved in part, which of them.
         tails: target partition → behind which entry a lease may have stored what is not on record.
             That has to be read before anything is sent again.
+        chunks: offset of what was moved → the first chunk of the message that ends there.
     """
 
     generation: int = 0
@@ -50,6 +51,7 @@ class RangeRecord:
     moved: Mapping[str, int] = field(default_factory=dict)
     partly: Mapping[int, int] = field(default_factory=dict)
     tails: Mapping[int, EntryId] = field(default_factory=dict)
+    chunks: Mapping[int, EntryId] = field(default_factory=dict)
 
     @property
     def moved_by_any(self) -> int:
@@ -63,7 +65,8 @@ class RangeRecord:
             "leased": self.leased,
             "moved": {uid: bitmap.encode(bits) for uid, bits in self.moved.items()},
             "partly": {str(offset): bits for offset, bits in self.partly.items()},
-            "tails": {str(index): str(entry) for index, entry in self.tails.items()},
+            "tails": _write_entries(self.tails),
+            "chunks": _write_entries(self.chunks),
         }
 
     @classmethod
@@ -74,7 +77,8 @@ class RangeRecord:
             written["leased"],
             {uid: bitmap.decode(bits) for uid, bits in written["moved"].items()},
             {int(offset): bits for offset, bits in written["partly"].items()},
-            {int(index): EntryId.parse(entry) for index, entry in written["tails"].items()},
+            _read_entries(written["tails"]),
+            _read_entries(written.get("chunks", {})),
         )
 
 
@@ -87,6 +91,7 @@ class RangePlan:
         selected: the entries to move, a bitmap; those that turned out to be refused are taken out.
         sizes: offset → how many messages an entry holds, where it is more than one.
         refused: what was selected and can't be moved.
+        chunks: offset → of a message that was sent in chunks, and ends there, the first one.
         skipped: selected entries that this Replay has not to move any more: another one did, or
             they were acknowledged meanwhile.
         done: whether the run is through with the range.
@@ -98,6 +103,7 @@ class RangePlan:
     refused: tuple[RefusedEntry, ...]
     skipped: int = bitmap.EMPTY
     done: bool = False
+    chunks: Mapping[int, EntryId] = field(default_factory=dict)
 
     def messages(self, entries: int) -> int:
         """Return how many messages *entries* hold, a bitmap."""
@@ -134,6 +140,7 @@ class RangePlan:
             "refused": [[str(entry), count, cause] for entry, count, cause in self.refused],
             "skipped": bitmap.encode(self.skipped),
             "done": self.done,
+            "chunks": _write_entries(self.chunks),
         }
 
     @classmethod
@@ -146,6 +153,7 @@ class RangePlan:
             tuple(RefusedEntry(EntryId.parse(e), n, cause) for e, n, cause in written["refused"]),
             bitmap.decode(written["skipped"]),
             written["done"],
+            _read_entries(written.get("chunks", {})),
         )
 
 
@@ -228,6 +236,14 @@ def unite(bitmaps: Iterable[int]) -> int:
     for each in bitmaps:
         union |= each
     return union
+
+
+def _write_entries(entries: Mapping[int, EntryId]) -> dict[str, str]:
+    return {str(number): str(entry) for number, entry in entries.items()}
+
+
+def _read_entries(written: Mapping[str, str]) -> dict[int, EntryId]:
+    return {int(number): EntryId.parse(entry) for number, entry in written.items()}
 
 
 def _put(into: dict[Any, Any], key: Any, content: Any, read: Any) -> None:  # noqa: ANN401

@@ -7,9 +7,10 @@ part; whoever takes the range next reads what the target has of it before sendin
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,6 +27,7 @@ from redrive.replay.moving.window import StalledError, Window
 from redrive.replay.topic import broker, ranges, reading, snapshot
 from redrive.replay.topic.position import EntryId, Source, Try
 from redrive.replay.topic.ranges import Range
+from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
 
 MAX_TRIES = 200
@@ -69,6 +71,7 @@ class RangeTask:
 
     Attributes:
         entries: what to move.
+        chunks: see `RangePlan`.
         acknowledged: which of them are acknowledged: not to be sent, moved or not.
         partly: see `RangeRecord`.
         tails: where earlier leases may have stored what is not on record; see `RangeRecord`.
@@ -81,6 +84,7 @@ class RangeTask:
     route: Route
     range: Range
     entries: int
+    chunks: Mapping[int, EntryId]
     acknowledged: int
     partly: Mapping[int, int]
     tails: Mapping[int, EntryId]
@@ -162,8 +166,10 @@ class RangeMover:
             sender = Sender(client, target, route.source, self._task.range, sent_in)
             stack.callback(sender.close)
             self._check_lease()
+            letters = stack.enter_context(closing(self._letters()))
+            first = list(itertools.islice(letters, 1))
             if tails:
-                self._look_for(sender, before, tails)
+                self._look_for(sender, before, tails, first)
             window = Window(
                 sender,
                 self._outcome,
@@ -172,25 +178,39 @@ class RangeMover:
                 self._task.range.first,
             )
             try:
-                self._send_all(sender, window, before)
+                self._send_all(sender, window, before, itertools.chain(first, letters))
             except StalledError:
                 window.give_up()
         return not self._outcome.doubts
 
-    def _look_for(self, sender: Sender, before: Try, tails: Mapping[int, EntryId]) -> None:
-        """Find what earlier tries have stored; no other process can store more of it meanwhile."""
-        last = {index: sender.hold(index) for index in tails}
+    def _look_for(
+        self,
+        sender: Sender,
+        before: Try,
+        tails: Mapping[int, EntryId],
+        first: Sequence[DeadLetterRow],
+    ) -> None:
+        """Find what earlier tries have stored; no other process can store more of it meanwhile.
+
+        Args:
+            sender: of this try.
+            before: the one before.
+            tails: what to read.
+            first: the first message to send, if there is any: it has a schema that is taken.
+        """
+        version = first[0].schema_version if first else None
+        last = {index: sender.hold(index, version) for index in tails}
         time.sleep(GRACE_SECONDS)
         route = self._route
-        found = tail.find(self._client, route.admin_url, route.target, tails, self._task.range)
+        target = ReadableTopic(self._client, route.admin_url, route.target)
+        found = tail.find(target, tails, self._task.range)
         self._outcome.found(found)
         self._unproven = {index: last[index] for index in found.trimmed if before.generation}
 
-    def _send_all(self, sender: Sender, window: Window, before: Try) -> None:
-        task = self._task
-        entries = task.entries & ~task.acknowledged & ~self._outcome.settled
-        source = task.route.source
-        for letter in reading.of_entries(self._client, source, task.range, entries, task.ahead):
+    def _send_all(
+        self, sender: Sender, window: Window, before: Try, letters: Iterable[DeadLetterRow]
+    ) -> None:
+        for letter in letters:
             key = window.key(letter)
             if self._outcome.is_stored(key):
                 if self._outcome.store(key, letter.batch_size):
@@ -200,6 +220,16 @@ class RangeMover:
             else:
                 window.send(letter, self._properties(letter))
         window.drain()
+
+    def _letters(self) -> Generator[DeadLetterRow]:
+        """Read what is neither moved nor refused yet, nor acknowledged."""
+        task, route = self._task, self._route
+        entries = task.entries & ~task.acknowledged & ~self._outcome.settled
+        if not entries:
+            return
+        topic = ReadableTopic(self._client, route.admin_url, route.source)
+        after = reading.begin(task.range, entries, task.chunks)
+        yield from reading.of_entries(topic, task.range, entries, after, task.ahead)
 
     def _properties(self, letter: DeadLetterRow) -> dict[str, str]:
         source = Source(self._route.uid, letter.partition, letter.position)
@@ -216,9 +246,7 @@ class RangeMover:
         return Try.of(last) != before or sender.sequence_id(letter, before) <= last
 
     def _acknowledge(self, letter: DeadLetterRow) -> None:
-        ledger, entry = letter.position.entry_id
-        # The index -1 stands for the whole entry: single messages of a batch can't be named here.
-        self._consumer.acknowledge(pulsar.MessageId(letter.partition, ledger, entry, -1))
+        self._consumer.acknowledge(letter.acknowledgement)
 
     def _check_lease(self) -> None:
         deadline = time.monotonic() + WAIT_SECONDS

@@ -2,6 +2,9 @@
 
 One producer for each partition of the target, named after the range: equal in each Replay, so that
 while one run has it no other can send messages of the range. Its sequence ids rise with each try.
+
+A producer has one schema. So it is opened again, under its name, where a message comes that was
+written with another one.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import ClassVar, NamedTuple
 
 import pulsar
 
+from redrive.copying.errors import NotSentError, SchemaError, SchemaRefusedError
+from redrive.copying.writer_schemas import BYTES, WriterSchemas
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.replay.topic import broker, position
@@ -41,6 +46,13 @@ class SentBeforeError(Exception):
     def __init__(self, sent_in: Try) -> None:
         super().__init__()
         self.sent_in = sent_in
+
+
+class _Open(NamedTuple):
+    """A producer, and the schema version that it was opened for."""
+
+    producer: pulsar.Producer
+    version: int | None
 
 
 class Receipt(NamedTuple):
@@ -82,7 +94,10 @@ class Sender:
         self._source = source
         self._range = of
         self._try = sent_in
-        self._producers: dict[int, pulsar.Producer] = {}
+        self._schemas = WriterSchemas(client)
+        self._producers: dict[int, _Open] = {}
+        # Of the partitions that were opened: the last sequence id before this try.
+        self._last: dict[int, int] = {}
 
     def partition(self, letter: DeadLetterRow) -> int:
         """Return the index of the target's partition for *letter*."""
@@ -90,32 +105,45 @@ class Sender:
             return broker.UNPARTITIONED
         return position.target_partition(letter.key, letter.position, self._partitions)
 
-    def hold(self, index: int) -> int:
-        """Open the producer for a partition, and return the last sequence id of its name.
+    def hold(self, index: int, version: int | None) -> int:
+        """Open the producer for a partition, and return the last sequence id before this try.
 
         Until the sender is closed, no other process sends messages of the range there.
 
+        Args:
+            index: of the partition.
+            version: of the source's schema, for messages that were written with it.
+
         Raises:
-            SentBeforeError: there were messages of this try, or a later one.
+            SentBeforeError: there were messages of this try, or a later one; or another process
+                has sent some while the producer was opened for another schema.
+            SchemaError: there is no such schema, or the target does not take it.
             RedriveError: it can't be opened.
         """
-        if index not in self._producers:
-            self._producers[index] = self._open(index)
-        last: int = self._producers[index].last_sequence_id()
-        return last
+        if index not in self._producers or self._producers[index].version != version:
+            self._open(index, version)
+        return self._last[index]
+
+    def must_be_idle(self, letter: DeadLetterRow) -> bool:
+        """Whether to wait for all receipts before *letter* is sent: its schema is another one."""
+        held = self._producers.get(self.partition(letter))
+        return held is not None and held.version != letter.schema_version
 
     def send(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
-        """Send a message; its receipt comes later, or never."""
+        """Send a message; its receipt comes later, or never.
+
+        Raises:
+            RedriveError: as for `hold`.
+        """
         index = self.partition(letter)
-        if index not in self._producers:
-            self.hold(index)
+        self.hold(index, letter.schema_version)
         receipts = self.receipts
 
         def receive(result: pulsar.Result, stored_as: pulsar.MessageId) -> None:
             stored = result == pulsar.Result.Ok and stored_as.ledger_id() >= 0
             receipts.put(Receipt(letter, result, stored))
 
-        self._producers[index].send_async(
+        self._producers[index].producer.send_async(
             letter.value,
             receive,
             properties=dict(properties),
@@ -137,8 +165,10 @@ class Sender:
             DeduplicationOffError: it does not.
         """
         index, sent = self.partition(letter), self.sequence_id(letter)
-        self._producers.pop(index).close()
-        producer = self._producers[index] = self._create(index)
+        held = self._producers.pop(index)
+        held.producer.close()
+        producer = self._create(index, held.version)
+        self._producers[index] = held._replace(producer=producer)
         if producer.last_sequence_id() < sent:
             raise DeduplicationOffError(
                 f"deduplication is off on {self._target}: what a client sends again when it "
@@ -149,35 +179,59 @@ class Sender:
 
     def close(self) -> None:
         """Stop all sending: messages without a receipt get one that says so."""
-        for producer in self._producers.values():
-            broker.close(producer)
+        for held in self._producers.values():
+            broker.close(held.producer)
 
-    def _open(self, index: int) -> pulsar.Producer:
-        producer = self._create(index)
-        before = Try.of(producer.last_sequence_id())
-        if before >= self._try:
+    def _open(self, index: int, version: int | None) -> None:
+        if index in self._producers:
+            broker.close(self._producers.pop(index).producer)
+        producer = self._create(index, version)
+        last = producer.last_sequence_id()
+        known = self._last.get(index)
+        # While it is opened again the name is free, for a process that was stopped and wakes.
+        own = known is not None and (last == known or Try.of(last) == self._try)
+        if not own and (known is not None or Try.of(last) >= self._try):
             producer.close()
-            raise SentBeforeError(before)
-        return producer
+            raise SentBeforeError(max(Try.of(last), self._try))
+        self._last.setdefault(index, last)
+        self._producers[index] = _Open(producer, version)
 
-    def _create(self, index: int) -> pulsar.Producer:
+    def _create(self, index: int, version: int | None) -> pulsar.Producer:
         topic = broker.partition_of(self._target, index)
         name = f"redrive-replay {self._source} {self._range} {index}"
         deadline = time.monotonic() + OPEN_SECONDS
         while True:
             try:
+                schema = BYTES if version is None else self._schemas.get(self._source, version)
                 with broker.refusals(f"open a producer on {topic}", "produce"):
                     return self._client.create_producer(
                         str(topic),
+                        schema=schema,
                         producer_name=name,
                         # A broker recognizes repetitions only of what is sent one by one.
                         batching_enabled=False,
-                        # What a hop had to compress is too big without.
+                        # What a hop had to compress, or to cut, is too big without. Not zstd as
+                        # there: for small messages it takes twice the time.
                         compression_type=pulsar.CompressionType.LZ4,
+                        chunking_enabled=True,
                         max_pending_messages=MAX_PENDING_MESSAGES,
                         block_if_queue_full=True,
                     )
-            except broker.ReplayRoleRefusedError as error:
+            except SchemaError:
+                raise
+            except (broker.ReplayRoleRefusedError, NotSentError) as error:
+                if isinstance(error.__cause__, pulsar.IncompatibleSchema):
+                    raise _schema_refused(self._source, version, topic) from error
                 if not broker.may_pass(error.__cause__) or time.monotonic() > deadline:
                     raise
                 time.sleep(1)
+
+
+def _schema_refused(
+    source: TopicName, version: int | None, target: TopicName
+) -> SchemaRefusedError:
+    return SchemaRefusedError(
+        f"{target} does not take the schema that a dead letter was written with",
+        got=f"no schema, from {source}" if version is None else f"version {version} of {source}",
+        remedy="have that topic take it, or delete its schema; what was refused stays till then",
+    )

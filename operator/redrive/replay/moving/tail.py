@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import pulsar
-
-from redrive.policy import text
+from redrive.copying.reading import properties
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import REPLAY_SOURCE
 from redrive.replay.topic import reading, snapshot
 from redrive.replay.topic.position import EntryId, Source
 from redrive.replay.topic.ranges import Range
+from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.snapshot import Partition
 
 
@@ -50,20 +49,14 @@ def marks(admin_url: str, target: TopicName) -> dict[int, EntryId]:
     return {partition.index: partition.tail for partition in snapshot.look(admin_url, target)}
 
 
-def find(
-    client: pulsar.Client,
-    admin_url: str,
-    target: TopicName,
-    tails: Mapping[int, EntryId],
-    of: Range,
-) -> Found:
+def find(target: ReadableTopic, tails: Mapping[int, EntryId], of: Range) -> Found:
     """Read *target* behind *tails*, up to its end as it is now, for messages of a range.
 
     Raises:
         RedriveError: it can't be read.
     """
     found = Found()
-    for partition in snapshot.look(admin_url, target):
+    for partition in snapshot.look(target.admin_url, target.topic):
         after = tails.get(partition.index)
         if after is None:
             continue
@@ -71,14 +64,13 @@ def find(
             found.trimmed.add(partition.index)
         if partition.end > after:
             for message in reading.messages(
-                client,
                 target,
                 partition.index,
                 (after, partition.end),
                 reading.prefetch(partition.entry_bytes),
             ):
-                properties = text.properties(message.properties) or {}
-                found.add(of, Source.parse(properties.get(REPLAY_SOURCE, "")))
+                carried = properties(message) or {}
+                found.add(of, Source.parse(carried.get(REPLAY_SOURCE, "")))
     return found
 
 

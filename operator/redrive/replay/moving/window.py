@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 import pulsar
 
+from redrive.copying.errors import SchemaError
 from redrive.replay.moving.outcome import Key, RangeOutcome
 from redrive.replay.moving.sending import Receipt, Sender
 from redrive.replay.topic.rows import DeadLetterRow
@@ -114,9 +115,16 @@ class Window:
         if time.monotonic() - self._checked > LEASE_SECONDS:
             self._check_lease()
             self._checked = time.monotonic()
-        self._on_the_way.add(self.key(letter))
-        self._bytes += letter.size
-        self._sender.send(letter, properties)
+        key = self.key(letter)
+        if self._sender.must_be_idle(letter):
+            self.drain()
+        try:
+            self._sender.send(letter, properties)
+        except SchemaError as error:
+            self._outcome.refuse(key, error.reason)
+        else:
+            self._on_the_way.add(key)
+            self._bytes += letter.size
 
     def _settle(self, messages: int, size: int, seconds: float) -> None:
         """Take in receipts until so many messages, of so many bytes, are on their way at most."""

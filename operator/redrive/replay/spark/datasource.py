@@ -22,6 +22,7 @@ from redrive.policy.naming import TopicName
 from redrive.replay.job import plan
 from redrive.replay.job.plan import Scan
 from redrive.replay.topic import bitmap, broker, ranges, reading, rows, snapshot
+from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import Piece, Range
 from redrive.replay.topic.rows import DeadLetterRow
 
@@ -66,10 +67,11 @@ class PulsarReader(DataSourceReader):
 
     def _everything(self) -> Iterator[Scan]:
         topic = TopicName.parse_whole(self._options["topic"])
-        for partition in snapshot.look(self._options["adminUrl"], topic):
+        urls = self._options["serviceUrl"], self._options["adminUrl"]
+        for partition in snapshot.look(urls[1], topic):
             ahead = reading.prefetch(partition.entry_bytes)
             for piece in ranges.cut(partition, partition.end):
-                yield Scan(self._options["serviceUrl"], topic, piece, bitmap.EMPTY, ahead)
+                yield Scan(*urls, topic, piece, bitmap.EMPTY, ahead)
 
 
 class PulsarDataSource(DataSource):
@@ -95,9 +97,11 @@ def encode(scans: Sequence[Scan]) -> str:
         [
             {
                 "serviceUrl": scan.service_url,
+                "adminUrl": scan.admin_url,
                 "topic": str(scan.topic),
                 "range": str(scan.piece.range),
                 "resting": bitmap.encode(scan.piece.resting),
+                "after": str(scan.piece.after),
                 "moved": bitmap.encode(scan.moved),
                 "ahead": scan.ahead,
             }
@@ -111,8 +115,13 @@ def decode(text: str) -> list[Scan]:
     return [
         Scan(
             each["serviceUrl"],
+            each["adminUrl"],
             TopicName.parse_whole(each["topic"]),
-            Piece(Range.parse(each["range"]), bitmap.decode(each["resting"])),
+            Piece(
+                Range.parse(each["range"]),
+                bitmap.decode(each["resting"]),
+                EntryId.parse(each["after"]),
+            ),
             bitmap.decode(each["moved"]),
             each["ahead"],
         )

@@ -5,13 +5,15 @@ Called in the driver; the only builder of a SparkSession.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from pyspark.sql import DataFrame, Row, SparkSession, functions
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as sql
 
 from redrive.errors import RedriveError
 from redrive.replay import selection
@@ -24,7 +26,8 @@ from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.spark import datasource
 from redrive.replay.spark.datasource import PulsarDataSource
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic.position import Position
+from redrive.replay.topic import broker
+from redrive.replay.topic.position import EntryId, Position
 from redrive.replay.topic.ranges import Range
 
 
@@ -76,7 +79,8 @@ class Spark:
             # No value has to cross into the JVM for that.
             rows = self._spark.sparkContext.parallelize(scans, len(scans)).map(_plan).collect()
         else:
-            rows = self._selected(self._job.where, scans).rdd.mapPartitions(_fold).collect()
+            fold = functools.partial(_fold, self._job)
+            rows = self._selected(self._job.where, scans).rdd.mapPartitions(fold).collect()
         for written in map(json.loads, rows):
             yield Range.parse(written["range"]), RangePlan.from_json(written["plan"])
 
@@ -94,10 +98,11 @@ class Spark:
 
     def _selected(self, where: str, scans: Sequence[Scan]) -> DataFrame:
         reading = self._spark.read.format("pulsar").option("scans", datasource.encode(scans)).load()
-        condition = functions.expr(selection.to_sql(where))
+        condition = sql.expr(selection.to_sql(where))
         return reading.select(
-            "partition", "ledger", "entry", "batch_index", "batch_size", "chunked", "encrypted",
-            "unreadable", functions.coalesce(condition, functions.lit(False)).alias("selected"),  # noqa: FBT003
+            "partition", "ledger", "entry", "batch_index", "batch_size", "first_chunk", "encrypted",
+            "unreadable", "schema_version",
+            sql.coalesce(condition, sql.lit(False)).alias("selected"),  # noqa: FBT003
         )  # fmt: skip
 
 
@@ -119,15 +124,18 @@ def _move(task: RangeTask) -> RangeResult | _Failed:
         return _Failed(type(error), str(error))
 
 
-def _fold(rows: Iterable[Row]) -> Iterator[str]:
+def _fold(job: ReplayJob, rows: Iterable[Row]) -> Iterator[str]:
     """Plan the range that a task has read."""
-    for of, group in itertools.groupby(map(_sighting, rows), key=lambda found: found[0]):
-        yield _written(of, plan.plan(of, (sighting for _, sighting in group)))
+    with broker.connect(job.service_url) as client:
+        refusal = plan.schema_refusals(client, job.policy.dead_letter_topic)
+        for of, group in itertools.groupby(map(_sighting, rows), key=lambda found: found[0]):
+            yield _written(of, plan.plan(of, (sighting for _, sighting in group), refusal))
 
 
 def _sighting(row: Row) -> tuple[Range, Sighting]:
     position = Position(row.ledger, row.entry, row.batch_index)
-    kinds = row.chunked, row.encrypted, row.unreadable
+    first = None if row.first_chunk is None else EntryId.parse(row.first_chunk)
+    kinds = first, row.encrypted, row.unreadable, row.schema_version
     of = Range.of(row.partition, position)
     return of, Sighting(position, row.batch_size, *kinds, selected=row.selected)
 

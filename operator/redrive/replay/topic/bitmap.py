@@ -33,6 +33,11 @@ def members(bitmap: int) -> Iterator[int]:
             yield from (at * 8 + bit for bit in range(8) if byte >> bit & 1)
 
 
+def lowest(bitmap: int) -> int:
+    """Return the first number of a set, -1 if it is empty."""
+    return (bitmap & -bitmap).bit_length() - 1
+
+
 def contains(bitmap: int, number: int) -> bool:
     """Whether *number* is in a set."""
     return bool(bitmap >> number & 1)

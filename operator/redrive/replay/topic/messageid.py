@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from redrive.replay.topic.position import EntryId
+
 _BATCH_SIZE = 6
 _FIRST_CHUNK = 7
+_LEDGER, _ENTRY = 1, 2
 _VARINT, _BYTES = 0, 2
 
 
@@ -19,11 +22,12 @@ class Entry(NamedTuple):
 
     Attributes:
         size: how many messages it holds.
-        chunked: whether it is only the last part of a message that was cut in several.
+        first: of a message that was sent in chunks, the entry of the first one. The message has
+            the id of the last one.
     """
 
     size: int
-    chunked: bool
+    first: EntryId | None = None
 
 
 def entry_of(serialized: bytes) -> Entry:
@@ -32,7 +36,18 @@ def entry_of(serialized: bytes) -> Entry:
     Raises:
         ValueError: it is something else.
     """
+    fields, chunk = _fields(serialized)
+    first = _fields(chunk)[0] if chunk else None
+    return Entry(
+        max(1, fields.get(_BATCH_SIZE, 1)),
+        None if first is None else EntryId(first[_LEDGER], first[_ENTRY]),
+    )
+
+
+def _fields(serialized: bytes) -> tuple[dict[int, int], bytes]:
+    """Return the numbers by their field, and what is nested as the id of the first chunk."""
     fields: dict[int, int] = {}
+    chunk = b""
     at = 0
     while at < len(serialized):
         tag, at = _varint(serialized, at)
@@ -42,8 +57,10 @@ def entry_of(serialized: bytes) -> Entry:
             raise ValueError(msg)
         fields[field], at = _varint(serialized, at)
         if wire_type == _BYTES:
+            if field == _FIRST_CHUNK:
+                chunk = serialized[at : at + fields[field]]
             at += fields[field]
-    return Entry(max(1, fields.get(_BATCH_SIZE, 1)), _FIRST_CHUNK in fields)
+    return fields, chunk
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -15,6 +15,9 @@ from redrive.replay.topic.snapshot import Partition
 
 RANGE_ENTRIES = 10_000
 """How many entries a range spans; below 2¹⁴, see `position.sequence_id`."""
+LOOK_BACK = 100
+"""So many entries before a range are read as well: chunks of a message that ends in it, and what
+lies between them."""
 
 
 class Range(NamedTuple):
@@ -58,10 +61,12 @@ class Piece(NamedTuple):
 
     Attributes:
         resting: the offsets of these entries, a bitmap.
+        after: behind which entry to begin reading.
     """
 
     range: Range
     resting: int
+    after: EntryId
 
 
 def cut(partition: Partition, end: EntryId) -> Iterator[Piece]:
@@ -75,7 +80,8 @@ def cut(partition: Partition, end: EntryId) -> Iterator[Piece]:
             there = bitmap.span(0, min(piece.last, last) - first)
             resting = there & ~settled(piece, partition)
             if resting:
-                yield Piece(piece, resting)
+                after = _back(partition, piece.entry_id(bitmap.lowest(resting)))
+                yield Piece(piece, resting, after)
 
 
 def settled(piece: Range, partition: Partition) -> int:
@@ -90,6 +96,18 @@ def settled(piece: Range, partition: Partition) -> int:
 def all_pieces(partitions: Sequence[Partition]) -> list[Piece]:
     """Cut all that rests, up to where each partition ends now."""
     return [piece for partition in partitions for piece in cut(partition, partition.end)]
+
+
+def _back(partition: Partition, entry: EntryId) -> EntryId:
+    """Return the entry behind which lie *entry* and `LOOK_BACK` ones before it."""
+    missing = LOOK_BACK
+    for ledger, entries in reversed(partition.ledgers):
+        before = entry.entry if ledger == entry.ledger else entries
+        if ledger <= entry.ledger:
+            if before >= missing:
+                return EntryId(ledger, before - missing - 1)
+            missing -= before
+    return EntryId(partition.ledgers[0][0], -1)
 
 
 def _overlap(piece: Range, after: EntryId, last: EntryId) -> int:

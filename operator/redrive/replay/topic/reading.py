@@ -1,21 +1,23 @@
 """Messages of a topic between two entries, in the order they were written.
 
-Reading takes nothing away: it goes around the subscription, which the messages stay in. What the
-broker holds and a client can't show, such as the parts of an unfinished chunked message, does not
-come.
+Reading takes nothing away: it goes around the subscription, which the messages stay in. A message
+that was sent in chunks comes with its last one, if the reading began before its first. What the
+broker holds and a client can't show, such as the parts of an unfinished one, does not come.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar, NamedTuple
 
 import pulsar
 
+from redrive.admin.errors import AdminError
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
-from redrive.replay.topic import bitmap, broker, messageid
+from redrive.replay.topic import bitmap, broker, messageid, snapshot
 from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.rows import DeadLetterRow
@@ -24,7 +26,22 @@ POLL_MILLISECONDS = 2_000
 SILENCE_SECONDS = 300.0
 """So long a broker may deliver nothing of what it holds, as while it is restarted."""
 PREFETCH_BYTES = 16 * 2**20
+MIN_PREFETCH = 10
+"""A client that has room for one message never puts chunks together."""
 MAX_PREFETCH = 1_000
+
+
+class ReadableTopic(NamedTuple):
+    """A topic, and what it is read with.
+
+    Attributes:
+        client: stays open meanwhile.
+        topic: the partitioned topic, or one without partitions.
+    """
+
+    client: pulsar.Client
+    admin_url: str
+    topic: TopicName
 
 
 class SourceSilentError(RedriveError):
@@ -35,21 +52,16 @@ class SourceSilentError(RedriveError):
 
 def prefetch(average_bytes: float) -> int:
     """Return how many messages of this size to have the broker send ahead."""
-    return max(1, min(MAX_PREFETCH, int(PREFETCH_BYTES / max(1.0, average_bytes))))
+    return max(MIN_PREFETCH, min(MAX_PREFETCH, int(PREFETCH_BYTES / max(1.0, average_bytes))))
 
 
 def messages(
-    client: pulsar.Client,
-    topic: TopicName,
-    partition: int,
-    bounds: tuple[EntryId, EntryId],
-    ahead: int,
+    of: ReadableTopic, partition: int, bounds: tuple[EntryId, EntryId], ahead: int
 ) -> Iterator[pulsar.Message]:
     """Read messages of one partition.
 
     Args:
-        client: stays open meanwhile.
-        topic: the partitioned topic, or one without partitions.
+        of: the topic.
         partition: its index, `broker.UNPARTITIONED` where there is none.
         bounds: the entry behind which the reading begins, and the last one to read.
         ahead: how many messages are prefetched, see `prefetch`.
@@ -59,17 +71,25 @@ def messages(
         SourceSilentError: it stops delivering before the end.
     """
     after, last = bounds
-    name = str(broker.partition_of(topic, partition))
-    with broker.refusals(f"open a reader on {name}", "consume"):
-        reader = client.create_reader(
-            name,
+    topic = broker.partition_of(of.topic, partition)
+    name = f"redrive-{secrets.token_hex(8)}"
+    with broker.refusals(f"open a reader on {topic}", "consume"):
+        reader = of.client.create_reader(
+            str(topic),
             pulsar.MessageId(partition, after.ledger, after.entry, -1),
             receiver_queue_size=ahead,
+            subscription_role_prefix=name,
             # Else what is encrypted would be passed over in silence.
             crypto_failure_action=pulsar.ConsumerCryptoFailureAction.CONSUME,
         )
+
+    def is_through() -> bool:
+        """Whether the broker has sent all that is to be read, shown by the client or not."""
+        sent = snapshot.read_through(of.admin_url, topic, name)
+        return sent is not None and sent >= last
+
     try:
-        while (message := _next(reader, last)) is not None:
+        while (message := _next(reader, last, is_through)) is not None:
             message_id = message.message_id()
             at = EntryId(message_id.ledger_id(), message_id.entry_id())
             if at > last:
@@ -82,18 +102,39 @@ def messages(
 
 
 def of_entries(
-    client: pulsar.Client, topic: TopicName, of: Range, entries: int, ahead: int
+    topic: ReadableTopic, of: Range, entries: int, after: EntryId, ahead: int
 ) -> Iterator[DeadLetterRow]:
-    """Read all messages of some entries of a range, a bitmap; errors are those of `messages`."""
+    """Read all messages of some entries of a range; errors are those of `messages`.
+
+    Args:
+        topic: of which it is a range.
+        of: the range.
+        entries: a bitmap.
+        after: behind which entry to begin: see `begin`.
+        ahead: see `prefetch`.
+    """
     if not entries:
         return
-    # A reader begins behind the entry it is given.
-    first = (entries & -entries).bit_length() - 1
-    bounds = of.entry_id(first - 1), of.entry_id(entries.bit_length() - 1)
-    for message in messages(client, topic, of.partition, bounds, ahead):
+    bounds = after, of.entry_id(entries.bit_length() - 1)
+    for message in messages(topic, of.partition, bounds, ahead):
         letter = DeadLetterRow.of(message, of.partition)
-        if bitmap.contains(entries, letter.position.entry - of.first):
+        position = letter.position
+        if of.holds(position) and bitmap.contains(entries, position.entry - of.first):
             yield letter
+
+
+def begin(of: Range, entries: int, chunks: Mapping[int, EntryId]) -> EntryId:
+    """Return behind which entry lies all of some entries of a range, a bitmap.
+
+    Args:
+        of: the range.
+        entries: not empty.
+        chunks: offset → the first chunk of the message that ends there.
+    """
+    first = of.entry_id(bitmap.lowest(entries))
+    firsts = (chunk for offset, chunk in chunks.items() if bitmap.contains(entries, offset))
+    ledger, entry = min([first, *firsts])
+    return EntryId(ledger, entry - 1)
 
 
 def _is_end_of_entry(message_id: pulsar.MessageId) -> bool:
@@ -101,9 +142,12 @@ def _is_end_of_entry(message_id: pulsar.MessageId) -> bool:
     return index < 0 or index + 1 == messageid.entry_of(message_id.serialize()).size
 
 
-def _next(reader: pulsar.Reader, last: EntryId) -> pulsar.Message | None:
+def _next(
+    reader: pulsar.Reader, last: EntryId, is_through: Callable[[], bool]
+) -> pulsar.Message | None:
     """Return the next message, None where nothing is left to come."""
     deadline = time.monotonic() + SILENCE_SECONDS
+    through = False
     while True:
         try:
             return reader.read_next(POLL_MILLISECONDS)
@@ -112,7 +156,12 @@ def _next(reader: pulsar.Reader, last: EntryId) -> pulsar.Message | None:
         try:
             if not reader.has_message_available():
                 return None
-        except pulsar.PulsarException as error:  # the broker is away
+            # A message of which chunks are missing never comes, as when its producer was killed.
+            # Twice: what the broker has just sent may be under way.
+            before, through = through, is_through()
+            if before and through:
+                return None
+        except (pulsar.PulsarException, AdminError) as error:  # the broker is away
             if time.monotonic() > deadline:
                 raise _silent(last) from error
             time.sleep(1)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import pulsar
 import pyarrow as pa
 
-from redrive.policy import text
+from redrive.copying import reading
 from redrive.replay.topic import messageid
-from redrive.replay.topic.position import Position
+from redrive.replay.topic.position import EntryId, Position
 
 DDL = (
     "partition INT, ledger BIGINT, entry BIGINT, batch_index INT, batch_size INT, "
-    "chunked BOOLEAN, encrypted BOOLEAN, unreadable BOOLEAN, "
+    "first_chunk STRING, encrypted BOOLEAN, unreadable BOOLEAN, schema_version BIGINT, "
     "key STRING, ordering_key STRING, value BINARY, properties MAP<STRING, STRING>, "
     "publish_time TIMESTAMP, event_time TIMESTAMP"
 )
@@ -29,9 +29,10 @@ _SCHEMA = pa.schema(
         "entry": pa.int64(),
         "batch_index": pa.int32(),
         "batch_size": pa.int32(),
-        "chunked": pa.bool_(),
+        "first_chunk": pa.string(),
         "encrypted": pa.bool_(),
         "unreadable": pa.bool_(),
+        "schema_version": pa.int64(),
         "key": pa.string(),
         "ordering_key": pa.string(),
         "value": pa.binary(),
@@ -49,9 +50,11 @@ class DeadLetterRow:
     Attributes:
         partition: of the topic it lies in; -1 if that has none.
         batch_size: how many messages its entry holds.
-        chunked: whether it was cut into several entries.
+        message_id: as the client has it: of one in chunks it knows all their entries.
+        first_chunk: of one that was sent in chunks, the entry of the first; *position* is the last.
         encrypted: whether *value* is what only its readers can decrypt.
         unreadable: whether one of its properties is no text; then the client shows none of them.
+        schema_version: of the schema of the topic it lies in; None if it was sent without.
         key: in base64 if it is no text, as is *ordering_key*: so consumers send it on, too.
         publish_time: in milliseconds since 1970, as is *event_time*.
     """
@@ -59,9 +62,11 @@ class DeadLetterRow:
     partition: int
     position: Position
     batch_size: int
-    chunked: bool
+    message_id: pulsar.MessageId
+    first_chunk: EntryId | None
     encrypted: bool
     unreadable: bool
+    schema_version: int | None
     key: str | None
     ordering_key: str | None
     value: bytes | None
@@ -74,17 +79,19 @@ class DeadLetterRow:
         """Take all there is of *message*."""
         message_id = message.message_id()
         entry = messageid.entry_of(message_id.serialize())
-        index = max(0, message_id.batch_index())
-        properties = text.properties(message.properties)
+        at = EntryId(message_id.ledger_id(), message_id.entry_id())
+        properties = reading.properties(message)
         return cls(
             partition=partition,
-            position=Position(message_id.ledger_id(), message_id.entry_id(), index),
+            position=Position(*at, max(0, message_id.batch_index())),
             batch_size=entry.size,
-            chunked=entry.chunked,
+            message_id=message_id,
+            first_chunk=entry.first,
             encrypted=message.encryption_context() is not None,
             unreadable=properties is None,
-            key=text.key(message.partition_key) or None,
-            ordering_key=text.key(message.ordering_key) or None,
+            schema_version=reading.schema_version(message),
+            key=reading.partition_key(message) or None,
+            ordering_key=reading.ordering_key(message) or None,
             value=None if message.has_null_value() else message.data(),
             properties=properties or {},
             publish_time=message.publish_timestamp(),
@@ -92,9 +99,21 @@ class DeadLetterRow:
         )
 
     @property
+    def acknowledgement(self) -> pulsar.MessageId:
+        """Return what to acknowledge it by, with all that is in its entry, or with all chunks."""
+        if self.first_chunk is not None:
+            return self.message_id
+        return entry_acknowledgement(self.partition, self.position.entry_id)
+
+    @property
     def size(self) -> int:
         """Return the bytes of its value."""
         return len(self.value or b"")
+
+
+def entry_acknowledgement(partition: int, entry: EntryId) -> pulsar.MessageId:
+    """Return what to acknowledge a whole entry by: the index -1, as no client can name a part."""
+    return pulsar.MessageId(partition, entry.ledger, entry.entry, -1)
 
 
 def to_batch(letters: Sequence[DeadLetterRow]) -> pa.RecordBatch:
@@ -109,9 +128,10 @@ def _row(letter: DeadLetterRow) -> dict[str, object]:
         "entry": letter.position.entry,
         "batch_index": letter.position.batch_index,
         "batch_size": letter.batch_size,
-        "chunked": letter.chunked,
+        "first_chunk": None if letter.first_chunk is None else str(letter.first_chunk),
         "encrypted": letter.encrypted,
         "unreadable": letter.unreadable,
+        "schema_version": letter.schema_version,
         "key": letter.key,
         "ordering_key": letter.ordering_key,
         "value": letter.value,

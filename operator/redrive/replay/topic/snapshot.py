@@ -144,4 +144,26 @@ async def take(admin_url: str, topic: TopicName, subscription: str = "") -> tupl
         return tuple(taken)
 
 
+def read_through(admin_url: str, topic: TopicName, reader: str) -> EntryId | None:
+    """Return the last entry that the broker has read for a reader; None if it knows no such reader.
+
+    Args:
+        topic: one partition, or a topic without.
+        reader: what its name begins with.
+
+    Raises:
+        AdminError: the broker refuses to tell.
+    """
+    for name, cursor in asyncio.run(_internal_stats(admin_url, topic))["cursors"].items():
+        if name.startswith(reader):
+            following = EntryId.parse(cursor["readPosition"])
+            return EntryId(following.ledger, following.entry - 1)
+    return None
+
+
+async def _internal_stats(admin_url: str, topic: TopicName) -> Mapping[str, Any]:
+    async with Http.open() as http:
+        return await Admin(http, admin_url, Access.bearer(broker.token())).internal_stats(topic)
+
+
 _RANGE = re.compile(r"[(\[](-?\d+:-?\d+)\.\.(-?\d+:-?\d+)\]")

@@ -11,8 +11,8 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from redrive import Event, Policy
+from redrive.copying import reading
 from redrive.delivery.bounded import Deadline
-from redrive.delivery.receiving import reading
 from redrive.delivery.retrying.producers import Producers
 from redrive.delivery.telemetry.events import Name
 from redrive.opentelemetry import Tracing

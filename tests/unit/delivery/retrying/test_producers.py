@@ -10,8 +10,8 @@ from typing import cast
 import pulsar
 import pytest
 
+from redrive.copying.errors import NotSentError
 from redrive.delivery.bounded import Deadline
-from redrive.delivery.retrying.errors import NotSentError
 from redrive.delivery.retrying.producers import Producers
 from redrive.policy.naming import TopicName
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from redrive import CrashLog, Event, Policy
+from redrive.copying.reading import id_text
 from redrive.delivery.middleware.crash_log_file import CrashLogFile
-from redrive.delivery.receiving.reading import id_text
 from redrive.delivery.retrying import unsent
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from redrive.replay.topic import messageid, rows
 from redrive.replay.topic.messageid import Entry
-from redrive.replay.topic.position import Position
+from redrive.replay.topic.position import EntryId, Position
 from redrive.replay.topic.rows import DeadLetterRow
 from tests.support.messages import AS_BASE64, NO_TEXT, message_with
 
@@ -23,9 +23,11 @@ letters = st.builds(
         Position, st.integers(0, 2**62), st.integers(0, 2**31), st.integers(0, 2**20)
     ),
     batch_size=st.integers(1, 1_000),
-    chunked=st.booleans(),
+    message_id=st.just(pulsar.MessageId(-1, 1, 2, -1)),
+    first_chunk=st.none() | st.builds(EntryId, st.integers(0, 2**62), st.integers(0, 2**31)),
     encrypted=st.booleans(),
     unreadable=st.booleans(),
+    schema_version=st.none() | st.integers(0, 2**62),
     key=st.none() | text.filter(bool),
     ordering_key=st.none() | text.filter(bool),
     value=st.none() | st.binary(max_size=50),
@@ -42,8 +44,11 @@ def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetterRow]) -
     assert [Position(r["ledger"], r["entry"], r["batch_index"]) for r in found] == [
         letter.position for letter in some
     ]
-    for name in ("key", "ordering_key", "value", "chunked", "encrypted", "unreadable"):
+    for name in ("key", "ordering_key", "value", "encrypted", "unreadable", "schema_version"):
         assert [row[name] for row in found] == [getattr(letter, name) for letter in some]
+    assert [row["first_chunk"] for row in found] == [
+        letter.first_chunk and str(letter.first_chunk) for letter in some
+    ]
     assert [dict(row["properties"]) for row in found] == [letter.properties for letter in some]
     published = batch["publish_time"].cast(pa.int64()).to_pylist()
     assert published == [letter.publish_time * 1_000 for letter in some]
@@ -66,16 +71,16 @@ def test_properties_that_are_no_text_do_not_end_the_reading() -> None:
 
 
 def test_an_unbatched_message_is_alone_in_its_entry() -> None:
-    assert messageid.entry_of(pulsar.MessageId(1, 2, 3, -1).serialize()) == Entry(1, chunked=False)
+    assert messageid.entry_of(pulsar.MessageId(1, 2, 3, -1).serialize()) == Entry(1)
 
 
 def test_the_size_of_a_batch_and_the_first_chunk_are_read_from_the_protocol() -> None:
     # ledgerId 300, entryId 7, batch_index 2, ack_set [-1], batch_size 5: as protobuf writes them.
     batched = bytes.fromhex("08ac021007200228ffffffffffffffffff013005")
-    assert messageid.entry_of(batched) == Entry(5, chunked=False)
+    assert messageid.entry_of(batched) == Entry(5)
     # ledgerId 3, entryId 4, first_chunk_message_id {ledgerId 3, entryId 2}.
     chunked = bytes.fromhex("080310043a0408031002")
-    assert messageid.entry_of(chunked) == Entry(1, chunked=True)
+    assert messageid.entry_of(chunked) == Entry(1, EntryId(3, 2))
 
 
 @pytest.mark.parametrize("broken", ["08", "08ff", "0d00000000"])

@@ -1,4 +1,4 @@
-"""The schemas that messages were written with; called by `producers`.
+"""The schemas that messages were written with; called by whatever sends copies.
 
 A producer that is opened with such a schema stamps its messages with the version that the schema
 has on its topic, and adds the schema there where it is missing. So a consumer of any version
@@ -8,22 +8,24 @@ decodes a copy as it decodes the message. Contents pass as the bytes they are.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import pulsar
 import pulsar.schema
 
-from redrive.delivery.bounded import OPEN_SECONDS, within
-from redrive.delivery.parts import BYTES
-from redrive.delivery.receiving import reading
-from redrive.delivery.receiving.origin import topic_of
-from redrive.delivery.retrying.errors import (
+from redrive.copying.errors import (
     NotSentError,
     SchemaNotFoundError,
     SchemaUnsupportedError,
 )
 from redrive.policy.naming import TopicName
 
+BYTES = pulsar.schema.BytesSchema()
+"""The schema of messages that are not decoded."""
+
 _KEY_VALUE = 15
+_Ask = Callable[[Callable[[], Any]], Any]  # the client has no types
 
 
 class WriterSchema(pulsar.schema.Schema):  # type: ignore[misc]  # the client has no types
@@ -51,30 +53,25 @@ class WriterSchemas:
     """Finds the schema of each message, and asks the broker once for each version.
 
     May be used by several threads. Any role may read schemas.
+
+    Args:
+        client: asks the broker.
+        ask: makes such a call, and may raise TimeoutError; by default it is waited for as long as
+            the client does.
     """
 
-    def __init__(self, client: pulsar.Client) -> None:
+    def __init__(self, client: pulsar.Client, ask: _Ask = lambda read: read()) -> None:
         self._client = client
+        self._ask = ask
         self._found: dict[tuple[TopicName, int], WriterSchema] = {}
-
-    def of(self, message: pulsar.Message) -> pulsar.schema.Schema:
-        """Return the schema to send a copy of *message* with; of plain bytes if it has none.
-
-        Raises:
-            SchemaNotFoundError: its topic has no such version: it was deleted.
-            SchemaUnsupportedError: it is one of keys and values.
-            NotSentError: the broker did not answer.
-        """
-        version = reading.schema_version(message)
-        if version is None:
-            return BYTES
-        return self.get(topic_of(message), version)
 
     def get(self, topic: TopicName, version: int) -> WriterSchema:
         """Return one version of the schema of *topic*.
 
         Raises:
-            NotSentError: as `of` does.
+            SchemaNotFoundError: the topic has no such version: it was deleted.
+            SchemaUnsupportedError: it is one of keys and values.
+            NotSentError: the broker did not answer.
         """
         found = self._found.get((topic, version))
         if found is None:
@@ -85,7 +82,7 @@ class WriterSchemas:
         try:
             # The client has it for consumers with an Avro schema, and nowhere else.
             read = functools.partial(self._client._client.get_schema_info, str(topic), version)  # noqa: SLF001
-            info = within(OPEN_SECONDS, read, late=lambda _: None)
+            info = self._ask(read)
         except pulsar.Interrupted:
             raise  # the client's word for KeyboardInterrupt
         except pulsar.TopicNotFound as error:

@@ -1,4 +1,4 @@
-"""Why a message was not sent on; raised by `producers` and `writer_schemas`."""
+"""Why a message was not sent on; raised by `writer_schemas` and by whatever sends copies."""
 
 from __future__ import annotations
 
@@ -23,13 +23,25 @@ class UnreadableError(NotSentError):
     reason = "Unreadable"
 
 
-class SchemaNotFoundError(NotSentError):
+class SchemaError(NotSentError):
+    """A message can't be sent with the schema that it was written with; none was stored."""
+
+    reason = "Schema"
+
+
+class SchemaNotFoundError(SchemaError):
     """The broker does not have the schema that a message was written with; none was stored."""
 
     reason = "SchemaNotFound"
 
 
-class SchemaUnsupportedError(NotSentError):
+class SchemaUnsupportedError(SchemaError):
     """The client can't send messages with the schema that one has; none was stored."""
 
     reason = "SchemaUnsupported"
+
+
+class SchemaRefusedError(SchemaError):
+    """The topic that a message goes to does not take the schema that it was written with."""
+
+    reason = "SchemaRefused"

@@ -1,28 +1,34 @@
 """What a message carries, whatever its producer wrote; called wherever a message is looked at.
 
-`policy.text` reads what should be text and may be none.
+The client takes every key and property for UTF-8 and raises where it is none. Producers in other
+languages may send such bytes, and no message may end a consumer or a replay.
 """
 
 from __future__ import annotations
 
-import pulsar
+import binascii
+from collections.abc import Callable
 
-from redrive.policy import text
+import pulsar
 
 
 def partition_key(message: pulsar.Message) -> str:
     """Return the key of *message*, in base64 if it is no text; empty if it has none."""
-    return text.key(message.partition_key)
+    return _text(message.partition_key)
 
 
 def ordering_key(message: pulsar.Message) -> str:
     """Return the ordering key of *message*, in base64 if it is no text; empty if it has none."""
-    return text.key(message.ordering_key)
+    return _text(message.ordering_key)
 
 
 def properties(message: pulsar.Message) -> dict[str, str] | None:
     """Return the properties of *message*; None if one is no text: the client then shows none."""
-    return text.properties(message.properties)
+    try:
+        found: dict[str, str] = message.properties()
+    except UnicodeDecodeError:
+        return None
+    return found
 
 
 def schema_version(message: pulsar.Message) -> int | None:
@@ -40,3 +46,10 @@ def id_text(message_id: pulsar.MessageId) -> str:
     if message_id.batch_index() >= 0:
         parts.append(message_id.batch_index())
     return ":".join(map(str, parts))
+
+
+def _text(read: Callable[[], str]) -> str:
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        return binascii.b2a_base64(error.object, newline=False).decode()

@@ -1,0 +1,106 @@
+"""A replay keeps the schema of a message: Java decodes it as it would have before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from redrive.policy.naming import LEDGER_SUBSCRIPTION
+from redrive.replay.job import run as runs
+from redrive.replay.job.engine import Local
+from redrive.replay.ledger.account import Account
+from redrive.replay.spec import TOKEN_VARIABLE, ReplayJob
+from sandbox.pulsar import SUPERUSER
+from tests.contract.java.test_schemas import (
+    FIRST,
+    SECOND,
+    definition,
+    give_schema,
+    record,
+    text,
+    typed,
+)
+from tests.support.java import JavaClient
+from tests.support.provisioned_policy import ProvisionedPolicy
+
+ProvisionPolicy = Callable[..., ProvisionedPolicy]
+MakeClient = Callable[..., JavaClient]
+
+
+class Silent:
+    """Shows nothing."""
+
+    def report(self, account: Account) -> None:
+        """Show nothing."""
+
+
+def replay(provisioned: ProvisionedPolicy, monkeypatch: pytest.MonkeyPatch) -> Account:
+    """Run a Replay of everything in this process."""
+    broker, policy = provisioned.broker, provisioned.policy
+    provisioned.create(policy.ledger_topic, LEDGER_SUBSCRIPTION, 0)
+    monkeypatch.setenv(TOKEN_VARIABLE, broker.token(SUPERUSER))
+    job = ReplayJob(
+        "tests", "again", "uid", policy, broker.service_url, broker.admin_url, where=None
+    )
+    return runs.run(job, Local(), Silent())
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF", "PROTOBUF_NATIVE", "STRING", "BYTES"])
+def test_java_reads_what_was_replayed(
+    provision_policy: ProvisionPolicy,
+    java_client: MakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    provisioned = provision_policy()
+    producing, consuming = java_client(provisioned, SUPERUSER), java_client(provisioned)
+    schema, value = typed(producing, kind)
+    producing.send(str(provisioned.policy.dead_letter_topic), schema, value)
+
+    assert replay(provisioned, monkeypatch).moved == 1
+
+    in_java = consuming.retrying_consumer(provisioned.policy, schema=typed(consuming, kind)[0])
+    assert text(in_java.receive().value) == text(value)
+    in_java.close()
+
+
+def test_a_reader_of_a_later_version_decodes_each_by_the_version_it_was_written_with(
+    provision_policy: ProvisionPolicy, java_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provisioned = provision_policy()
+    producing, consuming = java_client(provisioned, SUPERUSER), java_client(provisioned)
+    dead = str(provisioned.policy.dead_letter_topic)
+    producing.send(dead, *typed(producing, "AVRO"))
+    new = producing.record("AVRO", definition(*SECOND))
+    producing.send(dead, new, record(new, c=1, b=2, a=3))
+    producing.send(dead, *typed(producing, "AVRO"))
+    # In another order than the dead-letter topic has them.
+    give_schema(provisioned, provisioned.policy.retry_topic, "AVRO", SECOND)
+    give_schema(provisioned, provisioned.policy.retry_topic, "AVRO", FIRST)
+
+    assert replay(provisioned, monkeypatch).moved == 3
+
+    later = consuming.record("AVRO", definition(*SECOND))
+    in_java = consuming.retrying_consumer(provisioned.policy, schema=later)
+    read = sorted(text(in_java.receive().value) for _ in range(3))
+    in_java.close()
+    first, second = "{'c': 0, 'b': 1, 'a': 7}", "{'c': 1, 'b': 2, 'a': 3}"
+    assert read == [first, first, second]
+
+
+def test_keys_and_values_are_refused_by_name(
+    provision_policy: ProvisionPolicy, java_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provisioned = provision_policy()
+    client = java_client(provisioned, SUPERUSER)
+    common = client.gateway.jvm.org.apache.pulsar.common.schema
+    strings = client.api.Schema.STRING
+    pairs = client.api.Schema.KeyValue(strings, strings, common.KeyValueEncodingType.SEPARATED)
+    pair = common.KeyValue("key", "value")
+    client.send(str(provisioned.policy.dead_letter_topic), pairs, pair)
+
+    account = replay(provisioned, monkeypatch)
+
+    assert (account.matched, account.refused) == (1, 1)
+    assert account.refusals[0].cause == "SchemaUnsupported"

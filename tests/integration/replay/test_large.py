@@ -1,0 +1,202 @@
+"""Messages that were compressed, or sent in chunks, are replayed like others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive.policy.naming import TopicName
+from redrive.replay.job import run as runs
+from redrive.replay.job.engine import Local
+from redrive.replay.moving.mover import RangeMover, RangeTask
+from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.topic import ranges
+from sandbox.pulsar import SUPERUSER
+from tests.integration.replay.test_mover import (
+    Notes,
+    check_audit,
+    job_of,
+    process,
+    replay,
+    wait_until_moved,
+)
+
+ProvisionPolicy = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+
+IN_CHUNKS = 11_000_000
+"""What takes three entries."""
+
+
+def noise(size: int) -> bytes:
+    """What no compression makes smaller."""
+    return random.Random(size).randbytes(size)  # noqa: S311 - the same in each run, no secret
+
+
+@contextlib.contextmanager
+def producer(provisioned: Any) -> Iterator[pulsar.Producer]:  # noqa: ANN401
+    """Send to the dead-letter topic as a hop does what is large."""
+    made = provisioned.client.create_producer(
+        str(provisioned.policy.dead_letter_topic),
+        batching_enabled=False,
+        chunking_enabled=True,
+        compression_type=pulsar.CompressionType.ZSTD,
+    )
+    yield made
+    made.close()
+
+
+def bury(provisioned: Any, *payloads: bytes) -> None:  # noqa: ANN401
+    """Lay each payload into the dead-letter topic; its size is its id."""
+    with producer(provisioned) as made:
+        for payload in payloads:
+            made.send(payload, properties={"id": str(len(payload))})
+
+
+def contents(messages: list[pulsar.Message]) -> list[bytes]:
+    return sorted((message.data() for message in messages), key=len)
+
+
+def test_compressed_and_cut_messages_arrive_whole(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy(partitions=2)
+    payloads = [b"", b"0123456789" * 896_000, noise(IN_CHUNKS), noise(5 * 2**20 - 200)]
+    bury(provisioned, *payloads)
+
+    account = replay(provisioned)
+
+    assert (account.matched, account.moved, account.refused) == (4, 4, 0)
+    assert contents(provisioned.replayed()) == sorted(payloads, key=len)
+    assert provisioned.backlog_of_dead_letters() == 0
+    check_audit(provisioned)
+
+
+def test_chunks_may_lie_between_each_other_and_across_ranges(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "RANGE_ENTRIES", 4)
+    provisioned = provision_policy()
+    payloads = [noise(IN_CHUNKS + number) for number in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda payload: bury(provisioned, payload, payload[:10]), payloads))
+
+    account = replay(provisioned)
+
+    assert (account.matched, account.moved, account.refused) == (8, 8, 0)
+    found = contents(provisioned.replayed())
+    assert found[4:] == payloads
+    assert provisioned.backlog_of_dead_letters() == 0
+
+
+def test_lost_acknowledgements_of_all_chunks_are_repeated(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provisioned = provision_policy()
+    bury(provisioned, b"small", noise(IN_CHUNKS))
+    with monkeypatch.context() as patch:
+        patch.setattr(RangeMover, "_acknowledge", lambda *_: None)
+        patch.setattr(runs, "_see_acknowledged", lambda *_: None)
+        assert replay(provisioned).moved == 2
+
+    account = replay(provisioned)
+
+    assert account.moved == 0
+    assert provisioned.in_target() == [str(IN_CHUNKS), "5"]
+    assert provisioned.backlog_of_dead_letters() == 0
+
+
+def test_a_run_that_is_killed_between_chunks_is_gone_on_with(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    sizes = [IN_CHUNKS + number for number in range(20)]
+    bury(provisioned, *map(noise, sizes))
+    job = job_of(provisioned)
+    with process(job) as killed:
+        wait_until_moved(provisioned, 10)  # entries
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+
+    account = replay(provisioned, uid=job.uid)
+
+    assert account.moved == len(sizes)
+    assert provisioned.in_target() == list(map(str, sizes))
+    assert provisioned.backlog_of_dead_letters() == 0
+    check_audit(provisioned)
+
+
+CUT_OFF = """
+import sys
+import pulsar
+client = pulsar.Client(sys.argv[1], authentication=pulsar.AuthenticationToken(sys.argv[2]))
+producer = client.create_producer(sys.argv[3], batching_enabled=False, chunking_enabled=True)
+producer.send(bytes(400_000_000))
+"""
+
+
+def cut_off(provisioned: Any, topic: TopicName) -> None:  # noqa: ANN401
+    """Leave some of many chunks at the end of *topic*, as a producer does that is killed."""
+    broker = provisioned.broker
+    before = entries(provisioned, topic)
+    arguments = [broker.service_url, broker.token(SUPERUSER), str(topic)]
+    sending = subprocess.Popen([sys.executable, "-c", CUT_OFF, *arguments], env=os.environ)
+    try:
+        deadline = time.monotonic() + 60
+        while entries(provisioned, topic) <= before:
+            assert time.monotonic() < deadline
+            assert sending.poll() is None
+    finally:
+        sending.kill()
+        sending.wait()
+
+
+def entries(provisioned: Any, topic: TopicName) -> int:  # noqa: ANN401
+    """Count what was ever stored."""
+    count: int = json.loads(provisioned.admin("GET", topic, "stats"))["msgInCounter"]
+    return count
+
+
+class Dies(Local):
+    """Is killed once a range is leased."""
+
+    def move(self, task: RangeTask) -> RangeResult:
+        raise RuntimeError(str(task.range))
+
+
+def test_parts_of_a_message_that_never_came_hold_no_run_up(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    bury(provisioned, b"one")
+    cut_off(provisioned, provisioned.policy.dead_letter_topic)
+    with pytest.raises(RuntimeError):
+        runs.run(job_of(provisioned), Dies(), Notes())
+    cut_off(provisioned, provisioned.policy.retry_topic)  # where the next run looks for it
+
+    account = replay(provisioned)
+
+    assert (account.matched, account.moved, account.left) == (1, 1, 0)
+    assert provisioned.in_target() == ["3"]
+
+
+def test_properties_that_are_too_big_are_refused(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    with producer(provisioned) as made:
+        made.send(b"x", properties={"user": "y" * (5 * 2**20 - 200)})
+    bury(provisioned, b"one")
+
+    account = replay(provisioned)
+
+    assert (account.matched, account.moved, account.refused) == (2, 1, 1)
+    assert [refusal.cause for refusal in account.refusals] == ["TooBig"]
