@@ -21,7 +21,8 @@ from redrive.policy.properties import REPLAY_SOURCE
 from redrive.replay.ledger import ledger
 from redrive.replay.ledger.records import Records
 from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
-from redrive.replay.topic.position import EntryId, Source
+from redrive.replay.topic.partition import Partition
+from redrive.replay.topic.position import NOWHERE, EntryId, Source
 from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.reading import ReadableTopic
 
@@ -111,10 +112,10 @@ def audit(
     return compare(records, sources, resting)
 
 
-def _sources(target: ReadableTopic, partitions: tuple[snapshot.Partition, ...]) -> Iterator[Source]:
+def _sources(target: ReadableTopic, partitions: tuple[Partition, ...]) -> Iterator[Source]:
     """Go through what replays have put into *target*; a retry of that is another message."""
     for partition in partitions:
-        bounds = snapshot.NOWHERE, partition.end
+        bounds = NOWHERE, partition.end
         ahead = reading.prefetch(partition.entry_bytes)
         for message in reading.messages(target, partition.index, bounds, ahead):
             carried = properties(message) or {}

@@ -28,6 +28,7 @@ from redrive.replay.job.progress import Progress
 from redrive.replay.spark import query
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
 from redrive.replay.topic import reading, snapshot
+from redrive.replay.topic.position import NOWHERE
 from sandbox import chart, toolchain
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
@@ -76,8 +77,8 @@ class ProvisionedPolicy:
         """Return the ids of all that was ever stored in the retry topic, in alphabetical order."""
         found = []
         for partition in snapshot.look(self.broker.admin_url, self.policy.retry_topic):
-            if partition.end > snapshot.NOWHERE:
-                bounds = snapshot.NOWHERE, partition.end
+            if partition.end > NOWHERE:
+                bounds = NOWHERE, partition.end
                 topic = reading.ReadableTopic(
                     self.client, self.broker.admin_url, self.policy.retry_topic
                 )

@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import pulsar
 
+from redrive.copying.errors import NotSentError
+from redrive.copying.reading import id_text
 from redrive.delivery.middleware.chain import Middleware, Receive, Settle
 from redrive.delivery.middleware.outage_circuit import AfterFailure, Circuit, Outage
 from redrive.delivery.middleware.settlement import Failure, HandBack, Redeliver, Settlement
 from redrive.delivery.parts import Beacon, Parts
-from redrive.copying.reading import id_text
-from redrive.copying.errors import NotSentError
 from redrive.delivery.retrying.reporting import Reporting
 from redrive.delivery.telemetry.events import Name
 from redrive.policy.failure import DeadLetter, RetryLater

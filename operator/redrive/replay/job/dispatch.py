@@ -23,8 +23,8 @@ from redrive.replay.moving.mover import RangeTask, Route
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import ranges, reading
+from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.ranges import Range
-from redrive.replay.topic.snapshot import Partition
 
 REPORT_SECONDS = 2.0
 TRIES = 3

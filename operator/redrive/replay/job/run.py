@@ -25,8 +25,8 @@ from redrive.replay.ledger.records import Header, header_key, plan_key
 from redrive.replay.moving.mover import Route
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap, broker, ranges, reading, rows, snapshot
+from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.reading import ReadableTopic
-from redrive.replay.topic.snapshot import Partition
 
 ACKNOWLEDGE_TRIES = 5
 

@@ -273,8 +273,9 @@ class RangeMover:
         """Say of entries that did not come whether they are acknowledged, or can't be read."""
         route, of = self._route, self._task.range
         gone = unseen & self._task.acknowledged
-        for partition in snapshot.look(route.admin_url, route.source, route.subscription):
-            if partition.index == of.partition:
-                trimmed = of.ledger not in partition.held
-                gone |= unseen if trimmed else unseen & ranges.settled(of, partition)
+        partition = snapshot.look_at(
+            route.admin_url, route.source, of.partition, route.subscription
+        )
+        trimmed = of.ledger not in partition.held
+        gone |= unseen if trimmed else unseen & ranges.settled(of, partition)
         self._outcome.miss(gone, unseen & ~gone)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from redrive.replay.moving.tail import Found
 from redrive.replay.topic import bitmap
-from redrive.replay.topic.position import EntryId
+from redrive.replay.topic.position import EntryId, Source
 from redrive.replay.topic.ranges import Range
 
 Key = tuple[int, int]
@@ -28,6 +27,27 @@ class RangeResult:
     refused: tuple[tuple[EntryId, str], ...]
     gone: int
     tails: Mapping[int, EntryId]
+
+
+@dataclass
+class Found:
+    """Messages of a range that are in the target.
+
+    Attributes:
+        by: offset → index within the entry → uid of the Replay that moved it.
+        trimmed: target partitions of which not all could be read: the broker holds it no more,
+            because the consumers have acknowledged it. What is not found there may be stored.
+    """
+
+    by: dict[int, dict[int, str]] = field(default_factory=dict)
+    trimmed: set[int] = field(default_factory=set)
+
+    def add(self, of: Range, source: Source | None) -> None:
+        """Take note of where a message of the target was moved from."""
+        if source is None or source.partition != of.partition or not of.holds(source.position):
+            return
+        offset = source.position.entry - of.first
+        self.by.setdefault(offset, {})[source.position.batch_index] = source.uid
 
 
 class RangeOutcome:

@@ -7,37 +7,16 @@ something at or above was stored, and is lost after some hours.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from redrive.copying.reading import properties
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import REPLAY_SOURCE
+from redrive.replay.moving.outcome import Found
 from redrive.replay.topic import reading, snapshot
+from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import EntryId, Source
 from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.reading import ReadableTopic
-from redrive.replay.topic.snapshot import Partition
-
-
-@dataclass
-class Found:
-    """Messages of a range that are in the target.
-
-    Attributes:
-        by: offset → index within the entry → uid of the Replay that moved it.
-        trimmed: target partitions of which not all could be read: the broker holds it no more,
-            because the consumers have acknowledged it. What is not found there may be stored.
-    """
-
-    by: dict[int, dict[int, str]] = field(default_factory=dict)
-    trimmed: set[int] = field(default_factory=set)
-
-    def add(self, of: Range, source: Source | None) -> None:
-        """Take note of where a message of the target was moved from."""
-        if source is None or source.partition != of.partition or not of.holds(source.position):
-            return
-        offset = source.position.entry - of.first
-        self.by.setdefault(offset, {})[source.position.batch_index] = source.uid
 
 
 def marks(admin_url: str, target: TopicName) -> dict[int, EntryId]:

@@ -28,6 +28,10 @@ class EntryId(NamedTuple):
         return f"{self.ledger}:{self.entry}"
 
 
+NOWHERE = EntryId(-1, -1)
+"""Before every entry: the end of an empty partition."""
+
+
 class Position(NamedTuple):
     """A message of a partition. Ordered as they were written.
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from redrive.replay.topic import bitmap
+from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import EntryId, Position
-from redrive.replay.topic.snapshot import Partition
 
 RANGE_ENTRIES = 10_000
 """How many entries a range spans; below 2¹⁴, see `position.sequence_id`."""

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.replay.topic import bitmap, ranges
+from redrive.replay.topic.partition import Acknowledged, Partition
 from redrive.replay.topic.position import EntryId, Position
 from redrive.replay.topic.ranges import RANGE_ENTRIES, Range
-from redrive.replay.topic.snapshot import Acknowledged, Partition
 
 sizes = st.sampled_from([1, 2, RANGE_ENTRIES - 1, RANGE_ENTRIES, RANGE_ENTRIES + 1, 25_000])
 ledgers = st.dictionaries(st.integers(1, 9), sizes, min_size=1, max_size=4).map(

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.replay.topic import bitmap, ranges
-from redrive.replay.topic.position import EntryId
+from redrive.replay.topic.partition import Acknowledged, Partition, SubscriptionMissingError
+from redrive.replay.topic.position import NOWHERE, EntryId
 from redrive.replay.topic.ranges import Range
-from redrive.replay.topic.snapshot import NOWHERE, Acknowledged, Partition, SubscriptionMissingError
 
 
 def cursor(through: str, ranges: str = "[]") -> dict[str, str]:
