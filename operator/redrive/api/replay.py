@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, Strict
 
 from redrive.api.conditions import Conditions, Timestamp
 from redrive.api.fields import ObjectName
@@ -45,6 +45,21 @@ class ReplaySpec(ApiModel):
     select: Selection | None = None
     """Which dead letters to move. Left out: all that are there when the run begins."""
 
+    dry_run: Annotated[bool, Strict()] = False
+    """Whether to tell only what would be moved, in `status.preview`. Nothing is moved, and a Replay
+    that runs meanwhile goes on."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Why these messages are replayed, for whoever asks later; in Events and in the ledger too.
+    Example: `the warehouse is up again`."""
+
+    ticket: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Where that was decided. Example: `OPS-1432`."""
+
+    reconciled: Annotated[bool, Strict()] = False
+    """Confirms that what the first handling of these messages left behind was reconciled. Policies
+    with `replaySafety: ReconcileFirst` ask for it."""
+
 
 class Phase(enum.StrEnum):
     """The phase of a replay; Completed and Failed are final."""
@@ -71,6 +86,34 @@ class Refusal(StatusModel):
     cause: Annotated[str, Field(max_length=64)]
     """Why: Encrypted, UnreadableProperties, PartOfBatch, BatchTooLarge, SchemaNotFound,
     SchemaUnsupported, SchemaRefused, TooBig, NotAccepted, NotDelivered or Unproven."""
+
+
+class Count(StatusModel):
+    """How many messages have one cause."""
+
+    cause: Annotated[str, Field(max_length=256)]
+    """The class of the exception that a message died of, empty where it has none; or why it can't
+    be moved."""
+
+    messages: int
+    """How many."""
+
+
+class Preview(StatusModel):
+    """What a dry run has found."""
+
+    causes: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
+    """What the messages died of that would be moved; the 20 most frequent causes."""
+
+    refused: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
+    """Why others can't be moved; which these are is in `refusals`."""
+
+    samples: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=10)] = ()
+    """Some that would be moved, as `ledger:entry:partition:index`; partition -1 where there is
+    none."""
+
+    estimated_seconds: int
+    """How long that would take, roughly, without Spark's start."""
 
 
 class JobFailure(StatusModel):
@@ -117,6 +160,9 @@ class ReplayStatus(StatusModel):
 
     refusals: Annotated[tuple[Refusal, ...] | None, Field(max_length=100)] = None
     """The first 100 of what was refused."""
+
+    preview: Preview | None = None
+    """What a dry run has found."""
 
     finished: bool | None = None
     """Whether the run has come to its end, with nothing left; written by the job."""

@@ -39,6 +39,14 @@ class Ordering(enum.StrEnum):
     PER_KEY = "PerKey"
 
 
+class ReplaySafety(enum.StrEnum):
+    """What a handler makes of a message that comes again."""
+
+    IDEMPOTENT = "Idempotent"
+    RECONCILE_FIRST = "ReconcileFirst"
+    NEVER = "Never"
+
+
 _CHANGE = '"\'" + self + "\' where it was \'" + oldSelf + "\'"'
 
 _DELAYED = [kind.value for kind in SubscriptionType if kind.honours_delays]
@@ -154,6 +162,18 @@ class RetryPolicySpec(Choices):
     """The Pulsar roles that consume the subscription. Each is granted `produce` and `consume` on
     the retry topic and `produce` on the dead-letter topic; the connection has to allow it.
     Example: `[fulfilment]`."""
+
+    replay_safety: Annotated[
+        ReplaySafety,
+        *one_of(
+            ReplaySafety,
+            "replaySafety says whether dead letters may be handled again",
+            "use one of Idempotent, ReconcileFirst, Never",
+        ),
+    ] = ReplaySafety.IDEMPOTENT
+    """Whether dead letters may be handled again. `Idempotent`: always. `ReconcileFirst`: once what
+    their first handling left behind was reconciled, which a Replay confirms by `reconciled: true`.
+    `Never`: each Replay of this policy is refused, but for dry runs."""
 
     management_policy: Annotated[
         ManagementPolicy,

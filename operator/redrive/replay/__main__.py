@@ -11,7 +11,7 @@ import sys
 
 from redrive.errors import RedriveError
 from redrive.replay.job.progress import Progress
-from redrive.replay.job.run import run
+from redrive.replay.job.run import preview, run
 from redrive.replay.spark import query
 from redrive.replay.spec import ReplayJob
 
@@ -26,7 +26,11 @@ def main(arguments: list[str]) -> None:
     progress.read()  # it stops here if the Replay is gone, or another
     try:
         with query.session(job) as spark:
-            run(job, query.Spark(spark, job), progress)
+            engine = query.Spark(spark, job)
+            if job.dry_run:
+                progress.preview(preview(job, engine))
+            else:
+                run(job, engine, progress)
     except Exception as error:
         try:
             progress.fail(error)

@@ -80,6 +80,9 @@ class ReplayJob:
         name: that of the Replay.
         uid: the Replay's; it makes a repeated run of this Replay known to the broker.
         where: the selection as its author wrote it; None selects every dead letter.
+        dry_run: whether to plan only.
+        reason: why, in the words of the Replay's author; empty if it gives none.
+        ticket: where that was decided; likewise.
     """
 
     namespace: str
@@ -89,6 +92,9 @@ class ReplayJob:
     service_url: str
     admin_url: str
     where: str | None
+    dry_run: bool = False
+    reason: str = ""
+    ticket: str = ""
 
     def encode(self) -> str:
         """Write the job as JSON; equal jobs give equal text.
@@ -105,6 +111,9 @@ class ReplayJob:
                 "serviceUrl": self.service_url,
                 "adminUrl": self.admin_url,
                 "where": self.where,
+                "dryRun": self.dry_run,
+                "reason": self.reason,
+                "ticket": self.ticket,
             },
             ensure_ascii=False,
         )
@@ -127,6 +136,9 @@ class ReplayJob:
                 service_url=document["serviceUrl"],
                 admin_url=document["adminUrl"],
                 where=document["where"],
+                dry_run=document["dryRun"],
+                reason=document["reason"],
+                ticket=document["ticket"],
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidSpecError(

@@ -24,15 +24,14 @@ from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.replay import audit
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local
-from redrive.replay.job.plan import Scan
+from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import FencedError
-from redrive.replay.ledger.records import RangePlan
 from redrive.replay.moving.mover import RangeMover
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap
-from redrive.replay.topic.ranges import RANGE_ENTRIES, Range
+from redrive.replay.topic.ranges import RANGE_ENTRIES
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -81,10 +80,11 @@ def test_everything_is_moved_once_and_acknowledged(
 class EverySecond(Local):
     """Selects every second entry."""
 
-    def scan(self, scans: Sequence[Scan]) -> Iterable[tuple[Range, RangePlan]]:
+    def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         half = bitmap.of(range(0, RANGE_ENTRIES, 2), RANGE_ENTRIES)
-        for of, plan in super().scan(scans):
-            yield of, dataclasses.replace(plan, selected=plan.selected & half)
+        for planned in super().scan(scans):
+            selected = planned.plan.selected & half
+            yield planned._replace(plan=dataclasses.replace(planned.plan, selected=selected))
 
 
 RUN = """

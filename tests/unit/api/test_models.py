@@ -64,6 +64,7 @@ policies = st.fixed_dictionaries(
         "adopt": st.booleans(),
         "chained": st.booleans(),
         "managementPolicy": st.sampled_from(["Manage", "Observe"]),
+        "replaySafety": st.sampled_from(["Idempotent", "ReconcileFirst", "Never"]),
         "retry": st.fixed_dictionaries(
             {"messageTTL": st.sampled_from(["0s", "11d", "10d1s"])},
             optional={"partitions": st.integers(1, 1_000)},
@@ -136,8 +137,16 @@ connections = st.fixed_dictionaries(
     },
 )
 replays = st.fixed_dictionaries(
-    {"policyRef": st.fixed_dictionaries({"name": names})},
-    optional={"select": st.fixed_dictionaries({"where": st.text(min_size=1, max_size=50)})},
+    {
+        "policyRef": st.fixed_dictionaries({"name": names}),
+        "dryRun": st.booleans(),
+        "reconciled": st.booleans(),
+    },
+    optional={
+        "select": st.fixed_dictionaries({"where": st.text(min_size=1, max_size=50)}),
+        "reason": st.text(min_size=1, max_size=50),
+        "ticket": st.text(min_size=1, max_size=50),
+    },
 )
 
 MINIMAL = {

@@ -12,6 +12,7 @@ from redrive.api.conditions import READY
 from redrive.api.connection import ReplayIdentity
 from redrive.api.parsing import parse_spec
 from redrive.api.replay import FINAL, ReplaySpec
+from redrive.api.retrypolicy import ReplaySafety
 from redrive.kube import connections, policies, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
@@ -23,6 +24,7 @@ from redrive.replay.controller.errors import (
     PolicyNotReadyError,
     ReplayIdentityMissingError,
     ReplayInProgressError,
+    ReplayNotSafeError,
     TrustNotSupportedError,
 )
 from redrive.replay.spec import ReplayJob
@@ -78,7 +80,9 @@ def admit(replay: Body, ctx: Context) -> Admitted:
             got="spec.tls without spec.replay.tls",
             remedy="store them in the namespaces of Replays, and name them in spec.replay.tls",
         )
-    _check_turn(replay, ctx)
+    if not spec.dry_run:
+        _check_safety(spec, asked.replay_safety, policy_key)
+        _check_turn(replay, ctx)
     job = ReplayJob(
         namespace=key.namespace,
         name=key.name,
@@ -87,6 +91,9 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         service_url=connection.service_url,
         admin_url=connection.admin_url,
         where=where,
+        dry_run=spec.dry_run,
+        reason=spec.reason or "",
+        ticket=spec.ticket or "",
     )
     return Admitted(job, connection.replay, connection.redirect_hosts)
 
@@ -94,6 +101,11 @@ def admit(replay: Body, ctx: Context) -> Admitted:
 def is_final(replay: Body) -> bool:
     """Whether the Replay's run has ended, one way or the other."""
     return (replay.get("status") or {}).get("phase") in FINAL
+
+
+def is_dry_run(replay: Body) -> bool:
+    """Whether the Replay moves nothing."""
+    return bool(replay["spec"].get("dryRun"))
 
 
 def policy_of(replay: Body) -> Key:
@@ -121,6 +133,23 @@ def _ready_policy(key: Key, ctx: Context) -> Body:
     return body
 
 
+def _check_safety(spec: ReplaySpec, safety: ReplaySafety, policy: Key) -> None:
+    """Check that the messages of *policy* may be handled again."""
+    if safety is ReplaySafety.NEVER:
+        raise ReplayNotSafeError(
+            f"the RetryPolicy {policy} says that its messages must not be handled again",
+            got=f"replaySafety: {safety}",
+            remedy="look at them by a dry run; change the policy if its handlers have changed",
+        )
+    if safety is ReplaySafety.RECONCILE_FIRST and not spec.reconciled:
+        raise ReplayNotSafeError(
+            f"messages of the RetryPolicy {policy} are handled again only once what their first "
+            "handling left behind was reconciled",
+            got="a Replay without reconciled: true",
+            remedy="reconcile it, and make another Replay with reconciled: true",
+        )
+
+
 def _check_turn(replay: Body, ctx: Context) -> None:
     """Let the Replays of one policy run one after the other, in the order they were made."""
     for other in _open_replays(replay, ctx):
@@ -134,7 +163,7 @@ def _check_turn(replay: Body, ctx: Context) -> None:
 
 def _open_replays(replay: Body, ctx: Context) -> Iterator[Body]:
     for other in ctx.replays:
-        same = policy_of(other) == policy_of(replay)
+        same = policy_of(other) == policy_of(replay) and not is_dry_run(other)
         if same and Key.of(other) != Key.of(replay) and not is_final(other):
             yield other
 

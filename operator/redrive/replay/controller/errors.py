@@ -83,6 +83,14 @@ class ReplayInProgressError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class ReplayNotSafeError(RedriveError):
+    """The RetryPolicy does not let its messages be handled again, or not yet."""
+
+    reason = "ReplayNotSafe"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
 class ApplicationNotOursError(RedriveError):
     """A SparkApplication with another owner has the name that this Replay needs."""
 

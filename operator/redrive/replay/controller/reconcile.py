@@ -63,7 +63,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
             application = _application(replay, ctx)
             if application is None:
                 application = await _launch(replay, ctx)
-                events.append(_launched(application))
+                events.append(_launched(replay, application))
             else:
                 _check_started(application, now)
                 _check_driver_runs(application, now)
@@ -105,9 +105,10 @@ async def _launch(replay: Body, ctx: Context) -> Body:
     return created
 
 
-def _launched(application: Body) -> ObjectEvent:
-    name = application["metadata"]["name"]
-    return ObjectEvent(LAUNCHED, f"the SparkApplication {name} runs this Replay")
+def _launched(replay: Body, application: Body) -> ObjectEvent:
+    said = f"the SparkApplication {application['metadata']['name']} runs this Replay"
+    given = [replay["spec"][field] for field in ("reason", "ticket") if field in replay["spec"]]
+    return ObjectEvent(LAUNCHED, ": ".join([said, *given]))
 
 
 async def _check_service_account(namespace: str, ctx: Context) -> None:
@@ -187,12 +188,23 @@ def _mirror(reported: ReplayStatus, application: Body, now: datetime) -> _Shown:
     if reported.start_time is None:
         fields["startTime"] = _written(now)
     if phase is Phase.COMPLETED:
-        conditions = status.ready(COMPLETED, "the selected dead letters are in the retry topic")
+        conditions = status.ready(COMPLETED, _outcome(reported))
         return conditions, {**fields, "completionTime": _written(now)}
     message = f"the SparkApplication {name} is {state or 'NEW'}"
     if "errorMessage" in said:
         message = f"{message}: {said['errorMessage']}"
     return status.progressing(message), fields
+
+
+def _outcome(reported: ReplayStatus) -> str:
+    """Say what has become of the selected dead letters."""
+    if reported.preview is not None:
+        said = f"{reported.left} of {reported.scanned} dead letters would be moved"
+        return f"a dry run: {said}, {reported.refused} can't be"
+    return (
+        f"of {reported.matched} dead letters {reported.moved} are in the retry topic, "
+        f"{reported.skipped} needed no move, {reported.refused} can't be moved"
+    )
 
 
 def _state(application: Body) -> str:

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from redrive.replay.job import plan
-from redrive.replay.job.plan import Scan
+from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.records import RangePlan
 from redrive.replay.moving import mover
 from redrive.replay.moving.mover import RangeTask
 from redrive.replay.moving.outcome import RangeResult
-from redrive.replay.topic.ranges import Range
 
 
 class Engine(Protocol):
@@ -22,7 +20,7 @@ class Engine(Protocol):
     def slots(self) -> int:
         """Return how many ranges to move at a time."""
 
-    def scan(self, scans: Sequence[Scan]) -> Iterable[tuple[Range, RangePlan]]:
+    def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         """Plan ranges; one that is left out has nothing to be planned."""
 
     def move(self, task: RangeTask) -> RangeResult:
@@ -42,7 +40,7 @@ class Local:
     def __init__(self, slots: int = 2) -> None:
         self.slots = slots
 
-    def scan(self, scans: Sequence[Scan]) -> Iterable[tuple[Range, RangePlan]]:
+    def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         """Plan ranges one after the other."""
         return map(plan.scan, scans)
 

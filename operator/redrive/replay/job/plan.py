@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,12 +18,17 @@ import pulsar
 from redrive.copying.errors import SchemaError
 from redrive.copying.writer_schemas import WriterSchemas
 from redrive.policy.naming import TopicName
+from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay.ledger.records import RangePlan, RefusedEntry
 from redrive.replay.topic import bitmap, broker, reading
 from redrive.replay.topic.position import MAX_BATCH, EntryId, Position
 from redrive.replay.topic.ranges import Piece, Range
 from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
+
+SAMPLES = 10
+CAUSES = 100
+"""Of each range, so many have a count of their own: anybody may write causes."""
 
 
 class Sighting(NamedTuple):
@@ -34,6 +40,8 @@ class Sighting(NamedTuple):
     encrypted: bool
     unreadable: bool
     schema_version: int | None
+    cause: str
+    size: int
     selected: bool
 
     @classmethod
@@ -46,8 +54,26 @@ class Sighting(NamedTuple):
             letter.encrypted,
             letter.unreadable,
             letter.schema_version,
+            letter.properties.get(CAUSE_TYPE, ""),
+            letter.size,
             selected=True,
         )
+
+
+class PlannedRange(NamedTuple):
+    """The plan of a range, and what a dry run tells of it.
+
+    Attributes:
+        causes: of what is to be moved: cause → how many messages; the most frequent ones.
+        samples: some of these messages.
+        size: of their contents, in bytes.
+    """
+
+    range: Range
+    plan: RangePlan
+    causes: Mapping[str, int]
+    samples: tuple[Position, ...]
+    size: int
 
 
 @dataclass(frozen=True)
@@ -67,12 +93,12 @@ class Scan:
     ahead: int
 
 
-def scan(what: Scan) -> tuple[Range, RangePlan]:
+def scan(what: Scan) -> PlannedRange:
     """Plan a range of which everything is selected."""
     with broker.connect(what.service_url) as client:
         of = what.piece.range
         seen = map(Sighting.of, letters(client, what))
-        return of, plan(of, seen, schema_refusals(client, what.topic))
+        return plan(of, seen, schema_refusals(client, what.topic))
 
 
 def letters(client: pulsar.Client, what: Scan) -> Iterator[DeadLetterRow]:
@@ -103,7 +129,7 @@ def schema_refusals(client: pulsar.Client, topic: TopicName) -> Callable[[int | 
 
 def plan(
     of: Range, seen: Iterable[Sighting], schema_refusal: Callable[[int | None], str]
-) -> RangePlan:
+) -> PlannedRange:
     """Plan the messages of one range, in the order they were written.
 
     A broker acknowledges entries, not messages. So an entry of which only a part is selected is
@@ -112,6 +138,9 @@ def plan(
     scanned, selected = 0, []
     sizes: dict[int, int] = {}
     chunks: dict[int, EntryId] = {}
+    causes: Counter[str] = Counter()
+    samples: list[Position] = []
+    size = 0
     refused: list[RefusedEntry] = []
     for entry, group in itertools.groupby(seen, key=lambda each: each.position.entry_id):
         here = list(group)
@@ -130,7 +159,13 @@ def plan(
             sizes[offset] = count
         if first.first_chunk is not None:
             chunks[offset] = first.first_chunk
-    return RangePlan(scanned, bitmap.of(selected, of.size), sizes, tuple(refused), chunks=chunks)
+        causes.update(each.cause for each in here)
+        size += sum(each.size for each in here)
+        if len(samples) < SAMPLES:
+            samples.append(first.position)
+    entries = bitmap.of(selected, of.size)
+    planned = RangePlan(scanned, entries, sizes, tuple(refused), chunks=chunks)
+    return PlannedRange(of, planned, dict(causes.most_common(CAUSES)), tuple(samples), size)
 
 
 def _refusal(first: Sighting, found: int, selected: int) -> str:

@@ -14,6 +14,7 @@ from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
 from redrive.kube.resources import Key
+from redrive.replay.job.preview import RunPreview
 from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ReplayJob
 
@@ -45,6 +46,10 @@ class Progress:
     def report(self, account: Account) -> None:
         """Write down how far the run has come."""
         asyncio.run(self._exchange(account.to_status()))
+
+    def preview(self, preview: RunPreview) -> None:
+        """Write down what a dry run has found."""
+        asyncio.run(self._exchange(preview.to_status()))
 
     def finish(self) -> None:
         """Write down that the account is the last one: nothing is left."""

@@ -164,10 +164,14 @@ class Header:
     Attributes:
         replay: the Replay, as `namespace/name`.
         target_partitions: of the retry topic, 0 if it has none; they must not change meanwhile.
+        reason: why it was made, in its author's words; empty if it gives none.
+        ticket: where that was decided; likewise.
     """
 
     replay: str
     target_partitions: int
+    reason: str = ""
+    ticket: str = ""
 
 
 class Records:

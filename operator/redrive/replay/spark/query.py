@@ -18,7 +18,7 @@ from pyspark.sql import functions as sql
 from redrive.errors import RedriveError
 from redrive.replay import selection
 from redrive.replay.job import plan
-from redrive.replay.job.plan import Scan, Sighting
+from redrive.replay.job.plan import PlannedRange, Scan, Sighting
 from redrive.replay.ledger.records import RangePlan
 from redrive.replay.moving import mover
 from redrive.replay.moving.mover import RangeTask
@@ -67,7 +67,7 @@ class Spark:
         """Return how many tasks run at a time."""
         return max(1, self._spark.sparkContext.defaultParallelism)
 
-    def scan(self, scans: Sequence[Scan]) -> Iterator[tuple[Range, RangePlan]]:
+    def scan(self, scans: Sequence[Scan]) -> Iterator[PlannedRange]:
         """Plan ranges, all of them in one job.
 
         Raises:
@@ -82,7 +82,13 @@ class Spark:
             fold = functools.partial(_fold, self._job)
             rows = self._selected(self._job.where, scans).rdd.mapPartitions(fold).collect()
         for written in map(json.loads, rows):
-            yield Range.parse(written["range"]), RangePlan.from_json(written["plan"])
+            yield PlannedRange(
+                Range.parse(written["range"]),
+                RangePlan.from_json(written["plan"]),
+                written["causes"],
+                tuple(Position(*sample) for sample in written["samples"]),
+                written["size"],
+            )
 
     def move(self, task: RangeTask) -> RangeResult:
         """Move one range.
@@ -102,12 +108,14 @@ class Spark:
         return reading.select(
             "partition", "ledger", "entry", "batch_index", "batch_size", "first_chunk", "encrypted",
             "unreadable", "schema_version",
+            sql.expr(selection.COLUMNS["cause_type"]).alias("cause"),
+            sql.expr(selection.COLUMNS["size"]).alias("size"),
             sql.coalesce(condition, sql.lit(False)).alias("selected"),  # noqa: FBT003
         )  # fmt: skip
 
 
 def _plan(scan: Scan) -> str:
-    return _written(*plan.scan(scan))
+    return _written(plan.scan(scan))
 
 
 class _Failed(NamedTuple):
@@ -129,16 +137,24 @@ def _fold(job: ReplayJob, rows: Iterable[Row]) -> Iterator[str]:
     with broker.connect(job.service_url) as client:
         refusal = plan.schema_refusals(client, job.policy.dead_letter_topic)
         for of, group in itertools.groupby(map(_sighting, rows), key=lambda found: found[0]):
-            yield _written(of, plan.plan(of, (sighting for _, sighting in group), refusal))
+            yield _written(plan.plan(of, (sighting for _, sighting in group), refusal))
 
 
 def _sighting(row: Row) -> tuple[Range, Sighting]:
     position = Position(row.ledger, row.entry, row.batch_index)
     first = None if row.first_chunk is None else EntryId.parse(row.first_chunk)
-    kinds = first, row.encrypted, row.unreadable, row.schema_version
+    kinds = first, row.encrypted, row.unreadable, row.schema_version, row.cause or "", row.size
     of = Range.of(row.partition, position)
     return of, Sighting(position, row.batch_size, *kinds, selected=row.selected)
 
 
-def _written(of: Range, planned: RangePlan) -> str:
-    return json.dumps({"range": str(of), "plan": planned.to_json()})
+def _written(planned: PlannedRange) -> str:
+    return json.dumps(
+        {
+            "range": str(planned.range),
+            "plan": planned.plan.to_json(),
+            "causes": planned.causes,
+            "samples": planned.samples,
+            "size": planned.size,
+        }
+    )

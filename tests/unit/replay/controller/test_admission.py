@@ -21,8 +21,10 @@ from redrive.replay.controller.errors import (
     PolicyNotReadyError,
     ReplayIdentityMissingError,
     ReplayInProgressError,
+    ReplayNotSafeError,
     TrustNotSupportedError,
 )
+from redrive.replay.spec import ReplayJob
 
 SETTINGS = Settings("here", (), "image", "local:///replay.py", "redrive-replay")
 
@@ -52,12 +54,18 @@ def named(
     }
 
 
-def replay(name: str = "now", where: str | None = None, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+def replay(
+    name: str = "now",
+    where: str | None = None,
+    spec: dict[str, Any] | None = None,
+    **more: Any,  # noqa: ANN401
+) -> dict[str, Any]:
     select = {} if where is None else {"select": {"where": where}}
-    return named("Replay", name, {"policyRef": {"name": "orders"}, **select}, **more)
+    spec = {"policyRef": {"name": "orders"}, **select, **(spec or {})}
+    return named("Replay", name, spec, **more)
 
 
-def policy(ready: str = "True", observed: int = 1) -> dict[str, Any]:
+def policy(ready: str = "True", observed: int = 1, **spec: object) -> dict[str, Any]:
     condition = {
         "type": "Ready",
         "status": ready,
@@ -69,6 +77,7 @@ def policy(ready: str = "True", observed: int = 1) -> dict[str, Any]:
         "connectionRef": {"name": "main"},
         "topic": "persistent://shop/prod/orders",
         "subscription": "fulfilment",
+        **spec,
     }
     return named("RetryPolicy", "orders", spec, status={"conditions": [condition]})
 
@@ -231,3 +240,38 @@ def test_replays_of_other_policies_are_in_nobodys_way() -> None:
     other = replay("other", age=1)
     other["spec"]["policyRef"]["name"] = "payments"
     assert admit(replay(age=2), ctx(replays=[other])).job.name == "now"
+
+
+def test_a_dry_run_waits_for_no_replay_and_none_waits_for_it() -> None:
+    dry, moving = replay("dry", spec={"dryRun": True}, age=1), replay("moving", age=2)
+    both = ctx(
+        replays=[dry, moving],
+        applications=[
+            named("SparkApplication", launch.name_of(each), {}) for each in (dry, moving)
+        ],
+    )
+    assert admit(dry, both).job.dry_run
+    assert not admit(moving, both).job.dry_run
+
+
+def test_messages_that_must_not_be_handled_again_can_only_be_looked_at() -> None:
+    never = ctx(policies=[policy(replaySafety="Never")])
+    with pytest.raises(ReplayNotSafeError, match="got 'replaySafety: Never'; look"):
+        admit(replay(spec={"reconciled": True}), never)
+    assert admit(replay(spec={"dryRun": True}), never).job.dry_run
+    assert ReplayNotSafeError.stalls
+
+
+def test_messages_that_need_to_be_reconciled_are_replayed_when_that_is_confirmed() -> None:
+    first = ctx(policies=[policy(replaySafety="ReconcileFirst")])
+    with pytest.raises(ReplayNotSafeError, match="make another Replay with reconciled: true"):
+        admit(replay(), first)
+    admit(replay(spec={"reconciled": True}), first)
+    admit(replay(spec={"dryRun": True}), first)
+    admit(replay(), ctx(policies=[policy(replaySafety="Idempotent")]))
+
+
+def test_the_job_knows_why_and_where_that_was_decided() -> None:
+    job = admit(replay(spec={"reason": "up again", "ticket": "OPS-1"}), ctx()).job
+    assert (job.reason, job.ticket) == ("up again", "OPS-1")
+    assert ReplayJob.decode(job.encode()) == job

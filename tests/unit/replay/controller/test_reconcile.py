@@ -182,8 +182,19 @@ async def test_a_run_that_was_cut_off_never_reads_completed(api: FakeKubernetes)
 
 
 async def test_a_run_is_completed_by_the_word_of_its_job(api: FakeKubernetes) -> None:
-    status = await ended(api, "COMPLETED", matched=8, moved=8, left=0, finished=True)
+    status = await ended(
+        api, "COMPLETED", matched=8, moved=5, skipped=2, refused=1, left=0, finished=True
+    )
     assert status["phase"] == "Completed"
+    assert shown(api)[1] == (
+        "of 8 dead letters 5 are in the retry topic, 2 needed no move, 1 can't be moved"
+    )
+
+
+async def test_a_dry_run_says_what_it_would_do(api: FakeKubernetes) -> None:
+    numbers = {"scanned": 9, "matched": 8, "moved": 0, "refused": 1, "left": 7}
+    await ended(api, "COMPLETED", **numbers, preview={"estimatedSeconds": 1}, finished=True)
+    assert shown(api)[1] == "a dry run: 7 of 9 dead letters would be moved, 1 can't be"
 
 
 async def test_a_failure_tells_the_error_that_the_job_wrote(api: FakeKubernetes) -> None:
@@ -193,3 +204,14 @@ async def test_a_failure_tells_the_error_that_the_job_wrote(api: FakeKubernetes)
     assert ready["reason"] == "ReplayFailed"
     assert "DeduplicationOff: deduplication is off on the topic" in ready["message"]
     assert "ExitCode" not in ready["message"]
+
+
+async def test_the_event_of_a_launch_says_why_the_replay_was_made() -> None:
+    api = FakeKubernetes()
+    body = replay(spec={"reason": "the warehouse is up", "ticket": "OPS-1"})
+    api.add(resources.REPLAYS, body)
+    api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
+    context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    said = [str(event) for event in api.events]
+    assert any("runs this Replay: the warehouse is up: OPS-1" in each for each in said)

@@ -26,9 +26,10 @@ range_records = st.builds(
     moved=st.dictionaries(st.sampled_from([UID, "uid-2", "uid-3"]), bits),
     partly=st.dictionaries(st.integers(0, 40), st.integers(1, 7)),
     tails=st.dictionaries(st.integers(-1, 3), entries),
+    chunks=st.dictionaries(st.integers(0, 40), entries),
 )
 refused = st.lists(
-    st.builds(RefusedEntry, entries, st.integers(1, 9), st.just("Chunked")), max_size=3
+    st.builds(RefusedEntry, entries, st.integers(1, 9), st.just("Encrypted")), max_size=3
 ).map(tuple)
 plans = st.builds(
     RangePlan,
@@ -38,6 +39,7 @@ plans = st.builds(
     refused=refused,
     skipped=bits,
     done=st.booleans(),
+    chunks=st.dictionaries(st.integers(0, 40), entries),
 )
 
 

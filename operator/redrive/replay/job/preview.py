@@ -1,0 +1,84 @@
+"""What a dry run has found, drawn up from the plans of its ranges. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from redrive.replay.job.plan import SAMPLES, PlannedRange
+from redrive.replay.ledger.account import Account
+
+SHOWN = 20
+MAX_CAUSE = 256
+MESSAGES_PER_SECOND = 2_000
+BYTES_PER_SECOND = 10 * 2**20
+"""What one slot moves at least, on a broker that has nothing else to do."""
+
+
+@dataclass(frozen=True)
+class RunPreview:
+    """What would be moved.
+
+    Attributes:
+        account: of which nothing is moved: what would be is left.
+        causes: cause → how many messages of it would be moved; the most frequent ones.
+        refused: cause → how many messages can't be moved for it.
+        samples: ids of some that would be moved.
+        seconds: how long it would take.
+    """
+
+    account: Account
+    causes: Mapping[str, int]
+    refused: Mapping[str, int]
+    samples: tuple[str, ...]
+    seconds: int
+
+    @classmethod
+    def of(cls, account: Account, planned: Sequence[PlannedRange], slots: int) -> Self:
+        """Draw it up.
+
+        Args:
+            account: of these plans.
+            planned: all ranges.
+            slots: how many of them would be moved at a time.
+        """
+        causes: Counter[str] = Counter()
+        refused: Counter[str] = Counter()
+        samples: list[str] = []
+        for each in planned:
+            causes.update(each.causes)
+            for refusal in each.plan.refused:
+                refused[refusal.cause] += refusal.messages
+            partition = each.range.partition
+            samples += [f"{s.ledger}:{s.entry}:{partition}:{s.batch_index}" for s in each.samples]
+        busy = max(1, min(slots, len(planned)))
+        seconds = max(
+            account.left / MESSAGES_PER_SECOND,
+            sum(each.size for each in planned) / BYTES_PER_SECOND,
+        )
+        return cls(
+            account,
+            dict(causes.most_common(SHOWN)),
+            dict(refused.most_common(SHOWN)),
+            tuple(samples[:SAMPLES]),
+            math.ceil(seconds / busy),
+        )
+
+    def to_status(self) -> dict[str, Any]:
+        """Write it as fields of the Replay's status."""
+        return {
+            **self.account.to_status(),
+            "preview": {
+                "causes": _counts(self.causes),
+                "refused": _counts(self.refused),
+                "samples": list(self.samples),
+                "estimatedSeconds": self.seconds,
+            },
+        }
+
+
+def _counts(counted: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"cause": cause[:MAX_CAUSE], "messages": n} for cause, n in counted.items()]

@@ -1,0 +1,68 @@
+"""A dry run tells what a Replay would do, and changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from redrive.replay.job import run as runs
+from redrive.replay.job.engine import Local
+from redrive.replay.ledger import ledger as ledgers
+from redrive.replay.ledger.ledger import Ledger
+from redrive.replay.spark.query import Spark
+from redrive.replay.topic import broker
+from tests.integration.replay.test_mover import job_of, replay
+
+ProvisionPolicy = Callable[..., Any]
+MakeJob = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+
+
+def test_nothing_is_moved_and_a_run_that_has_the_ledger_goes_on(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(dead_partitions=2)
+    provisioned.bury(3)
+    replay(provisioned)
+    provisioned.bury(6, "TimeoutError")
+    provisioned.bury(2, "ValueError")
+    job = dataclasses.replace(job_of(provisioned), dry_run=True)
+    with Ledger.open(job.service_url, job.policy.ledger_topic, "running") as running:
+        before = running.records
+
+        found = runs.preview(job, Local())
+
+        running.write("plan/other", None)  # it was not fenced off
+    account = found.account
+    assert (account.scanned, account.matched, account.moved, account.left) == (8, 8, 0, 8)
+    assert found.causes == {"TimeoutError": 6, "ValueError": 2}
+    assert len(found.samples) == 8
+    with broker.connect(job.service_url) as client:
+        after = ledgers.read(client, job.policy.ledger_topic)
+    assert (after.ranges, after.plans, after.owner) == (before.ranges, before.plans, "running")
+    assert len(provisioned.in_target()) == 3
+    assert provisioned.backlog_of_dead_letters() == 8
+
+
+def test_a_selection_is_counted_by_spark_and_shown_in_the_status(
+    provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury(5, "TimeoutError")
+    provisioned.bury(4, "ValueError")
+    provisioned.bury_batch("TimeoutError", "ValueError")
+    job, progress = make_job(provisioned, "cause_type = 'TimeoutError'")
+    job = dataclasses.replace(job, dry_run=True)
+
+    progress.preview(runs.preview(job, Spark(spark, job)))
+
+    status = progress.read()
+    assert (status.scanned, status.matched, status.refused, status.left) == (11, 6, 1, 5)
+    assert [(each.cause, each.messages) for each in status.preview.causes] == [("TimeoutError", 5)]
+    assert [(each.cause, each.messages) for each in status.preview.refused] == [("PartOfBatch", 1)]
+    assert len(status.preview.samples) == 5
+    assert len(provisioned.resting()) == 11

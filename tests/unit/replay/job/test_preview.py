@@ -1,0 +1,86 @@
+"""What a dry run shows is bounded, and adds up."""
+
+from __future__ import annotations
+
+from redrive.api.replay import ReplayStatus
+from redrive.replay.job.plan import PlannedRange, Sighting, plan
+from redrive.replay.job.preview import RunPreview
+from redrive.replay.ledger.account import Account
+from redrive.replay.ledger.records import Records
+from redrive.replay.topic.position import EntryId, Position
+from redrive.replay.topic.ranges import Range
+
+UID = "uid-1"
+
+
+def sighting(entry: int, cause: str = "", **more: object) -> Sighting:
+    fields = {
+        "position": Position(7, entry, 0),
+        "batch_size": 1,
+        "first_chunk": None,
+        "encrypted": False,
+        "unreadable": False,
+        "schema_version": None,
+        "cause": cause,
+        "size": 100,
+        "selected": True,
+        **more,
+    }
+    return Sighting(**fields)  # type: ignore[arg-type]
+
+
+def planned(*seen: Sighting, first: int = 0) -> PlannedRange:
+    of = Range(0, 7, first, first + 9_999)
+    return plan(of, seen, lambda version: "SchemaNotFound" if version == 5 else "")
+
+
+def preview_of(*ranges: PlannedRange, slots: int = 2) -> RunPreview:
+    records = Records()
+    records.plans[UID] = {each.range: each.plan for each in ranges}
+    return RunPreview.of(Account.of(UID, records), ranges, slots)
+
+
+def test_what_would_be_moved_and_what_not_is_counted_by_cause() -> None:
+    first = planned(
+        sighting(0, "TimeoutError"),
+        sighting(1, "ValueError", selected=False),
+        sighting(2, "TimeoutError", encrypted=True),
+        sighting(3),
+    )
+    second = planned(
+        sighting(10_000, "TimeoutError"), sighting(10_001, schema_version=5), first=10_000
+    )
+
+    found = preview_of(first, second)
+
+    account = found.account
+    assert (account.scanned, account.matched, account.refused, account.left) == (6, 5, 2, 3)
+    assert found.causes == {"TimeoutError": 2, "": 1}
+    assert found.refused == {"Encrypted": 1, "SchemaNotFound": 1}
+    assert found.samples == ("7:0:0:0", "7:3:0:0", "7:10000:0:0")
+    shown = ReplayStatus.model_validate(found.to_status())
+    assert shown.preview is not None
+    assert shown.preview.causes[0].cause == "TimeoutError"
+
+
+def test_a_status_holds_so_much_whatever_producers_have_written() -> None:
+    ranges = [
+        planned(
+            *(sighting(first + entry, f"{entry}{'x' * 5_000}", size=2**20) for entry in range(500)),
+            first=first,
+        )
+        for first in (0, 10_000)
+    ]
+    found = preview_of(*ranges)
+    written = found.to_status()["preview"]
+    assert len(written["causes"]) == 20
+    assert len(written["samples"]) == 10
+    assert max(len(each["cause"]) for each in written["causes"]) == 256
+    ReplayStatus.model_validate(found.to_status())
+    assert found.seconds == 50  # 1 000 MiB by two slots of 10 MiB a second
+    assert preview_of(*ranges, slots=1).seconds == 100
+
+
+def test_of_a_message_in_chunks_the_plan_notes_where_it_begins() -> None:
+    found = planned(sighting(5, first_chunk=EntryId(6, 49_999)))
+    assert found.plan.chunks == {5: EntryId(6, 49_999)}
