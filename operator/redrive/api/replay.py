@@ -12,9 +12,14 @@ from redrive.api.fields import ObjectName
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import VALIDATIONS, Rule
 
+_FIXED = ("policyRef", "select", "dryRun", "rateLimit", "reason", "ticket", "reconciled")
 _ONE_RUN = Rule(
-    "self == oldSelf",
-    "the spec of a Replay can't change: it is one run, like a Job",
+    " && ".join(
+        f"(has(self.{field}) ? has(oldSelf.{field}) && self.{field} == oldSelf.{field}"
+        f" : !has(oldSelf.{field}))"
+        for field in _FIXED
+    ),
+    "the spec of a Replay can't change, but for suspend: it is one run, like a Job",
     "make another Replay",
 )
 
@@ -34,8 +39,15 @@ class Selection(ApiModel):
     the others stay where they are. Example: `cause_type = 'TimeoutError'`."""
 
 
+class ReplayRate(ApiModel):
+    """A limit for all tasks of a run together."""
+
+    messages_per_second: Annotated[float, Field(gt=0, le=1_000_000)]
+    """How many messages a second. Example: `500`."""
+
+
 class ReplaySpec(ApiModel):
-    """What to replay. Immutable: a Replay is one run, like a Job; make another for another run."""
+    """What to replay. Immutable but for `suspend`: a Replay is one run, like a Job."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_ONE_RUN.to_schema()]})
 
@@ -48,6 +60,13 @@ class ReplaySpec(ApiModel):
     dry_run: Annotated[bool, Strict()] = False
     """Whether to tell only what would be moved, in `status.preview`. Nothing is moved, and a Replay
     that runs meanwhile goes on."""
+
+    suspend: Annotated[bool, Strict()] = False
+    """Whether to rest: what is on its way is settled, the account is written, and nothing more is
+    sent until this is false again. It can change at any time."""
+
+    rate_limit: ReplayRate | None = None
+    """How fast to move messages. Left out: as fast as the broker takes them."""
 
     reason: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Why these messages are replayed, for whoever asks later; in Events and in the ledger too.
@@ -67,6 +86,7 @@ class Phase(enum.StrEnum):
     PENDING = "Pending"
     SUBMITTED = "Submitted"
     RUNNING = "Running"
+    SUSPENDED = "Suspended"
     COMPLETED = "Completed"
     FAILED = "Failed"
 
@@ -137,7 +157,7 @@ class ReplayStatus(StatusModel):
     commas; not there while there is none."""
 
     phase: Phase | None = None
-    """Pending, Submitted, Running, Completed or Failed; the last two are final."""
+    """Pending, Submitted, Running, Suspended, Completed or Failed; the last two are final."""
 
     scanned: int | None = None
     """How many dead letters rested when the run was planned."""
@@ -163,6 +183,9 @@ class ReplayStatus(StatusModel):
 
     preview: Preview | None = None
     """What a dry run has found."""
+
+    suspended: bool | None = None
+    """Whether the run is at rest, as `spec.suspend` asks; written by the job."""
 
     finished: bool | None = None
     """Whether the run has come to its end, with nothing left; written by the job."""

@@ -83,6 +83,7 @@ class ReplayJob:
         dry_run: whether to plan only.
         reason: why, in the words of the Replay's author; empty if it gives none.
         ticket: where that was decided; likewise.
+        rate_limit: how many messages a second all tasks may send together; None for no limit.
     """
 
     namespace: str
@@ -95,6 +96,7 @@ class ReplayJob:
     dry_run: bool = False
     reason: str = ""
     ticket: str = ""
+    rate_limit: float | None = None
 
     def encode(self) -> str:
         """Write the job as JSON; equal jobs give equal text.
@@ -114,6 +116,7 @@ class ReplayJob:
                 "dryRun": self.dry_run,
                 "reason": self.reason,
                 "ticket": self.ticket,
+                "rateLimit": self.rate_limit,
             },
             ensure_ascii=False,
         )
@@ -139,6 +142,7 @@ class ReplayJob:
                 dry_run=document["dryRun"],
                 reason=document["reason"],
                 ticket=document["ticket"],
+                rate_limit=document["rateLimit"],
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidSpecError(

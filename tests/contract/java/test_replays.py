@@ -8,7 +8,7 @@ import pytest
 
 from redrive.policy.naming import LEDGER_SUBSCRIPTION
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local
+from redrive.replay.job.engine import Local, Wish
 from redrive.replay.ledger.account import Account
 from redrive.replay.spec import TOKEN_VARIABLE, ReplayJob
 from sandbox.pulsar import SUPERUSER
@@ -31,8 +31,10 @@ MakeClient = Callable[..., JavaClient]
 class Silent:
     """Shows nothing."""
 
-    def report(self, account: Account) -> None:
+    def report(self, account: Account, *, suspended: bool = False) -> Wish:
         """Show nothing."""
+        assert account.matched or not suspended
+        return Wish.RUN
 
 
 def replay(provisioned: ProvisionedPolicy, monkeypatch: pytest.MonkeyPatch) -> Account:

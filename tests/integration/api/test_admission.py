@@ -256,8 +256,11 @@ def test_the_spec_of_a_replay_can_not_change(
 ) -> None:
     apply(cluster, kube_namespace, manifest("Replay", select={"where": "true"}))
     message = refusal(cluster, manifest("Replay", **select), kube_namespace)
-    assert "the spec of a Replay can't change: it is one run, like a Job" in message
+    assert "the spec of a Replay can't change, but for suspend: it is one run" in message
     assert "make another Replay" in message
+    for suspend in (True, False):
+        same = manifest("Replay", select={"where": "true"}, suspend=suspend)
+        assert apply(cluster, kube_namespace, same)["spec"]["suspend"] is suspend
 
 
 def fields(schema: dict[str, Any]) -> Iterator[str]:
@@ -287,7 +290,7 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
     status = {"conditions": conditions, "maxRetries": 3, "backlog": backlog}
     status["warnings"] = "AckHoles, GeoReplicated"
     patch_status(cluster, kube_namespace, "rp", status)
-    account = {"phase": "Running", "matched": 8, "moved": 5, "refused": 1}
+    account = {"phase": "Running", "matched": 8, "moved": 5, "refused": 1, "left": 2}
     patch_status(cluster, kube_namespace, "replay", account)
     shown = cluster.kubectl("get", "rp,replay", f"--namespace={kube_namespace}")
     table = [re.split(r"\s{2,}|\t", line.strip()) for line in shown.splitlines() if line]
@@ -299,8 +302,8 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
         "True", "Provisioned", "AckHoles, GeoReplicated", "persistent://shop/prod/orders",
         "fulfilment", "3", "3", "41",
     ]  # fmt: skip
-    assert replay_header == "NAME POLICY PHASE MATCHED MOVED REFUSED AGE".split()
-    assert replay[1:-1] == ["orders-fulfilment", "Running", "8", "5", "1"]
+    assert replay_header == "NAME POLICY PHASE MATCHED MOVED REFUSED LEFT AGE".split()
+    assert replay[1:-1] == ["orders-fulfilment", "Running", "8", "5", "1", "2"]
 
 
 def test_short_names_and_the_category_lead_to_the_kinds(

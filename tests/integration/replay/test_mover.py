@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.replay import audit
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local
+from redrive.replay.job.engine import Local, Wish
 from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import FencedError
@@ -43,8 +43,9 @@ class Notes:
     def __init__(self) -> None:
         self.accounts: list[Account] = []
 
-    def report(self, account: Account) -> None:
+    def report(self, account: Account, *, suspended: bool = False) -> Wish:
         self.accounts.append(account)
+        return Wish.SUSPEND if suspended else Wish.RUN
 
 
 def job_of(provisioned: Any, name: str = "again", uid: str = "") -> ReplayJob:  # noqa: ANN401
@@ -89,13 +90,13 @@ class EverySecond(Local):
 
 RUN = """
 import sys
-from redrive.replay.job.engine import Local
+from redrive.replay.job.engine import Local, Wish
 from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
 
 class Silent:
-    def report(self, account):
-        pass
+    def report(self, account, *, suspended=False):
+        return Wish.RUN
 
 print(run(ReplayJob.decode(sys.argv[1]), Local(), Silent()))
 """

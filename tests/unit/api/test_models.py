@@ -140,10 +140,12 @@ replays = st.fixed_dictionaries(
     {
         "policyRef": st.fixed_dictionaries({"name": names}),
         "dryRun": st.booleans(),
+        "suspend": st.booleans(),
         "reconciled": st.booleans(),
     },
     optional={
         "select": st.fixed_dictionaries({"where": st.text(min_size=1, max_size=50)}),
+        "rateLimit": st.fixed_dictionaries({"messagesPerSecond": st.floats(0.1, 1_000_000)}),
         "reason": st.text(min_size=1, max_size=50),
         "ticket": st.text(min_size=1, max_size=50),
     },

@@ -25,6 +25,7 @@ from redrive.replay.controller.errors import (
     ReplayIdentityMissingError,
     ReplayInProgressError,
     ReplayNotSafeError,
+    SuspendedError,
     TrustNotSupportedError,
 )
 from redrive.replay.spec import ReplayJob
@@ -80,6 +81,10 @@ def admit(replay: Body, ctx: Context) -> Admitted:
             got="spec.tls without spec.replay.tls",
             remedy="store them in the namespaces of Replays, and name them in spec.replay.tls",
         )
+    if spec.suspend:
+        raise SuspendedError(
+            "the Replay is suspended", remedy="set spec.suspend to false; it starts by itself then"
+        )
     if not spec.dry_run:
         _check_safety(spec, asked.replay_safety, policy_key)
         _check_turn(replay, ctx)
@@ -94,6 +99,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         dry_run=spec.dry_run,
         reason=spec.reason or "",
         ticket=spec.ticket or "",
+        rate_limit=None if spec.rate_limit is None else spec.rate_limit.messages_per_second,
     )
     return Admitted(job, connection.replay, connection.redirect_hosts)
 
@@ -153,7 +159,8 @@ def _check_safety(spec: ReplaySpec, safety: ReplaySafety, policy: Key) -> None:
 def _check_turn(replay: Body, ctx: Context) -> None:
     """Let the Replays of one policy run one after the other, in the order they were made."""
     for other in _open_replays(replay, ctx):
-        if _is_launched(other, ctx) or _age(other) < _age(replay):
+        waits = _age(other) < _age(replay) and not other["spec"].get("suspend")
+        if _is_launched(other, ctx) or waits:
             raise ReplayInProgressError(
                 "another Replay of the same policy comes first",
                 got=str(Key.of(other)),

@@ -83,6 +83,13 @@ class ReplayInProgressError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class SuspendedError(RedriveError):
+    """The Replay is suspended and was not launched yet."""
+
+    reason = "Suspended"
+    requeue = Requeue.ON_CHANGE
+
+
 class ReplayNotSafeError(RedriveError):
     """The RetryPolicy does not let its messages be handled again, or not yet."""
 

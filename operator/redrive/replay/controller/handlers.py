@@ -48,7 +48,7 @@ def _listen(ctx: Context, controller: Controller) -> None:
 
     @ctx.replays.listen
     def replay_changed(key: Key, before: Body | None, after: Body | None) -> None:
-        if needs_reconcile(before, after):
+        if needs_reconcile(before, after) or _rests(before) != _rests(after):
             controller.enqueue(key)
         if after is None or is_final(after):
             _enqueue_open(ctx, controller, policy_of(after or before or {}))
@@ -76,6 +76,11 @@ def _enqueue_open(ctx: Context, controller: Controller, policy: Key | None = Non
     for body in ctx.replays:
         if not is_final(body) and policy in {None, policy_of(body)}:
             controller.enqueue(Key.of(body))
+
+
+def _rests(replay: Body | None) -> bool:
+    """Whether the job of a Replay says that its run is suspended."""
+    return bool(((replay or {}).get("status") or {}).get("suspended"))
 
 
 def _owners(application: Body) -> list[Key]:

@@ -190,6 +190,9 @@ def _mirror(reported: ReplayStatus, application: Body, now: datetime) -> _Shown:
     if phase is Phase.COMPLETED:
         conditions = status.ready(COMPLETED, _outcome(reported))
         return conditions, {**fields, "completionTime": _written(now)}
+    if phase is Phase.RUNNING and reported.suspended:
+        fields["phase"] = Phase.SUSPENDED.value
+        return status.progressing("the run is suspended: nothing is sent"), fields
     message = f"the SparkApplication {name} is {state or 'NEW'}"
     if "errorMessage" in said:
         message = f"{message}: {said['errorMessage']}"

@@ -7,16 +7,19 @@ more, and what it has started stops at its next look at the ledger.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from typing import ClassVar
 
 from redrive.errors import RedriveError
-from redrive.replay.job.engine import Engine, Reporter
+from redrive.replay.job.engine import Engine, Reporter, Wish
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import Ledger
+from redrive.replay.ledger.permit import PERMIT, Permit
 from redrive.replay.ledger.records import RangePlan, RangeRecord, plan_key, range_key, unite
 from redrive.replay.moving import tail
 from redrive.replay.moving.mover import RangeTask, Route
@@ -25,6 +28,13 @@ from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import ranges, reading
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.ranges import Range
+
+
+class RunEndedError(RedriveError):
+    """The Replay of a run is deleted."""
+
+    reason: ClassVar[str] = "RunEnded"
+
 
 REPORT_SECONDS = 2.0
 TRIES = 3
@@ -56,36 +66,87 @@ class Dispatch:
         self._under_way: dict[Future[RangeResult], Range] = {}
         self._losses: Counter[Range] = Counter()
         self._failed: list[Exception] = []
-        self._reported = time.monotonic()
+        self._reported = -math.inf
+        self._wish = Wish.RUN
+        self._permitted = Permit()
 
     def run(self) -> None:
-        """Move range after range.
+        """Move range after range; wait while the run is suspended.
 
         Raises:
+            RunEndedError: its Replay is deleted. What was under way has been settled.
             Exception: the first that a task raised; those under way have come to their end by then.
         """
         with ThreadPoolExecutor(self._engine.slots) as pool:
-            self._start(pool)
-            while self._under_way:
-                for future in wait(self._under_way, return_when=FIRST_COMPLETED).done:
-                    self._collect(self._under_way.pop(future), future)
-                self._start(pool)
+            self._go_on(pool)
+            while self._under_way or self._is_suspended:
+                self._wait()
+                self._go_on(pool)
         if self._failed:
             raise self._failed[0]
+        if self._wish is Wish.END and self._waiting:
+            raise RunEndedError(
+                "the Replay is deleted",
+                remedy="nothing: another Replay goes on from what was moved",
+            )
+
+    @property
+    def _is_on(self) -> bool:
+        return self._wish is Wish.RUN and not self._failed
+
+    @property
+    def _is_suspended(self) -> bool:
+        return self._wish is Wish.SUSPEND and bool(self._waiting) and not self._failed
+
+    def _go_on(self, pool: ThreadPoolExecutor) -> None:
+        """Report, do what is wanted, and have the tasks know."""
+        self._report()
+        try:
+            self._start(pool)
+            self._permit()
+        except RedriveError as error:
+            self._failed.append(error)
+
+    def _wait(self) -> None:
+        """Wait until a task ends, or it is time to report."""
+        if not self._under_way:
+            time.sleep(REPORT_SECONDS)
+        for future in wait(self._under_way, REPORT_SECONDS, FIRST_COMPLETED).done:
+            self._collect(self._under_way.pop(future), future)
+
+    def _report(self) -> None:
+        """Report from time to time, and take note of what is wanted."""
+        if time.monotonic() - self._reported < REPORT_SECONDS:
+            return
+        account = Account.of(self._job.uid, self._ledger.records)
+        at_rest = self._is_suspended and not self._under_way
+        try:
+            self._wish = self._reporter.report(account, suspended=at_rest)
+        except RedriveError:
+            logger.warning("the status can't be written; the run goes on", exc_info=True)
+        self._reported = time.monotonic()
 
     def _start(self, pool: ThreadPoolExecutor) -> None:
         """Have as many ranges under way as there are slots, unless something has failed."""
-        while not self._failed and len(self._under_way) < self._engine.slots:
+        while self._is_on and len(self._under_way) < self._engine.slots:
             of = self._next()
             if of is None:
                 return
             self._waiting.remove(of)
-            try:
-                task = self._lease(of)
-            except RedriveError as error:
-                self._failed.append(error)
-                return
+            task = self._lease(of)
             self._under_way[pool.submit(self._engine.move, task)] = of
+
+    def _permit(self) -> None:
+        """Have tasks that are under way know by the ledger what they may do now."""
+        permit = self._share(len(self._under_way))
+        if self._under_way and permit != self._permitted:
+            self._ledger.write(PERMIT, permit.to_json())
+            self._permitted = permit
+
+    def _share(self, tasks: int) -> Permit:
+        """Return what each of so many tasks may do: they share the rate of the run."""
+        limit = self._job.rate_limit
+        return Permit(limit and limit / max(1, tasks), drain=self._wish is not Wish.RUN)
 
     def _next(self) -> Range | None:
         """Choose a range; of an ordered policy, none of a partition that one is under way of."""
@@ -131,6 +192,7 @@ class Dispatch:
             since=since,
             generation=leased.generation,
             lease=lease.serialize(),
+            permit=self._share(len(self._under_way) + 1),
             ahead=reading.prefetch(partition.entry_bytes),
         )
 
@@ -152,11 +214,10 @@ class Dispatch:
             chunks={**before.chunks, **chunks},
         )
         self._ledger.write(range_key(of), record.to_json())
-        plan = self._plans[of].after(of, result.refused, result.gone)
+        plan = self._plans[of].after(of, result.refused, result.gone, done=not result.drained)
         self._ledger.write(plan_key(self._job.uid, of), plan.to_json())
-        if time.monotonic() - self._reported > REPORT_SECONDS:
-            self._reporter.report(Account.of(self._job.uid, self._ledger.records))
-            self._reported = time.monotonic()
+        if result.drained:
+            self._waiting.insert(0, of)
 
     @property
     def _plans(self) -> Mapping[Range, RangePlan]:

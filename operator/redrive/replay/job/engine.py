@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -27,11 +28,24 @@ class Engine(Protocol):
         """Move one range; called from several threads at a time."""
 
 
+class Wish(enum.Enum):
+    """What whoever made a run wants of it now."""
+
+    RUN = enum.auto()
+    SUSPEND = enum.auto()
+    END = enum.auto()
+
+
 class Reporter(Protocol):
     """Shows how far a run has come."""
 
-    def report(self, account: Account) -> None:
-        """Show the latest account."""
+    def report(self, account: Account, *, suspended: bool = False) -> Wish:
+        """Show the latest account, and return what is wanted.
+
+        Args:
+            account: the latest.
+            suspended: whether the run is at rest, because that is wanted.
+        """
 
 
 class Local:

@@ -13,7 +13,9 @@ from redrive.api.replay import ReplayStatus
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
-from redrive.kube.resources import Key
+from redrive.kube.errors import NotFoundError
+from redrive.kube.resources import Body, Key
+from redrive.replay.job.engine import Wish
 from redrive.replay.job.preview import RunPreview
 from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ReplayJob
@@ -31,7 +33,8 @@ class Progress:
     """The status of one Replay.
 
     Raises:
-        ReplayGoneError: from each method, when the Replay was deleted, or created again.
+        ReplayGoneError: from each method but `report`, when the Replay was deleted, or created
+            again.
         KubernetesError: likewise, when the API server refuses.
     """
 
@@ -41,11 +44,19 @@ class Progress:
 
     def read(self) -> ReplayStatus:
         """Return the status as it is."""
-        return asyncio.run(self._exchange({}))
+        replay = asyncio.run(self._exchange({}))
+        return ReplayStatus.model_validate(replay.get("status", {}))
 
-    def report(self, account: Account) -> None:
-        """Write down how far the run has come."""
-        asyncio.run(self._exchange(account.to_status()))
+    def report(self, account: Account, *, suspended: bool = False) -> Wish:
+        """Write down how far the run has come, and return what the spec says by now."""
+        fields = account.to_status() | {"suspended": suspended}
+        try:
+            replay = asyncio.run(self._exchange(fields))
+        except (ReplayGoneError, NotFoundError):
+            return Wish.END
+        if "deletionTimestamp" in replay["metadata"]:
+            return Wish.END
+        return Wish.SUSPEND if replay["spec"].get("suspend") else Wish.RUN
 
     def preview(self, preview: RunPreview) -> None:
         """Write down what a dry run has found."""
@@ -62,7 +73,7 @@ class Progress:
         failure = {"reason": reason, "message": message[0][:MAX_MESSAGE]}
         asyncio.run(self._exchange({"failure": failure}))
 
-    async def _exchange(self, fields: Mapping[str, object]) -> ReplayStatus:
+    async def _exchange(self, fields: Mapping[str, object]) -> Body:
         async with Kubernetes.connect() as kubernetes:
             replay = await kubernetes.get(resources.REPLAYS, self._key)
             if replay["metadata"]["uid"] != self._uid:
@@ -73,4 +84,4 @@ class Progress:
                 )
             if fields:
                 replay = await kubernetes.patch_status(resources.REPLAYS, self._key, fields)
-        return ReplayStatus.model_validate(replay.get("status", {}))
+        return replay

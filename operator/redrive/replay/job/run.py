@@ -56,7 +56,6 @@ def run(job: ReplayJob, engine: Engine, reporter: Reporter) -> Account:
         _forget(job, ledger, resting)
         if job.uid not in ledger.records.headers:
             _plan(job, engine, ledger, resting)
-        reporter.report(Account.of(job.uid, ledger.records))
         _acknowledge_again(job, ledger, resting)
         route = _route(job, ledger, owner)
         Dispatch(job, route, engine, ledger, resting, reporter).run()

@@ -18,6 +18,7 @@ import pulsar
 
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
+from redrive.replay.ledger.permit import PERMIT, Permit
 from redrive.replay.ledger.records import OWNER, Records
 from redrive.replay.topic import broker
 
@@ -116,9 +117,21 @@ class Lease:
         topic: the ledger's.
         owner: the run that gave the lease.
         since: the id of the record with which it did, serialized.
+        permit: what the task may do at first.
+
+    Attributes:
+        permit: what it may do, as of the last check.
     """
 
-    def __init__(self, client: pulsar.Client, topic: TopicName, owner: str, since: bytes) -> None:
+    def __init__(
+        self,
+        client: pulsar.Client,
+        topic: TopicName,
+        owner: str,
+        since: bytes,
+        permit: Permit,
+    ) -> None:
+        self.permit = permit
         self._owner = owner
         with broker.refusals(f"read the ledger {topic}", "consume"):
             # Compacted, for the sake of a task that slept while records were compacted away: of
@@ -138,6 +151,8 @@ class Lease:
             record = self._reader.read_next(READ_MILLISECONDS)
             if record.properties().get(WRITER) != self._owner:
                 raise fenced()
+            if record.partition_key() == PERMIT:
+                self.permit = Permit.from_json(json.loads(record.data()))
 
 
 def fenced() -> FencedError:

@@ -1,7 +1,7 @@
 """What a ledger records, and what its records come to. Pure.
 
 A ledger is a topic in which of each key only the last value counts. Its keys are `owner`, ranges,
-and the plans of Replays.
+and the plans of Replays; `permit` is for those that hold a lease, and no part of the records.
 """
 
 from __future__ import annotations
@@ -110,13 +110,16 @@ class RangePlan:
         more = sum(n - 1 for offset, n in self.sizes.items() if bitmap.contains(entries, offset))
         return entries.bit_count() + more
 
-    def after(self, of: Range, refused: Iterable[tuple[EntryId, str]], gone: int) -> RangePlan:
-        """Return the plan of a range that is done.
+    def after(
+        self, of: Range, refused: Iterable[tuple[EntryId, str]], gone: int, *, done: bool
+    ) -> RangePlan:
+        """Return the plan of a range once its task has come to an end.
 
         Args:
             of: the range.
             refused: selected entries that can't be moved after all, and why.
             gone: selected entries that others have acknowledged.
+            done: whether nothing of the range is left.
         """
         offsets = [(entry.entry - of.first, entry, cause) for entry, cause in refused]
         out = bitmap.of((offset for offset, _, _ in offsets), of.size)
@@ -128,7 +131,7 @@ class RangePlan:
             selected=self.selected & ~out,
             refused=self.refused + more,
             skipped=self.skipped | gone,
-            done=True,
+            done=done,
         )
 
     def to_json(self) -> dict[str, Any]:

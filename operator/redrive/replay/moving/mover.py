@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pulsar
@@ -20,10 +20,11 @@ from redrive.errors import RedriveError
 from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.replay.ledger.ledger import WAIT_SECONDS, Lease, fenced
+from redrive.replay.ledger.permit import Permit
 from redrive.replay.moving import tail
 from redrive.replay.moving.outcome import RangeOutcome, RangeResult
 from redrive.replay.moving.sending import Sender, SentBeforeError
-from redrive.replay.moving.window import StalledError, Window
+from redrive.replay.moving.window import DrainedError, StalledError, Window
 from redrive.replay.topic import broker, ranges, reading, snapshot
 from redrive.replay.topic.position import EntryId, Source, Try
 from redrive.replay.topic.ranges import Range
@@ -78,6 +79,7 @@ class RangeTask:
         since: the ends of the target's partitions when this lease was given.
         generation: of this lease.
         lease: the id of its record, serialized.
+        permit: what the task may do at first.
         ahead: see `reading.prefetch`.
     """
 
@@ -91,6 +93,7 @@ class RangeTask:
     since: Mapping[int, EntryId]
     generation: int
     lease: bytes
+    permit: Permit
     ahead: int
 
 
@@ -119,7 +122,8 @@ class RangeMover:
         route = task.route
         self._task, self._route, self._client = task, route, client
         self._outcome = RangeOutcome(task.partly, route.uid)
-        self._lease = Lease(client, route.ledger, route.owner, task.lease)
+        self._lease = Lease(client, route.ledger, route.owner, task.lease, task.permit)
+        self._drained = False
         topic = str(broker.partition_of(route.source, task.range.partition))
         with broker.refusals(f"open the subscription {route.subscription} of {topic}", "consume"):
             # It only acknowledges: without a queue it receives no message.
@@ -179,6 +183,11 @@ class RangeMover:
             )
             try:
                 self._send_all(sender, window, before, itertools.chain(first, letters))
+            except DrainedError:
+                self._drained = True
+                with suppress(StalledError):
+                    window.drain()
+                window.give_up()
             except StalledError:
                 window.give_up()
         return not self._outcome.doubts
@@ -248,7 +257,7 @@ class RangeMover:
     def _acknowledge(self, letter: DeadLetterRow) -> None:
         self._consumer.acknowledge(letter.acknowledgement)
 
-    def _check_lease(self) -> None:
+    def _check_lease(self) -> Permit:
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
             try:
@@ -258,16 +267,16 @@ class RangeMover:
                     raise fenced() from None
                 time.sleep(1)
             else:
-                return
+                return self._lease.permit
 
     def _result(self) -> RangeResult:
         task, outcome = self._task, self._outcome
         unseen = task.entries & ~outcome.settled
-        if unseen:
+        if unseen and not self._drained:
             self._account_for(unseen)
         # One stored message of this lease shuts out all that earlier ones have yet to send.
         tails = {i: entry for i, entry in task.tails.items() if i not in outcome.stored_in}
-        return outcome.result(task.range, tails)
+        return replace(outcome.result(task.range, tails), drained=self._drained)
 
     def _account_for(self, unseen: int) -> None:
         """Say of entries that did not come whether they are acknowledged, or can't be read."""

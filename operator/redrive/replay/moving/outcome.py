@@ -20,6 +20,7 @@ class RangeResult:
 
     Attributes:
         gone: entries that were acknowledged by others before they were sent.
+        drained: whether the task ended before its time: entries are left.
     """
 
     moved: Mapping[str, int]
@@ -27,6 +28,7 @@ class RangeResult:
     refused: tuple[tuple[EntryId, str], ...]
     gone: int
     tails: Mapping[int, EntryId]
+    drained: bool = False
 
 
 @dataclass

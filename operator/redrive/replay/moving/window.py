@@ -6,6 +6,7 @@ refused, leaves it in doubt until it is looked for in the target.
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,9 @@ from collections.abc import Callable, Mapping
 import pulsar
 
 from redrive.copying.errors import SchemaError
+from redrive.replay.ledger.permit import Permit
 from redrive.replay.moving.outcome import Key, RangeOutcome
+from redrive.replay.moving.pace import Pace
 from redrive.replay.moving.sending import Receipt, Sender
 from redrive.replay.topic.rows import DeadLetterRow
 
@@ -29,13 +32,17 @@ class StalledError(Exception):
     """The broker answers none of what is on its way."""
 
 
+class DrainedError(Exception):
+    """The run wants no more to be sent."""
+
+
 class Window:
     """Sends messages of one range.
 
     Args:
         sender: of one try.
         outcome: takes in what becomes of each.
-        check_lease: passes while sending is allowed.
+        check_lease: passes while sending is allowed, and returns how.
         acknowledge: called with a message of each entry once all of it is stored.
         first: the first entry of the range, which offsets count from.
     """
@@ -44,7 +51,7 @@ class Window:
         self,
         sender: Sender,
         outcome: RangeOutcome,
-        check_lease: Callable[[], None],
+        check_lease: Callable[[], Permit],
         acknowledge: Callable[[DeadLetterRow], None],
         first: int,
     ) -> None:
@@ -53,7 +60,9 @@ class Window:
         self._check_lease = check_lease
         self._acknowledge = acknowledge
         self._first = first
-        self._checked = 0.0
+        self._checked = -math.inf
+        self._permit = Permit()
+        self._pace = Pace()
         self._on_the_way: set[Key] = set()
         self._bytes = 0
 
@@ -62,6 +71,7 @@ class Window:
 
         Raises:
             StalledError: the broker has not answered for seconds.
+            DrainedError: nothing more is to be sent.
         """
         outcome, key = self._outcome, self.key(letter)
         if letter.size >= outcome.too_big:
@@ -112,9 +122,7 @@ class Window:
         self._settle(0, 0, ALONE_SECONDS)
 
     def _send(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
-        if time.monotonic() - self._checked > LEASE_SECONDS:
-            self._check_lease()
-            self._checked = time.monotonic()
+        self._wait_for_permission()
         key = self.key(letter)
         if self._sender.must_be_idle(letter):
             self.drain()
@@ -125,6 +133,19 @@ class Window:
         else:
             self._on_the_way.add(key)
             self._bytes += letter.size
+
+    def _wait_for_permission(self) -> None:
+        while True:
+            now = time.monotonic()
+            if now - self._checked > LEASE_SECONDS:
+                self._permit, self._checked = self._check_lease(), now
+            if self._permit.drain:
+                raise DrainedError
+            wait = self._pace.due_in(now, self._permit.rate)
+            if not wait:
+                break
+            time.sleep(min(wait, LEASE_SECONDS))
+        self._pace.sent(now, self._permit.rate)
 
     def _settle(self, messages: int, size: int, seconds: float) -> None:
         """Take in receipts until so many messages, of so many bytes, are on their way at most."""

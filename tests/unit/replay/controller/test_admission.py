@@ -22,6 +22,7 @@ from redrive.replay.controller.errors import (
     ReplayIdentityMissingError,
     ReplayInProgressError,
     ReplayNotSafeError,
+    SuspendedError,
     TrustNotSupportedError,
 )
 from redrive.replay.spec import ReplayJob
@@ -274,4 +275,21 @@ def test_messages_that_need_to_be_reconciled_are_replayed_when_that_is_confirmed
 def test_the_job_knows_why_and_where_that_was_decided() -> None:
     job = admit(replay(spec={"reason": "up again", "ticket": "OPS-1"}), ctx()).job
     assert (job.reason, job.ticket) == ("up again", "OPS-1")
+    assert ReplayJob.decode(job.encode()) == job
+
+
+def test_a_suspended_replay_is_not_launched_and_in_no_ones_way_before() -> None:
+    resting, next_one = replay("resting", spec={"suspend": True}, age=1), replay("next", age=2)
+    both = ctx(replays=[resting, next_one])
+    with pytest.raises(SuspendedError, match=r"set spec\.suspend to false"):
+        admit(resting, both)
+    assert admit(next_one, both).job.name == "next"
+    resting["status"] = {"sparkApplication": launch.name_of(resting)}
+    with pytest.raises(ReplayInProgressError, match="got 'shop/resting'"):
+        admit(next_one, ctx(replays=[resting, next_one]))
+
+
+def test_the_job_knows_its_rate() -> None:
+    job = admit(replay(spec={"rateLimit": {"messagesPerSecond": 2.5}}), ctx()).job
+    assert job.rate_limit == 2.5
     assert ReplayJob.decode(job.encode()) == job

@@ -215,3 +215,13 @@ async def test_the_event_of_a_launch_says_why_the_replay_was_made() -> None:
     await reconcile(Key.of(body), context, asyncio.Lock())
     said = [str(event) for event in api.events]
     assert any("runs this Replay: the warehouse is up: OPS-1" in each for each in said)
+
+
+async def test_a_run_that_rests_is_suspended(api: FakeKubernetes) -> None:
+    body = replay(spec={"suspend": True}, status={"suspended": True})
+    running = application(wall_clock(), applicationState={"state": "RUNNING"})
+    context = ctx(replays=[body], applications=[running])
+    context = dataclasses.replace(context, kubernetes=api)
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    assert statuses(api)[-1]["phase"] == "Suspended"
+    assert shown(api) == ("Progressing", "the run is suspended: nothing is sent")

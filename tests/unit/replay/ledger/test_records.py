@@ -88,7 +88,7 @@ def test_what_turns_out_to_be_refused_stays_in_the_account(
 ) -> None:
     before = Account.of(UID, with_records(record, plan))
     selected = [offset for offset in offsets if bitmap.contains(plan.selected, offset)]
-    after = plan.after(OF, [(OF.entry_id(at), "TooBig") for at in selected], gone)
+    after = plan.after(OF, [(OF.entry_id(at), "TooBig") for at in selected], gone, done=True)
     account = Account.of(UID, with_records(record, after))
     assert after.done
     assert account.matched == before.matched

@@ -1,0 +1,132 @@
+"""A run rests, ends and keeps to its rate while its tasks are under way."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from redrive.replay import audit
+from redrive.replay.job import dispatch
+from redrive.replay.job import run as runs
+from redrive.replay.job.dispatch import RunEndedError
+from redrive.replay.job.engine import Local, Wish
+from redrive.replay.ledger.account import Account
+from redrive.replay.topic import reading, snapshot
+from redrive.replay.topic.position import NOWHERE
+from tests.integration.replay.test_mover import (
+    check_audit,
+    job_of,
+    numbers,
+    replay,
+    wait_until_moved,
+)
+
+ProvisionPolicy = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+COUNT = 30_000
+
+
+class Author:
+    """Who made the Replay, and changes it."""
+
+    def __init__(self) -> None:
+        self.wish = Wish.RUN
+        self.rests = threading.Event()
+        self.account = Account()
+
+    def report(self, account: Account, *, suspended: bool = False) -> Wish:
+        self.account = account
+        if suspended:
+            self.rests.set()
+        return self.wish
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.1)
+
+
+@contextmanager
+def running(provisioned: Any, author: Author) -> Iterator[Future[Account]]:  # noqa: ANN401
+    """Run a Replay of everything beside the test."""
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            yield threads.submit(runs.run, job_of(provisioned), Local(), author)
+        finally:
+            author.wish = Wish.RUN if author.wish is Wish.SUSPEND else author.wish
+
+
+def test_a_suspended_run_rests_with_a_true_account_and_goes_on_where_it_was(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned, author = provision_policy(dead_partitions=2), Author()
+    provisioned.bury_many(COUNT)
+    with running(provisioned, author) as run:
+        wait_until_moved(provisioned, 3_000)
+        author.wish = Wish.SUSPEND
+        assert author.rests.wait(60)
+        moved = len(provisioned.in_target())
+        assert 3_000 <= moved < COUNT
+        account = author.account
+        assert (account.matched, account.moved, account.left) == (COUNT, moved, COUNT - moved)
+        assert provisioned.backlog_of_dead_letters() == COUNT - moved
+        check_audit(provisioned)
+        author.wish = Wish.RUN
+        account = run.result(120)
+    assert (account.moved, account.left) == (COUNT, 0)
+    assert provisioned.in_target() == numbers(COUNT)
+    check_audit(provisioned)
+
+
+def test_a_run_whose_replay_is_deleted_settles_what_is_under_way_and_ends(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned, author = provision_policy(), Author()
+    provisioned.bury_many(COUNT)
+    with running(provisioned, author) as run:
+        wait_until_moved(provisioned, 3_000)
+        author.wish = Wish.END
+        with pytest.raises(RunEndedError):
+            run.result(60)
+    broker, policy = provisioned.broker, provisioned.policy
+    topics = policy.dead_letter_topic, policy.dead_letter_subscription, policy.retry_topic
+    assert audit.audit((broker.service_url, broker.admin_url), *topics) == audit.AuditFindings()
+    moved = len(provisioned.in_target())
+    assert 3_000 <= moved < COUNT
+    assert replay(provisioned).moved == COUNT - moved
+    assert provisioned.in_target() == numbers(COUNT)
+
+
+def test_all_tasks_together_keep_to_the_rate(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    rate, count = 400, 3_000
+    provisioned = provision_policy(dead_partitions=2)
+    provisioned.bury_many(count)
+    job = dataclasses.replace(job_of(provisioned), rate_limit=rate)
+
+    assert runs.run(job, Local(), Author()).moved == count
+
+    sent = sorted(_published(provisioned))
+    logging.getLogger(__name__).info("%.0f a second", count * 1_000 / (sent[-1] - sent[0]))
+    for second in range(0, len(sent) - rate, rate // 4):
+        for end in range(second + 2 * rate, len(sent), rate):
+            taken = (sent[end] - sent[second]) / 1_000
+            assert (end - second) / taken < rate * 1.1, (second, end)
+
+
+def _published(provisioned: Any) -> list[int]:  # noqa: ANN401
+    """When the broker had each message of the retry topic from its producer, in milliseconds."""
+    policy, broker = provisioned.policy, provisioned.broker
+    (partition,) = snapshot.look(broker.admin_url, policy.retry_topic)
+    topic = reading.ReadableTopic(provisioned.client, broker.admin_url, policy.retry_topic)
+    bounds = NOWHERE, partition.end
+    found = reading.messages(topic, partition.index, bounds, reading.MAX_PREFETCH)
+    return [message.publish_timestamp() for message in found]
