@@ -27,6 +27,7 @@ from redrive.kube.liveness import Liveness
 from redrive.kube.resources import Key, Resource
 from redrive.provision import handlers as provision
 from redrive.replay.controller import handlers as replay
+from redrive.replay.controller import metrics as replay_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ async def serve(
         kopf.on.cleanup(registry=registry)(stop)
         health.ready = True
         logger.info("redrive serves %s", ", ".join(settings.namespaces) or "all namespaces")
-        with metrics.counting(ctx.caches):
+        with metrics.counting(ctx.caches), replay_metrics.counting(ctx.replays):
             await kopf.operator(
                 registry=registry,
                 # kopf's default needs an entry in /etc/passwd, which a pod's user lacks; its type

@@ -19,7 +19,7 @@ from redrive.kube.context import Context
 from redrive.kube.errors import ForbiddenError, NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent, Publisher
-from redrive.replay.controller import errors, launch, mounts
+from redrive.replay.controller import errors, launch, metrics, mounts
 from redrive.replay.controller.admission import admit, is_final, policy_of
 
 LAUNCHED = "Launched"
@@ -58,6 +58,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         return Requeue.ON_CHANGE
     now, requeue = ctx.clock(), Requeue.ON_CHANGE
     events: list[ObjectEvent] = []
+    reported = ReplayStatus.model_validate(replay.get("status") or {})
     try:
         async with launching:
             application = _application(replay, ctx)
@@ -78,6 +79,8 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         requeue = error.requeue
     out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
     await out.publish(replay, conditions, fields)
+    if fields.get("phase") in FINAL:
+        metrics.ended(replay, reported, Phase(fields["phase"]), now)
     for event in events:
         await out.emit(replay, event)
     return requeue

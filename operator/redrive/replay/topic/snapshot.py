@@ -71,4 +71,5 @@ def read_through(admin_url: str, topic: TopicName, reader: str) -> EntryId | Non
 
 async def _internal_stats(admin_url: str, topic: TopicName) -> Mapping[str, Any]:
     async with Http.open() as http:
-        return await Admin(http, admin_url, broker.access()).internal_stats(topic)
+        access = await asyncio.to_thread(credentials.of_this_job().access)
+        return await Admin(http, admin_url, access).internal_stats(topic)

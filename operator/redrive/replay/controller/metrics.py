@@ -1,0 +1,107 @@
+"""Metrics of Replays, for Prometheus; `docs/reference/metrics.md` lists them."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+from prometheus_client import REGISTRY, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from redrive.api.replay import Phase, ReplayStatus
+from redrive.kube.cache import Cache
+from redrive.kube.resources import Body, Key
+from redrive.replay.controller.admission import is_dry_run, policy_of
+
+_LABELS = ("policy", "policy_namespace")
+MESSAGES = Counter(
+    "redrive_replay_messages_total",
+    "Messages that Replays selected, by what became of them, once their Replay has ended.",
+    (*_LABELS, "outcome"),
+)
+SECONDS = Histogram(
+    "redrive_replay_duration_seconds",
+    "How long Replays took from their launch to their end.",
+    ("outcome",),
+    buckets=(10, 30, 60, 300, 900, 3_600, 4 * 3_600, 24 * 3_600),
+)
+_OUTCOMES = ("moved", "skipped", "refused", "left")
+
+
+class ReplayMetrics(Collector):
+    """Replays by policy and phase, and when the last one of each policy succeeded."""
+
+    def __init__(self, replays: Cache) -> None:
+        self._replays = replays
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Count them, now; dry runs are none."""
+        moving = [body for body in self._replays if not is_dry_run(body)]
+        yield _by_phase(moving)
+        yield _last_success(moving)
+
+
+def ended(replay: Body, status: ReplayStatus, phase: Phase, now: datetime) -> None:
+    """Count a Replay that has just ended; a dry run is none.
+
+    Args:
+        replay: the Replay.
+        status: what its job has reported.
+        phase: the final one.
+        now: the time.
+    """
+    if is_dry_run(replay):
+        return
+    for outcome in _OUTCOMES:
+        MESSAGES.labels(*_policy(replay), outcome).inc(getattr(status, outcome) or 0)
+    if status.start_time is not None:
+        SECONDS.labels(phase.value).observe((now - status.start_time).total_seconds())
+
+
+@contextmanager
+def counting(replays: Cache) -> Iterator[None]:
+    """Count *replays* while the block runs."""
+    collector = ReplayMetrics(replays)
+    REGISTRY.register(collector)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(collector)
+
+
+def _by_phase(replays: Iterable[Body]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "redrive_replays", "Replays by their phase.", labels=(*_LABELS, "phase")
+    )
+    counts = collections.Counter(
+        (*_policy(body), (body.get("status") or {}).get("phase", Phase.PENDING.value))
+        for body in replays
+    )
+    for labels, count in counts.items():
+        family.add_metric(labels, count)
+    return family
+
+
+def _last_success(replays: Iterable[Body]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "redrive_replay_last_success_timestamp_seconds",
+        "When the last Replay of a policy was completed.",
+        labels=_LABELS,
+    )
+    latest: dict[tuple[str, str], float] = {}
+    for body in replays:
+        status = body.get("status") or {}
+        if status.get("phase") == Phase.COMPLETED and "completionTime" in status:
+            at = datetime.fromisoformat(status["completionTime"]).timestamp()
+            latest[_policy(body)] = max(at, latest.get(_policy(body), at))
+    for labels, at in latest.items():
+        family.add_metric(labels, at)
+    return family
+
+
+def _policy(replay: Body) -> tuple[str, str]:
+    key: Key = policy_of(replay)
+    return key.name, key.namespace

@@ -1,0 +1,79 @@
+"""What is measured of Replays."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from datetime import datetime
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from redrive.kube import resources
+from redrive.kube.cache import Cache
+from redrive.kube.resources import Key
+from redrive.replay.controller import launch
+from redrive.replay.controller.metrics import counting
+from redrive.replay.controller.reconcile import reconcile
+from tests.support.fake_kubernetes import FakeKubernetes
+from tests.unit.replay.controller.test_admission import ctx, named, replay
+
+POLICY = {"policy": "orders", "policy_namespace": "shop"}
+
+
+def value(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def test_replays_are_counted_by_phase_and_dry_runs_are_not() -> None:
+    done = {"phase": "Completed", "completionTime": "2026-11-22T10:00:00Z"}
+    later = {"phase": "Completed", "completionTime": "2026-11-22T11:00:00Z"}
+    failed = {"phase": "Failed", "completionTime": "2026-11-22T12:00:00Z"}
+    replays = [
+        replay("first", status=later),
+        replay("second", status=done),
+        replay("third", status=failed),
+        replay("dry", spec={"dryRun": True}, status=failed),
+        replay("new"),
+    ]
+    with counting(Cache(replays)):
+        phases = {
+            phase: value("redrive_replays", **POLICY, phase=phase)
+            for phase in ("Pending", "Completed", "Failed")
+        }
+        at = value("redrive_replay_last_success_timestamp_seconds", **POLICY)
+    assert phases == {"Pending": 1, "Completed": 2, "Failed": 1}
+    assert at == datetime.fromisoformat("2026-11-22T11:00:00Z").timestamp()
+
+
+@pytest.mark.parametrize(("state", "outcome"), [("COMPLETED", "Completed"), ("FAILED", "Failed")])
+async def test_what_became_of_messages_is_counted_once_when_a_replay_ends(
+    state: str, outcome: str
+) -> None:
+    reported: dict[str, Any] = {
+        "matched": 9, "moved": 4, "skipped": 3, "refused": 2, "left": 0, "finished": True,
+        "startTime": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    body = replay(status=reported)
+    application = named("SparkApplication", launch.name_of(body), {})
+    application["metadata"]["ownerReferences"] = [{"uid": body["metadata"]["uid"]}]
+    application["status"] = {"applicationState": {"state": state}}
+    api = FakeKubernetes()
+    api.add(resources.REPLAYS, body)
+    context = ctx(replays=[body], applications=[application])
+    context = dataclasses.replace(context, kubernetes=api)
+
+    def counted() -> list[float]:
+        messages = [
+            value("redrive_replay_messages_total", **POLICY, outcome=each)
+            for each in ("moved", "skipped", "refused", "left")
+        ]
+        return [*messages, value("redrive_replay_duration_seconds_count", outcome=outcome)]
+
+    before = counted()
+    for _ in range(2):
+        await reconcile(Key.of(body), context, asyncio.Lock())
+    assert [after - earlier for after, earlier in zip(counted(), before, strict=True)] == [
+        4, 3, 2, 0, 1,
+    ]  # fmt: skip
