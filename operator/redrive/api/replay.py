@@ -42,7 +42,7 @@ class Selection(ApiModel):
 class ReplayRate(ApiModel):
     """A limit for all tasks of a run together."""
 
-    messages_per_second: Annotated[float, Field(gt=0, le=1_000_000)]
+    messages_per_second: Annotated[float, Field(ge=0.1, le=1_000_000)]
     """How many messages a second. Example: `500`."""
 
 
