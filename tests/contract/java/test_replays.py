@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,8 @@ from redrive.policy.naming import LEDGER_SUBSCRIPTION
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local, Wish
 from redrive.replay.ledger.account import Account
-from redrive.replay.spec import TOKEN_VARIABLE, ReplayJob
-from sandbox.pulsar import SUPERUSER
+from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
+from sandbox.pulsar import SUPERUSER, Broker
 from tests.contract.java.test_schemas import (
     FIRST,
     SECOND,
@@ -37,11 +38,21 @@ class Silent:
         return Wish.RUN
 
 
-def replay(provisioned: ProvisionedPolicy, monkeypatch: pytest.MonkeyPatch) -> Account:
-    """Run a Replay of everything in this process."""
+Replay = Callable[[ProvisionedPolicy], Account]
+
+
+@pytest.fixture
+def replay(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Replay:
+    """Runs a Replay of everything in this process."""
+    (tmp_path / "credentials").mkdir()
+    (tmp_path / "credentials" / "token").write_text(broker.token(SUPERUSER))
+    monkeypatch.setenv(ACCESS_VARIABLE, BrokerAccess(Method.TOKEN, str(tmp_path)).encode())
+    return run_replay
+
+
+def run_replay(provisioned: ProvisionedPolicy) -> Account:
     broker, policy = provisioned.broker, provisioned.policy
     provisioned.create(policy.ledger_topic, LEDGER_SUBSCRIPTION, 0)
-    monkeypatch.setenv(TOKEN_VARIABLE, broker.token(SUPERUSER))
     job = ReplayJob(
         "tests", "again", "uid", policy, broker.service_url, broker.admin_url, where=None
     )
@@ -52,7 +63,7 @@ def replay(provisioned: ProvisionedPolicy, monkeypatch: pytest.MonkeyPatch) -> A
 def test_java_reads_what_was_replayed(
     provision_policy: ProvisionPolicy,
     java_client: MakeClient,
-    monkeypatch: pytest.MonkeyPatch,
+    replay: Replay,
     kind: str,
 ) -> None:
     provisioned = provision_policy()
@@ -60,7 +71,7 @@ def test_java_reads_what_was_replayed(
     schema, value = typed(producing, kind)
     producing.send(str(provisioned.policy.dead_letter_topic), schema, value)
 
-    assert replay(provisioned, monkeypatch).moved == 1
+    assert replay(provisioned).moved == 1
 
     in_java = consuming.retrying_consumer(provisioned.policy, schema=typed(consuming, kind)[0])
     assert text(in_java.receive().value) == text(value)
@@ -68,7 +79,7 @@ def test_java_reads_what_was_replayed(
 
 
 def test_a_reader_of_a_later_version_decodes_each_by_the_version_it_was_written_with(
-    provision_policy: ProvisionPolicy, java_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+    provision_policy: ProvisionPolicy, java_client: MakeClient, replay: Replay
 ) -> None:
     provisioned = provision_policy()
     producing, consuming = java_client(provisioned, SUPERUSER), java_client(provisioned)
@@ -81,7 +92,7 @@ def test_a_reader_of_a_later_version_decodes_each_by_the_version_it_was_written_
     give_schema(provisioned, provisioned.policy.retry_topic, "AVRO", SECOND)
     give_schema(provisioned, provisioned.policy.retry_topic, "AVRO", FIRST)
 
-    assert replay(provisioned, monkeypatch).moved == 3
+    assert replay(provisioned).moved == 3
 
     later = consuming.record("AVRO", definition(*SECOND))
     in_java = consuming.retrying_consumer(provisioned.policy, schema=later)
@@ -92,7 +103,7 @@ def test_a_reader_of_a_later_version_decodes_each_by_the_version_it_was_written_
 
 
 def test_keys_and_values_are_refused_by_name(
-    provision_policy: ProvisionPolicy, java_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+    provision_policy: ProvisionPolicy, java_client: MakeClient, replay: Replay
 ) -> None:
     provisioned = provision_policy()
     client = java_client(provisioned, SUPERUSER)
@@ -102,7 +113,7 @@ def test_keys_and_values_are_refused_by_name(
     pair = common.KeyValue("key", "value")
     client.send(str(provisioned.policy.dead_letter_topic), pairs, pair)
 
-    account = replay(provisioned, monkeypatch)
+    account = replay(provisioned)
 
     assert (account.matched, account.refused) == (1, 1)
     assert account.refusals[0].cause == "SchemaUnsupported"
