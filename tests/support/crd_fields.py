@@ -14,6 +14,7 @@ import json
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 
 from redrive.api.kinds import KINDS
 from redrive.api.parsing import parse_spec
@@ -31,7 +33,8 @@ CRDS = Path(__file__).parents[2] / "crds"
 ITEM = "[]"
 """A step of a path: any item of a list."""
 _ALPHABET = string.ascii_letters + string.digits + "-._:/+"
-_SAMPLES = 150
+_SAMPLES = 80
+_SHORT, _LONG = 4, 40
 _TRIES = 400
 _FILLED = 8
 """Of so many values one is filled in beside a field: of two fields all pairs are tried."""
@@ -252,26 +255,34 @@ def _pattern(schema: Schema) -> str | None:
 
 @functools.cache
 def _texts(pattern: str | None, longest: int) -> tuple[str, ...]:
-    """Return texts of a form, always the same; a number in them begins with no 0."""
-    found: dict[str, None] = {}
+    """Return texts of a form; a number in them begins with no 0.
+
+    Short ones come first: of those more are within bounds that only a model knows.
+    """
     texts = (
-        st.text(string.ascii_lowercase, min_size=1, max_size=min(longest, 8))
+        st.text(string.ascii_lowercase, min_size=1)
         if pattern is None
         else st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True, alphabet=_ALPHABET)
     )
+    found: dict[str, None] = {}
 
-    @settings(
-        max_examples=_SAMPLES,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-        deadline=None,
-    )
-    @given(texts)
-    def collect(text: str) -> None:
-        if text and len(text) <= min(longest, 40) and not re.search(r"(?<!\d)0", text):
-            found[text] = None
+    def collect(most: int) -> None:
+        @settings(
+            max_examples=_SAMPLES,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+            deadline=None,
+        )
+        @given(texts.filter(lambda text: 0 < len(text) <= most))
+        def take(text: str) -> None:
+            if not re.search(r"(?<!\d)0", text):
+                found[text] = None
 
-    collect()
+        with suppress(Unsatisfiable):
+            take()
+
+    for most in (_SHORT, _LONG):
+        collect(min(longest, most))
     return tuple(found)
