@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from sandbox import chart
+from sandbox.errors import SandboxError
+from sandbox.kubernetes import Cluster
 from sandbox.sandbox import Sandbox
 from tests.integration.chart.test_upgrade import PREVIOUS, shop, start, values
 from tests.integration.provision.conftest import Shop
 
 __all__ = ["shop"]  # the fixture
 
+SECONDS = 30
 KEY_SHARED = {"subscriptionType": "Key_Shared"}
 # Sizes are above the default quota of the broker, 10 GiB, which it compares with too.
 OLD: dict[str, dict[str, Any]] = {
@@ -55,6 +59,19 @@ def said(body: dict[str, Any], kind: str) -> str:
     return next((c["message"] for c in body["status"]["conditions"] if c["type"] == kind), "")
 
 
+def wait_for_new_schemas(cluster: Cluster) -> None:
+    """Until then the API server drops fields of a status that were not there before."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            cluster.kubectl("explain", "retrypolicies.status.namingScheme")
+        except SandboxError:
+            assert time.monotonic() < deadline, "the API server keeps the schemas of before"
+            time.sleep(0.2)
+        else:
+            return
+
+
 def test_each_object_of_the_old_form_works_or_says_its_edit(sandbox: Sandbox, shop: Shop) -> None:
     cluster, release = sandbox.cluster, shop.namespace
     before = {**values(shop), "replay": {"image": "job", "application": "local:///replay.py"}}
@@ -65,6 +82,7 @@ def test_each_object_of_the_old_form_works_or_says_its_edit(sandbox: Sandbox, sh
     shop.policies({name: {"subscription": name, **spec} for name, spec in OLD.items()})
 
     chart.install(cluster, "redrive", release, values(shop))
+    wait_for_new_schemas(cluster)
     start(sandbox, shop)
     connection = shop.ready("main", "pulsarconnection")
     edit = said(connection, "DeprecatedFields").partition("by allow: ")[2]
