@@ -36,6 +36,7 @@ def given(shop: Shop) -> dict[str, dict[str, tuple[Any, ...]]]:
             "connectionRef.namespace": (here, "elsewhere"),
             # More than the broker's own default of the quota, or it refuses it.
             "deadLetter.retention.megabytes": (20_480, 40_960),
+            "deadLetter.retention.size": ("20Gi", "40Gi"),
             "outageBreaker.maxProbeInterval": ("10s", "20s"),
         },
         "PulsarConnection": {

@@ -13,6 +13,7 @@ from redrive.policy import envelope
 from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as jobs
+from redrive.replay.job.engine import Wish
 from redrive.replay.ledger.account import Account
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.spark.query import Spark
@@ -77,10 +78,10 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
     moved: list[int] = []
     report = progress.report
 
-    def note_and_report(account: Account) -> None:
+    def note_and_report(account: Account, *, suspended: bool = False) -> Wish:
         assert account.matched == account.moved + account.left == count
         moved.append(account.moved)
-        report(account)
+        return report(account, suspended=suspended)
 
     monkeypatch.setattr(progress, "report", note_and_report)
 
