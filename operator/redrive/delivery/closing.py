@@ -1,4 +1,4 @@
-"""What consumers and producers share: a `with` block closes them."""
+"""What consumers and producers share: a `with`, or `async with`, block closes them."""
 
 from __future__ import annotations
 
@@ -28,3 +28,19 @@ class Closing(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class AsyncClosing(ABC):
+    """Closes at the end of an `async with` block, however that ends."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of what it holds at the broker."""
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -9,10 +9,9 @@ import pulsar
 
 from redrive.delivery.assembly import RetryOptions
 from redrive.delivery.consumers.async_consumer import AsyncRetryConsumer
-from redrive.delivery.policy_file import PolicyFile, at_first
+from redrive.delivery.policy_file import PolicyFile
 from redrive.policy.model import Policy
 from redrive.testing.broker import InMemoryBroker
-from redrive.testing.connection import InMemoryConnection
 from redrive.testing.topics import InMemoryTopics
 
 
@@ -30,11 +29,8 @@ class AsyncInMemoryConsumer(InMemoryTopics, AsyncRetryConsumer):
         broker: InMemoryBroker | None = None,
         **options: Unpack[RetryOptions],
     ) -> None:
-        first = at_first(policy)
-        self.broker = broker or InMemoryBroker(first)
-        self._topic = first.topic
         options.setdefault("name", "in-memory")
-        super().__init__(InMemoryConnection(self.broker), policy, **options)
+        super().__init__(self._connect(policy, broker), policy, **options)
         self._consumer = self._open()
 
     @overload

@@ -9,10 +9,9 @@ import pulsar
 
 from redrive.delivery.assembly import Options
 from redrive.delivery.consumers.async_simple import AsyncSimpleConsumer
-from redrive.delivery.policy_file import PolicyFile, at_first
+from redrive.delivery.policy_file import PolicyFile
 from redrive.policy.model import Policy
 from redrive.testing.broker import InMemoryBroker
-from redrive.testing.connection import InMemoryConnection
 from redrive.testing.topics import InMemoryTopics
 
 
@@ -29,11 +28,8 @@ class AsyncInMemorySimpleConsumer(InMemoryTopics, AsyncSimpleConsumer):
         broker: InMemoryBroker | None = None,
         **options: Unpack[Options],
     ) -> None:
-        first = at_first(policy)
-        self.broker = broker or InMemoryBroker(first)
-        self._topic = first.topic
         options.setdefault("name", "in-memory")
-        super().__init__(InMemoryConnection(self.broker), policy, **options)
+        super().__init__(self._connect(policy, broker), policy, **options)
         self._consumer = self._open()
 
     async def receive(

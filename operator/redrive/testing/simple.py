@@ -6,10 +6,9 @@ from typing import Unpack
 
 from redrive.delivery.assembly import Options
 from redrive.delivery.consumers.simple import SimpleConsumer
-from redrive.delivery.policy_file import PolicyFile, at_first
+from redrive.delivery.policy_file import PolicyFile
 from redrive.policy.model import Policy
 from redrive.testing.broker import InMemoryBroker
-from redrive.testing.connection import InMemoryConnection
 from redrive.testing.topics import InMemoryTopics
 
 
@@ -31,8 +30,5 @@ class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
         broker: InMemoryBroker | None = None,
         **options: Unpack[Options],
     ) -> None:
-        first = at_first(policy)
-        self.broker = broker or InMemoryBroker(first)
-        self._topic = first.topic
         options.setdefault("name", "in-memory")
-        super().__init__(InMemoryConnection(self.broker), policy, **options)
+        super().__init__(self._connect(policy, broker), policy, **options)

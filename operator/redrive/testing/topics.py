@@ -7,9 +7,12 @@ from datetime import timedelta
 
 import pulsar
 
+from redrive.delivery.policy_file import PolicyFile, at_first
 from redrive.policy.durations import given
+from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+from redrive.testing.connection import InMemoryConnection
 
 
 class InMemoryTopics:
@@ -17,6 +20,15 @@ class InMemoryTopics:
 
     broker: InMemoryBroker
     _topic: TopicName
+
+    def _connect(
+        self, policy: Policy | PolicyFile, broker: InMemoryBroker | None
+    ) -> InMemoryConnection:
+        """Connect to *broker*, or to one of its own."""
+        first = at_first(policy)
+        self.broker = broker or InMemoryBroker(first)
+        self._topic = first.topic
+        return InMemoryConnection(self.broker)
 
     def send(
         self,

@@ -6,14 +6,13 @@ The loop never waits for it. A call that is cancelled loses no message.
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 import pulsar
 
-from redrive.delivery.closing import CLOSE_TIMEOUT
+from redrive.delivery.closing import CLOSE_TIMEOUT, AsyncClosing
 from redrive.delivery.handling.threads import CallThreads
 from redrive.delivery.opening import opened
 from redrive.errors import InvalidSpecError
@@ -43,7 +42,7 @@ class BlockingConsumer(Protocol):
 _Consumer = TypeVar("_Consumer", bound=BlockingConsumer)
 
 
-class AsyncBase(Generic[_Consumer]):
+class AsyncBase(AsyncClosing, Generic[_Consumer]):
     """An asynchronous context manager: entering it opens the consumer that does the work.
 
     Args:
@@ -83,14 +82,6 @@ class AsyncBase(Generic[_Consumer]):
         self._consumer = await opened(self._open, self._threads.settling)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
     @property
     def _opened(self) -> _Consumer:
         if self._consumer is None:
@@ -101,19 +92,32 @@ class AsyncBase(Generic[_Consumer]):
             )
         return self._consumer
 
+    async def _take(
+        self,
+        take: Callable[[timedelta], list[pulsar.Message]],
+        timeout: float | timedelta | None,
+    ) -> list[pulsar.Message]:
+        """Return what *take* brings within *timeout*, of which each call waits for a part."""
+        left = SLICE if timeout is None else given(timeout, "a time to wait")
+        while True:
+            wait = min(left, SLICE)
+            messages = await self._threads.take(take, wait)
+            if messages:
+                return messages
+            if timeout is not None:
+                left -= wait
+                if left <= timedelta():
+                    return []
 
-async def sliced(
-    take: Callable[[timedelta], Awaitable[list[pulsar.Message]]],
-    timeout: float | timedelta | None,
-) -> list[pulsar.Message]:
-    """Return what *take* brings within *timeout*, of which each call waits for a part."""
-    left = SLICE if timeout is None else given(timeout, "a time to wait")
-    while True:
-        wait = min(left, SLICE)
-        messages = await take(wait)
-        if messages:
-            return messages
-        if timeout is not None:
-            left -= wait
-            if left <= timedelta():
-                return []
+    async def _take_one(
+        self,
+        take: Callable[[timedelta], pulsar.Message | None],
+        timeout: float | timedelta | None,
+    ) -> pulsar.Message | None:
+        """As `_take`, of what brings one message."""
+
+        def take_list(wait: timedelta) -> list[pulsar.Message]:
+            message = take(wait)
+            return [] if message is None else [message]
+
+        return next(iter(await self._take(take_list, timeout)), None)

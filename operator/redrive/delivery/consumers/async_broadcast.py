@@ -9,7 +9,7 @@ from typing import Unpack, overload
 
 import pulsar
 
-from redrive.delivery.consumers.async_base import AsyncBase, sliced
+from redrive.delivery.consumers.async_base import AsyncBase
 from redrive.delivery.consumers.async_consumer import AsyncHandler
 from redrive.delivery.consumers.broadcast import BroadcastConsumer, BroadcastOptions
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
@@ -41,8 +41,7 @@ class AsyncBroadcastConsumer(AsyncBase[BroadcastConsumer]):
     async def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
     async def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
         """Return the next message, or None after *timeout*; see `BroadcastConsumer.receive`."""
-        messages = await sliced(lambda wait: self._threads.take(self._receive_one, wait), timeout)
-        return next(iter(messages), None)
+        return await self._take_one(self._opened.receive, timeout)
 
     async def run(
         self,
@@ -71,7 +70,3 @@ class AsyncBroadcastConsumer(AsyncBase[BroadcastConsumer]):
     def resume(self) -> None:
         """Go on after `pause`."""
         self._opened.resume()
-
-    def _receive_one(self, timeout: timedelta) -> list[pulsar.Message]:
-        message = self._opened.receive(timeout)
-        return [] if message is None else [message]

@@ -17,11 +17,11 @@ import pulsar
 
 from redrive.delivery import durations
 from redrive.delivery.assembly import RetryOptions
-from redrive.delivery.consumers.async_base import SLICE, AsyncBase, sliced
+from redrive.delivery.consumers.async_base import SLICE
+from redrive.delivery.consumers.async_policy_consumer import AsyncPolicyConsumer
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT, RetryConsumer
 from redrive.delivery.handling.bridge import Bridge
 from redrive.delivery.handling.threads import run_in_thread
-from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
 from redrive.policy.envelope import Attempt
@@ -38,7 +38,7 @@ AsyncBatchHandler = Callable[
 ]
 
 
-class AsyncRetryConsumer(AsyncBase[RetryConsumer]):
+class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
     """Consumes a topic, retries later what failed, and lays aside what keeps failing.
 
     Use it as an asynchronous context manager, within the life of *client*, an ordinary
@@ -66,8 +66,7 @@ class AsyncRetryConsumer(AsyncBase[RetryConsumer]):
     async def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
     async def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
         """Return the next message, or None after *timeout*; see `RetryConsumer.receive`."""
-        messages = await sliced(lambda wait: self._threads.take(self._receive_one, wait), timeout)
-        return next(iter(messages), None)
+        return await self._take_one(self._opened.receive, timeout)
 
     async def receive_batch(self, size: int, wait: float | timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages; see `RetryConsumer.receive_batch`."""
@@ -85,14 +84,6 @@ class AsyncRetryConsumer(AsyncBase[RetryConsumer]):
             for message in messages:  # which were not handed out
                 self.hand_back(message)
             raise
-
-    def attempt_of(self, message: pulsar.Message) -> Attempt:
-        """Return which attempt at *message* this is; see `RetryConsumer.attempt_of`."""
-        return self._opened.attempt_of(message)
-
-    async def acknowledge(self, message: pulsar.Message) -> None:
-        """Settle *message* as handled; see `RetryConsumer.acknowledge`."""
-        self._opened.acknowledge(message)  # the client notes it, and tells the broker later
 
     async def negative_acknowledge(
         self, message: pulsar.Message, *, cause: BaseException | None = None
@@ -162,25 +153,6 @@ class AsyncRetryConsumer(AsyncBase[RetryConsumer]):
         )  # fmt: skip
         await run_in_thread(run, bridge, self.stop)
 
-    @property
-    def policy(self) -> Policy:
-        """Return the policy in force; its `generation` tells which."""
-        return self._opened.policy
-
-    @property
-    def in_hand(self) -> int:
-        """Return how many messages were taken and are not settled; see `RetryConsumer.in_hand`."""
-        return self._opened.in_hand
-
-    @property
-    def outages(self) -> tuple[Outage, ...]:
-        """Return what this consumer has paused for by itself; see `OutageBreaker`."""
-        return self._opened.outages
-
-    def ignore_outages(self) -> None:
-        """Go on in spite of all outages; see `RetryConsumer.ignore_outages`."""
-        self._opened.ignore_outages()
-
     def pause(self) -> None:
         """Hand out no message until `resume`; see `RetryConsumer.pause`."""
         self._opened.pause()
@@ -188,7 +160,3 @@ class AsyncRetryConsumer(AsyncBase[RetryConsumer]):
     def resume(self) -> None:
         """Go on after `pause`."""
         self._opened.resume()
-
-    def _receive_one(self, timeout: timedelta) -> list[pulsar.Message]:
-        message = self._opened.receive(timeout)
-        return [] if message is None else [message]

@@ -9,16 +9,14 @@ from typing import Unpack
 import pulsar
 
 from redrive.delivery.assembly import Options
-from redrive.delivery.consumers.async_base import AsyncBase, sliced
+from redrive.delivery.consumers.async_policy_consumer import AsyncPolicyConsumer
 from redrive.delivery.consumers.simple import SimpleConsumer
-from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
-from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
 
 
-class AsyncSimpleConsumer(AsyncBase[SimpleConsumer]):
+class AsyncSimpleConsumer(AsyncPolicyConsumer[SimpleConsumer]):
     """Consumes a topic on request: each message is the caller's for as long as was asked for.
 
     Use it as an asynchronous context manager, within the life of *client*, an ordinary
@@ -47,42 +45,12 @@ class AsyncSimpleConsumer(AsyncBase[SimpleConsumer]):
         timeout: float | timedelta | None = None,
     ) -> list[pulsar.Message]:
         """Return up to *max_messages*; see `SimpleConsumer.receive`."""
-
-        async def take(wait: timedelta) -> list[pulsar.Message]:
-            receive = self._opened.receive
-            return await self._threads.take(receive, max_messages, invisible, wait)
-
-        return await sliced(take, timeout)
-
-    async def acknowledge(self, message: pulsar.Message) -> None:
-        """Settle *message* as handled; see `SimpleConsumer.acknowledge`."""
-        self._opened.acknowledge(message)  # the client notes it, and tells the broker later
+        return await self._take(
+            lambda wait: self._opened.receive(max_messages, invisible, wait), timeout
+        )
 
     def change_invisible_duration(
         self, message: pulsar.Message, invisible: float | timedelta
     ) -> None:
         """Have *message* stay invisible; see `SimpleConsumer.change_invisible_duration`."""
         self._opened.change_invisible_duration(message, invisible)
-
-    def attempt_of(self, message: pulsar.Message) -> Attempt:
-        """Return which attempt at *message* this is; see `RetryConsumer.attempt_of`."""
-        return self._opened.attempt_of(message)
-
-    @property
-    def policy(self) -> Policy:
-        """Return the policy in force; its `generation` tells which."""
-        return self._opened.policy
-
-    @property
-    def in_hand(self) -> int:
-        """Return how many messages were taken and are not settled; see `RetryConsumer.in_hand`."""
-        return self._opened.in_hand
-
-    @property
-    def outages(self) -> tuple[Outage, ...]:
-        """Return what this consumer has paused for by itself; see `OutageBreaker`."""
-        return self._opened.outages
-
-    def ignore_outages(self) -> None:
-        """Go on in spite of all outages; see `RetryConsumer.ignore_outages`."""
-        self._opened.ignore_outages()

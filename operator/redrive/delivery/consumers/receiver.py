@@ -12,18 +12,16 @@ import pulsar
 
 from redrive.delivery import durations
 from redrive.delivery.assembly import RetryOptions, assemble
-from redrive.delivery.closing import Closing
-from redrive.delivery.middleware.outage_circuit import Outage
+from redrive.delivery.consumers.policy_consumer import PolicyConsumer
 from redrive.delivery.middleware.settlement import HAND_BACK, Settlement
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
 from redrive.policy.durations import given
-from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
 from redrive.policy.verdict import check_asked
 
 
-class Receiver(Closing):
+class Receiver(PolicyConsumer):
     """Receives from source and retry topic, and settles; see `RetryConsumer`."""
 
     def __init__(
@@ -70,13 +68,6 @@ class Receiver(Closing):
                 self.hand_back(message)
             raise
         return messages
-
-    def attempt_of(self, message: pulsar.Message) -> Attempt:
-        """Return which attempt at *message* this is, where it came from, and why it failed before.
-
-        A message of the source topic is at its first attempt, whatever its properties claim.
-        """
-        return self._processor.decisions.attempts.of(message)
 
     def acknowledge(self, message: pulsar.Message) -> None:
         """Settle *message* as handled. It may come again if the broker doesn't hear of this.
@@ -157,33 +148,6 @@ class Receiver(Closing):
         """
         self._processor.check_own(message)
         self._processor.settle(Settlement(message, HAND_BACK))
-
-    @property
-    def name(self) -> str:
-        """Return the name of this consumer."""
-        return self._processor.decisions.consumer
-
-    @property
-    def policy(self) -> Policy:
-        """Return the policy in force; its `generation` tells which."""
-        return self._processor.decisions.policy()
-
-    @property
-    def in_hand(self) -> int:
-        """Return how many messages were taken and are not settled: handled now, or kept here."""
-        return self._processor.in_hand
-
-    @property
-    def outages(self) -> tuple[Outage, ...]:
-        """Return what this consumer has paused for by itself; see `OutageBreaker`."""
-        return self._processor.outages
-
-    def ignore_outages(self) -> None:
-        """Go on in spite of all outages, each until a message that needs the same succeeds.
-
-        Failures use up retries again meanwhile.
-        """
-        self._processor.ignore_outages()
 
     def pause(self) -> None:
         """Hand out no message until `resume`; those in hand are finished.

@@ -19,14 +19,13 @@ from redrive.copying.reading import id_text
 from redrive.delivery import durations
 from redrive.delivery.assembly import Options, assemble
 from redrive.delivery.bounded import Deadline
-from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
+from redrive.delivery.closing import CLOSE_TIMEOUT
+from redrive.delivery.consumers.policy_consumer import PolicyConsumer
 from redrive.delivery.middleware.expiry import fail_each
-from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.settlement import HAND_BACK, Settlement
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile, at_first
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.policy.envelope import Attempt
 from redrive.policy.invisible import InFlight, check_invisible, check_unordered
 from redrive.policy.model import Policy
 
@@ -39,7 +38,7 @@ class InvisibleDurationEndedError(RedriveError, TimeoutError):
     reason = "InvisibleDurationEnded"
 
 
-class SimpleConsumer(Closing):
+class SimpleConsumer(PolicyConsumer):
     """Consumes a topic on request: each message is the caller's for as long as was asked for.
 
     A message that is not acknowledged in time has failed, and turns visible at once: it is moved to
@@ -162,37 +161,6 @@ class SimpleConsumer(Closing):
         with self._changing:
             self._in_flight.settle(_key(message), self._clock.monotonic())
         self._processor.settle(Settlement(message, HAND_BACK))
-
-    def attempt_of(self, message: pulsar.Message) -> Attempt:
-        """Return which attempt at *message* this is; see `RetryConsumer.attempt_of`."""
-        return self._processor.decisions.attempts.of(message)
-
-    @property
-    def name(self) -> str:
-        """Return the name of this consumer."""
-        return self._processor.decisions.consumer
-
-    @property
-    def policy(self) -> Policy:
-        """Return the policy in force; its `generation` tells which."""
-        return self._processor.decisions.policy()
-
-    @property
-    def in_hand(self) -> int:
-        """Return how many messages were taken and are not settled: handled now, or kept here."""
-        return self._processor.in_hand
-
-    @property
-    def outages(self) -> tuple[Outage, ...]:
-        """Return what this consumer has paused for by itself; see `OutageBreaker`."""
-        return self._processor.outages
-
-    def ignore_outages(self) -> None:
-        """Go on in spite of all outages, each until a message that needs the same succeeds.
-
-        Failures use up retries again meanwhile.
-        """
-        self._processor.ignore_outages()
 
     def stop(self) -> None:
         """Make every `receive` raise ConsumerStoppedError; callable from a signal handler."""

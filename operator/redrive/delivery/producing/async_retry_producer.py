@@ -11,20 +11,19 @@ import functools
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from types import TracebackType
 from typing import Self
 
 import pulsar
 import pulsar.schema
 
-from redrive.delivery.closing import CLOSE_TIMEOUT
+from redrive.delivery.closing import CLOSE_TIMEOUT, AsyncClosing
 from redrive.delivery.crypto import Crypto
 from redrive.delivery.opening import opened
 from redrive.delivery.producing.retry_producer import SEND_RETRIES, SEND_TIMEOUT, RetryProducer
 from redrive.errors import InvalidSpecError
 
 
-class AsyncRetryProducer:
+class AsyncRetryProducer(AsyncClosing):
     """Produces to a topic, and sends a message again when no receipt came for it in time.
 
     Use it as an asynchronous context manager: entering it opens what a `RetryProducer` opens at
@@ -87,14 +86,6 @@ class AsyncRetryProducer:
     async def __aenter__(self) -> Self:
         self._producer = await opened(self._open, self._threads)
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
         """Leave the broker, once every send has ended; see `RetryProducer.close`."""
