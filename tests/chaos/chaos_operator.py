@@ -26,33 +26,33 @@ def test_killed_after_each_call_that_makes_a_policys_topics(harness: Harness) ->
 
 
 def test_killed_after_each_call_that_repairs_a_policys_topics(harness: Harness) -> None:
-    harness.source("mended")
-    harness.ask("mended")
-    harness.shop.ready("mended")
+    harness.source("repaired")
+    harness.ask("repaired")
+    harness.shop.ready("repaired")
 
     def break_it(retries: int) -> None:
         """Take away what can be taken away without losing a message, and have it looked at."""
         retry, dead = (
-            rest_path(harness.shop.topic(f"mended-fulfilment-{t}")) for t in ("RETRY", "DLQ")
+            rest_path(harness.shop.topic(f"repaired-fulfilment-{t}")) for t in ("RETRY", "DLQ")
         )
         harness.shop.request("DELETE", f"{retry}/permissions/fulfilment")
         harness.shop.request("POST", f"{retry}/messageTTL?messageTTL=60")
         harness.shop.request("DELETE", f"{dead}/permissions/fulfilment")
         harness.shop.request("DELETE", f"{dead}/subscription/redrive")
-        harness.shop.kubectl("delete", "configmap", "mended-redrive")
-        harness.ask("mended", maxRetries=retries)
+        harness.shop.kubectl("delete", "configmap", "repaired-redrive")
+        harness.ask("repaired", maxRetries=retries)
 
-    calls = harness.calls("", lambda: break_it(1), "mended")
-    assert harness.made("mended") == harness.right
+    calls = harness.calls("", lambda: break_it(1), "repaired")
+    assert harness.made("repaired") == harness.right
     assert calls > 5
     for number in range(1, calls + 1):
         with harness.proxy.trap("", number, done_then(harness.kill)) as trap:
             break_it(number + 1)
             springs(trap)
         harness.restart()
-        harness.shop.ready("mended")
-        assert harness.made("mended") == harness.right, f"after call {number}"
-        assert harness.shop.get("configmap", "mended-redrive")["data"]
+        harness.shop.ready("repaired")
+        assert harness.made("repaired") == harness.right, f"after call {number}"
+        assert harness.shop.get("configmap", "repaired-redrive")["data"]
         harness.is_intact()
 
 

@@ -138,7 +138,7 @@ def test_everything_else_of_a_policy_can_change(cluster: Cluster, kube_namespace
 
 
 def replace(cluster: Cluster, namespace: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
-    """What the API server made of a whole policy that was written anew."""
+    """What the API server made of a whole policy that was written again."""
     answer = cluster.kubectl(
         "replace", f"--namespace={namespace}", "--output=json", "-f", "-",
         input=json.dumps(manifest("RetryPolicy", **fields)),

@@ -48,7 +48,7 @@ def test_a_missing_key_is_waited_for(mounting: Application) -> None:
 
 def test_values_of_the_environment_lead_to_what_is_mounted(mounting: Application) -> None:
     variables = {"ACCESS": '{"folder": "/etc/access"}', "PLAIN": "/etc"}
-    assert mounts.environment(variables, mounting, Path("/work/pod")) == {
-        "ACCESS": '{"folder": "/work/pod/etc/access"}',
+    assert mounts.environment(variables, mounting, Path("/pod")) == {
+        "ACCESS": '{"folder": "/pod/etc/access"}',
         "PLAIN": "/etc",
     }
