@@ -76,7 +76,7 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
     provisioned.bury_many(count)
     job, progress = make_job(provisioned, "size > 0")
     moved: list[int] = []
-    report = progress.report
+    report: Callable[..., Wish] = progress.report
 
     def note_and_report(account: Account, *, suspended: bool = False) -> Wish:
         assert account.matched == account.moved + account.left == count
