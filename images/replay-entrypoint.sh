@@ -2,12 +2,29 @@
 # Starts what Spark on Kubernetes asks a container for: `driver …`, `executor`, or any other command.
 set -euo pipefail
 
+# Runs a driver, which gets SIGTERM later than this does: at that Spark stops all tasks at once. By then a run whose
+# Replay was deleted has seen that itself, has settled what was on its way, and has ended. Kubernetes allows 30 s.
+drain() {
+  "$@" &
+  driver=$! stopped=
+  trap 'trap "" TERM; stopped=yes; { sleep 20; kill -TERM "$driver"; } &>/dev/null &' TERM
+  code=0; wait "$driver" || code=$?
+  if [ -n "$stopped" ]; then  # it was the signal that ended the wait
+    code=0; wait "$driver" || code=$?
+  fi
+  exit "$code"
+}
+
 case "${1:-}" in
   driver)
     shift
-    set -- "$SPARK_HOME/bin/spark-submit" --deploy-mode client \
+    set -- "$0" drain "$SPARK_HOME/bin/spark-submit" --deploy-mode client \
       --conf "spark.driver.bindAddress=$SPARK_DRIVER_BIND_ADDRESS" \
       --conf "spark.executorEnv.SPARK_DRIVER_POD_IP=$SPARK_DRIVER_BIND_ADDRESS" "$@"
+    ;;
+  drain)
+    shift
+    drain "$@"
     ;;
   executor)
     options=()

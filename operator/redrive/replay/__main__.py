@@ -10,7 +10,9 @@ import logging
 import sys
 
 from redrive.errors import RedriveError
-from redrive.replay.job.progress import Progress
+from redrive.kube.errors import NotFoundError
+from redrive.replay.job.dispatch import RunEndedError
+from redrive.replay.job.progress import Progress, ReplayGoneError
 from redrive.replay.job.run import preview, run
 from redrive.replay.spark import query
 from redrive.replay.spec import ReplayJob
@@ -22,7 +24,13 @@ def main(arguments: list[str]) -> None:
     """Run one replay."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     job = ReplayJob.decode(arguments[0] if len(arguments) == 1 else "")
-    progress = Progress(job)
+    try:
+        _run(job, Progress(job))
+    except (ReplayGoneError, NotFoundError, RunEndedError) as error:
+        logger.info("there is nothing more to do: %s", error)
+
+
+def _run(job: ReplayJob, progress: Progress) -> None:
     progress.read()  # it stops here if the Replay is gone, or another
     try:
         with query.session(job) as spark:
@@ -31,6 +39,8 @@ def main(arguments: list[str]) -> None:
                 progress.preview(preview(job, engine))
             else:
                 run(job, engine, progress)
+    except RunEndedError:
+        raise
     except Exception as error:
         try:
             progress.fail(error)

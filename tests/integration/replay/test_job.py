@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from redrive.kube import resources
 from redrive.policy import envelope
 from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
+from redrive.replay.__main__ import main
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as jobs
-from redrive.replay.job.engine import Wish
+from redrive.replay.job.dispatch import RunEndedError
+from redrive.replay.job.engine import Local, Wish
 from redrive.replay.ledger.account import Account
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.spark.query import Spark
+from sandbox.kubernetes import Cluster
 
 ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
@@ -147,3 +151,18 @@ def test_an_empty_topic_is_replayed_at_once(
     status = progress.read()
     assert (status.matched, status.moved, status.left) == (0, 0, 0)
     assert status.finished
+
+
+def test_a_job_whose_replay_is_deleted_moves_nothing_more_and_succeeds(
+    provision_policy: ProvisionPolicy, make_job: MakeJob, replay_api: Cluster, replay_token: str
+) -> None:
+    assert replay_token
+    provisioned = provision_policy()
+    provisioned.bury(5)
+    job, progress = make_job(provisioned)
+    replay_api.kubectl("--namespace", job.namespace, "delete", resources.REPLAYS.plural, job.name)
+    with pytest.raises(RunEndedError):
+        jobs.run(job, Local(), progress)
+    main([job.encode()])  # a Spark operator starts a failed job again
+    assert provisioned.in_target() == []
+    assert len(provisioned.resting()) == 5
