@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    PlainSerializer,
-    Strict,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, Strict, WithJsonSchema
 
+from redrive.api.choosing import one_of
 from redrive.api.ladder import DelayLadder, Levels
 from redrive.api.model import ApiModel
 from redrive.api.naming import DefaultNaming
 from redrive.api.outage import OutageBreakerSpec
 from redrive.api.rules import refusing
-from redrive.errors import InvalidSpecError
 from redrive.policy.model import MAX_RETRIES_LIMIT, check_max_retries
 from redrive.policy.naming import Scheme
 
@@ -29,9 +23,6 @@ MaxRetries = Annotated[
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_RETRIES_LIMIT}),
     AfterValidator(refusing(check_max_retries)),
 ]
-
-
-E = TypeVar("E", bound=enum.StrEnum)
 
 
 class DeletionPolicy(enum.StrEnum):
@@ -46,19 +37,6 @@ class DeletionPolicy(enum.StrEnum):
     def deletes_topics(self) -> bool:
         """Whether topics go, with what they hold or if they are empty."""
         return self in {DeletionPolicy.DELETE_IF_EMPTY, DeletionPolicy.DELETE}
-
-
-def one_of(kind: type[E], problem: str, remedy: str) -> tuple[object, ...]:
-    """Return the annotations of a field that holds one of the words of *kind*."""
-
-    def parse(value: object) -> E:
-        found = next((word for word in kind if word == value), None)
-        if found is None:
-            raise InvalidSpecError(problem, got=str(value)[:64], remedy=remedy)
-        return found
-
-    schema = WithJsonSchema({"type": "string", "enum": [word.value for word in kind]})
-    return schema, BeforeValidator(refusing(parse)), PlainSerializer(str)
 
 
 class Choices(ApiModel):
@@ -99,7 +77,8 @@ class Choices(ApiModel):
 
     outage_breaker: OutageBreakerSpec | None = None
     """Has consumers in Python pause while what they depend on is down, so that an outage uses up no
-    retries; `{}` for the defaults. The annotation `redrive.io/ignore-outages: "true"` has them go
+    retries; `{}` for the defaults, `{mode: Never}` for none in spite of the connection's
+    `policyDefaults`. The annotation `redrive.io/ignore-outages: "true"` has them go
     on. Left out: what the connection's `policyDefaults` say, else they don't pause."""
 
     def completed(self, defaults: Choices | None) -> Self:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, Strict, model_validator
 
+from redrive.api.choosing import one_of
 from redrive.api.ladder import IS_DURATION, SECONDS, WRITTEN
 from redrive.api.model import ApiModel
 from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
@@ -54,10 +56,28 @@ _FITS = Rule(
 )
 
 
+class OutageMode(enum.StrEnum):
+    """Whether consumers pause."""
+
+    PAUSE = "Pause"
+    NEVER = "Never"
+
+
 class OutageBreakerSpec(ApiModel):
     """When consumers pause because what they depend on is down, and for how long."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_FITS.to_schema()]})
+
+    mode: Annotated[
+        OutageMode,
+        *one_of(
+            OutageMode,
+            "mode of an outage breaker says whether consumers pause",
+            "use one of Pause, Never",
+        ),
+    ] = OutageMode.PAUSE
+    """`Pause`: consumers pause in an outage. `Never`: they don't, whatever the connection's
+    `policyDefaults` say. Left out: Pause."""
 
     min_messages: Annotated[int, Strict(), Field(ge=1, le=MAX_WINDOW)] = 10
     """A consumer pauses when so many different messages have failed for one cause, and their share
@@ -83,16 +103,17 @@ class OutageBreakerSpec(ApiModel):
         refusing(OutageBreakerSpec.to_limits)(self)
         return self
 
-    def to_limits(self) -> OutageLimits:
-        """Return what consumers go by.
+    def to_limits(self) -> OutageLimits | None:
+        """Return what consumers go by; None if they never pause.
 
         Raises:
             InvalidSpecError: the values don't go together.
         """
-        return OutageLimits(
+        limits = OutageLimits(
             min_messages=self.min_messages,
             failure_percent=self.failure_percent,
             window=self.window,
             max_probe_interval=durations.parse(self.max_probe_interval),
             max_pause=durations.parse(self.max_pause),
         )
+        return limits if self.mode is OutageMode.PAUSE else None

@@ -13,7 +13,8 @@ from pydantic import (
     model_validator,
 )
 
-from redrive.api.choices import Choices, PolicyDefaults, one_of
+from redrive.api.choices import Choices, PolicyDefaults
+from redrive.api.choosing import one_of
 from redrive.api.fields import ObjectName, Roles, Subscription, TopicField
 from redrive.api.model import ApiModel
 from redrive.api.naming import GIVEN_NAMES, Naming

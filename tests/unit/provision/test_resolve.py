@@ -67,6 +67,21 @@ def test_a_new_generation_of_the_connection_asks_for_something_else(
     assert len(parses) == 1
 
 
+def test_a_policy_can_have_no_outage_breaker_where_its_connection_gives_one(
+    ctx: Context, connection: dict[str, Any], policy: MakeBody
+) -> None:
+    defaults = {"policyDefaults": {"outageBreaker": {"window": 50}}}
+    connections = Cache([through(connection | defaults)])
+    for breaker, expected in (
+        ({}, OutageLimits(window=50)),
+        ({"outageBreaker": {"mode": "Pause"}}, OutageLimits()),
+        ({"outageBreaker": {"mode": "Never"}}, None),
+    ):
+        body = policy(**breaker)
+        ctx = dataclasses.replace(ctx, policies=Cache([body]), connections=connections)
+        assert resolve(body, ctx).policy.outage_breaker == expected
+
+
 def test_an_annotation_has_consumers_ignore_outages(
     ctx: Context, connection: dict[str, Any], policy: MakeBody
 ) -> None:
