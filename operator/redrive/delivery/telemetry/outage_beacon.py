@@ -7,13 +7,13 @@ goes with the connection: a process that ends shows nothing any more.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
-from collections.abc import Callable
 
 import pulsar
 
-from redrive.delivery.bounded import in_background
+from redrive.delivery.bounded import OPEN_SECONDS, in_background, within
 from redrive.policy.model import Policy
 from redrive.policy.outage import BEACON
 
@@ -55,7 +55,7 @@ class OutageBeacon:
             with self._changing:
                 wanted, before, self._producer = self._wanted, self._producer, None
             if before is not None:
-                _quietly(before.close)
+                _leave(before)
             made = self._make(wanted) if wanted else None
             with self._changing:
                 self._producer, self._shown = made, wanted if made or not wanted else ""
@@ -65,16 +65,21 @@ class OutageBeacon:
 
     def _make(self, cause: str) -> pulsar.Producer | None:
         try:
-            # On one partition of several: that is enough to be seen.
-            topic = self._client.get_topic_partitions(self._topic)[0]
-            return self._client.create_producer(topic, properties={BEACON: cause})
-        except pulsar.exceptions.PulsarException as error:
-            _log.warning("the operator is not shown that this consumer has paused: %s", error)
+            return within(OPEN_SECONDS, functools.partial(self._open, cause), late=_leave)
+        except (pulsar.exceptions.PulsarException, TimeoutError) as error:
+            _log.warning(
+                "the operator is not shown that this consumer has paused: %s", error or "no answer"
+            )
             return None
 
+    def _open(self, cause: str) -> pulsar.Producer:
+        # On one partition of several: that is enough to be seen.
+        topic = self._client.get_topic_partitions(self._topic)[0]
+        return self._client.create_producer(topic, properties={BEACON: cause})
 
-def _quietly(close: Callable[[], None]) -> None:
+
+def _leave(producer: pulsar.Producer) -> None:
     try:
-        close()
+        producer.close()
     except pulsar.exceptions.PulsarException as error:  # such as a client that was closed
         _log.debug("closing what shows an outage failed: %s", error)
