@@ -104,12 +104,17 @@ class SimpleConsumer(PolicyConsumer):
             )
         messages: list[pulsar.Message] = []
         wait = None if timeout is None else durations.seconds(timeout)
-        while len(messages) < max_messages:
-            message = self._processor.receive(wait)
-            if message is None:
-                break
-            messages.append(message)
-            wait = self._processor.parts.linger
+        try:
+            while len(messages) < max_messages:
+                message = self._processor.receive(wait)
+                if message is None:
+                    break
+                messages.append(message)
+                wait = self._processor.parts.linger
+        except BaseException:
+            for message in messages:  # which were not handed out
+                self._processor.settle(Settlement(message, HAND_BACK))
+            raise
         with self._changing:
             now = self._clock.monotonic()
             for message in messages:
