@@ -1,8 +1,9 @@
-"""Fixture that runs a user's consumer program in a process of its own."""
+"""A user's consumer program in a process of its own."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,3 +54,13 @@ def start_program(tmp_path: Path) -> StartProgram:
         )
 
     return start_program
+
+
+def interrupted(process: subprocess.Popen[str], sent: signal.Signals, workers: int = 1) -> str:
+    """Send a signal once each worker has said "handling", and return what the program prints."""
+    assert process.stdout is not None
+    for _ in range(workers):
+        assert process.stdout.readline() == "handling\n"
+    process.send_signal(sent)
+    output, _ = process.communicate(timeout=60)
+    return output

@@ -11,7 +11,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from tests.support.user_programs import StartProgram, start_program
+from tests.support.user_programs import StartProgram, interrupted, start_program
 
 __all__ = ["start_program"]
 ProvisionPolicy = Callable[..., Any]
@@ -127,11 +127,7 @@ client.close()
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 """,
     )
-    assert process.stdout is not None
-    for _ in range(2):
-        assert process.stdout.readline() == "handling\n"
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output = interrupted(process, signal.SIGTERM, 2)
     assert (process.returncode, output) == (0, "ended\n")
     assert provisioned.backlog(provisioned.policy.topic) == 1
     assert provisioned.consumer().receive(SOON).data() == b"next"
@@ -163,10 +159,7 @@ finally:
     client.close()
 """,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "handling\n"
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output = interrupted(process, signal.SIGINT)
     assert process.returncode in {1, -signal.SIGINT}, output
     assert "KeyboardInterrupt" in output
     assert provisioned.consumer().receive(SOON).data() == b"in hand"

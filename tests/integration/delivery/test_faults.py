@@ -16,7 +16,7 @@ from redrive.copying.reading import id_text
 from redrive.delivery.receiving.fetcher import SubscriptionLostError
 from redrive.delivery.receiving.subscribe import SubscribeError
 from tests.support.provisioned_policy import ProvisionedPolicy
-from tests.support.user_programs import StartProgram, start_program
+from tests.support.user_programs import StartProgram, interrupted, start_program
 
 __all__ = ["start_program"]
 ProvisionPolicy = Callable[..., Any]
@@ -291,11 +291,7 @@ assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 print("ended")
 """,
     )
-    assert process.stdout is not None
-    for _ in range(workers):
-        assert process.stdout.readline() == "handling\n"
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output = interrupted(process, signal.SIGTERM, workers)
     assert (process.returncode, output) == (0, "ended\n")
     assert provisioned.backlog(provisioned.policy.topic) == 1
     assert provisioned.consumer().receive(SOON).data() == b"next"
@@ -325,10 +321,7 @@ client.close()
 print("ended")
 """,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "handling\n"
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output = interrupted(process, signal.SIGTERM)
     assert (process.returncode, output) == (0, "ended\n")
     assert provisioned.backlog(provisioned.policy.topic) == 1
     assert provisioned.consumer().receive(SOON).data() == b"next"
@@ -360,10 +353,7 @@ finally:
     client.close()
 """,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "handling\n"
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output = interrupted(process, signal.SIGINT)
     assert process.returncode in {1, -signal.SIGINT}, output
     assert "Interrupt" in output
     assert provisioned.backlog(provisioned.policy.topic) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -20,24 +20,16 @@ from redrive.admin.errors import (
 )
 from redrive.admin.http import Call, Http, Way
 from redrive.policy.naming import TopicName
+from tests.support.http_server import Answer, serving
 
 TOPIC = TopicName("t", "n", "a")
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[tuple[Http, str]]:
+async def asking(answer: Answer) -> AsyncIterator[tuple[Http, str]]:
     """Serve *answer* on a free port; give what asks, and where."""
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(application, shutdown_timeout=0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        async with Http.open() as opened:
-            yield opened, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serving(answer) as url, Http.open() as opened:
+        yield opened, url
 
 
 async def trickle(request: web.Request) -> web.StreamResponse:
@@ -51,7 +43,7 @@ async def trickle(request: web.Request) -> web.StreamResponse:
 
 async def test_an_answer_that_never_ends_is_given_up() -> None:
     call = Call("ask", "GET", "x", seconds=0.1)
-    async with asyncio.timeout(5), serving(trickle) as (opened, url):
+    async with asyncio.timeout(5), asking(trickle) as (opened, url):
         with pytest.raises(BrokerUnreachableError, match=r"got 'no whole answer within 0\.1 s'"):
             await opened.send(call, Way(url, Access.bearer("x"), asyncio.Semaphore()))
 
@@ -70,7 +62,7 @@ async def test_the_time_of_a_call_begins_with_its_turn() -> None:
         await asyncio.sleep(1)
         return web.json_response({"partitions": 3})
 
-    async with asyncio.timeout(20), serving(slow) as (opened, url):
+    async with asyncio.timeout(20), asking(slow) as (opened, url):
         call = Call("ask", "GET", "x", seconds=1.8)
         way = Way(url, Access.bearer("x"), asyncio.Semaphore(http.CALLS_AT_A_TIME))
         answers = await asyncio.gather(*(opened.send(call, way) for _ in range(waiting)))
@@ -90,7 +82,7 @@ async def test_sixty_hanging_calls_of_one_connection_delay_no_other_at_the_same_
         await back.wait()
         return web.json_response({"partitions": 4})
 
-    async with asyncio.timeout(10), serving(answer) as (opened, url), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(10), asking(answer) as (opened, url), asyncio.TaskGroup() as tasks:
         slow, quick = (Admin(opened, url, Access.bearer(token)) for token in ("slow", "quick"))
         for _ in range(60):
             tasks.create_task(slow.partitions(TOPIC))
@@ -112,7 +104,7 @@ async def test_of_all_connections_a_hundred_quick_calls_are_under_way_at_most() 
         now -= 1
         return web.json_response({"partitions": 3})
 
-    async with asyncio.timeout(20), serving(answer) as (opened, url):
+    async with asyncio.timeout(20), asking(answer) as (opened, url):
         admins = [Admin(opened, url, Access.bearer(str(number))) for number in range(8)]
         asked = [admin.partitions(TOPIC) for admin in admins for _ in range(20)]
         assert len(asked) > http.CALLS_OF_ALL
@@ -128,7 +120,7 @@ async def test_connections_that_hang_however_many_they_are_delay_no_other() -> N
             await back.wait()
         return web.json_response({"partitions": 3})
 
-    async with asyncio.timeout(20), serving(answer) as (opened, url), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(20), asking(answer) as (opened, url), asyncio.TaskGroup() as tasks:
         for number in range(12):
             slow = Admin(opened, url, Access.bearer(str(number)))
             for _ in range(20):
@@ -147,7 +139,7 @@ async def test_a_probe_that_hangs_makes_way_for_the_next(monkeypatch: pytest.Mon
         await back.wait()
         return web.json_response(["here"])
 
-    async with asyncio.timeout(5), serving(answer) as (opened, url):
+    async with asyncio.timeout(5), asking(answer) as (opened, url):
         admin = Admin(opened, url, Access.bearer("x"))
         with pytest.raises(BrokerUnreachableError, match=r"no whole answer within 0\.1 s"):
             await admin.clusters()
@@ -164,7 +156,7 @@ async def test_what_one_broker_has_kept_by_its_clients_is_not_sent_to_another() 
         response.set_cookie("session", "of-the-first")
         return response
 
-    async with serving(answer) as (opened, url):
+    async with asking(answer) as (opened, url):
         # By name: the library keeps no cookies of addresses.
         named = url.replace("127.0.0.1", "localhost")
         for role in ("first", "second"):
@@ -185,7 +177,7 @@ async def test_an_answer_that_is_far_too_long_is_not_read_to_its_end(
         while True:
             await answer.write(bytes(2**16))
 
-    async with asyncio.timeout(10), serving(endless) as (opened, url):
+    async with asyncio.timeout(10), asking(endless) as (opened, url):
         with pytest.raises(UnexpectedAnswerError, match="got 'an answer of more than 1 MiB'"):
             await Admin(opened, url, Access.bearer("x")).partitions(TOPIC)
         with pytest.raises(IssuerFailedError, match="got 'an answer of more than 1 MiB'"):
@@ -198,5 +190,5 @@ async def test_an_answer_as_long_as_may_be_is_read(monkeypatch: pytest.MonkeyPat
         return web.Response(text='["here"]')
 
     monkeypatch.setattr(http, "LONGEST_ANSWER", len('["here"]'))
-    async with serving(answer) as (opened, url):
+    async with asking(answer) as (opened, url):
         assert await Admin(opened, url, Access.bearer("x")).clusters() == {"here"}

@@ -13,6 +13,7 @@ from redrive.admin.errors import AdminNotFoundError, RedirectRefusedError
 from redrive.policy.naming import TopicName
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.replay.topic import snapshot
+from tests.support.http_server import serving
 
 TOPIC = TopicName("t", "n", "a")
 
@@ -28,15 +29,8 @@ async def redirecting(shown: list[str | None]) -> AsyncIterator[str]:
         elsewhere = request.url.with_host("localhost")
         return web.Response(status=307, headers={"Location": str(elsewhere)})
 
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(application, shutdown_timeout=0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serving(answer) as url:
+        yield url
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from redrive.admin.errors import AuthenticationFailedError
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.replay.topic import credentials
 from redrive.replay.topic.credentials import CredentialsMissingError, JobCredentials
+from tests.support.http_server import serving
 
 Write = Callable[..., JobCredentials]
 AUTHORITY = trustme.CA()
@@ -118,15 +119,8 @@ async def issuing(lifetime: float) -> AsyncIterator[tuple[str, list[str]]]:
         token = f"token-{len(seen)}"
         return web.json_response({"access_token": token, "expires_in": lifetime})
 
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(application, shutdown_timeout=0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", seen
-    finally:
-        await runner.cleanup()
+    async with serving(answer) as url:
+        yield url, seen
 
 
 async def test_a_token_of_an_issuer_is_kept_for_most_of_its_life(mounted: Write) -> None:

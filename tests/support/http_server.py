@@ -1,0 +1,24 @@
+"""A server on a free port of this machine, which answers as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[str]:
+    """Serve *answer* on every path; give the URL."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application, shutdown_timeout=0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
