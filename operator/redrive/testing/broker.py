@@ -167,6 +167,8 @@ class InMemoryBroker:
         clock: what the broker and all its consumers go by.
         dead_letters: what lies in the dead-letter topic, oldest first.
         refused: sends to these topics fail, as after a permission was revoked.
+        clock_error: how far the clock of its consumers is ahead of its own; a retry comes later by
+            as much. What waits in a consumer does not depend on it.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class InMemoryBroker:
         self.clock = VirtualClock(start)
         self.dead_letters: list[InMemoryMessage] = []
         self.refused: set[TopicName] = set()
+        self.clock_error = timedelta()
         self._ledgers = MappingProxyType(
             {policy.topic: 1, policy.retry_topic: 2, policy.dead_letter_topic: 3}
         )

@@ -18,7 +18,7 @@ from redrive.delivery.parts import BrokerConnection, Parts, Subscribing
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock, VirtualTimer
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualTimer
 
 _LONGEST_WAIT = timedelta(days=1)
 """For timers alone, where no message waits: a send that is refused is tried again for ever."""
@@ -33,10 +33,8 @@ class NothingLeftError(ConsumerStoppedError):
 class InMemoryConnection(BrokerConnection):
     """A connection to *broker*, in whose virtual time its consumers work."""
 
-    clock: VirtualClock
-
     def __init__(self, broker: InMemoryBroker) -> None:
-        self.clock = broker.clock
+        self.clock = _ConsumerClock(broker)
         self._broker = broker
 
     def open(self, policy: Policy, subscribing: Subscribing) -> Parts:
@@ -47,7 +45,7 @@ class InMemoryConnection(BrokerConnection):
             dict.fromkeys((policy.topic, policy.retry_topic), subscription),
             _Incoming(self._broker, subscribing.schema),
             _Outgoing(self._broker),
-            functools.partial(VirtualTimer, self.clock),
+            functools.partial(VirtualTimer, self._broker.clock),
             self._work,
             linger=0,
             beacon=_Beacon(),
@@ -59,13 +57,24 @@ class InMemoryConnection(BrokerConnection):
                 messages = run.take()
             except ConsumerStoppedError:
                 return
-            began = self.clock.now()
+            began = self._broker.clock.now()
             outcomes = run.outcomes(messages)
-            if self.clock.now() - began > run.timeout:
+            if self._broker.clock.now() - began > run.timeout:
                 run.give_up(messages)
                 run.ignore(messages, outcomes)
             else:
                 run.settle_all(messages, outcomes)
+
+
+class _ConsumerClock:
+    def __init__(self, broker: InMemoryBroker) -> None:
+        self._broker = broker
+
+    def now(self) -> datetime:
+        return self._broker.clock.now() + self._broker.clock_error
+
+    def monotonic(self) -> float:
+        return self._broker.clock.monotonic()
 
 
 class _Subscription:
@@ -106,6 +115,8 @@ class _Outgoing:
             topic, original.id, original.content, original.published,
             properties, original.key, original.order, original.event_time,
         )  # fmt: skip
+        if deliver_after is not None:  # the client adds it to its own time of day
+            deliver_after = max(deliver_after + self._broker.clock_error, timedelta())
         return self._broker.store(topic, copy, deliver_after)
 
     def stop(self) -> None:

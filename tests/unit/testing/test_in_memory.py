@@ -281,3 +281,17 @@ def test_what_is_no_duration_is_refused_when_the_consumer_is_made(
             InMemoryConsumer(POLICY, **{option: wrong})
     with pytest.raises(InvalidSpecError, match="; got "):
         InMemoryConsumer(POLICY).run(lambda _: None, timeout=wrong)
+
+
+@pytest.mark.parametrize(("error", "later"), [(3_600, 3_600), (-60, -60), (-86_400, -7_200)])
+def test_a_clock_that_is_wrong_shifts_a_retry_by_as_much(error: int, later: int) -> None:
+    consumer = InMemoryConsumer(POLICY)
+    consumer.send(b"x")
+    consumer.broker.clock_error = timedelta(seconds=error)
+    consumer.reconsume_later(consumer.receive(), cause=ValueError())
+    before = consumer.broker.clock.monotonic()
+    message = consumer.receive()
+    assert consumer.broker.clock.monotonic() - before == 7_200 + later
+    cause = consumer.attempt_of(message).cause
+    assert cause is not None
+    assert cause.failed_at == datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=error)

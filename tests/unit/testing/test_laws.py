@@ -1,7 +1,11 @@
-"""The three laws of retry: any sequence of outcomes, crashes, time-outs, refusals, new policies.
+"""The three laws of retry: any sequence of outcomes and of what may go wrong.
+
+That is crashes, time-outs, refused sends, new policies, topics that move, connections that are lost
+and clocks that jump.
 
 No message is ever lost; none is delivered more often than its policy allows, but for crashes and
-refused sends; none leaves the policy's own topics, whatever its properties claim.
+refused sends, and for what was handled well in the moment before a connection was lost; none leaves
+the policy's own topics, whatever its properties claim.
 """
 
 from __future__ import annotations
@@ -21,10 +25,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from redrive import Event, Policy, PolicyFile
 from redrive.copying.reading import id_text
+from redrive.delivery.receiving.in_hand import REMEMBERED_SECONDS
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryBroker, InMemoryConsumer, InMemoryMessage
+from redrive.testing import InMemoryConsumer
+from tests.support.faulty_broker import FaultyBroker, Killed
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=2, ladder=Ladder.from_fixed("5s")
@@ -42,37 +48,13 @@ ASKED = st.sampled_from(
 )
 
 
-class Killed(BaseException):
-    """The process ended here."""
-
-
-class WatchedBroker(InMemoryBroker):
-    """Remembers where messages were sent."""
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
-        self.used: set[TopicName] = set()
-        self.kills = False
-
-    def store(self, topic: TopicName, *args: Any, **kwargs: Any) -> pulsar.MessageId:  # noqa: ANN401
-        """Store it as ever."""
-        self.used.add(topic)
-        return super().store(topic, *args, **kwargs)
-
-    def acknowledge(self, message: InMemoryMessage) -> None:
-        """Acknowledge it, unless the process is killed first."""
-        if self.kills:
-            raise Killed
-        super().acknowledge(message)
-
-
 class Delivery(RuleBasedStateMachine):
     """A broker, one consumer at a time, and what has become of each message sent."""
 
     def __init__(self) -> None:
         super().__init__()
         self.policy = POLICY
-        self.broker = WatchedBroker(POLICY)
+        self.broker = FaultyBroker(POLICY)
         self.folder = TemporaryDirectory()
         self.file = Path(self.folder.name, "policy.json")
         self.mount(POLICY)
@@ -86,6 +68,8 @@ class Delivery(RuleBasedStateMachine):
         self.unsent: list[str] = []  # waiting in the consumer to be sent on
         self.deliveries: Counter[tuple[str, int]] = Counter()
         self.crashes: Counter[str] = Counter()
+        # By id, of messages that were moved on and come again: when, and which consumer knows it.
+        self.moved: dict[str, tuple[float, InMemoryConsumer]] = {}
         self.most_retries = POLICY.max_retries
 
     @rule(properties=FORGED)
@@ -102,6 +86,7 @@ class Delivery(RuleBasedStateMachine):
         if message is not None:
             self.in_hand.append(message)
             message_id = id_text(message.message_id())
+            assert not self.knows_as_moved(message_id)
             self.names[message_id] = message.data().decode()
             self.since[message_id] = self.broker.clock.monotonic()
             self.late = [slow for slow in self.late if slow is not message]
@@ -177,7 +162,26 @@ class Delivery(RuleBasedStateMachine):
         self.late.clear()
         self.unsent.clear()
         self.consumer.close()
+        self.broker.flush()
         self.consumer = self.start()
+
+    @rule()
+    def move_the_topics(self) -> None:
+        self.broker.unload()
+
+    @rule()
+    def lose_the_connection(self) -> None:
+        for message in self.broker.reconnect():
+            name = message.data().decode()
+            self.crashes[name] += 1  # it may be handled once more
+            if name not in self.settled:
+                now = self.broker.clock.monotonic()
+                self.moved[id_text(message.message_id())] = now, self.consumer
+        self.receive(0)
+
+    @rule(seconds=st.sampled_from([-86_400, -1, 0, 3, 86_400]))
+    def set_the_clock_of_the_consumer(self, seconds: int) -> None:
+        self.broker.clock_error = timedelta(seconds=seconds)
 
     @rule(retries=st.integers(0, 4), kept=st.booleans())
     def get_another_policy(self, retries: int, kept: bool) -> None:  # noqa: FBT001 - drawn
@@ -189,6 +193,12 @@ class Delivery(RuleBasedStateMachine):
     @rule(topic=st.sampled_from(sorted(TOPICS - {POLICY.topic})))
     def revoke_or_grant(self, topic: TopicName) -> None:
         self.broker.refused ^= {topic}
+
+    def knows_as_moved(self, message_id: str) -> bool:
+        """Whether a message was moved on by this consumer, which still knows it."""
+        when, consumer = self.moved.get(message_id, (-REMEMBERED_SECONDS, None))
+        recent = self.broker.clock.monotonic() - when < REMEMBERED_SECONDS
+        return recent and consumer is self.consumer
 
     def mount(self, policy: Policy) -> None:
         self.policy = policy

@@ -1,7 +1,10 @@
-"""The laws of simple consumers, under any sequence of receptions, changes, time, and crashes.
+"""The laws of simple consumers: any sequence of receptions, changes, time and what may go wrong.
+
+That is crashes, refused sends, topics that move, connections that are lost and clocks that jump.
 
 No message is ever lost; none is in two hands at a time, nor comes before its invisible duration
-ends, but for crashes; none is received more often than its policy allows.
+ends, but for crashes; none is received more often than its policy allows, but for crashes and for
+what was acknowledged in the moment before a connection was lost.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from redrive.copying.reading import id_text
 from redrive.policy.invisible import NotInFlightError
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryBroker, InMemoryMessage, InMemorySimpleConsumer
+from tests.support.faulty_broker import FaultyBroker
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing", max_retries=2)
 SECOND = timedelta(seconds=1)
@@ -30,10 +34,11 @@ class Pulling(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.broker = InMemoryBroker(POLICY)
+        self.broker = FaultyBroker(POLICY)
         self.consumers = [self.start(who) for who in (0, 1)]
         self.sent: list[str] = []
         self.settled: set[str] = set()
+        self.returned: set[str] = set()  # settled, when the connection was lost
         self.held: dict[str, tuple[int, Any, float]] = {}  # holder, message, end
         self.received: Counter[tuple[str, int]] = Counter()
         self.crashes: Counter[str] = Counter()
@@ -98,11 +103,27 @@ class Pulling(RuleBasedStateMachine):
                 del self.unsent[name]
                 self.crashes[name] += 1
         self.consumers[who].close()
+        self.broker.flush()
         self.consumers[who] = self.start(who)
 
     @rule()
     def revoke_or_grant(self) -> None:
         self.broker.refused ^= {POLICY.retry_topic}
+
+    @rule(who=who)
+    def lose_the_connection(self, who: int) -> None:
+        """Of a consumer that is alone: what another one takes meanwhile can't be known to it."""
+        self.crash(1 - who)
+        for message in self.broker.reconnect():
+            name = message.data().decode()
+            self.returned.add(name)
+            self.crashes[name] += 1  # it may be received once more
+        while self.broker.is_due():
+            self.receive(who, 1, 10, 0)
+
+    @rule(seconds=st.sampled_from([-86_400, -1, 0, 3, 86_400]))
+    def set_the_clocks(self, seconds: int) -> None:
+        self.broker.clock_error = timedelta(seconds=seconds)
 
     def start(self, who: int) -> InMemorySimpleConsumer:
         def hear(event: Event) -> None:
@@ -118,7 +139,7 @@ class Pulling(RuleBasedStateMachine):
     def no_message_is_lost(self) -> None:
         kept = {m.data().decode() for m in [*self.broker.unsettled(), *self.broker.dead_letters]}
         assert kept | self.settled == set(self.sent)
-        assert not kept & self.settled
+        assert not kept & self.settled - self.returned
 
     @invariant()
     def no_message_is_received_more_often_than_the_policy_allows(self) -> None:
