@@ -121,6 +121,19 @@ class ProvisionedPolicy:
         for topic in (self.policy.topic, self.policy.retry_topic):
             self.broker.request("PUT", f"{path(topic)}/unload").check(f"unload {topic}")
 
+    def refuse(self, topic: TopicName) -> None:
+        """Take from the consumer role the right to produce to *topic*."""
+        if topic == self.policy.retry_topic:
+            self.grant(topic, "consume")
+        else:
+            url = f"{path(topic)}/permissions/{self.role}"
+            self.broker.request("DELETE", url).check(f"revoke rights on {topic}")
+
+    def accept(self, topic: TopicName) -> None:
+        """Give it back."""
+        kept = ("consume",) if topic == self.policy.retry_topic else ()
+        self.grant(topic, *kept, "produce")
+
     def grant(self, topic: TopicName, *actions: str) -> None:
         """Let the consumer role do *actions* on *topic*, and nothing else there."""
         grants = [{"topic": str(topic), "role": self.role, "actions": actions}]

@@ -70,6 +70,12 @@ class World(Protocol):
     def unload(self) -> None:
         """Have the broker deliver again whatever is in hand, as after a topic has moved."""
 
+    def refuse(self, topic: TopicName) -> None:
+        """Let consumers send nothing to *topic*; before they have sent anything."""
+
+    def accept(self, topic: TopicName) -> None:
+        """Let them send to it again."""
+
 
 class InMemoryWorld:
     """The topics in memory."""
@@ -111,6 +117,12 @@ class InMemoryWorld:
 
     def unload(self) -> None:
         self._broker.unload()
+
+    def refuse(self, topic: TopicName) -> None:
+        self._broker.refused.add(topic)
+
+    def accept(self, topic: TopicName) -> None:
+        self._broker.refused.remove(topic)
 
 
 class AsyncWorld:

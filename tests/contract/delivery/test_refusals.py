@@ -1,0 +1,119 @@
+"""What a topic refuses waits in its consumer, and uses up no attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from redrive import Event
+from redrive.policy.model import SubscriptionType
+
+MakeWorld = Callable[..., Any]
+SECOND = timedelta(seconds=1)
+SOON = 30 * SECOND
+TWO_TRIES = 7 * SECOND
+"""One at once, the other after 5 s."""
+
+
+def assert_nothing_left(world: Any) -> None:  # noqa: ANN401 - see conftest
+    assert world.backlog(world.policy.topic) == world.backlog(world.policy.retry_topic) == 0
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
+def test_a_retry_that_is_refused_is_sent_when_it_may_be_as_the_next_attempt(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(max_retries=1)
+    world.refuse(world.policy.retry_topic)
+    world.send(b"x")
+    events: list[Event] = []
+    with world.consumer(on_event=events.append) as consumer:
+        consumer.reconsume_later(consumer.receive(SOON), cause=ConnectionError())
+        assert consumer.receive(TWO_TRIES) is None
+        world.accept(world.policy.retry_topic)
+        again = consumer.receive(SOON)
+        assert consumer.attempt_of(again).number == 2
+        consumer.acknowledge(again)
+    told = [event.event.value for event in events]
+    assert told == ["redrive.unsent", "redrive.unsent", "redrive.retried"]
+    world.dead_letters(0)
+    assert_nothing_left(world)
+
+
+def test_a_dead_letter_that_is_refused_is_sent_when_it_may_be_and_handled_once(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(max_retries=0)
+    world.refuse(world.policy.dead_letter_topic)
+    world.send(b"bad", b"good")
+    with world.consumer() as consumer:
+        bad = consumer.receive(SOON)
+        consumer.reconsume_later(bad, cause=ValueError("no"))
+        consumer.acknowledge(consumer.receive(SOON))  # others are handled meanwhile
+        assert consumer.receive(TWO_TRIES) is None
+        world.accept(world.policy.dead_letter_topic)
+        assert consumer.receive(12 * SECOND) is None
+    (dead,) = world.dead_letters(1)
+    assert (dead.data(), dead.properties()["REDRIVE_CAUSE_MESSAGE"]) == (b"bad", "no")
+    assert_nothing_left(world)
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
+def test_what_a_consumer_could_not_send_goes_to_the_next_as_the_same_attempt(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    world.refuse(world.policy.retry_topic)
+    world.send(b"x")
+    with world.consumer() as consumer:
+        consumer.reconsume_later(consumer.receive(SOON))
+    world.accept(world.policy.retry_topic)
+    with world.consumer() as consumer:
+        again = consumer.receive(SOON)
+        assert (again.topic_name(), consumer.attempt_of(again).number) == (
+            str(world.policy.topic), 1,
+        )  # fmt: skip
+        consumer.acknowledge(again)
+    assert_nothing_left(world)
+
+
+def test_what_waits_to_be_sent_on_is_stored_once_however_often_its_topic_moves(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(max_retries=0)
+    world.refuse(world.policy.dead_letter_topic)
+    world.send(b"1", b"2", b"3")
+    with world.consumer() as consumer:
+        for _ in range(3):
+            consumer.reconsume_later(consumer.receive(SOON))
+        for _ in range(3):
+            world.unload()
+            assert consumer.receive(SECOND) is None
+        world.accept(world.policy.dead_letter_topic)
+        assert consumer.receive(15 * SECOND) is None
+    letters = world.dead_letters(3)
+    assert sorted(letter.data() for letter in letters) == [b"1", b"2", b"3"]
+    assert_nothing_left(world)
+
+
+def test_a_key_waits_for_its_message_that_can_not_be_sent_on(make_world: MakeWorld) -> None:
+    world = make_world(max_retries=0, ordered=True, kind=SubscriptionType.KEY_SHARED)
+    world.refuse(world.policy.dead_letter_topic)
+    world.send(b"a1", b"a2", partition_key="a")
+    world.send(b"b1", partition_key="b")
+    with world.consumer() as consumer:
+        received = [consumer.receive(SOON), consumer.receive(SOON)]
+        first = {message.data(): message for message in received}
+        assert sorted(first) == [b"a1", b"b1"]
+        consumer.acknowledge(first[b"b1"])
+        consumer.reconsume_later(first[b"a1"])
+        assert consumer.receive(TWO_TRIES) is None
+        world.accept(world.policy.dead_letter_topic)
+        following = consumer.receive(SOON)
+        assert following.data() == b"a2"
+        consumer.acknowledge(following)
+    assert [letter.data() for letter in world.dead_letters(1)] == [b"a1"]
+    assert_nothing_left(world)
