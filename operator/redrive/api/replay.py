@@ -11,6 +11,7 @@ from redrive.api.conditions import Conditions, Timestamp
 from redrive.api.fields import ObjectName
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import VALIDATIONS, Rule
+from redrive.api.selection import Selection
 
 _FIXED = ("policyRef", "select", "dryRun", "rateLimit", "reason", "ticket", "reconciled")
 _ONE_RUN = Rule(
@@ -29,14 +30,6 @@ class PolicyRef(ApiModel):
 
     name: ObjectName
     """Name of the RetryPolicy."""
-
-
-class Selection(ApiModel):
-    """Which dead letters a replay moves."""
-
-    where: Annotated[str, Field(min_length=1, max_length=4096)]
-    """A condition in SQL over the columns of a dead letter; those for which it is true are moved,
-    the others stay where they are. Example: `cause_type = 'TimeoutError'`."""
 
 
 class ReplayRate(ApiModel):
@@ -160,7 +153,8 @@ class ReplayStatus(StatusModel):
     """Pending, Submitted, Running, Suspended, Completed or Failed; the last two are final."""
 
     scanned: int | None = None
-    """How many dead letters rested when the run was planned."""
+    """How many dead letters rested when the run was planned: of those that `select.ids` names, and
+    up to the last one that `select.limit` lets pass."""
 
     matched: int | None = None
     """How many of them were selected: moved + skipped + refused + left."""

@@ -237,4 +237,6 @@ def _refusal(problem: str, node: exp.Expr, remedy: str) -> InvalidSpecError:
     # A part of a JSON path can't be written on its own.
     part = isinstance(node, exp.JSONPathPart)
     got = type(node).__name__ if part else node.sql(dialect=_DIALECT, comments=False)[:256]
-    return InvalidSpecError(problem, got=got, remedy=remedy)
+    starts = [each.meta["start"] for each in node.walk() if "start" in each.meta]
+    at = f", at character {min(starts) + 1}" if starts else ""
+    return InvalidSpecError(f"{problem}{at}", got=got, remedy=remedy)

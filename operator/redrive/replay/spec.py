@@ -72,6 +72,29 @@ class BrokerAccess:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Which dead letters to take, besides by SQL: those for which all holds that is given.
+
+    Attributes:
+        ids: one of these, as `ledger:entry`, with `:partition` and `:index` or without; empty takes
+            any, like *keys*.
+        keys: with one of these.
+        since: published then or later, in milliseconds since 1970; None takes any, like *until*.
+        until: published before.
+        limit: at most so many, the first ones.
+    """
+
+    ids: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    since: int | None = None
+    until: int | None = None
+    limit: int | None = None
+
+
+EVERYTHING = Choice()
+
+
+@dataclass(frozen=True)
 class ReplayJob:
     """One run.
 
@@ -79,11 +102,12 @@ class ReplayJob:
         namespace: that of the Replay.
         name: that of the Replay.
         uid: the Replay's; it makes a repeated run of this Replay known to the broker.
-        where: the selection as its author wrote it; None selects every dead letter.
+        where: the condition of the selection as its author wrote it; None is true for all.
         dry_run: whether to plan only.
         reason: why, in the words of the Replay's author; empty if it gives none.
         ticket: where that was decided; likewise.
         rate_limit: how many messages a second all tasks may send together; None for no limit.
+        choice: the other parts of the selection.
     """
 
     namespace: str
@@ -97,6 +121,7 @@ class ReplayJob:
     reason: str = ""
     ticket: str = ""
     rate_limit: float | None = None
+    choice: Choice = EVERYTHING
 
     def encode(self) -> str:
         """Write the job as JSON; equal jobs give equal text.
@@ -117,6 +142,7 @@ class ReplayJob:
                 "reason": self.reason,
                 "ticket": self.ticket,
                 "rateLimit": self.rate_limit,
+                "choice": asdict(self.choice),
             },
             ensure_ascii=False,
         )
@@ -131,6 +157,8 @@ class ReplayJob:
         """
         try:
             document = json.loads(text)
+            choice = document["choice"]
+            lists = {name: tuple(choice[name]) for name in ("ids", "keys")}
             return cls(
                 namespace=document["namespace"],
                 name=document["name"],
@@ -143,6 +171,7 @@ class ReplayJob:
                 reason=document["reason"],
                 ticket=document["ticket"],
                 rate_limit=document["rateLimit"],
+                choice=Choice(**choice | lists),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidSpecError(

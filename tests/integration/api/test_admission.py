@@ -73,7 +73,9 @@ def test_a_field_that_a_rule_compares_with_what_it_was_can_not_change(
     cluster: Cluster, kube_namespace: str, kind: str, leaf: SpecField
 ) -> None:
     topics = tuple(f"persistent://shop/prod/{name}" for name in "ab")
-    given = {"naming.retryTopic": topics, "naming.deadLetterTopic": topics}
+    moments = "2026-11-20T10:00:00Z", "2026-11-20T10:00:00.5+01:00"
+    given = dict.fromkeys(("naming.retryTopic", "naming.deadLetterTopic"), topics)
+    given |= dict.fromkeys(("select.since", "select.until"), moments)
     now, later = SpecFields(kind, given).specs(leaf, VALID[kind], 2)
     apply(cluster, kube_namespace, manifest(kind, **now))
     assert "can't change" in refusal(cluster, manifest(kind, **later), kube_namespace)

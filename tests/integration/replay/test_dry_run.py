@@ -14,8 +14,9 @@ from redrive.replay.job.engine import Local
 from redrive.replay.ledger import ledger as ledgers
 from redrive.replay.ledger.ledger import Ledger
 from redrive.replay.spark.query import Spark
+from redrive.replay.spec import Choice
 from redrive.replay.topic import broker
-from tests.integration.replay.test_mover import job_of, replay
+from tests.integration.replay.test_mover import Notes, job_of, replay
 
 ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
@@ -66,3 +67,37 @@ def test_a_selection_is_counted_by_spark_and_shown_in_the_status(
     assert [(each.cause, each.messages) for each in status.preview.refused] == [("PartOfBatch", 1)]
     assert len(status.preview.samples) == 5
     assert len(provisioned.resting()) == 11
+
+
+def test_all_parts_of_a_selection_have_to_hold_whoever_evaluates_them(
+    provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
+) -> None:
+    provisioned = provision_policy(dead_partitions=2)
+    for key in ("eu", "us"):
+        provisioned.bury(3, "TimeoutError", partition_key=key)
+        provisioned.bury(3, "ValueError", partition_key=key)
+    job, _ = make_job(provisioned)
+    engine = Spark(spark, job)
+    by_key = Choice(keys=("eu",))
+    samples = runs.preview(dataclasses.replace(job, choice=by_key), Local()).samples
+    assert len(samples) == 6
+    published = [message.publish_timestamp() for message in provisioned.resting()]
+    whole = {"since": min(published), "until": max(published) + 1}
+    for choice, timeouts, all_causes in (
+        (by_key, 3, 6),
+        (Choice(samples, limit=4), 3, 4),
+        (Choice((samples[0],), ("us",)), 0, 0),
+        (Choice(**whole), 6, 12),
+        (Choice(since=whole["until"]), 0, 0),
+        (Choice(until=whole["since"]), 0, 0),
+    ):
+        everything = dataclasses.replace(job, choice=choice)
+        selective = dataclasses.replace(everything, where="cause_type = 'TimeoutError'")
+        assert runs.preview(everything, Local()).account.left == all_causes
+        assert runs.preview(selective, Spark(spark, selective)).account.left == timeouts
+    assert (
+        runs.run(dataclasses.replace(job, choice=Choice(samples, limit=4)), engine, Notes()).moved
+        == 4
+    )
+    assert {message.partition_key() for message in provisioned.replayed()} == {"eu"}
+    assert len(provisioned.resting()) == 8

@@ -96,6 +96,8 @@ def test_lists_whose_order_says_nothing_are_sets() -> None:
         "PulsarConnection.spec.allow[].roles",
         "PulsarConnection.spec.allow[].namespaces.names",
         "PulsarConnection.spec.allow[].namespaces.selector.matchExpressions[].values",
+        "Replay.spec.select.ids",
+        "Replay.spec.select.keys",
         "RetryPolicy.spec.consumerRoles",
         "RetryPolicy.spec.deadLetter.readerRoles",
     }

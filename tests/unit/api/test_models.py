@@ -136,6 +136,7 @@ connections = st.fixed_dictionaries(
         "policyDefaults": st.fixed_dictionaries({}, optional=choices),
     },
 )
+letter_ids = st.builds("{}:{}:{}:{}".format, *[st.integers(0, 9)] * 2, *[st.integers(-1, 9)] * 2)
 replays = st.fixed_dictionaries(
     {
         "policyRef": st.fixed_dictionaries({"name": names}),
@@ -144,7 +145,16 @@ replays = st.fixed_dictionaries(
         "reconciled": st.booleans(),
     },
     optional={
-        "select": st.fixed_dictionaries({"where": st.text(min_size=1, max_size=50)}),
+        "select": st.fixed_dictionaries(
+            {"where": st.text(min_size=1, max_size=50)},
+            optional={
+                "ids": st.lists(letter_ids, min_size=1, max_size=3, unique=True),
+                "keys": st.lists(st.text(min_size=1, max_size=9), min_size=1, unique=True),
+                "since": st.just("2026-11-20T10:00:00.5+01:00"),
+                "until": st.just("2026-11-20T09:00:01Z"),
+                "limit": st.integers(1, 1_000),
+            },
+        ),
         "rateLimit": st.fixed_dictionaries({"messagesPerSecond": st.floats(0.1, 1_000_000)}),
         "reason": st.text(min_size=1, max_size=50),
         "ticket": st.text(min_size=1, max_size=50),

@@ -122,6 +122,20 @@ def test_everything_else_is_refused(hostile: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("where", "character"),
+    [
+        ("key = 'a' and other = 1", 15),
+        ("key = 'a' or java_method('x') = 'b'", 14),
+        ("size > 1 and event_time < 'now'", 27),
+        ("key = 'a' and\n (cause = 'x')", 17),
+    ],
+)
+def test_what_is_refused_is_shown_with_its_place(where: str, character: int) -> None:
+    with pytest.raises(InvalidSpecError, match=f", at character {character}; got "):
+        to_sql(where)
+
+
+@pytest.mark.parametrize(
     "moving",
     [
         "failed_at < 'now'",
@@ -196,7 +210,7 @@ def test_a_refusal_says_what_is_wrong_what_was_found_and_what_to_do() -> None:
     with pytest.raises(InvalidSpecError) as refused:
         to_sql("cause = 'TimeoutError'")
     assert str(refused.value) == (
-        "a selection names an unknown column; got 'cause'; use one of cause_type, cause_message, "
-        "failed_at, consumer, dead_reason, reconsume_times, replays, key, value, size, event_time, "
-        "publish_time, or properties['name']"
+        "a selection names an unknown column, at character 1; got 'cause'; use one of "
+        "cause_type, cause_message, failed_at, consumer, dead_reason, reconsume_times, replays, "
+        "key, value, size, event_time, publish_time, or properties['name']"
     )

@@ -49,7 +49,7 @@ class Reporter(Protocol):
 
 
 class Local:
-    """Runs tasks in this process, everything being selected; good for some thousand messages."""
+    """Runs tasks in this process, for jobs without SQL; good for some thousand messages."""
 
     def __init__(self, slots: int = 2) -> None:
         self.slots = slots

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from redrive.copying.errors import SchemaError
 from redrive.copying.writer_schemas import WriterSchemas
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import CAUSE_TYPE
+from redrive.replay.job.choosing import Chooser
 from redrive.replay.ledger.records import RangePlan, RefusedEntry
+from redrive.replay.spec import EVERYTHING, Choice
 from redrive.replay.topic import bitmap, broker, reading
 from redrive.replay.topic.position import MAX_BATCH, EntryId, Position
 from redrive.replay.topic.ranges import Piece, Range
@@ -45,8 +48,8 @@ class Sighting(NamedTuple):
     selected: bool
 
     @classmethod
-    def of(cls, letter: DeadLetterRow) -> Sighting:
-        """Take *letter* as selected."""
+    def of(cls, letter: DeadLetterRow, chooser: Chooser) -> Sighting:
+        """Take of *letter* what is needed."""
         return cls(
             letter.position,
             letter.batch_size,
@@ -56,7 +59,7 @@ class Sighting(NamedTuple):
             letter.schema_version,
             letter.properties.get(CAUSE_TYPE, ""),
             letter.size,
-            selected=True,
+            selected=chooser.takes(letter.position, letter.key, letter.publish_time),
         )
 
 
@@ -83,6 +86,7 @@ class Scan:
     Attributes:
         moved: entries that are on record as moved, a bitmap: they are left out.
         ahead: see `reading.prefetch`.
+        choice: which of its messages are selected; its limit is that of this range.
     """
 
     service_url: str
@@ -91,14 +95,22 @@ class Scan:
     piece: Piece
     moved: int
     ahead: int
+    choice: Choice = EVERYTHING
 
 
 def scan(what: Scan) -> PlannedRange:
-    """Plan a range of which everything is selected."""
+    """Plan a range."""
     with broker.connect(what.service_url) as client:
-        of = what.piece.range
-        seen = map(Sighting.of, letters(client, what))
-        return plan(of, seen, schema_refusals(client, what.topic))
+        return scanned(what, letters(client, what), schema_refusals(client, what.topic))
+
+
+def scanned(
+    what: Scan, found: Iterable[DeadLetterRow], schema_refusal: Callable[[int | None], str]
+) -> PlannedRange:
+    """Plan a range of which these messages were *found*."""
+    chooser = Chooser(what.choice)
+    seen = (Sighting.of(letter, chooser) for letter in found)
+    return plan(what.piece.range, seen, schema_refusal, what.choice.limit)
 
 
 def letters(client: pulsar.Client, what: Scan) -> Iterator[DeadLetterRow]:
@@ -128,14 +140,22 @@ def schema_refusals(client: pulsar.Client, topic: TopicName) -> Callable[[int | 
 
 
 def plan(
-    of: Range, seen: Iterable[Sighting], schema_refusal: Callable[[int | None], str]
+    of: Range,
+    seen: Iterable[Sighting],
+    schema_refusal: Callable[[int | None], str],
+    limit: int | None = None,
 ) -> PlannedRange:
     """Plan the messages of one range, in the order they were written.
 
     A broker acknowledges entries, not messages. So an entry of which only a part is selected is
     refused: what is sent of it would be sent again by the next Replay.
+
+    Args:
+        limit: at most so many are selected, the refused ones included. The first entry that has no
+            room among them ends the selection. None for no limit.
     """
     scanned, selected = 0, []
+    room = math.inf if limit is None else limit
     sizes: dict[int, int] = {}
     chunks: dict[int, EntryId] = {}
     causes: Counter[str] = Counter()
@@ -147,6 +167,9 @@ def plan(
         scanned += len(here)
         count = sum(each.selected for each in here)
         if not count:
+            continue
+        room = room - count if count <= room else -1
+        if room < 0:
             continue
         first = here[0]
         cause = _refusal(first, len(here), count) or schema_refusal(first.schema_version)

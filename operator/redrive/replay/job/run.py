@@ -16,14 +16,14 @@ from typing import ClassVar
 import pulsar
 
 from redrive.errors import RedriveError
+from redrive.replay.job import planning
 from redrive.replay.job.dispatch import Dispatch
 from redrive.replay.job.engine import Engine, Reporter
-from redrive.replay.job.plan import Scan
 from redrive.replay.job.preview import RunPreview
 from redrive.replay.ledger import ledger as ledger_topic
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import Ledger
-from redrive.replay.ledger.records import Header, Records, header_key, plan_key
+from redrive.replay.ledger.records import Header, header_key, plan_key
 from redrive.replay.moving.mover import Route
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap, broker, ranges, reading, rows, snapshot
@@ -79,7 +79,7 @@ def preview(job: ReplayJob, engine: Engine) -> RunPreview:
     """
     with broker.connect(job.service_url) as client:
         records = ledger_topic.read(client, job.policy.ledger_topic)
-    planned = list(engine.scan(_scans(job, records, _look(job))))
+    planned = list(planning.planned(job, engine, records, _look(job)))
     records.plans[job.uid] = {each.range: each.plan for each in planned}
     return RunPreview.of(Account.of(job.uid, records), planned, engine.slots)
 
@@ -97,27 +97,12 @@ def _forget(job: ReplayJob, ledger: Ledger, resting: Sequence[Partition]) -> Non
 
 def _plan(job: ReplayJob, engine: Engine, ledger: Ledger, resting: Sequence[Partition]) -> None:
     """Plan the run, in the ledger: its end, too, which later dead letters lie behind."""
-    for planned in engine.scan(_scans(job, ledger.records, resting)):
+    for planned in planning.planned(job, engine, ledger.records, resting):
         ledger.write(plan_key(job.uid, planned.range), planned.plan.to_json())
     target = snapshot.look(job.admin_url, job.policy.retry_topic)
     partitions = sum(partition.index != broker.UNPARTITIONED for partition in target)
     header = Header(f"{job.namespace}/{job.name}", partitions, job.reason, job.ticket)
     ledger.write(header_key(job.uid), asdict(header))
-
-
-def _scans(job: ReplayJob, records: Records, resting: Sequence[Partition]) -> list[Scan]:
-    ahead = {partition.index: reading.prefetch(partition.entry_bytes) for partition in resting}
-    return [
-        Scan(
-            job.service_url,
-            job.admin_url,
-            job.policy.dead_letter_topic,
-            piece,
-            records.range(piece.range).moved_by_any,
-            ahead[piece.range.partition],
-        )
-        for piece in ranges.all_pieces(resting)
-    ]
 
 
 def _route(job: ReplayJob, ledger: Ledger, owner: str) -> Route:

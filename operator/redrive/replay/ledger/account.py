@@ -72,13 +72,12 @@ def moved_by_others(record: RangeRecord, uid: str) -> int:
 def _of_range(plan: RangePlan, record: RangeRecord, uid: str) -> tuple[int, ...]:
     moved = plan.selected & record.moved.get(uid, 0)
     skipped = plan.selected & ~moved & (plan.skipped | moved_by_others(record, uid))
-    refused = sum(refusal.messages for refusal in plan.refused)
     return (
         plan.scanned,
-        plan.messages(plan.selected) + refused,
+        plan.matched,
         plan.messages(moved),
         plan.messages(skipped),
-        refused,
+        sum(refusal.messages for refusal in plan.refused),
         plan.messages(plan.selected & ~moved & ~skipped),
     )
 

@@ -105,6 +105,11 @@ class RangePlan:
     done: bool = False
     chunks: Mapping[int, EntryId] = field(default_factory=dict)
 
+    @property
+    def matched(self) -> int:
+        """Return how many messages were selected: to be moved, or refused."""
+        return self.messages(self.selected) + sum(refusal.messages for refusal in self.refused)
+
     def messages(self, entries: int) -> int:
         """Return how many messages *entries* hold, a bitmap."""
         more = sum(n - 1 for offset, n in self.sizes.items() if bitmap.contains(entries, offset))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from pyspark.sql import functions as sql
 from redrive.errors import RedriveError
 from redrive.replay import selection
 from redrive.replay.job import plan
+from redrive.replay.job.choosing import Chooser
 from redrive.replay.job.plan import PlannedRange, Scan, Sighting
 from redrive.replay.ledger.records import RangePlan
 from redrive.replay.moving import mover
@@ -25,7 +26,7 @@ from redrive.replay.moving.mover import RangeTask
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.spark import datasource
 from redrive.replay.spark.datasource import PulsarDataSource
-from redrive.replay.spec import ReplayJob
+from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.topic import broker
 from redrive.replay.topic.position import EntryId, Position
 from redrive.replay.topic.ranges import Range
@@ -79,7 +80,8 @@ class Spark:
             # No value has to cross into the JVM for that.
             rows = self._spark.sparkContext.parallelize(scans, len(scans)).map(_plan).collect()
         else:
-            fold = functools.partial(_fold, self._job)
+            choices = {scan.piece.range: scan.choice for scan in scans}
+            fold = functools.partial(_fold, self._job, choices)
             rows = self._selected(self._job.where, scans).rdd.mapPartitions(fold).collect()
         for written in map(json.loads, rows):
             yield PlannedRange(
@@ -107,7 +109,8 @@ class Spark:
         condition = sql.expr(selection.to_sql(where))
         return reading.select(
             "partition", "ledger", "entry", "batch_index", "batch_size", "first_chunk", "encrypted",
-            "unreadable", "schema_version",
+            "unreadable", "schema_version", "key",
+            sql.unix_millis("publish_time").alias("published"),
             sql.expr(selection.COLUMNS["cause_type"]).alias("cause"),
             sql.expr(selection.COLUMNS["size"]).alias("size"),
             sql.coalesce(condition, sql.lit(False)).alias("selected"),  # noqa: FBT003
@@ -132,20 +135,26 @@ def _move(task: RangeTask) -> RangeResult | _Failed:
         return _Failed(type(error), str(error))
 
 
-def _fold(job: ReplayJob, rows: Iterable[Row]) -> Iterator[str]:
+def _fold(job: ReplayJob, choices: Mapping[Range, Choice], rows: Iterable[Row]) -> Iterator[str]:
     """Plan the range that a task has read."""
     with broker.connect(job.service_url) as client:
         refusal = plan.schema_refusals(client, job.policy.dead_letter_topic)
-        for of, group in itertools.groupby(map(_sighting, rows), key=lambda found: found[0]):
-            yield _written(plan.plan(of, (sighting for _, sighting in group), refusal))
+        for of, group in itertools.groupby(rows, key=_range):
+            chooser = Chooser(choices[of])
+            seen = (_sighting(row, chooser) for row in group)
+            yield _written(plan.plan(of, seen, refusal, choices[of].limit))
 
 
-def _sighting(row: Row) -> tuple[Range, Sighting]:
+def _range(row: Row) -> Range:
+    return Range.of(row.partition, Position(row.ledger, row.entry, row.batch_index))
+
+
+def _sighting(row: Row, chooser: Chooser) -> Sighting:
     position = Position(row.ledger, row.entry, row.batch_index)
     first = None if row.first_chunk is None else EntryId.parse(row.first_chunk)
     kinds = first, row.encrypted, row.unreadable, row.schema_version, row.cause or "", row.size
-    of = Range.of(row.partition, position)
-    return of, Sighting(position, row.batch_size, *kinds, selected=row.selected)
+    selected = row.selected and chooser.takes(position, row.key, row.published)
+    return Sighting(position, row.batch_size, *kinds, selected=selected)
 
 
 def _written(planned: PlannedRange) -> str:

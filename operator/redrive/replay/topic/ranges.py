@@ -84,6 +84,15 @@ def cut(partition: Partition, end: EntryId) -> Iterator[Piece]:
                 yield Piece(piece, resting, after)
 
 
+def narrowed(piece: Piece, partition: Partition, entries: int) -> Piece | None:
+    """Return what of *piece* is among *entries*, a bitmap of offsets; None if nothing is."""
+    resting = piece.resting & entries
+    if not resting:
+        return None
+    after = _back(partition, piece.range.entry_id(bitmap.lowest(resting)))
+    return Piece(piece.range, resting, after)
+
+
 def settled(piece: Range, partition: Partition) -> int:
     """Return which entries of *piece* are acknowledged, as a bitmap of offsets."""
     done = partition.acknowledged

@@ -25,7 +25,7 @@ from redrive.replay.controller.errors import (
     SuspendedError,
     TrustNotSupportedError,
 )
-from redrive.replay.spec import ReplayJob
+from redrive.replay.spec import Choice, ReplayJob
 
 SETTINGS = Settings("here", (), "image", "local:///replay.py", "redrive-replay")
 
@@ -130,6 +130,19 @@ def test_the_job_knows_the_policy_the_broker_and_the_selection() -> None:
     assert admitted.job.where == "cause_type = 'TimeoutError'"
 
 
+def test_the_job_knows_the_other_parts_of_the_selection() -> None:
+    select = {
+        "ids": ["1:2"],
+        "keys": ["eu"],
+        "since": "1970-01-01T01:00:00.25+01:00",
+        "until": "1970-01-01T00:00:01Z",
+        "limit": 7,
+    }
+    admitted = admit(replay(spec={"select": select}), ctx())
+    assert admitted.job.choice == Choice(("1:2",), ("eu",), since=250, until=1_000, limit=7)
+    assert admitted.job.where is None
+
+
 def test_the_token_is_that_of_the_replay_role() -> None:
     given = admit(replay(), ctx()).identity.credentials.token
     assert given is not None
@@ -143,7 +156,7 @@ def test_the_job_knows_where_its_token_may_be_redirected() -> None:
 
 
 def test_a_selection_that_cannot_be_is_refused_before_anything_else_is_asked() -> None:
-    with pytest.raises(InvalidSpecError, match="unknown column; got 'cause'"):
+    with pytest.raises(InvalidSpecError, match="unknown column, at character 1; got 'cause'"):
         admit(replay(where="cause = 'x'"), ctx(policies=[], connections=[]))
 
 

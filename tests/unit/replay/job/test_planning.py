@@ -1,0 +1,225 @@
+"""A selection takes what it says, as an oracle in plain Python has it: all messages, one by one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pulsar
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.replay.job import plan
+from redrive.replay.job.plan import PlannedRange, Scan
+from redrive.replay.job.planning import planned
+from redrive.replay.ledger.records import RangeRecord, Records
+from redrive.replay.moving.mover import RangeTask
+from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.spec import Choice, ReplayJob
+from redrive.replay.topic import bitmap
+from redrive.replay.topic.partition import Acknowledged, Partition
+from redrive.replay.topic.position import NOWHERE, EntryId, Position
+from redrive.replay.topic.ranges import RANGE_ENTRIES, Range
+from redrive.replay.topic.rows import DeadLetterRow
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
+KEYS = (None, "eu", "us")
+
+
+class Place(NamedTuple):
+    """An entry of a partition; many lie on the border of a range."""
+
+    partition: int
+    entry: EntryId
+
+
+Entries = Mapping[Place, Sequence[DeadLetterRow]]
+
+
+def letter(
+    partition: int, position: Position, size: int, key: str | None, at: int
+) -> DeadLetterRow:
+    return DeadLetterRow(
+        partition, position, size, pulsar.MessageId(partition, *position), None,
+        encrypted=False, unreadable=False, schema_version=None, key=key, ordering_key=None,
+        value=b"order", properties={}, publish_time=at, event_time=None,
+    )  # fmt: skip
+
+
+offsets = st.sampled_from([0, 1, 2, RANGE_ENTRIES - 1, RANGE_ENTRIES, 2 * RANGE_ENTRIES + 3])
+# Two partitions never share a ledger.
+places = st.builds(
+    lambda partition, ledger, offset: Place(partition, EntryId(2 * ledger + partition, offset)),
+    st.integers(0, 1), st.integers(0, 2), offsets,
+)  # fmt: skip
+
+
+@st.composite
+def topics(draw: st.DrawFn) -> Entries:
+    """Return what rests, entry by entry."""
+    found = {}
+    for place in sorted(draw(st.sets(places, max_size=10))):
+        messages = draw(
+            st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 5)), min_size=1, max_size=3)
+        )
+        found[place] = [
+            letter(place.partition, Position(*place.entry, index), len(messages), key, at)
+            for index, (key, at) in enumerate(messages)
+        ]
+    return found
+
+
+def ids(letters: Iterable[DeadLetterRow]) -> list[str]:
+    """Name each message in every form, some with an index of all."""
+    return [
+        text
+        for each in letters
+        for ledger, entry, index in [each.position]
+        for text in (
+            f"{ledger}:{entry}",
+            f"{ledger}:{entry}:{each.partition}",
+            f"{ledger}:{entry}:{each.partition}:{index}",
+            f"{ledger}:{entry}:-1:-1",
+        )
+    ]
+
+
+@st.composite
+def choices(draw: st.DrawFn, letters: Sequence[DeadLetterRow]) -> Choice:
+    named = draw(st.lists(st.sampled_from([*ids(letters), "99:0", "0:1:0:7"]), max_size=5))
+    return Choice(
+        tuple(named),
+        tuple(draw(st.sets(st.sampled_from(["eu", "us", "none"])))),
+        draw(st.none() | st.integers(0, 5)),
+        draw(st.none() | st.integers(0, 5)),
+        draw(st.none() | st.integers(1, 12)),
+    )
+
+
+def takes(choice: Choice, each: DeadLetterRow) -> bool:
+    """Whether a message is selected: the oracle."""
+    ledger, entry, index = each.position
+    forms = {
+        f"{ledger}:{entry}",
+        f"{ledger}:{entry}:{each.partition}",
+        f"{ledger}:{entry}:-1:-1",
+        f"{ledger}:{entry}:{each.partition}:{index}",
+    }
+    return (
+        (not choice.ids or not forms.isdisjoint(choice.ids))
+        and (not choice.keys or each.key in choice.keys)
+        and (choice.since is None or each.publish_time >= choice.since)
+        and (choice.until is None or each.publish_time < choice.until)
+    )
+
+
+def expected(choice: Choice, rests: Entries) -> dict[Place, str]:
+    """Return which entries are selected, and why some are refused: the oracle."""
+    found = {}
+    room = choice.limit or 1_000
+    for (partition, entry), letters in sorted(rests.items()):
+        count = sum(takes(choice, each) for each in letters)
+        if count > room:
+            break
+        room -= count
+        if count:
+            whole = count == len(letters)
+            found[Place(partition, entry)] = "" if whole else "PartOfBatch"
+    return found
+
+
+@dataclass
+class Held:
+    """An engine whose topic is in memory; it notes what is read."""
+
+    rests: Entries
+    slots: int
+    read: int = 0
+
+    def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
+        for each in reversed(scans):  # in whatever order
+            yield plan.scanned(each, self._letters(each), lambda _version: "")
+
+    def move(self, task: RangeTask) -> RangeResult:
+        raise AssertionError(task)
+
+    def _letters(self, what: Scan) -> Iterable[DeadLetterRow]:
+        of = what.piece.range
+        for (partition, entry), letters in sorted(self.rests.items()):
+            here = partition == of.partition and of.holds(letters[0].position)
+            resting = what.piece.resting & ~what.moved
+            if here and bitmap.contains(resting, entry.entry - of.first):
+                assert entry > what.piece.after
+                self.read += 1
+                yield from letters
+
+
+def partitions(rests: Entries) -> list[Partition]:
+    found = []
+    for index, group in itertools.groupby(sorted(rests), key=lambda place: place[0]):
+        sizes: dict[int, int] = {}
+        for _, entry in group:
+            sizes[entry.ledger] = max(sizes.get(entry.ledger, 0), entry.entry + 1)
+        found.append(Partition(index, tuple(sorted(sizes.items())), Acknowledged(NOWHERE)))
+    return found
+
+
+def job(choice: Choice) -> ReplayJob:
+    return ReplayJob("shop", "now", "uid", POLICY, "pulsar://p", "http://p", None, choice=choice)
+
+
+@given(topics(), st.integers(1, 3), st.data())
+def test_a_selection_takes_what_the_oracle_takes(
+    rests: Entries, slots: int, data: st.DataObject
+) -> None:
+    choice = data.draw(choices([each for letters in rests.values() for each in letters]))
+    assert ReplayJob.decode(job(choice).encode()).choice == choice
+
+    found = {}
+    for each in planned(job(choice), Held(rests, slots), Records(), partitions(rests)):
+        of = each.range
+        for offset in bitmap.members(each.plan.selected):
+            found[Place(of.partition, of.entry_id(offset))] = ""
+        for refusal in each.plan.refused:
+            found[Place(of.partition, refusal.entry)] = refusal.cause
+
+    assert found == expected(choice, rests)
+
+
+@pytest.fixture
+def long() -> Entries:
+    """A topic of a hundred ranges."""
+    places = [Place(0, EntryId(1, number * RANGE_ENTRIES)) for number in range(100)]
+    return {
+        place: [letter(place.partition, Position(*place.entry, 0), 1, None, 0)] for place in places
+    }
+
+
+def test_with_ids_only_their_entries_are_read(long: Entries) -> None:
+    held = Held(long, slots=2)
+    choice = Choice(ids=(f"1:{70 * RANGE_ENTRIES}", f"1:{80 * RANGE_ENTRIES}:0:0"))
+    (first, second) = planned(job(choice), held, Records(), partitions(long))
+    assert [each.plan.matched for each in (first, second)] == [1, 1]
+    assert held.read == 2
+
+
+def test_with_a_limit_no_more_is_read_than_about_twice_as_much(long: Entries) -> None:
+    held = Held(long, slots=2)
+    found = list(planned(job(Choice(limit=10)), held, Records(), partitions(long)))
+    assert sum(each.plan.matched for each in found) == 10
+    assert held.read == 2 + 4 + 8
+
+
+def test_what_is_moved_has_no_part_in_a_limit(long: Entries) -> None:
+    records = Records()
+    for number in range(3):
+        records.ranges[Range.of(0, Position(1, number * RANGE_ENTRIES, 0))] = RangeRecord(
+            moved={"other": 1}
+        )
+    found = planned(job(Choice(limit=1)), Held(long, slots=1), records, partitions(long))
+    assert [each.range.first for each in found if each.plan.selected] == [3 * RANGE_ENTRIES]
