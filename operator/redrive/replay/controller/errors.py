@@ -64,6 +64,12 @@ class ReplaysDisabledError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class SparkOperatorNotFoundError(RedriveError):
+    """The cluster knows no SparkApplication."""
+
+    reason = "SparkOperatorNotFound"
+
+
 class ApplicationNotStartedError(RedriveError):
     """The Spark operator has not begun to run the SparkApplication of a Replay."""
 

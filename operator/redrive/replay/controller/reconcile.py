@@ -100,6 +100,11 @@ async def _launch(replay: Body, ctx: Context) -> Body:
             remedy="have it started with one (replay.enabled in the Helm chart)",
         )
     admitted = admit(replay, ctx)
+    if resources.SPARK_APPLICATIONS in ctx.missing:
+        raise errors.SparkOperatorNotFoundError(
+            "this cluster knows no SparkApplication, which runs a Replay",
+            remedy="install the Spark operator; this Replay starts by itself then",
+        )
     await _check_service_account(Key.of(replay).namespace, ctx)
     access = mounts.access(admitted.identity, admitted.redirect_hosts)
     wanted = launch.application(replay, admitted.job, access, ctx.settings)

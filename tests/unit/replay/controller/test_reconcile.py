@@ -68,6 +68,19 @@ async def test_a_replay_without_its_service_account_waits_and_looks_again(
     assert all(c["type"] != "Stalled" for c in status["conditions"])
 
 
+async def test_a_replay_in_a_cluster_without_a_spark_operator_says_so(api: FakeKubernetes) -> None:
+    body = replay()
+    context = dataclasses.replace(
+        ctx(replays=[body]), kubernetes=api, missing=(resources.SPARK_APPLICATIONS,)
+    )
+    # Looked at again, as all is, when the kind is installed.
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    assert [write.verb for write in api.writes] == ["patch_status"]
+    reason, message = shown(api)
+    assert reason == "SparkOperatorNotFound"
+    assert "install the Spark operator" in message
+
+
 @pytest.mark.parametrize("forbidden", [False, True])
 async def test_a_replay_is_launched_when_the_account_exists_or_may_not_be_read(
     api: FakeKubernetes, *, forbidden: bool
