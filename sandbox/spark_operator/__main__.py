@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -29,8 +27,7 @@ def main(arguments: list[str]) -> None:
     work_dir: Path = chosen.work_dir.resolve()
     work_dir.mkdir(parents=True, exist_ok=True)
     stop_orphans(work_dir)
-    machine = Machine(image=dict(chosen.image_env), work_dir=work_dir)
-    asyncio.run(_serve(chosen.kubeconfig, machine, chosen.namespace))
+    asyncio.run(_serve(chosen.kubeconfig, dict(chosen.image_env), work_dir, chosen.namespace))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,13 +62,12 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
-async def _serve(kubeconfig: Path, machine: Machine, namespaces: list[str]) -> None:
+async def _serve(
+    kubeconfig: Path, image: dict[str, str], work_dir: Path, namespaces: list[str]
+) -> None:
     async with connected(kubeconfig) as cluster:
-        running = asyncio.ensure_future(Controller(cluster, machine, namespaces).run())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        machine = Machine(cluster, image, work_dir)
+        await Controller(cluster, machine, namespaces).serve()
 
 
 if __name__ == "__main__":

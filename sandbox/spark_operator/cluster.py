@@ -6,7 +6,9 @@ busy) is raised as UnavailableError, an object that is gone as GoneError.
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import json
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -32,6 +34,8 @@ WATCH_SECONDS = 240
 # There is no kubelet to renew a driver's token, so it has to last.
 TOKEN_SECONDS = 24 * 3600
 
+POLL_SECONDS = 1
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -47,6 +51,31 @@ class Change:
 
     application: Application
     deleted: bool
+
+
+@dataclass(frozen=True)
+class PodState:
+    """What the API server says of a driver's pod; the exit code is None before the end."""
+
+    owners: tuple[str, ...]
+    phase: str
+    application_id: str
+    exit_code: int | None
+    reason: str
+
+    @classmethod
+    def read(cls, raw: Object) -> PodState:
+        """Read a pod."""
+        metadata, status = raw["metadata"], raw["status"]
+        states = [container["state"] for container in status.get("containerStatuses", [])]
+        ended: Object = next((state["terminated"] for state in states if "terminated" in state), {})
+        return cls(
+            owners=tuple(owner["uid"] for owner in metadata.get("ownerReferences", [])),
+            phase=status["phase"],
+            application_id=metadata.get("labels", {}).get("spark-app-selector", ""),
+            exit_code=ended.get("exitCode"),
+            reason=ended.get("reason") or status.get("reason", ""),
+        )
 
 
 class Cluster:
@@ -129,6 +158,23 @@ class Cluster:
                 continue
         return Data(found)
 
+    async def driver(self, app: Application) -> PodState | None:
+        """Return how the driver's pod is; None if there is none, or another's of that name."""
+        try:
+            with _translated():
+                found = await self._core.read_namespaced_pod(app.driver_pod, app.namespace)
+        except GoneError:
+            return None
+        pod = PodState.read(self._core.api_client.sanitize_for_serialization(found))
+        return pod if app.uid in pod.owners else None
+
+    async def delete_driver(self, app: Application) -> None:
+        """Delete the driver's pod, and wait until it is gone with its name."""
+        while await self.driver(app) is not None:
+            with contextlib.suppress(GoneError), _translated():
+                await self._core.delete_namespaced_pod(app.driver_pod, app.namespace)
+            await asyncio.sleep(POLL_SECONDS)
+
     async def warn(self, app: Application, message: str, now: datetime) -> None:
         """Record an Event about the driver's pod, as the kubelet does when it cannot start it."""
         pod = client.V1ObjectReference(
@@ -205,12 +251,15 @@ class Cluster:
 
 
 @asynccontextmanager
-async def connected(kubeconfig: Path) -> AsyncIterator[Cluster]:
-    """Connect as *kubeconfig* says, for as long as the context lasts."""
+async def connected(kubeconfig: Path | None) -> AsyncIterator[Cluster]:
+    """Connect as *kubeconfig* says, or as the pod that this is, while the context lasts."""
     configuration = client.Configuration()
-    await config.load_kube_config(  # type: ignore[no-untyped-call]
-        str(kubeconfig), client_configuration=configuration, persist_config=False
-    )
+    if kubeconfig is None:
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    else:
+        await config.load_kube_config(  # type: ignore[no-untyped-call]
+            str(kubeconfig), client_configuration=configuration, persist_config=False
+        )
     async with client.ApiClient(configuration) as api:
         yield Cluster(api)
 

@@ -52,8 +52,18 @@ def check(app: Application) -> None:
 
 def properties(app: Application, application_id: str) -> dict[str, str]:
     """Return the Spark properties of a run that Spark shall call *application_id*."""
+    return {"spark.ui.port": "0", **common(app)} | {
+        "spark.master": master(app),
+        "spark.app.id": application_id,
+        # Local mode makes up an id of its own unless it finds one under this name.
+        "spark.test.appId": application_id,
+    }
+
+
+def common(app: Application) -> dict[str, str]:
+    """Return the Spark properties of a run that are the same wherever it runs."""
     driver, executor = app.spec["driver"], app.spec["executor"]
-    conf = {"spark.ui.port": "0", "spark.driver.memory": "1g", **app.conf}
+    conf = {"spark.driver.memory": "1g", **app.conf, "spark.app.name": app.name}
     conf |= {
         f"spark.hadoop.{name}": value for name, value in app.spec.get("hadoopConf", {}).items()
     }
@@ -64,13 +74,7 @@ def properties(app: Application, application_id: str) -> dict[str, str]:
     for field, name in _DEPENDENCIES.items():
         if listed := app.spec.get("deps", {}).get(field):
             conf[name] = ",".join(listed)
-    return conf | {
-        "spark.master": master(app),
-        "spark.app.name": app.name,
-        "spark.app.id": application_id,
-        # Local mode makes up an id of its own unless it finds one under this name.
-        "spark.test.appId": application_id,
-    }
+    return conf
 
 
 def master(app: Application) -> str:
@@ -91,12 +95,18 @@ def properties_file(conf: dict[str, str]) -> str:
     return "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in sorted(conf.items()))
 
 
-def arguments(app: Application, properties_path: Path, variables: Mapping[str, str]) -> list[str]:
-    """Return the arguments of spark-submit; the driver's *variables* stand for their names."""
+def arguments(
+    app: Application, properties_path: Path, variables: Mapping[str, str] | None
+) -> list[str]:
+    """Return the arguments of spark-submit.
+
+    The driver's *variables* stand for their names; without, names are left to a kubelet.
+    """
     entry = ["--class", app.spec["mainClass"]] if "mainClass" in app.spec else []
     program = [app.spec["mainApplicationFile"], *app.spec.get("arguments", [])]
-    given = [environment.expanded(argument, variables) for argument in program]
-    return ["--properties-file", str(properties_path), *entry, *given]
+    if variables is not None:
+        program = [environment.expanded(argument, variables) for argument in program]
+    return ["--properties-file", str(properties_path), *entry, *program]
 
 
 def _unmet(app: Application) -> Iterator[str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 from collections.abc import Iterable
 
 from .cluster import Cluster
 from .errors import GoneError, UnavailableError
 from .keeper import Keeper
 from .objects import Application
-from .pod import Machine
+from .runner import Runner
 
 RECONNECT_SECONDS = 1
 
@@ -23,11 +25,19 @@ class Controller:
     When `run` is cancelled, every driver is stopped before it ends.
     """
 
-    def __init__(self, cluster: Cluster, machine: Machine, namespaces: Iterable[str]) -> None:
+    def __init__(self, cluster: Cluster, runner: Runner, namespaces: Iterable[str]) -> None:
         self._cluster = cluster
-        self._machine = machine
+        self._runner = runner
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._keepers: dict[tuple[str, str], Keeper] = {}
+
+    async def serve(self) -> None:
+        """Run until SIGTERM or Ctrl-C."""
+        running = asyncio.ensure_future(self.run())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
 
     async def run(self) -> None:
         """Watch for ever. What cannot be explained ends everything rather than be passed over."""
@@ -60,7 +70,7 @@ class Controller:
         if known is not None and known.uid == app.uid:
             known.see(app, deleted=deleted)
         elif not deleted:
-            keeper = Keeper(app, self._cluster, self._machine)
+            keeper = Keeper(app, self._cluster, self._runner)
             self._keepers[app.key] = keeper
             group.create_task(self._keep(app.key, keeper, known))
 

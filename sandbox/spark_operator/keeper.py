@@ -1,7 +1,7 @@
 """The life of one SparkApplication: decide, act, write the status, wait for a change.
 
 Made by the controller, one for each object. Between two steps all truth about the run is here: the
-status it wrote last and the pod it started, so that nothing is started twice while it lives.
+status it wrote last and the driver it started, so that nothing is started twice while it lives.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import logging
 import uuid
 from datetime import datetime
 
-from . import command, lifecycle
+from . import lifecycle
 from .clock import now
 from .cluster import Cluster
 from .errors import GoneError, RefusedError, UnavailableError
 from .lifecycle import Delete, Move, Rest, Submit
 from .objects import Application, Object, State, Status
-from .pod import KUBECONFIG, PROPERTIES, Machine, Pod
+from .runner import Driver, Runner
 
 RETRY_SECONDS = 1
 
@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 class Keeper:
     """Keeps one object, known by its uid, until it is deleted or the keeper is cancelled."""
 
-    def __init__(self, app: Application, cluster: Cluster, machine: Machine) -> None:
+    def __init__(self, app: Application, cluster: Cluster, runner: Runner) -> None:
         self.uid = app.uid
         self.ended = asyncio.Event()
         self._app = app
         self._status = app.status
         self._cluster = cluster
-        self._machine = machine
+        self._runner = runner
         self._changed = asyncio.Event()
         self._deleted = app.deleting
-        self._pod: Pod | None = None
+        self._driver: Driver | None = None
         # What the present run was made from; a later change of it makes another run.
         self._basis: Object | None = None if app.status.state is State.NEW else app.run_spec
 
@@ -73,7 +73,7 @@ class Keeper:
             self._basis = None
             await self._move(Status(state=State.INVALIDATING))
             return
-        observation = None if self._pod is None else self._pod.observation
+        observation = None if self._driver is None else self._driver.observation
         match lifecycle.decide(self._app, self._status, observation, now()):
             case Submit():
                 await self._submit()
@@ -92,19 +92,13 @@ class Keeper:
         app = self._app
         self._basis = app.run_spec
         attempt = lifecycle.attempted(app, self._status, str(uuid.uuid4()), now())
-        application_id = f"spark-{uuid.uuid4().hex}"
         try:
-            command.check(app)
-            kubeconfig = await self._cluster.driver_kubeconfig(app)
+            submission = await self._runner.submit(app)
         except RefusedError as error:
             await self._move(lifecycle.refused(attempt, str(error)))
             return
-        conf = command.properties(app, application_id)
-        files = {PROPERTIES: command.properties_file(conf), KUBECONFIG: kubeconfig}
-        # Written before the driver starts: a restarted stand-in finds a lost driver and not a new
-        # application, and never runs it twice.
-        await self._move(lifecycle.submitted(attempt, application_id))
-        self._pod = Pod(app, files, self._cluster, self._machine, self._changed.set)
+        await self._move(lifecycle.submitted(attempt, submission.application_id))
+        self._driver = submission.follow(self._changed.set)
 
     async def _move(self, status: Status) -> None:
         await self._cluster.write_status(self._app, status)
@@ -112,9 +106,9 @@ class Keeper:
         log.info("%s/%s is %s %s", *self._app.key, status.state, status.error_message)
 
     async def _stop_driver(self) -> None:
-        if self._pod is not None:
-            await self._pod.stop()
-            self._pod = None
+        if self._driver is not None:
+            await self._driver.stop()
+            self._driver = None
 
     async def _rest(self, seconds: float | None) -> None:
         with contextlib.suppress(TimeoutError):

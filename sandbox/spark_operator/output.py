@@ -48,3 +48,13 @@ def cause(lines: Sequence[str]) -> str:
         after = plain[len(plain) - plain[::-1].index(_TRACEBACK) :]
         after = [line for line in after if not line[0].isspace()][:1]
     return after[-1].strip()[:LONGEST_CAUSE] if after else ""
+
+
+def refusal(lines: Sequence[str]) -> str:
+    """Return why spark-submit failed: the exception that ended it, else what `cause` finds.
+
+    Cut to `LONGEST_CAUSE` characters.
+    """
+    raised = [line for line in lines if line.startswith('Exception in thread "main" ')]
+    shown = raised[-1].removeprefix('Exception in thread "main" ') if raised else cause(lines)
+    return shown.strip()[:LONGEST_CAUSE]

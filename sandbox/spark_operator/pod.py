@@ -1,7 +1,8 @@
 """The driver of one submission, in the place of its pod and the kubelet.
 
-Started by the keeper. Its environment is made from the object alone, plus what the image would
-hold; its output goes to `<work-dir>/<namespace>/<pod>.log`, and its other files live as long as it.
+Started by a keeper through `Machine`. Its environment is made from the object alone, plus what the
+image would hold; its output goes to `<work-dir>/<namespace>/<pod>.log`, and its other files live as
+long as it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from .lifecycle import Observation, Phase
 from .objects import Application
 from .output import Output
 from .process import Process
+from .runner import Submission
 
 PROPERTIES = "spark.properties"
 KUBECONFIG = "kubeconfig"
@@ -36,12 +39,30 @@ class Machine:
     """Where drivers run.
 
     Args:
+        cluster: which tokens of drivers come from.
         image: environment variables in the place of a container image; PATH leads to spark-submit.
         work_dir: folder for the logs and files of drivers.
     """
 
+    cluster: Cluster
     image: Mapping[str, str]
     work_dir: Path
+
+    async def submit(self, app: Application) -> Submission:
+        """Take *app* in; its driver starts when it is followed.
+
+        So its status says that it was submitted before it runs: after a restart there is a lost
+        driver and not a new application, and none runs twice.
+
+        Raises:
+            RefusedError: it is not possible here, or there is no such ServiceAccount.
+        """
+        command.check(app)
+        kubeconfig = await self.cluster.driver_kubeconfig(app)
+        application_id = f"spark-{uuid.uuid4().hex}"
+        conf = command.properties(app, application_id)
+        files = {PROPERTIES: command.properties_file(conf), KUBECONFIG: kubeconfig}
+        return Submission(application_id, lambda on_change: Pod(app, files, self, on_change))
 
 
 class Pod:
@@ -51,14 +72,13 @@ class Pod:
         self,
         app: Application,
         files: Mapping[str, str],
-        cluster: Cluster,
         machine: Machine,
         on_change: Callable[[], None],
     ) -> None:
         self.observation = Observation(Phase.PENDING)
         self._app = app
         self._files = files
-        self._cluster = cluster
+        self._cluster = machine.cluster
         self._machine = machine
         self._on_change = on_change
         namespace = machine.work_dir / app.namespace

@@ -40,22 +40,31 @@ class Engine:
     store: Path
     cache: Path
 
+    @property
+    def program(self) -> list[str]:
+        """What starts buildah with that store."""
+        return [_program("buildah"), f"--root={self.store}/root", f"--runroot={self.store}/run"]
+
+    @property
+    def settings(self) -> list[str]:
+        """What a build is given in addition to what the guide says."""
+        volume = f"--volume={self.cache}:/root/.cache/pip"
+        return ["--network=host", "--layers", volume, f"--build-arg=BASE_IMAGE={BASE}"]
+
     def __call__(self, *arguments: str) -> str:
         """Run buildah; fail with what it printed."""
         run = subprocess.run(
-            [_program("buildah"), f"--root={self.store}/root", f"--runroot={self.store}/run",
-             *arguments],
+            [*self.program, *arguments],
             env={**os.environ, "BUILDAH_ISOLATION": "chroot"},
             cwd=ROOT, check=False, text=True, capture_output=True,
         )  # fmt: skip
         assert run.returncode == 0, f"{arguments}\n{run.stdout[-4000:]}\n{run.stderr[-4000:]}"
         return run.stdout
 
-    def build(self, command: str, *more: str) -> None:
+    def build(self, command: str) -> None:
         """Run a documented `docker build`, on the base of the tests."""
-        settings = "--network=host", "--layers", f"--volume={self.cache}:/root/.cache/pip"
         build, *arguments = shlex.split(command)
-        self(build, *settings, f"--build-arg=BASE_IMAGE={BASE}", *more, *arguments)
+        self(build, *self.settings, *arguments)
 
     def run(self, image: str, *command: str) -> str:
         """Run *command* in a container of *image*, as its user."""

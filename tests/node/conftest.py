@@ -1,77 +1,140 @@
 """A cluster with a kubelet, and the commands of the documentation, run as they are written.
 
-Any cluster will do whose pods reach this machine. What it needs is in the environment:
+Any cluster will do whose pods reach this machine, with room for 1 CPU and 6 GiB of requests. It is
+left as it was found. What it needs is in the environment:
 
 - `KUBECONFIG`, of an administrator;
 - `REDRIVE_NODE_LOAD`: a command that gives the cluster an image, such as
   `kind load image-archive`; the path of an archive is added to it;
-- `REDRIVE_NODE_HOST`: the address of this machine, as pods reach it; by default that of its route.
+- `REDRIVE_NODE_HOST`: the address of this machine, as pods reach it; by default that of its route;
+- `REDRIVE_NODE_SPARK=installed`: the cluster has a Spark operator, which serves the namespace
+  `shop`. Otherwise the stand-in of the sandbox runs in a pod.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from sandbox import builds, pulsar
+from sandbox import CHECKOUT, SOURCE_ROOT, builds, pulsar, spark_operator
+from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 from sandbox.pulsar import SUPERUSER, Broker
-from tests.images.conftest import BUILDS, Engine
+from tests.images.conftest import Engine
 from tests.images.conftest import engine as engine  # noqa: PLC0414  a fixture
-from tests.images.conftest import images as images  # noqa: PLC0414  a fixture
+from tests.support.documented import INSTALL, commands
 
-ROOT = Path(__file__).resolve().parents[2]
 LOAD = "REDRIVE_NODE_LOAD"
+SPARK_INSTALLED = os.environ.get("REDRIVE_NODE_SPARK") == "installed"
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+STAND_IN = Path(__file__).with_name("spark-operator.yaml")
 
 
-def blocks(page: str) -> Iterator[tuple[str, str]]:
-    """Yield the heading above each `sh` block of a page, and the block."""
-    text = (ROOT / page).read_text("utf-8")
-    heading = ""
-    for found in re.finditer(r"^#+ ([^\n]+)$|^```sh\n(.+?)^```", text, re.MULTILINE | re.DOTALL):
-        if found[1]:
-            heading = found[1]
-        else:
-            yield heading, found[2]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a cluster without a Spark operator where there is one."""
+    out = [
+        item
+        for item in items
+        if SPARK_INSTALLED
+        and isinstance(item, pytest.Function)
+        and "without_spark_operator" in item.fixturenames
+    ]
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if item not in out]
 
 
-def run(block: str, environment: Mapping[str, str], folder: Path) -> str:
-    """Run a block as a user would paste it, ending at the first command that fails."""
-    ran = subprocess.run(
-        [shutil.which("bash") or "", "-euo", "pipefail", "-c", block],
-        env=environment, cwd=folder, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, check=False,
+class Node(Cluster):
+    """The cluster of KUBECONFIG."""
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The kubeconfig of its administrator."""
+        assert "KUBECONFIG" in os.environ, "KUBECONFIG: say which cluster to install into"
+        return Path(os.environ["KUBECONFIG"])
+
+
+@dataclass(frozen=True)
+class User:
+    """Someone with the checkout, kubectl, helm, docker and Pulsar's tools.
+
+    Args:
+        environment: of their shell.
+        folder: the root of their checkout.
+    """
+
+    environment: dict[str, str]
+    folder: Path
+
+    def paste(self, block: str) -> str:
+        """Run a block of commands as it is written, ending at the first one that fails."""
+        ran = subprocess.run(
+            [shutil.which("bash") or "", "-euo", "pipefail", "-c", block],
+            env=self.environment, cwd=self.folder, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        print(f"$ {block}{ran.stdout}")  # noqa: T201  the log of an installation
+        assert ran.returncode == 0, f"{block}\n{ran.stdout}"
+        return ran.stdout
+
+    def follow(self, page: str, heading: str) -> str:
+        """Run what a page says under *heading*."""
+        return "".join(self.paste(block.text) for block in commands(page, heading))
+
+
+def checkout(folder: Path) -> Path:
+    """Copy the checkout, so that what commands write does not end up in it."""
+    passing = shutil.ignore_patterns(".git", ".*_cache", "__pycache__", ".hypothesis", "dist")
+    shutil.copytree(CHECKOUT, folder, symlinks=True, ignore=passing)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def programs(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of someone who has the programs that the pages call."""
+    assert LOAD in os.environ, f"{LOAD}: say which command loads an image into the cluster"
+    folder = tmp_path_factory.mktemp("programs")
+    # No registry is needed: what is pushed is loaded into the cluster.
+    archive = folder / "image.tar"
+    lines = (
+        "#!/usr/bin/env bash", "set -euo pipefail", "export BUILDAH_ISOLATION=chroot",
+        'case "$1" in',
+        f'build) shift; exec {shlex.join([*engine.program, "build", *engine.settings])} "$@" ;;',
+        f'push) {shlex.join([*engine.program, "push", "--quiet"])} "$2" oci-archive:{archive}:"$2"',
+        f"  {os.environ[LOAD]} {archive}; rm {archive} ;;", "*) exit 2 ;;", "esac",
     )  # fmt: skip
-    print(f"$ {block}{ran.stdout}")  # noqa: T201  the log of an installation
-    assert ran.returncode == 0, f"{block}\n{ran.stdout}"
-    return ran.stdout
+    (folder / "docker").write_text("\n".join(lines))
+    redrive = f'PYTHONPATH={SOURCE_ROOT} exec {sys.executable} -m redrive "$@"'
+    (folder / "redrive").write_text(f"#!/bin/sh\n{redrive}\n")
+    for program in folder.iterdir():
+        program.chmod(0o755)
+    found = [folder, builds.kubernetes(), builds.helm(), builds.pulsar() / "bin"]
+    return {**os.environ, "PATH": ":".join([*map(str, found), os.environ["PATH"]])}
 
 
 @pytest.fixture(scope="session")
-def host() -> str:
-    """The address at which pods reach this machine."""
-    if given := os.environ.get("REDRIVE_NODE_HOST"):
-        return given
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing: chooses a route
-        address: str = probe.getsockname()[0]
-        return address
+def images(programs: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> User:
+    """Have both images built and given to the cluster, by the documented commands."""
+    user = User(programs, checkout(tmp_path_factory.mktemp("images") / "redrive"))
+    user.follow(INSTALL, "Run the operator, and replays, on a cluster")
+    return user
 
 
-@pytest.fixture(scope="session")
-def broker(host: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker on this machine, for pods to use."""
     state = tmp_path_factory.mktemp("node")
     processes = Processes(state)
-    started = pulsar.launch(state, processes, address=host)
+    started = pulsar.launch(state, processes, address=_host())
     try:
         pulsar.wait(started, processes)
         yield started
@@ -79,9 +142,9 @@ def broker(host: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brok
         processes.stop_all()
 
 
-@pytest.fixture(scope="session")
-def user(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a user who has kubectl, helm and Pulsar's tools, set up as an admin."""
+@pytest.fixture(scope="module")
+def user(images: User, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> User:
+    """Someone whose images are in the cluster, set up as an administrator of the broker."""
     folder = tmp_path_factory.mktemp("user")
     conf = folder / "client.conf"
     conf.write_text(
@@ -89,27 +152,64 @@ def user(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         "authPlugin=org.apache.pulsar.client.impl.auth.AuthenticationToken\n"
         f"authParams={broker.token_file(SUPERUSER).as_uri()}\n"
     )
-    assert "KUBECONFIG" in os.environ, "KUBECONFIG: say which cluster to install into"
-    programs = [builds.kubernetes(), builds.helm(), builds.pulsar() / "bin"]
-    return {
-        **os.environ,
-        "PATH": ":".join([*map(str, programs), os.environ["PATH"]]),
+    pulsar_settings = {
         "PULSAR_CLIENT_CONF": str(conf),
         "PULSAR_URL": broker.service_url,
         "PULSAR_ADMIN_URL": broker.admin_url,
         "PULSAR_SECRET_KEY": broker.token_key.as_uri(),
     }
+    return User({**images.environment, **pulsar_settings}, checkout(folder / "redrive"))
 
 
 @pytest.fixture(scope="session")
-def loaded(engine: Engine, images: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> int:
-    """Give the cluster the images that the documented commands have built; their number."""
-    assert LOAD in os.environ, f"{LOAD}: say which command loads an image into the cluster"
-    folder = tmp_path_factory.mktemp("archives")
-    for kind, name in images.items():
-        archive = folder / f"{kind}.tar"
-        engine("push", "--quiet", name, f"oci-archive:{archive}:{name}")
-        subprocess.run([*shlex.split(os.environ[LOAD]), str(archive)], check=True)
-        archive.unlink()
-    assert len(images) == len(BUILDS) - 1  # without the SBOM's
-    return len(images)
+def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    return Node(tmp_path_factory.mktemp("cluster"), 0)
+
+
+@contextmanager
+def spark_operator_running(node: Node) -> Iterator[None]:
+    """A Spark operator in the cluster: its own, or the stand-in in a pod."""
+    if SPARK_INSTALLED:
+        yield
+        return
+    program = Path(spark_operator.__file__).parent
+    try:
+        node.define(spark_operator.CRD.read_text("utf-8"))
+        make_restricted(node, "spark-operator")
+        in_its_own = "--namespace=spark-operator"
+        node.kubectl("create", "configmap", "program", f"--from-file={program}", in_its_own)
+        node.kubectl("apply", "--filename", str(STAND_IN))
+        node.kubectl("rollout", "status", "deploy/spark-operator", "--timeout=3m", in_its_own)
+        yield
+    finally:
+        for manifest in (spark_operator.CRD, STAND_IN):
+            node.kubectl("delete", "--ignore-not-found", "--filename", str(manifest))
+        node.kubectl("delete", "--ignore-not-found", "namespace", "spark-operator")
+
+
+def make_restricted(node: Node, namespace: str) -> None:
+    """Create a namespace that admits pods of the restricted pod security only."""
+    node.kubectl("create", "namespace", namespace)
+    node.kubectl("label", "namespace", namespace, RESTRICTED)
+
+
+def left_in(node: Node, namespace: str) -> list[str]:
+    """Wait until no pod is left in *namespace*; return what is left of a release of the chart."""
+    node.kubectl("wait", "--for=delete", "pod", "--all", "-n", namespace, "--timeout=2m")
+    found = node.kubectl("get", "all,pdb,secrets", "--output=name", "-n", namespace)
+    everywhere = (
+        "clusterroles,clusterrolebindings,validatingadmissionpolicies,"
+        "validatingadmissionpolicybindings"
+    )
+    found += node.kubectl("get", everywhere, "--output=name")
+    return [name for name in found.split() if namespace in name or "redrive" in name]
+
+
+def _host() -> str:
+    """The address at which pods reach this machine."""
+    if given := os.environ.get("REDRIVE_NODE_HOST"):
+        return given
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing: chooses a route
+        address: str = probe.getsockname()[0]
+        return address

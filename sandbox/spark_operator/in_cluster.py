@@ -1,0 +1,140 @@
+"""`python -m sandbox.spark_operator.in_cluster`: run applications in pods, from a pod, for all.
+
+Its image needs Spark, and the Kubernetes client for Python. Submissions are those of the real
+operator: a driver and its executors are pods, made by `spark-submit --master k8s://`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import command, output, template
+from .cluster import POLL_SECONDS, Cluster, PodState, connected
+from .controller import Controller
+from .errors import RefusedError, UnavailableError
+from .lifecycle import Observation, Phase
+from .objects import Application
+from .runner import Submission
+
+_PHASES = {
+    "Pending": Phase.PENDING,
+    "Running": Phase.RUNNING,
+    "Succeeded": Phase.SUCCEEDED,
+    "Failed": Phase.FAILED,
+}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pods:
+    """Pods of the cluster as the place where drivers run."""
+
+    cluster: Cluster
+
+    async def submit(self, app: Application) -> Submission:
+        """Have Spark make the driver's pod, in the place of one that an earlier attempt left.
+
+        Raises:
+            RefusedError: Spark or the API server refused.
+        """
+        template.check(app)
+        await self.cluster.delete_driver(app)
+        with tempfile.TemporaryDirectory() as folder:
+            await _spark_submit(_arguments(app, Path(folder)))
+        state = await self.cluster.driver(app)
+        if state is None:
+            raise RefusedError("the pod of the driver was gone as soon as it was made")
+        return Submission(
+            state.application_id,
+            lambda on_change: DriverPod(app, state, self.cluster, on_change),
+        )
+
+
+class DriverPod:
+    """The driver's pod of *app*; *on_change* is called when `observation` changes."""
+
+    def __init__(
+        self, app: Application, state: PodState, cluster: Cluster, on_change: Callable[[], None]
+    ) -> None:
+        self.observation: Observation | None = _observed(state)
+        self._app = app
+        self._cluster = cluster
+        self._on_change = on_change
+        self._following = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Delete the pod, and with it all that Spark made for it."""
+        self._following.cancel()
+        await asyncio.wait([self._following])
+        try:
+            await self._cluster.delete_driver(self._app)
+        except UnavailableError as error:
+            # The application owns it: it goes with it, or when its successor is submitted.
+            log.warning("%s/%s: %s", *self._app.key, error)
+
+    async def _follow(self) -> None:
+        while self.observation is not None:
+            await asyncio.sleep(POLL_SECONDS)
+            try:
+                found = _observed(await self._cluster.driver(self._app))
+            except UnavailableError as error:
+                log.warning("%s/%s: %s", *self._app.key, error)
+                continue
+            if found != self.observation:
+                self.observation = found
+                self._on_change()
+
+
+def _observed(state: PodState | None) -> Observation | None:
+    if state is None:
+        return None
+    phase = _PHASES.get(state.phase, Phase.PENDING)
+    if phase is not Phase.FAILED:
+        return Observation(phase)
+    reason = f"driver container failed with ExitCode: {state.exit_code}, Reason: {state.reason}"
+    return Observation(phase, reason)
+
+
+def _arguments(app: Application, folder: Path) -> list[str]:
+    """Write what spark-submit reads into *folder* and return its arguments."""
+    files = {}
+    for role in template.ROLES:
+        file = folder / f"{role}.json"
+        file.write_text(json.dumps(template.template(app, role)), encoding="utf-8")
+        files[role] = str(file)
+    properties = folder / "spark.properties"
+    properties.write_text(command.properties_file(template.properties(app, files)), "utf-8")
+    # Variables in arguments are the kubelet's to replace.
+    return command.arguments(app, properties, None)
+
+
+async def _spark_submit(arguments: list[str]) -> None:
+    process = await asyncio.create_subprocess_exec(
+        "spark-submit", *arguments,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        written, _ = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        raise
+    if process.returncode:
+        raise RefusedError(output.refusal(written.decode(errors="replace").splitlines()))
+
+
+async def _serve() -> None:
+    async with connected(None) as cluster:
+        await Controller(cluster, Pods(cluster), ()).serve()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    asyncio.run(_serve())

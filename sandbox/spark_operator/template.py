@@ -1,0 +1,102 @@
+"""A SparkApplication as `spark-submit --master k8s://` takes it: properties, and templates of pods.
+
+Pure. The real operator sets by a webhook what has no property; here it stands in the templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from . import command
+from .errors import RefusedError
+from .objects import Application, Object
+
+MASTER = "k8s://https://kubernetes.default.svc"
+OWN_LABEL = "sparkoperator.k8s.io/app-name"
+ROLES = ("driver", "executor")
+
+_CONTAINER_FIELDS = ("envFrom", "volumeMounts", "securityContext")
+_POD_FIELDS = {"podSecurityContext": "securityContext", "tolerations": "tolerations"}
+
+
+def check(app: Application) -> None:
+    """Raise RefusedError, naming every field of *app* that is not known here."""
+    problems = [
+        f"spec.{role}.{field}; use volumes and volumeMounts"
+        for role in ROLES
+        for field in ("secrets", "configMaps")
+        if app.spec[role].get(field)
+    ]
+    if app.spec["mode"] != "cluster":
+        problems.append(f"spec.mode is {app.spec['mode']}; leave it out or set it to cluster")
+    if problems:
+        raise RefusedError(f"not possible with this operator: {'; '.join(problems)}")
+
+
+def properties(app: Application, templates: dict[str, str]) -> dict[str, str]:
+    """Return the Spark properties of a run; *templates* are files, by the role of the pod."""
+    conf = command.common(app) | {
+        "spark.master": MASTER,
+        "spark.submit.deployMode": "cluster",
+        "spark.kubernetes.namespace": app.namespace,
+        "spark.kubernetes.submission.waitAppCompletion": "false",
+        "spark.kubernetes.driver.pod.name": app.driver_pod,
+        "spark.kubernetes.authenticate.driver.serviceAccountName": app.service_account,
+    }
+    if policy := app.spec.get("imagePullPolicy"):
+        conf["spark.kubernetes.container.image.pullPolicy"] = policy
+    if secrets := app.spec.get("imagePullSecrets"):
+        conf["spark.kubernetes.container.image.pullSecrets"] = ",".join(secrets)
+    if instances := app.spec["executor"].get("instances"):
+        conf["spark.executor.instances"] = str(instances)
+    for role in ROLES:
+        pod, prefix = app.spec[role], f"spark.kubernetes.{role}"
+        conf[f"{prefix}.podTemplateFile"] = templates[role]
+        for field, name in (("coreRequest", "request.cores"), ("coreLimit", "limit.cores")):
+            if field in pod:
+                conf[f"{prefix}.{name}"] = pod[field]
+        if image := pod.get("image", app.spec.get("image")):
+            conf[f"{prefix}.container.image"] = image
+    return conf
+
+
+def template(app: Application, role: str) -> Object:
+    """Return the template of the pod that is the driver or an executor.
+
+    The application owns the driver's pod, which owns all else: they are deleted with it.
+    """
+    pod: Object = app.spec[role]
+    container = {field: pod[field] for field in _CONTAINER_FIELDS if field in pod}
+    container |= {"name": f"spark-kubernetes-{role}", "env": list(_environment(pod))}
+    used = {mount["name"] for mount in pod.get("volumeMounts", [])}
+    spec: dict[str, Any] = {
+        "containers": [container],
+        "volumes": [each for each in app.spec.get("volumes", []) if each["name"] in used],
+        "nodeSelector": {**app.spec.get("nodeSelector", {}), **pod.get("nodeSelector", {})},
+    }
+    spec |= {name: pod[field] for field, name in _POD_FIELDS.items() if field in pod}
+    metadata: dict[str, Any] = {
+        "labels": {**pod.get("labels", {}), OWN_LABEL: app.name},
+        "annotations": pod.get("annotations", {}),
+    }
+    if role == "driver":
+        metadata["ownerReferences"] = [
+            {
+                "apiVersion": "sparkoperator.k8s.io/v1beta2",
+                "kind": "SparkApplication",
+                "name": app.name,
+                "uid": app.uid,
+                "controller": True,
+            }
+        ]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _environment(pod: Object) -> Iterator[Object]:
+    """In the order of the real operator: envVars, envSecretKeyRefs, env; the last wins."""
+    for name, value in pod.get("envVars", {}).items():
+        yield {"name": name, "value": value}
+    for name, ref in pod.get("envSecretKeyRefs", {}).items():
+        yield {"name": name, "valueFrom": {"secretKeyRef": ref}}
+    yield from pod.get("env", [])

@@ -1,0 +1,89 @@
+"""What the README and the guide to installing say, in the order of someone who does all of it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sandbox.demo.shop import TENANT_ADMIN
+from sandbox.pulsar import Broker
+from tests.node.conftest import RESTRICTED, Node, User, left_in
+from tests.support.documented import INSTALL, QUICK_START, README, commands
+
+SECONDS = 90
+
+
+@pytest.fixture(scope="module")
+def installed(user: User, node: Node, broker: Broker) -> Iterator[User]:
+    for name in ("1-connection.yaml", "2-policy.yaml"):  # as a user edits them
+        file = user.folder / "examples" / "01-first-policy" / name
+        text = file.read_text("utf-8").replace("pulsar://localhost:6650", broker.service_url)
+        file.write_text(text.replace("http://localhost:8080", broker.admin_url))
+    (user.folder / "admin.token").write_text(broker.token(TENANT_ADMIN))
+    user.follow(QUICK_START, "2. A tenant, a topic, and four roles")
+    node.kubectl("create", "namespace", "shop")
+    user.follow(INSTALL, "The operator")
+    node.kubectl("label", "namespace", "redrive-system", RESTRICTED)
+    node.kubectl("rollout", "status", "deploy/redrive", "-n", "redrive-system", "--timeout=3m")
+    try:
+        yield user
+    finally:
+        node.kubectl("delete", "namespace", "redrive-system", "shop")
+
+
+def test_the_commands_of_the_readme_make_a_policy_ready(installed: User) -> None:
+    shown = installed.follow(README, "Use it on your cluster")
+    assert "orders-fulfilment   True" in shown
+
+
+def test_the_operator_runs_outside_of_the_cluster_with_its_own_rights(
+    installed: User, node: Node
+) -> None:
+    node.kubectl("scale", "deploy/redrive", "--replicas=0", "-n", "redrive-system")
+    node.kubectl("wait", "--for=delete", "pod", "--all", "-n", "redrive-system", "--timeout=2m")
+    node.kubectl("delete", "configmap/orders-fulfilment-redrive", "-n", "shop")
+    (block,) = commands(INSTALL, "Outside of the cluster")
+    outside = subprocess.Popen(
+        ["/bin/bash", "-euc", block.text], env=installed.environment, cwd=installed.folder
+    )
+    try:
+        deadline = time.monotonic() + SECONDS
+        # It makes again what is missing.
+        while "orders-fulfilment-redrive" not in node.kubectl("get", "cm", "-n", "shop"):
+            assert outside.poll() is None, "it ended"
+            assert time.monotonic() < deadline, "it did nothing"
+            time.sleep(1)
+    finally:
+        outside.terminate()
+        outside.wait()
+
+
+def test_what_holds_a_namespace_without_an_operator_is_removed_by_hand(
+    installed: User, node: Node
+) -> None:
+    """It comes after the test above: no operator runs."""
+    held = "retrypolicy/orders-fulfilment", "pulsarconnection/main"
+    for name, finalizer in zip(held, ("redrive.io/cleanup", "redrive.io/in-use"), strict=True):
+        # As the operator sets it on a policy that is to be deleted with its topics.
+        patch = f'{{"metadata":{{"finalizers":["{finalizer}"]}}}}'
+        node.kubectl("patch", name, "-n", "shop", "--type=merge", "-p", patch)
+        node.kubectl("delete", name, "-n", "shop", "--wait=false")
+    assert len(node.kubectl("get", *held, "-n", "shop", "--output=name").split()) == len(held)
+    installed.follow(INSTALL, "A namespace that is served by name")
+    for name in held:
+        node.kubectl("wait", "--for=delete", name, "-n", "shop", "--timeout=30s")
+
+
+def test_all_of_it_can_be_removed(installed: User, node: Node) -> None:
+    node.kubectl("scale", "deploy/redrive", "--replicas=2", "-n", "redrive-system")
+    node.kubectl("rollout", "status", "deploy/redrive", "-n", "redrive-system", "--timeout=3m")
+    examples = installed.folder / "examples" / "01-first-policy"
+    for name in ("1-connection.yaml", "2-policy.yaml"):
+        node.kubectl("apply", "--filename", str(examples / name))
+    installed.paste("kubectl -n shop wait --for=condition=Ready rp/orders-fulfilment --timeout=60s")
+    installed.follow(INSTALL, "Remove all of it")
+    assert left_in(node, "redrive-system") == []
+    assert "redrive.io" not in node.kubectl("get", "crds", "--output=name")

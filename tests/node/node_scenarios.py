@@ -1,0 +1,319 @@
+"""The demo's story with drivers and executors in pods, and what may go wrong with them.
+
+One installation, in namespaces that admit restricted pods only; the tests go on from each other in
+the order of this file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive.policy.properties import CAUSE_TYPE
+from sandbox.demo.shop import NAMESPACE, REPLAYER
+from sandbox.demo.story import DEAD_LETTER_TOPIC, RETRY_TOPIC, Story
+from sandbox.errors import SandboxError
+from sandbox.process import Processes
+from sandbox.pulsar import SUPERUSER, Broker
+from sandbox.sandbox import Sandbox
+from tests.node.conftest import (
+    RESTRICTED,
+    Node,
+    User,
+    left_in,
+    make_restricted,
+    spark_operator_running,
+)
+from tests.support.documented import INSTALL
+
+ORDERS = 300
+SECONDS = 300
+SYSTEM = "redrive-system"
+LONG_NAME = f"{'a-replay-with-a-long-name.' * 9}e{'n' * 4}d"
+
+
+@dataclass(frozen=True)
+class Shop:
+    """The shop of the demo, where redrive runs in pods."""
+
+    user: User
+    node: Node
+    broker: Broker
+    story: Story
+    client: pulsar.Client
+    last: ExitStack
+    buried: dict[str, set[str]] = field(default_factory=dict)
+
+    def kubectl(self, *args: str, given: str | None = None) -> str:
+        """Call kubectl in the namespace of the shop."""
+        return self.node.kubectl("-n", NAMESPACE, *args, input=given)
+
+    def upgrade(self, *settings: str) -> None:
+        """Change values of the release, and wait until it runs with them."""
+        chosen = " ".join(f"--set {setting}" for setting in settings)
+        self.user.paste(
+            f"helm upgrade redrive charts/redrive --namespace {SYSTEM} --reuse-values {chosen}\n"
+            f"kubectl -n {SYSTEM} rollout status deployment/redrive --timeout=3m"
+        )
+
+    def replay(self, name: str, count: int = 6, **spec: Any) -> None:  # noqa: ANN401  of a Replay
+        """Lay *count* dead letters, and make a Replay of them alone."""
+        cause = f"Cause{len(self.buried)}"
+        ids = self.buried[name] = {f"{cause}-{number}" for number in range(count)}
+        producer = self.client.create_producer(DEAD_LETTER_TOPIC)
+        for each in ids:
+            producer.send(each.encode(), properties={"id": each, CAUSE_TYPE: cause})
+        producer.close()
+        wanted = {
+            "apiVersion": "redrive.io/v1alpha1",
+            "kind": "Replay",
+            "metadata": {"name": name},
+            "spec": {
+                "policyRef": {"name": "orders-fulfilment"},
+                "select": {"where": f"cause_type = '{cause}'"},
+                **spec,
+            },
+        }
+        self.kubectl("create", "-f", "-", given=json.dumps(wanted))
+
+    def get(self, what: str, path: str) -> str:
+        """Read a field."""
+        return self.kubectl("get", what, "-o", f"jsonpath={{{path}}}")
+
+    def wait(self, what: str, path: str, value: str) -> None:
+        """Wait until a field has a value; else fail with what the cluster says."""
+        until = f"--for=jsonpath={{{path}}}={value}"
+        try:
+            self.kubectl("wait", until, what, f"--timeout={SECONDS}s")
+        except SandboxError as error:
+            self.tell()
+            pytest.fail(f"{error}\n{self.kubectl('get', what, '-o', 'yaml')}")
+
+    def tell(self) -> None:
+        """Print what helps to find out why something did not happen."""
+        for args in (
+            ("get", "replays,sparkapplications,pods", "-A"),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+            ("logs", "-l", "spark-role=driver", "--tail=60"),
+            ("logs", "-n", SYSTEM, "-l", "app.kubernetes.io/name=redrive", "--tail=60"),
+            ("logs", "-n", "spark-operator", "--all-pods", "deploy/spark-operator", "--tail=60"),
+        ):
+            try:
+                print(self.kubectl(*args))  # noqa: T201
+            except SandboxError as error:
+                print(error)  # noqa: T201
+
+    def condition(self, name: str, reason: str) -> str:
+        """Wait until a Replay is not Ready for *reason*, and return the message."""
+        ready = '.status.conditions[?(@.type=="Ready")]'
+        self.wait(f"replay/{name}", f"{ready}.reason", reason)
+        return self.get(f"replay/{name}", f"{ready}.message")
+
+    def completes(self, name: str) -> None:
+        """Wait until a Replay is Completed, having moved each of its dead letters once."""
+        self.wait(f"replay/{name}", ".status.phase", "Completed")
+        assert self.get(f"replay/{name}", ".status.left") in ("", "0")
+        assert self.arrived(name) == Counter(self.buried[name])
+
+    def arrived(self, name: str) -> Counter[str]:
+        """Count the ids that a Replay has moved so far."""
+        return Counter(each for each in self._in_retry_topic() if each in self.buried[name])
+
+    def _in_retry_topic(self) -> Iterator[str]:
+        for partition in self.client.get_topic_partitions(RETRY_TOPIC):
+            reader = self.client.create_reader(partition, pulsar.MessageId.earliest)
+            while reader.has_message_available():
+                yield reader.read_next().properties().get("id", "")
+            reader.close()
+
+
+@pytest.fixture(scope="module")
+def shop(
+    user: User, node: Node, broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shop]:
+    """The demo up to its dead letters; redrive runs in pods, the shop's programs do not."""
+    state = tmp_path_factory.mktemp("story")
+    make_restricted(node, SYSTEM)
+    user.follow(INSTALL, "The operator")
+    processes = Processes(state)
+    story = Story(Sandbox(state, processes, broker, node), ORDERS)
+    client = pulsar.Client(
+        broker.service_url, pulsar.AuthenticationToken(broker.token(SUPERUSER)),
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+    )  # fmt: skip
+    with ExitStack() as last:
+        opened = Shop(user, node, broker, story, client, last)
+        try:
+            # So little that driver and executor fit on a small node.
+            opened.upgrade("replay.pod.coreRequest=100m")
+            story.declare()
+            node.kubectl("label", "namespace", NAMESPACE, RESTRICTED)
+            story.fail()
+            yield opened
+        finally:
+            client.close()
+            processes.stop_all()
+            for namespace in (NAMESPACE, SYSTEM):
+                node.kubectl("delete", "namespace", "--ignore-not-found", namespace)
+
+
+@pytest.fixture(scope="module")
+def without_spark_operator(shop: Shop) -> Shop:
+    """The shop in a cluster where the kinds of a Spark operator come later."""
+    assert "sparkapplications" not in shop.kubectl("get", "crds")
+    return shop
+
+
+def test_a_replay_waits_until_a_spark_operator_is_installed(
+    without_spark_operator: Shop, request: pytest.FixtureRequest
+) -> None:
+    shop = without_spark_operator
+    shop.replay("early", count=0)  # the dead letters are the story's
+    message = shop.condition("early", "SparkOperatorNotFound")
+    assert "install the Spark operator" in message
+    request.getfixturevalue("replays")
+    shop.completes("early")
+
+
+@pytest.fixture(scope="module")
+def replays(shop: Shop) -> Shop:
+    """The shop in a cluster where Replays run."""
+    shop.last.enter_context(spark_operator_running(shop.node))
+    return shop
+
+
+def test_the_story_of_the_demo_ends_well_with_its_job_in_pods(replays: Shop) -> None:
+    replays.story.replay()
+    account = replays.story.settle()
+    assert account.faults == {}
+    assert len(account.produced) == ORDERS
+    assert account.done | account.resting == account.produced
+
+
+def test_a_driver_that_is_deleted_half_way_is_followed_by_one_that_goes_on(replays: Shop) -> None:
+    count, name = 200, "replay/cut-off"
+    replays.replay("cut-off", count=count, rateLimit={"messagesPerSecond": 5})
+    deadline = time.monotonic() + SECONDS
+    while not replays.arrived("cut-off"):
+        assert time.monotonic() < deadline, replays.kubectl("get", name, "-o", "yaml")
+        time.sleep(0.5)
+    application = replays.get(name, ".status.sparkApplication")
+    pods = f"sparkoperator.k8s.io/app-name={application},spark-role="
+    replays.kubectl("wait", "--for=condition=Ready", "pod", "-l", f"{pods}executor")
+    # At once: in the time that a pod has to end, the driver would end the run.
+    replays.kubectl("delete", "pod", "-l", f"{pods}driver", "--now")
+    assert 0 < replays.arrived("cut-off").total() < count
+    replays.completes("cut-off")
+    assert int(replays.get(f"sparkapplication/{application}", ".status.executionAttempts")) > 1
+
+
+def secret(shop: Shop, token: str) -> None:
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "pulsar-replayer"},
+        "stringData": {"token": token},
+    }
+    shop.kubectl("apply", "-f", "-", given=json.dumps(manifest))
+
+
+def test_a_token_that_is_refused_is_shown_and_its_successor_is_used(replays: Shop) -> None:
+    token = replays.broker.token(REPLAYER)
+    secret(replays, token[:-6] + "wrong0")
+    replays.replay("refused")
+    replays.wait("replay/refused", ".status.failure.reason", "AuthenticationFailed")
+    secret(replays, token)
+    replays.completes("refused")
+
+
+def not_started(shop: Shop, name: str) -> str:
+    """Wait until the condition names the pod, and return what the command in it shows."""
+    message = shop.condition(name, "DriverNotStarted")
+    application = shop.get(f"replay/{name}", ".status.sparkApplication")
+    assert f"{application}-driver" in message
+    command = re.search(r"`(kubectl [^`]+)`", message)
+    assert command
+    return shop.user.paste(command[1])
+
+
+def test_a_missing_secret_is_named_by_what_the_condition_says_to_run(replays: Shop) -> None:
+    token = replays.broker.token(REPLAYER)
+    replays.kubectl("delete", "secret", "pulsar-replayer")
+    replays.replay("no-secret")
+    assert 'secret "pulsar-replayer" not found' in not_started(replays, "no-secret")
+    secret(replays, token)
+    replays.completes("no-secret")
+
+
+def test_a_missing_image_is_named_by_what_the_condition_says_to_run(replays: Shop) -> None:
+    replays.upgrade("replay.image.tag=missing")
+    replays.replay("no-image")
+    described = not_started(replays, "no-image")
+    assert re.search(r"ErrImagePull|ImagePullBackOff", described)
+    assert "registry.example/redrive-replay:missing" in described
+    replays.upgrade("replay.image.tag=1")
+    application = replays.get("replay/no-image", ".status.sparkApplication")
+    replays.kubectl("delete", "sparkapplication", application)
+    replays.completes("no-image")
+
+
+def test_a_missing_service_account_is_made_as_the_condition_says(replays: Shop) -> None:
+    replays.kubectl("delete", "serviceaccount,role,rolebinding", "redrive-replay")
+    replays.replay("no-account")
+    message = replays.condition("no-account", "ServiceAccountNotFound")
+    assert f"add {NAMESPACE} to replay.namespaces" in message
+    replays.upgrade(f"'replay.namespaces={{{NAMESPACE}}}'")
+    replays.completes("no-account")
+
+
+def test_a_name_of_240_characters_reaches_a_pod(replays: Shop) -> None:
+    assert len(LONG_NAME) == 240
+    replays.replay(LONG_NAME)
+    replays.completes(LONG_NAME)
+
+
+def test_a_replica_that_is_drained_hands_over(replays: Shop) -> None:
+    """Evicted as by `kubectl drain`, during a Replay: another one sees to its end."""
+
+    def leader() -> str:
+        holder = ".spec.holderIdentity"
+        return replays.node.kubectl(
+            "get", "lease/redrive", "-n", SYSTEM, "-o", f"jsonpath={{{holder}}}"
+        )
+
+    replays.replay("drained", count=40, rateLimit={"messagesPerSecond": 4})
+    replays.wait("replay/drained", ".status.phase", "Running")
+    before = leader()
+    pods = replays.node.kubectl("get", "pods", "-n", SYSTEM, "--output=name").split()
+    (name,) = [pod.removeprefix("pod/") for pod in pods if pod.removeprefix("pod/") in before]
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": SYSTEM},
+    }
+    path = f"/api/v1/namespaces/{SYSTEM}/pods/{name}/eviction"
+    replays.node.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(eviction))
+    replays.completes("drained")
+    assert leader() != before
+
+
+def test_what_is_deleted_leaves_nothing(replays: Shop) -> None:
+    """With a Replay under way, and the namespace before the operator."""
+    replays.replay("last", count=100, rateLimit={"messagesPerSecond": 1})
+    replays.wait("replay/last", ".status.phase", "Running")
+    replays.kubectl("delete", "replays", "--all")
+    replays.kubectl("wait", "--for=delete", "sparkapplications,pods", "--all", "--timeout=3m")
+    left = replays.kubectl("get", "services,configmaps,networkpolicies", "--output=name").split()
+    assert set(left) <= {"configmap/kube-root-ca.crt", "configmap/orders-fulfilment-redrive"}
+    replays.user.follow(INSTALL, "Remove all of it")
+    assert left_in(replays.node, SYSTEM) == []
+    replays.node.kubectl("delete", "namespace", NAMESPACE, "--timeout=2m")

@@ -1,0 +1,52 @@
+"""The blocks of commands in the pages that people install from, for tests to run as written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+README, INSTALL = "README.md", "docs/howto/install.md"
+QUICK_START = "docs/howto/quick-start.md"
+PAGES = README, INSTALL, QUICK_START
+
+_HEADING_OR_BLOCK = re.compile(
+    r"^#+ (?P<heading>[^\n]+)$|^```(?P<language>\w*)\n(?P<text>.+?)^```", re.MULTILINE | re.DOTALL
+)
+
+
+class Block(NamedTuple):
+    """A fenced block, and the heading above it."""
+
+    heading: str
+    language: str
+    text: str
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """Yield all fenced blocks of a page."""
+    heading = ""
+    for found in _HEADING_OR_BLOCK.finditer((ROOT / page).read_text("utf-8")):
+        if found["heading"]:
+            heading = found["heading"]
+        else:
+            yield Block(heading, found["language"], found["text"])
+
+
+def commands(page: str, heading: str | None = None) -> list[Block]:
+    """Return the blocks of commands of a page, or of those under *heading*.
+
+    Raises:
+        LookupError: there are none.
+    """
+    found = [
+        block
+        for block in blocks(page)
+        if block.language == "sh" and heading in (None, block.heading)
+    ]
+    if not found:
+        msg = f"{page} has no block of commands under {heading!r}"
+        raise LookupError(msg)
+    return found

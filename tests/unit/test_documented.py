@@ -1,0 +1,59 @@
+"""Each block of commands that people install by is run by a test, as it is written."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+
+import pytest
+
+from tests.support.documented import INSTALL, PAGES, QUICK_START, README, ROOT, blocks, commands
+
+HERE = "tests/unit/test_documented.py"
+NODE_INSTALL = "tests/node/node_install.py"
+RUN_BY: Mapping[str, Mapping[str, str]] = {
+    README: {"Try it": HERE, "Use it on your cluster": NODE_INSTALL},
+    INSTALL: {
+        "Run the operator, and replays, on a cluster": "tests/node/conftest.py",
+        "The operator": NODE_INSTALL,
+        "Remove all of it": NODE_INSTALL,
+        "A namespace that is served by name": NODE_INSTALL,
+        "Outside of the cluster": NODE_INSTALL,
+    },
+    QUICK_START: dict.fromkeys(
+        (block.heading for block in commands(QUICK_START)), "tests/node/node_quick_start.py"
+    ),
+}
+"""The headings of pages → the test that runs the commands under them."""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_commands_is_run_by_a_test(page: str) -> None:
+    headings = {block.heading for block in commands(page)}
+    assert headings - set(RUN_BY[page]) == set(), "no test runs these"
+    assert set(RUN_BY[page]) - headings == set(), "these are no more"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_tests_take_the_commands_from_the_page(page: str) -> None:
+    name = next(name for name, value in globals().items() if value == page)
+    for heading, test in RUN_BY[page].items():
+        text = (ROOT / test).read_text("utf-8")
+        assert f'({name}, "{heading}")' in text or f"commands({name})" in text, heading
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_block_says_what_it_is(page: str) -> None:
+    """So that no commands are left out for want of a word."""
+    assert {block.language for block in blocks(page)} <= {"sh", "text", "python"}
+
+
+def test_the_targets_that_the_readme_begins_with_are_there() -> None:
+    """What `make demo` and `make test` do are the end-to-end tests, and the tests."""
+    (block,) = commands(README, "Try it")
+    dry = block.text.replace("make ", "make --dry-run ")
+    run = subprocess.run(
+        ["/bin/sh", "-euc", dry], cwd=ROOT, check=False, text=True, capture_output=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert "sandbox.demo" in run.stdout
