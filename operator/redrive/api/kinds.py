@@ -109,6 +109,8 @@ REPLAY = Kind(
         Column("Moved", ".status.moved", "Sent to the retry topic.", "integer"),
         Column("Refused", ".status.refused", "Selected, and can't be moved.", "integer"),
         Column("Left", ".status.left", "Selected, and yet to be moved.", "integer"),
+        Column("Rate", ".status.rate", "Messages moved in a second.", "number"),
+        Column("Remaining", ".status.remaining", "How long it still takes."),
         Column("Skipped", ".status.skipped", "Needed no move.", "integer", wide=True),
         Column("Dry Run", ".spec.dryRun", "Whether it moves nothing.", "boolean", wide=True),
         Column("Reason", f"{_READY}.reason", "Why, in one word.", wide=True),

@@ -172,6 +172,13 @@ class ReplayStatus(StatusModel):
     left: int | None = None
     """How many of the selected ones are yet to be moved."""
 
+    rate: float | None = None
+    """How many messages a second were moved in the last half minute; not there while that is not
+    known, and at the end."""
+
+    remaining: Annotated[str, Field(max_length=32)] | None = None
+    """How long the run still takes at that rate, as `1h30m`."""
+
     refusals: Annotated[tuple[Refusal, ...] | None, Field(max_length=100)] = None
     """The first 100 of what was refused."""
 

@@ -304,7 +304,9 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
         "True", "Provisioned", "AckHoles, GeoReplicated", "persistent://shop/prod/orders",
         "fulfilment", "3", "3", "41",
     ]  # fmt: skip
-    assert replay_header == "NAME POLICY PHASE MATCHED MOVED REFUSED LEFT AGE".split()
+    assert (
+        replay_header == "NAME POLICY PHASE MATCHED MOVED REFUSED LEFT RATE REMAINING AGE".split()
+    )
     assert replay[1:-1] == ["orders-fulfilment", "Running", "8", "5", "1", "2"]
 
 

@@ -39,10 +39,10 @@ class Author:
     def __init__(self) -> None:
         self.wish = Wish.RUN
         self.rests = threading.Event()
-        self.account = Account()
+        self.accounts = [Account()]
 
     def report(self, account: Account, *, suspended: bool = False) -> Wish:
-        self.account = account
+        self.accounts.append(account)
         if suspended:
             self.rests.set()
         return self.wish
@@ -74,7 +74,7 @@ def test_a_suspended_run_rests_with_a_true_account_and_goes_on_where_it_was(
         assert author.rests.wait(60)
         moved = len(provisioned.in_target())
         assert 3_000 <= moved < COUNT
-        account = author.account
+        account = author.accounts[-1]
         assert (account.matched, account.moved, account.left) == (COUNT, moved, COUNT - moved)
         assert provisioned.backlog_of_dead_letters() == COUNT - moved
         check_audit(provisioned)
@@ -112,8 +112,14 @@ def test_all_tasks_together_keep_to_the_rate(
     provisioned.bury_many(count)
     job = dataclasses.replace(job_of(provisioned), rate_limit=rate)
 
-    assert runs.run(job, Local(), Author()).moved == count
+    author = Author()
 
+    assert runs.run(job, Local(), author).moved == count
+
+    moved = [account.moved for account in author.accounts]
+    assert moved == sorted(moved)
+    (one, other) = (count // 2, count)
+    assert set(moved) - {0, one, other}, "a range tells of itself while it is moved"
     sent = sorted(_published(provisioned))
     logging.getLogger(__name__).info("%.0f a second", count * 1_000 / (sent[-1] - sent[0]))
     for second in range(0, len(sent) - rate, rate // 4):

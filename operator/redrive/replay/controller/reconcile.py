@@ -77,6 +77,8 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         shown = error if policy is None else shown_to(policy, error)
         conditions, fields = _explain(replay, shown, now)
         requeue = error.requeue
+    if fields.get("phase") in FINAL:
+        fields |= {"rate": None, "remaining": None}  # a driver that was killed left them
     out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
     await out.publish(replay, conditions, fields)
     if fields.get("phase") in FINAL:

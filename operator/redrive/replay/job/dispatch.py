@@ -25,7 +25,7 @@ from redrive.replay.moving import tail
 from redrive.replay.moving.mover import RangeTask, Route
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import ranges, reading
+from redrive.replay.topic import ranges, reading, snapshot
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.ranges import Range
 
@@ -66,6 +66,8 @@ class Dispatch:
         self._under_way: dict[Future[RangeResult], Range] = {}
         self._losses: Counter[Range] = Counter()
         self._failed: list[Exception] = []
+        # Of ranges that are or were under way, what was acknowledged since the run began.
+        self._acknowledged: dict[Range, int] = {}
         self._reported = -math.inf
         self._wish = Wish.RUN
         self._permitted = Permit()
@@ -118,13 +120,32 @@ class Dispatch:
         """Report from time to time, and take note of what is wanted."""
         if time.monotonic() - self._reported < REPORT_SECONDS:
             return
-        account = Account.of(self._job.uid, self._ledger.records)
+        account = self._account()
         at_rest = self._is_suspended and not self._under_way
         try:
             self._wish = self._reporter.report(account, suspended=at_rest)
         except RedriveError:
             logger.warning("the status can't be written; the run goes on", exc_info=True)
         self._reported = time.monotonic()
+
+    def _account(self) -> Account:
+        """Draw up the account, with what tasks under way have acknowledged by now.
+
+        Nothing else tells of it before a range is through, which takes minutes at a low rate.
+        """
+        job = self._job
+        topic, subscription = job.policy.dead_letter_topic, job.policy.dead_letter_subscription
+        under_way = list(self._under_way.values())
+        try:
+            for index in {of.partition for of in under_way}:
+                now = snapshot.look_at(job.admin_url, topic, index, subscription)
+                for of in under_way:
+                    if of.partition == index:
+                        before = ranges.settled(of, self._resting[index])
+                        self._acknowledged[of] = ranges.settled(of, now) & ~before
+        except RedriveError:
+            logger.warning("the broker does not tell what is acknowledged", exc_info=True)
+        return Account.of(job.uid, self._ledger.records, self._acknowledged)
 
     def _start(self, pool: ThreadPoolExecutor) -> None:
         """Have as many ranges under way as there are slots, unless something has failed."""

@@ -6,6 +6,7 @@ The operator writes the rest of that status; neither touches the other's fields.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -15,8 +16,10 @@ from redrive.kube import resources
 from redrive.kube.client import Kubernetes
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key
+from redrive.policy import durations
 from redrive.replay.job.engine import Wish
 from redrive.replay.job.preview import RunPreview
+from redrive.replay.job.speed import Speed
 from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ReplayJob
 
@@ -41,6 +44,7 @@ class Progress:
     def __init__(self, job: ReplayJob) -> None:
         self._key = Key(job.namespace, job.name)
         self._uid = job.uid
+        self._speed = Speed()
 
     def read(self) -> ReplayStatus:
         """Return the status as it is."""
@@ -49,7 +53,10 @@ class Progress:
 
     def report(self, account: Account, *, suspended: bool = False) -> Wish:
         """Write down how far the run has come, and return what the spec says by now."""
-        fields = account.to_status() | {"suspended": suspended}
+        if suspended:
+            self._speed.restart()
+        self._speed.note(time.monotonic(), account.moved)
+        fields = account.to_status() | {"suspended": suspended} | self._tempo(account)
         try:
             replay = asyncio.run(self._exchange(fields))
         except (ReplayGoneError, NotFoundError):
@@ -64,14 +71,22 @@ class Progress:
 
     def finish(self) -> None:
         """Write down that the account is the last one: nothing is left."""
-        asyncio.run(self._exchange({"finished": True, "failure": None}))
+        ended = {"finished": True, "failure": None, "rate": None, "remaining": None}
+        asyncio.run(self._exchange(ended))
 
     def fail(self, error: BaseException) -> None:
         """Write down why the run ended before its time; another one may go on with it."""
         reason = error.reason if isinstance(error, RedriveError) else type(error).__name__
         message = str(error).strip().splitlines()[:1] or [reason]
         failure = {"reason": reason, "message": message[0][:MAX_MESSAGE]}
-        asyncio.run(self._exchange({"failure": failure}))
+        asyncio.run(self._exchange({"failure": failure, "rate": None, "remaining": None}))
+
+    def _tempo(self, account: Account) -> dict[str, object]:
+        rate, remaining = self._speed.rate, self._speed.remaining(account.left)
+        return {
+            "rate": None if rate is None else round(rate, 1),
+            "remaining": None if remaining is None else durations.text_of(remaining),
+        }
 
     async def _exchange(self, fields: Mapping[str, object]) -> Body:
         async with Kubernetes.connect() as kubernetes:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from redrive.replay.ledger.records import RangePlan, RangeRecord, Records, RefusedEntry, unite
+from redrive.replay.topic import bitmap
 from redrive.replay.topic.ranges import Range
 
 SHOWN = 100
@@ -37,10 +39,22 @@ class Account:
     refusals: tuple[RefusedEntry, ...] = ()
 
     @classmethod
-    def of(cls, uid: str, records: Records) -> Account:
-        """Draw up the account of a Replay that has a plan."""
+    def of(
+        cls, uid: str, records: Records, acknowledged: Mapping[Range, int] = MappingProxyType({})
+    ) -> Account:
+        """Draw up the account of a Replay that has a plan.
+
+        Args:
+            uid: the Replay's.
+            records: of the ledger.
+            acknowledged: what was seen to be acknowledged since a range was leased, a bitmap. While
+                the lease lasts that is moved, though not on record yet.
+        """
         plans = records.plans.get(uid, {})
-        parts = [_of_range(plan, records.range(of), uid) for of, plan in plans.items()]
+        parts = [
+            _of_range(plan, records.range(of), uid, acknowledged.get(of, bitmap.EMPTY))
+            for of, plan in plans.items()
+        ]
         scanned, matched, moved, skipped, refused, left = map(
             sum, zip((0,) * 6, *parts, strict=True)
         )
@@ -69,9 +83,11 @@ def moved_by_others(record: RangeRecord, uid: str) -> int:
     return others & ~record.moved.get(uid, 0)
 
 
-def _of_range(plan: RangePlan, record: RangeRecord, uid: str) -> tuple[int, ...]:
+def _of_range(plan: RangePlan, record: RangeRecord, uid: str, acknowledged: int) -> tuple[int, ...]:
     moved = plan.selected & record.moved.get(uid, 0)
     skipped = plan.selected & ~moved & (plan.skipped | moved_by_others(record, uid))
+    if record.leased:
+        moved |= plan.selected & acknowledged & ~skipped
     return (
         plan.scanned,
         plan.matched,

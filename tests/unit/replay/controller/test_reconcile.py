@@ -219,6 +219,12 @@ async def test_a_failure_tells_the_error_that_the_job_wrote(api: FakeKubernetes)
     assert "ExitCode" not in ready["message"]
 
 
+async def test_a_run_that_ended_has_no_rate_any_more(api: FakeKubernetes) -> None:
+    status = await ended(api, "FAILED", moved=5, rate=80.5, remaining="3s")
+    assert {"rate", "remaining"}.isdisjoint(status)
+    assert status["moved"] == 5
+
+
 async def test_the_event_of_a_launch_says_why_the_replay_was_made() -> None:
     api = FakeKubernetes()
     body = replay(spec={"reason": "the warehouse is up", "ticket": "OPS-1"})

@@ -82,6 +82,19 @@ def test_what_was_matched_is_moved_or_skipped_or_refused_or_left(
     assert account.left == plan.messages(left)
 
 
+@given(range_records, plans, bits)
+def test_what_a_task_has_acknowledged_counts_as_moved_while_its_lease_lasts(
+    record: RangeRecord, plan: RangePlan, acknowledged: int
+) -> None:
+    ledger = with_records(record, plan)
+    before, after = (Account.of(UID, ledger, seen) for seen in ({}, {OF: acknowledged}))
+    moved = after.moved - before.moved
+    assert moved == before.left - after.left
+    assert (before.matched, before.skipped) == (after.matched, after.skipped)
+    selected = plan.selected & ~plan.skipped & ~record.moved_by_any
+    assert moved == (plan.messages(selected & acknowledged) if record.leased else 0)
+
+
 @given(range_records, plans, st.sets(st.integers(0, 40)), bits)
 def test_what_turns_out_to_be_refused_stays_in_the_account(
     record: RangeRecord, plan: RangePlan, offsets: set[int], gone: int
