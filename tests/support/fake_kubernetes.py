@@ -106,6 +106,15 @@ class FakeKubernetes(Kubernetes):
             patched["metadata"]["generation"] += 1
         return self._write("patch", resource, patched)
 
+    async def delete(self, resource: Resource, body: Body) -> None:
+        """Delete an object that is as it was read."""
+        self.before("delete", resource, Key.of(body))
+        stored = self._stored(resource, Key.of(body))
+        for name in ("uid", "resourceVersion"):
+            if stored["metadata"][name] != body["metadata"][name]:
+                raise ConflictError(f"{name} differs", remedy="read it again")
+        del self.objects[resource][Key.of(body)]
+
     async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
         """Merge *status* into the status."""
         self.before("patch_status", resource, key)

@@ -6,9 +6,11 @@
   resources: [pulsarconnections, retrypolicies, replays]
   verbs: [list, watch]
 # A job may write its last words later than the watch shows its end.
+# `delete` is for those with ttlAfterFinished that have ended: the admission policy lets it delete
+# no others.
 - apiGroups: [redrive.io]
   resources: [replays]
-  verbs: [get]
+  verbs: [get, delete]
 - apiGroups: [redrive.io]
   resources: [retrypolicies]
   verbs: [get, patch]

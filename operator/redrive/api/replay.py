@@ -5,22 +5,31 @@ from __future__ import annotations
 import enum
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, Strict
+from pydantic import AfterValidator, ConfigDict, Field, Strict
 
 from redrive.api.conditions import Conditions, Timestamp
 from redrive.api.fields import ObjectName
+from redrive.api.ladder import IS_DURATION
 from redrive.api.model import ApiModel, StatusModel
-from redrive.api.rules import VALIDATIONS, Rule
+from redrive.api.rules import VALIDATIONS, Rule, refusing
 from redrive.api.selection import Selection
+from redrive.policy import durations
 
-_FIXED = ("policyRef", "select", "dryRun", "rateLimit", "reason", "ticket", "reconciled")
+Duration = Annotated[
+    str, Field(max_length=40), IS_DURATION, AfterValidator(refusing(durations.checked))
+]
+
+_FIXED = (
+    "policyRef", "select", "dryRun", "rateLimit", "deadline", "reason", "ticket", "reconciled",
+)  # fmt: skip
 _ONE_RUN = Rule(
     " && ".join(
         f"(has(self.{field}) ? has(oldSelf.{field}) && self.{field} == oldSelf.{field}"
         f" : !has(oldSelf.{field}))"
         for field in _FIXED
     ),
-    "the spec of a Replay can't change, but for suspend: it is one run, like a Job",
+    "the spec of a Replay can't change, but for suspend and ttlAfterFinished: "
+    "it is one run, like a Job",
     "make another Replay",
 )
 
@@ -40,7 +49,10 @@ class ReplayRate(ApiModel):
 
 
 class ReplaySpec(ApiModel):
-    """What to replay. Immutable but for `suspend`: a Replay is one run, like a Job."""
+    """What to replay.
+
+    Immutable but for `suspend` and `ttlAfterFinished`: a Replay is one run, like a Job.
+    """
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_ONE_RUN.to_schema()]})
 
@@ -60,6 +72,14 @@ class ReplaySpec(ApiModel):
 
     rate_limit: ReplayRate | None = None
     """How fast to move messages. Left out: as fast as the broker takes them."""
+
+    deadline: Duration | None = None
+    """How long the run may take from its launch, the time included in which it is suspended. Then
+    it drains and has failed. Example: `2h`."""
+
+    ttl_after_finished: Duration | None = None
+    """How long after its end the Replay deletes itself, with all that belongs to it. It can change
+    at any time. Left out: it stays. Example: `7d`."""
 
     reason: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Why these messages are replayed, for whoever asks later; in Events and in the ledger too.

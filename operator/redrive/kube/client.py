@@ -183,6 +183,17 @@ class Kubernetes:
         query = {"fieldValidation": "Strict"}
         return await self._call("PATCH", resource.path(*key), patch, query=query)
 
+    async def delete(self, resource: Resource, body: Body) -> None:
+        """Delete one object if it is still as in *body*; what it owns is deleted after it.
+
+        Raises:
+            NotFoundError: it is not there.
+            ConflictError: it has changed, or another one has its name.
+        """
+        metadata = body["metadata"]
+        same = {name: metadata[name] for name in ("uid", "resourceVersion")}
+        await self._call("DELETE", resource.path(*Key.of(body)), {"preconditions": same})
+
     async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
         """Merge *status* into the status of one object, as `patch` does.
 

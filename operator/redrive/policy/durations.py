@@ -29,6 +29,16 @@ def parse(text: str) -> timedelta:
     return timedelta(seconds=sum(int(p[:-1]) * _SECONDS[p[-1]] for p in written.groups() if p))
 
 
+def checked(text: str) -> str:
+    """Return *text*, which `parse` can read.
+
+    Raises:
+        InvalidSpecError: it can't.
+    """
+    parse(text)
+    return text
+
+
 def given(duration: float | timedelta, what: str) -> timedelta:
     """Return what a program gave as a *duration*, in seconds or as a timedelta.
 

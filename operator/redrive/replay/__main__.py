@@ -1,7 +1,8 @@
 """The application that a SparkApplication names: `spark-submit …/redrive/replay/__main__.py JOB`.
 
 Its one argument is what `ReplayJob.encode` wrote. It fails with the reason as its last line, which
-it has written into the status of the Replay as well: a Spark operator passes on an exit code.
+it has written into the status of the Replay as well: a Spark operator passes on an exit code. When
+its Replay is deleted, or its time is over, it succeeds: a failed one would be started again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 
 from redrive.errors import RedriveError
 from redrive.kube.errors import NotFoundError
-from redrive.replay.job.dispatch import RunEndedError
+from redrive.replay.job.dispatch import DeadlineError, RunEndedError
 from redrive.replay.job.progress import Progress, ReplayGoneError
 from redrive.replay.job.run import preview, run
 from redrive.replay.spark import query
@@ -26,12 +27,12 @@ def main(arguments: list[str]) -> None:
     job = ReplayJob.decode(arguments[0] if len(arguments) == 1 else "")
     try:
         _run(job, Progress(job))
-    except (ReplayGoneError, NotFoundError, RunEndedError) as error:
+    except (ReplayGoneError, NotFoundError, RunEndedError, DeadlineError) as error:
         logger.info("there is nothing more to do: %s", error)
 
 
 def _run(job: ReplayJob, progress: Progress) -> None:
-    progress.read()  # it stops here if the Replay is gone, or another
+    progress.begin()  # it stops here if the Replay is gone, or another, or has ended
     try:
         with query.session(job) as spark:
             engine = query.Spark(spark, job)

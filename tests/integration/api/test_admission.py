@@ -258,10 +258,14 @@ def test_the_spec_of_a_replay_can_not_change(
 ) -> None:
     apply(cluster, kube_namespace, manifest("Replay", select={"where": "true"}))
     message = refusal(cluster, manifest("Replay", **select), kube_namespace)
-    assert "the spec of a Replay can't change, but for suspend: it is one run" in message
+    assert (
+        "the spec of a Replay can't change, but for suspend and ttlAfterFinished: it is one run"
+        in message
+    )
     assert "make another Replay" in message
     for suspend in (True, False):
-        same = manifest("Replay", select={"where": "true"}, suspend=suspend)
+        may_change: dict[str, Any] = {"suspend": suspend, "ttlAfterFinished": f"{1 + suspend}h"}
+        same = manifest("Replay", select={"where": "true"}, **may_change)
         assert apply(cluster, kube_namespace, same)["spec"]["suspend"] is suspend
 
 

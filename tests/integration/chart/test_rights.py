@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -170,6 +170,48 @@ def test_the_operator_changes_finalizers_and_no_specs(
         assert time.monotonic() < deadline, "the policy is not enforced"
     patch({"metadata": {"finalizers": ["redrive.io/in-use"]}})
     patch({"metadata": {"finalizers": []}})
+
+
+def refuses(action: Callable[[str], None], name: str, message: str) -> bool:
+    """Whether *action* is refused, with *message*."""
+    try:
+        action(name)
+    except SandboxError as error:
+        return message in str(error)
+    return False
+
+
+def test_the_operator_deletes_replays_that_have_ended_and_say_so(
+    cluster: Cluster, release: str, kube_namespace: str
+) -> None:
+    ended = {"status": {"phase": "Completed", "completionTime": "2026-11-22T10:00:00Z"}}
+
+    def create(name: str, **spec: str) -> None:
+        body = {**manifest("Replay", **spec), "metadata": {"name": name}}
+        cluster.kubectl(
+            "create", f"--namespace={kube_namespace}", "--filename=-", input=json.dumps(body)
+        )
+
+    create("stays")
+    create("goes", ttlAfterFinished="1h")
+
+    def delete(name: str) -> None:
+        path = f"/apis/redrive.io/v1alpha1/namespaces/{kube_namespace}/replays/{name}"
+        cluster.kubectl("delete", f"--raw={path}", f"--as={operator(release)}")
+
+    refused = "the operator deletes only Replays that have ended"
+    deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
+    while not refuses(delete, "goes", refused):
+        assert time.monotonic() < deadline, "the policy is not enforced"
+        create("goes", ttlAfterFinished="1h")
+    for name in ("stays", "goes"):
+        cluster.kubectl(
+            "patch", "replay", name, f"--namespace={kube_namespace}", "--type=merge",
+            "--subresource=status", f"--patch={json.dumps(ended)}",
+        )  # fmt: skip
+    with pytest.raises(SandboxError, match=refused):
+        delete("stays")
+    delete("goes")
 
 
 def test_replay_jobs_have_their_account_in_the_namespaces_that_are_named(

@@ -251,7 +251,7 @@ def make_job(replay_api: Cluster, kube_namespace: str, monkeypatch: pytest.Monke
     monkeypatch.setenv("KUBECONFIG", str(account))
 
     def make(
-        provisioned: ProvisionedPolicy, where: str | None = None
+        provisioned: ProvisionedPolicy, where: str | None = None, **spec: object
     ) -> tuple[ReplayJob, Progress]:
         name = f"replay-{secrets.token_hex(3)}"
         select = {} if where is None else {"select": {"where": where}}
@@ -259,7 +259,7 @@ def make_job(replay_api: Cluster, kube_namespace: str, monkeypatch: pytest.Monke
             "apiVersion": "redrive.io/v1alpha1",
             "kind": "Replay",
             "metadata": {"name": name, "namespace": kube_namespace},
-            "spec": {"policyRef": {"name": "orders"}, **select},
+            "spec": {"policyRef": {"name": "orders"}, **select, **spec},
         }
         applied = kubectl("create", "-o", "json", "-f", "-", input=json.dumps(manifest))
         uid = json.loads(applied)["metadata"]["uid"]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from redrive.kube import resources
+from redrive.kube.context import wall_clock
 from redrive.policy import envelope
 from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
 from redrive.replay.__main__ import main
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as jobs
-from redrive.replay.job.dispatch import RunEndedError
+from redrive.replay.job.dispatch import DeadlineError, RunEndedError
 from redrive.replay.job.engine import Local, Wish
 from redrive.replay.ledger.account import Account
 from redrive.replay.moving.sending import DeduplicationOffError
@@ -164,5 +166,29 @@ def test_a_job_whose_replay_is_deleted_moves_nothing_more_and_succeeds(
     with pytest.raises(RunEndedError):
         jobs.run(job, Local(), progress)
     main([job.encode()])  # a Spark operator starts a failed job again
+    assert provisioned.in_target() == []
+
+
+def test_a_run_that_has_reached_its_deadline_says_so_and_is_not_begun_again(
+    provision_policy: ProvisionPolicy, make_job: MakeJob, replay_api: Cluster, replay_token: str
+) -> None:
+    assert replay_token
+    provisioned = provision_policy()
+    provisioned.bury(5)
+    job, progress = make_job(provisioned, deadline="1h")
+
+    def patch(**status: str) -> None:
+        replay_api.kubectl(
+            "--namespace", job.namespace, "patch", resources.REPLAYS.plural, job.name,
+            "--subresource=status", "--type=merge", "--patch", json.dumps({"status": status}),
+        )  # fmt: skip
+
+    patch(startTime=(wall_clock() - timedelta(minutes=59)).isoformat())
+    assert progress.report(Account()) is Wish.RUN
+    patch(startTime=(wall_clock() - timedelta(minutes=61)).isoformat())
+    with pytest.raises(DeadlineError, match="got 5; make another Replay with a longer one"):
+        jobs.run(job, Local(), progress)
+    patch(phase="Failed")
+    main([job.encode()])
     assert provisioned.in_target() == []
     assert len(provisioned.resting()) == 5

@@ -112,6 +112,14 @@ class ApplicationNotOursError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class DeadlineExceededError(RedriveError):
+    """The run has taken longer than it may, and its job does not end it."""
+
+    reason: ClassVar[str] = "DeadlineExceeded"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
 class ReplayFailedError(RedriveError):
     """The SparkApplication has failed for good."""
 
@@ -120,5 +128,5 @@ class ReplayFailedError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
-FINAL = (InvalidSpecError, ReplayFailedError)
+FINAL = (InvalidSpecError, ReplayFailedError, DeadlineExceededError)
 """What ends a Replay: its spec can't change, and a run is not begun a second time."""

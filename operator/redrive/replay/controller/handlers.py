@@ -20,7 +20,7 @@ from redrive.replay.controller.reconcile import reconcile
 
 
 def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller, ...]:
-    """Register the handlers of this journey, and enqueue all Replays that are not final.
+    """Register the handlers of this journey, and enqueue all Replays.
 
     Returns:
         The controllers, which the caller has to stop in the end.
@@ -40,6 +40,9 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller,
             ctx.applications.on_event(event)
 
     _enqueue_open(ctx, controller)
+    for body in ctx.replays:
+        if is_final(body):  # it may have to be deleted
+            controller.enqueue(Key.of(body))
     return (controller,)
 
 

@@ -19,7 +19,7 @@ from redrive.kube.context import Context
 from redrive.kube.errors import ForbiddenError, NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent, Publisher
-from redrive.replay.controller import errors, launch, metrics, mounts
+from redrive.replay.controller import ending, errors, launch, metrics, mounts
 from redrive.replay.controller.admission import admit, is_final, policy_of
 
 LAUNCHED = "Launched"
@@ -54,8 +54,10 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     if replay is None:
         return Requeue.ON_CHANGE
     logs.identify(replay)
-    if is_final(replay) or "deletionTimestamp" in replay["metadata"]:
+    if "deletionTimestamp" in replay["metadata"]:
         return Requeue.ON_CHANGE
+    if is_final(replay):
+        return await ending.delete_if_over(replay, ctx)
     now, requeue = ctx.clock(), Requeue.ON_CHANGE
     events: list[ObjectEvent] = []
     reported = ReplayStatus.model_validate(replay.get("status") or {})
@@ -66,10 +68,12 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
                 application = await _launch(replay, ctx)
                 events.append(_launched(replay, application))
             else:
+                ending.check_deadline(replay, reported, _phase(application), now)
                 _check_started(application, now)
                 _check_driver_runs(application, now)
         reported = await _reported(replay, application, ctx)
         conditions, fields = _mirror(reported, application, now)
+        requeue = ending.requeue(replay, fields["phase"])
         if _state(application) in ("", "SUBMITTED"):
             requeue = Requeue.BACKOFF  # the state of one that is not run never changes
     except RedriveError as error:
@@ -83,6 +87,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     await out.publish(replay, conditions, fields)
     if fields.get("phase") in FINAL:
         metrics.ended(replay, reported, Phase(fields["phase"]), now)
+        requeue = ending.requeue(replay, fields["phase"])
     for event in events:
         await out.emit(replay, event)
     return requeue

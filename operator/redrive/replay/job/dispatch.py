@@ -36,6 +36,12 @@ class RunEndedError(RedriveError):
     reason: ClassVar[str] = "RunEnded"
 
 
+class DeadlineError(RedriveError):
+    """A run has reached its deadline."""
+
+    reason: ClassVar[str] = "DeadlineExceeded"
+
+
 REPORT_SECONDS = 2.0
 TRIES = 3
 """A range whose task is lost, as with its executor, is leased again so often."""
@@ -77,6 +83,7 @@ class Dispatch:
 
         Raises:
             RunEndedError: its Replay is deleted. What was under way has been settled.
+            DeadlineError: its time is over; likewise.
             Exception: the first that a task raised; those under way have come to their end by then.
         """
         with ThreadPoolExecutor(self._engine.slots) as pool:
@@ -86,6 +93,12 @@ class Dispatch:
                 self._go_on(pool)
         if self._failed:
             raise self._failed[0]
+        if self._wish is Wish.EXPIRE and self._waiting:
+            raise DeadlineError(
+                "the run has reached its deadline, and dead letters are left",
+                got=self._account().left,
+                remedy="make another Replay with a longer one: it goes on from what was moved",
+            )
         if self._wish is Wish.END and self._waiting:
             raise RunEndedError(
                 "the Replay is deleted",

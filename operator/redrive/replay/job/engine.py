@@ -34,6 +34,8 @@ class Wish(enum.Enum):
     RUN = enum.auto()
     SUSPEND = enum.auto()
     END = enum.auto()
+    EXPIRE = enum.auto()
+    """To end as well, because of the deadline."""
 
 
 class Reporter(Protocol):

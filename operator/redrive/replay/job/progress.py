@@ -10,10 +10,11 @@ import time
 from collections.abc import Mapping
 from typing import ClassVar
 
-from redrive.api.replay import ReplayStatus
+from redrive.api.replay import FINAL, ReplayStatus
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
+from redrive.kube.context import wall_clock
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.policy import durations
@@ -51,6 +52,20 @@ class Progress:
         replay = asyncio.run(self._exchange({}))
         return ReplayStatus.model_validate(replay.get("status", {}))
 
+    def begin(self) -> None:
+        """Check that the run may begin.
+
+        Raises:
+            ReplayGoneError: also when the Replay has ended, as by its deadline.
+        """
+        phase = self.read().phase
+        if phase in FINAL:
+            raise ReplayGoneError(
+                f"the Replay {self._key} has ended",
+                got=phase,
+                remedy="nothing: another Replay goes on from what was moved",
+            )
+
     def report(self, account: Account, *, suspended: bool = False) -> Wish:
         """Write down how far the run has come, and return what the spec says by now."""
         if suspended:
@@ -61,8 +76,11 @@ class Progress:
             replay = asyncio.run(self._exchange(fields))
         except (ReplayGoneError, NotFoundError):
             return Wish.END
-        if "deletionTimestamp" in replay["metadata"]:
+        status = ReplayStatus.model_validate(replay["status"])
+        if "deletionTimestamp" in replay["metadata"] or status.phase in FINAL:
             return Wish.END
+        if _is_late(replay["spec"].get("deadline"), status):
+            return Wish.EXPIRE
         return Wish.SUSPEND if replay["spec"].get("suspend") else Wish.RUN
 
     def preview(self, preview: RunPreview) -> None:
@@ -100,3 +118,9 @@ class Progress:
             if fields:
                 replay = await kubernetes.patch_status(resources.REPLAYS, self._key, fields)
         return replay
+
+
+def _is_late(deadline: str | None, status: ReplayStatus) -> bool:
+    if deadline is None or status.start_time is None:  # the operator is about to write it
+        return False
+    return wall_clock() - status.start_time >= durations.parse(deadline)

@@ -13,7 +13,7 @@ import pytest
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.context import Settings, wall_clock
-from redrive.kube.errors import ForbiddenError
+from redrive.kube.errors import ConflictError, ForbiddenError
 from redrive.kube.resources import Key, Resource
 from redrive.replay.controller import launch
 from redrive.replay.controller.reconcile import reconcile
@@ -244,3 +244,69 @@ async def test_a_run_that_rests_is_suspended(api: FakeKubernetes) -> None:
     await reconcile(Key.of(body), context, asyncio.Lock())
     assert statuses(api)[-1]["phase"] == "Suspended"
     assert shown(api) == ("Progressing", "the run is suspended: nothing is sent")
+
+
+def finished(seconds_ago: int, **spec: object) -> dict[str, Any]:
+    """Return a Replay that has ended, as long ago as that."""
+    moment = (wall_clock() - timedelta(seconds=seconds_ago)).isoformat()
+    return replay(spec=spec, status={"phase": "Completed", "completionTime": moment})
+
+
+@pytest.mark.parametrize(
+    ("body", "requeue", "stays"),
+    [
+        (finished(61, ttlAfterFinished="1m"), Requeue.ON_CHANGE, False),
+        (finished(0, ttlAfterFinished="0s"), Requeue.ON_CHANGE, False),
+        (finished(50, ttlAfterFinished="1m"), Requeue.SLOW_BACKOFF, True),
+        (finished(10**6), Requeue.ON_CHANGE, True),
+        (
+            replay(spec={"ttlAfterFinished": "0s"}, status={"phase": "Failed"}),
+            Requeue.ON_CHANGE,
+            True,
+        ),
+    ],
+)
+async def test_a_replay_that_has_ended_is_deleted_when_its_time_is_over(
+    body: dict[str, Any], requeue: Requeue, *, stays: bool
+) -> None:
+    api = FakeKubernetes()
+    api.add(resources.REPLAYS, body)
+    context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
+    assert await reconcile(Key.of(body), context, asyncio.Lock()) is requeue
+    assert (Key.of(body) in api.objects[resources.REPLAYS]) is stays
+
+
+async def test_a_replay_that_was_changed_meanwhile_is_not_deleted() -> None:
+    api = FakeKubernetes()
+    known = finished(61, ttlAfterFinished="1m")
+    changed = finished(61)
+    changed["metadata"]["resourceVersion"] = "2"
+    api.add(resources.REPLAYS, changed)
+    context = dataclasses.replace(ctx(replays=[known]), kubernetes=api)
+    with pytest.raises(ConflictError):
+        await reconcile(Key.of(known), context, asyncio.Lock())
+    assert Key.of(known) in api.objects[resources.REPLAYS]
+
+
+@pytest.mark.parametrize("state", ["", "SUBMITTED", "RUNNING", "PENDING_RERUN"])
+async def test_a_run_without_a_word_of_its_job_fails_at_its_deadline(state: str) -> None:
+    def launched(minutes: int) -> dict[str, Any]:
+        started = (wall_clock() - timedelta(minutes=minutes)).isoformat()
+        return replay(
+            spec={"deadline": "1h", "ttlAfterFinished": "1d"},
+            status={"startTime": started, "sparkApplication": "it", "moved": 5},
+        )
+
+    for minutes, phase in ((61, "Submitted"), (63, "Failed")):
+        api, body = FakeKubernetes(), launched(minutes)
+        api.add(resources.REPLAYS, body)
+        runs = application(wall_clock(), applicationState={"state": state})
+        context = ctx(replays=[body], applications=[runs])
+        context = dataclasses.replace(context, kubernetes=api)
+        requeue = await reconcile(Key.of(body), context, asyncio.Lock())
+        assert requeue is not Requeue.ON_CHANGE
+        status = statuses(api)[-1]
+        running = "Running" if state == "RUNNING" and phase == "Submitted" else phase
+        assert (status["phase"], status["moved"]) == (running, 5)
+    assert shown(api)[0] == "DeadlineExceeded"
+    assert "completionTime" in status

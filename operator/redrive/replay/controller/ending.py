@@ -1,0 +1,70 @@
+"""What has an end: a run that takes too long, and a Replay that ended long enough ago."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from redrive.api.replay import FINAL, ReplayStatus
+from redrive.errors import Requeue
+from redrive.kube import resources
+from redrive.kube.context import Context
+from redrive.kube.errors import NotFoundError
+from redrive.kube.resources import Body, Key
+from redrive.policy import durations
+from redrive.replay.controller.errors import DeadlineExceededError
+
+GRACE = timedelta(minutes=2)
+"""So long a job may take to drain after its deadline, before its Replay fails without its word."""
+
+logger = logging.getLogger(__name__)
+
+
+async def delete_if_over(replay: Body, ctx: Context) -> Requeue:
+    """Delete a Replay that ended as long ago as its `ttlAfterFinished` says.
+
+    What belongs to it, its SparkApplication and the pods of that, goes with it. One that was
+    changed at that moment stays until the next look.
+
+    Raises:
+        KubernetesError: it could not be deleted.
+    """
+    ttl = replay["spec"].get("ttlAfterFinished")
+    ended = ReplayStatus.model_validate(replay.get("status") or {}).completion_time
+    if ttl is None or ended is None:
+        return Requeue.ON_CHANGE
+    if ctx.clock() - ended < durations.parse(ttl):
+        return Requeue.SLOW_BACKOFF
+    try:
+        await ctx.kubernetes.delete(resources.REPLAYS, replay)
+    except NotFoundError:
+        return Requeue.ON_CHANGE
+    logger.info("Replay %s: deleted, %s after its end", Key.of(replay), ttl)
+    return Requeue.ON_CHANGE
+
+
+def requeue(replay: Body, phase: str) -> Requeue:
+    """Return when to look at a Replay again that was launched, to see whether its time is over."""
+    timed = "ttlAfterFinished" if phase in FINAL else "deadline"
+    return Requeue.SLOW_BACKOFF if timed in replay["spec"] else Requeue.ON_CHANGE
+
+
+def check_deadline(replay: Body, status: ReplayStatus, phase: str, now: datetime) -> None:
+    """Check that a run that was launched has not gone on for longer than it may.
+
+    Its job ends by itself at the deadline. One that does not run, or hangs, does not.
+
+    Raises:
+        DeadlineExceededError: it has.
+    """
+    deadline = replay["spec"].get("deadline")
+    if deadline is None or status.start_time is None or phase in FINAL:
+        return
+    if now - status.start_time - GRACE < durations.parse(deadline):
+        return
+    raise DeadlineExceededError(
+        "the run has not come to its end within its deadline, and its job does not say why",
+        got=deadline,
+        remedy="look at the SparkApplication and its pods, which go with this Replay; another "
+        "Replay goes on from what was moved",
+    )
