@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 from redrive.api.authentication import Authentication, ReplayAuthentication, Tls
 from redrive.api.choices import PolicyDefaults
 from redrive.api.conditions import Conditions
-from redrive.api.fields import MAX_TOPIC, SET, ObjectName, Role, TokenSource
+from redrive.api.fields import MAX_TOPIC, SET, ApprovalAbove, ObjectName, Role, TokenSource
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.oneof import exactly_one
 from redrive.api.permissions import (
@@ -87,6 +87,10 @@ class ReplayIdentity(ApiModel):
     tls: Tls | None = None
     """How jobs verify the certificates of the broker. Left out: by the certificate authorities that
     the image of jobs trusts. Where `spec.tls` is given, this has to be, too."""
+
+    approval_above: ApprovalAbove | None = None
+    """How many messages a Replay may move without approval, whatever its RetryPolicy says. One of
+    more waits for the annotation `redrive.io/approved-by`. Left out: what the policy says."""
 
     token: TokenSource | None = None
     """Deprecated: `authentication.token`."""

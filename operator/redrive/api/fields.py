@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    Strict,
+    WithJsonSchema,
+)
 
 from redrive.api.model import ApiModel
 from redrive.api.rules import QUOTED, Form, Rule, refusing
@@ -98,6 +105,10 @@ ObjectKey = Annotated[
         "give the key, not what the Secret holds under it",
     ),
 ]
+
+
+ApprovalAbove = Annotated[int, Strict(), Field(ge=0, le=1_000_000_000)]
+"""How many messages a Replay may move without approval."""
 
 
 class SecretKeyRef(ApiModel):

@@ -93,6 +93,10 @@ class ReplaySpec(ApiModel):
     with `replaySafety: ReconcileFirst` ask for it."""
 
 
+APPROVED_BY = "redrive.io/approved-by"
+"""An annotation: who approves of a Replay of more messages than may be moved without."""
+
+
 class Phase(enum.StrEnum):
     """The phase of a replay; Completed and Failed are final."""
 
@@ -207,6 +211,10 @@ class ReplayStatus(StatusModel):
 
     suspended: bool | None = None
     """Whether the run is at rest, as `spec.suspend` asks; written by the job."""
+
+    awaits_approval: bool | None = None
+    """Whether the run is at rest until the annotation `redrive.io/approved-by` says who approves;
+    written by the job."""
 
     finished: bool | None = None
     """Whether the run has come to its end, with nothing left; written by the job."""

@@ -15,7 +15,7 @@ from pydantic import (
 
 from redrive.api.choices import Choices, PolicyDefaults
 from redrive.api.choosing import one_of
-from redrive.api.fields import ObjectName, Roles, Subscription, TopicField
+from redrive.api.fields import ApprovalAbove, ObjectName, Roles, Subscription, TopicField
 from redrive.api.model import ApiModel
 from redrive.api.naming import GIVEN_NAMES, Naming
 from redrive.api.rules import VALIDATIONS, Rule, refusing
@@ -175,6 +175,11 @@ class RetryPolicySpec(Choices):
     """Whether dead letters may be handled again. `Idempotent`: always. `ReconcileFirst`: once what
     their first handling left behind was reconciled, which a Replay confirms by `reconciled: true`.
     `Never`: each Replay of this policy is refused, but for dry runs."""
+
+    replay_approval_above: ApprovalAbove | None = None
+    """How many messages a Replay may move without approval. One of more plans, and then waits for
+    the annotation `redrive.io/approved-by`; the connection may set a lower number. Left out: any
+    number. Example: `1000`."""
 
     management_policy: Annotated[
         ManagementPolicy,

@@ -108,6 +108,7 @@ class ReplayJob:
         ticket: where that was decided; likewise.
         rate_limit: how many messages a second all tasks may send together; None for no limit.
         choice: the other parts of the selection.
+        approval_above: how many messages it may move without approval; None for any number.
     """
 
     namespace: str
@@ -122,6 +123,7 @@ class ReplayJob:
     ticket: str = ""
     rate_limit: float | None = None
     choice: Choice = EVERYTHING
+    approval_above: int | None = None
 
     def encode(self) -> str:
         """Write the job as JSON; equal jobs give equal text.
@@ -143,6 +145,7 @@ class ReplayJob:
                 "ticket": self.ticket,
                 "rateLimit": self.rate_limit,
                 "choice": asdict(self.choice),
+                "approvalAbove": self.approval_above,
             },
             ensure_ascii=False,
         )
@@ -172,6 +175,7 @@ class ReplayJob:
                 ticket=document["ticket"],
                 rate_limit=document["rateLimit"],
                 choice=Choice(**choice | lists),
+                approval_above=document["approvalAbove"],
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidSpecError(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from redrive.api.replay import APPROVED_BY
 from redrive.kube import resources
 from redrive.kube.context import wall_clock
 from redrive.policy import envelope
@@ -19,6 +22,7 @@ from redrive.replay.job import dispatch
 from redrive.replay.job import run as jobs
 from redrive.replay.job.dispatch import DeadlineError, RunEndedError
 from redrive.replay.job.engine import Local, Wish
+from redrive.replay.job.progress import Progress
 from redrive.replay.ledger.account import Account
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.spark.query import Spark
@@ -167,6 +171,37 @@ def test_a_job_whose_replay_is_deleted_moves_nothing_more_and_succeeds(
         jobs.run(job, Local(), progress)
     main([job.encode()])  # a Spark operator starts a failed job again
     assert provisioned.in_target() == []
+
+
+def test_a_run_of_more_than_its_bound_waits_for_approval(
+    provision_policy: ProvisionPolicy,
+    make_job: MakeJob,
+    replay_api: Cluster,
+    replay_token: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert replay_token
+    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.2)
+    provisioned = provision_policy()
+    provisioned.bury(5)
+    job, _ = make_job(provisioned)
+    job = dataclasses.replace(job, approval_above=4)
+    with monkeypatch.context() as patch:
+        patch.setenv("KUBECONFIG", "/nowhere")  # what is not known is no approval
+        assert Progress(job).report(Account(left=5)) is Wish.SUSPEND
+    assert Progress(job).report(Account(left=4)) is Wish.RUN
+    progress = Progress(job)
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(jobs.run, job, Local(), progress)
+        while not progress.read().awaits_approval:
+            assert not run.done()
+        assert provisioned.in_target() == []
+        replay_api.kubectl(
+            "--namespace", job.namespace, "annotate", resources.REPLAYS.plural, job.name,
+            f"{APPROVED_BY}=ann",
+        )  # fmt: skip
+        assert run.result(60).moved == 5
+    assert not progress.read().awaits_approval
 
 
 def test_a_run_that_has_reached_its_deadline_says_so_and_is_not_begun_again(

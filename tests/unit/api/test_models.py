@@ -64,6 +64,7 @@ policies = st.fixed_dictionaries(
         "adopt": st.booleans(),
         "chained": st.booleans(),
         "managementPolicy": st.sampled_from(["Manage", "Observe"]),
+        "replayApprovalAbove": st.integers(0, 1_000),
         "replaySafety": st.sampled_from(["Idempotent", "ReconcileFirst", "Never"]),
         "retry": st.fixed_dictionaries(
             {"messageTTL": st.sampled_from(["0s", "11d", "10d1s"])},

@@ -89,6 +89,11 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     if not spec.dry_run:
         _check_safety(spec, asked.replay_safety, policy_key)
         _check_turn(replay, ctx)
+    bounds = [
+        bound
+        for bound in (asked.replay_approval_above, connection.replay.approval_above)
+        if bound is not None
+    ]
     job = ReplayJob(
         namespace=key.namespace,
         name=key.name,
@@ -102,6 +107,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         ticket=spec.ticket or "",
         rate_limit=None if spec.rate_limit is None else spec.rate_limit.messages_per_second,
         choice=EVERYTHING if spec.select is None else _choice(spec.select),
+        approval_above=min(bounds, default=None),
     )
     return Admitted(job, connection.replay, connection.redirect_hosts)
 

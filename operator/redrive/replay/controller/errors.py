@@ -104,6 +104,13 @@ class ReplayNotSafeError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class ApprovalRequiredError(RedriveError):
+    """A Replay would move more messages than it may without approval."""
+
+    reason: ClassVar[str] = "ApprovalRequired"
+    requeue = Requeue.ON_CHANGE
+
+
 class ApplicationNotOursError(RedriveError):
     """A SparkApplication with another owner has the name that this Replay needs."""
 

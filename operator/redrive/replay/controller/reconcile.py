@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from redrive.api.conditions import Condition
-from redrive.api.replay import FINAL, Phase, ReplayStatus
+from redrive.api.replay import APPROVED_BY, FINAL, Phase, ReplayStatus
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.connections import shown_to
@@ -207,11 +207,22 @@ def _mirror(reported: ReplayStatus, application: Body, now: datetime) -> _Shown:
         return conditions, {**fields, "completionTime": _written(now)}
     if phase is Phase.RUNNING and reported.suspended:
         fields["phase"] = Phase.SUSPENDED.value
+        if reported.awaits_approval:
+            return status.waiting(_approval_required(reported)), fields
         return status.progressing("the run is suspended: nothing is sent"), fields
     message = f"the SparkApplication {name} is {state or 'NEW'}"
     if "errorMessage" in said:
         message = f"{message}: {said['errorMessage']}"
     return status.progressing(message), fields
+
+
+def _approval_required(reported: ReplayStatus) -> errors.ApprovalRequiredError:
+    return errors.ApprovalRequiredError(
+        "the run would move more messages than it may without approval",
+        got=reported.left,
+        remedy=f"set the annotation {APPROVED_BY} of this Replay to who approves it, or delete it; "
+        "a dry run tells more of what is selected",
+    )
 
 
 def _outcome(reported: ReplayStatus) -> str:

@@ -6,11 +6,12 @@ The operator writes the rest of that status; neither touches the other's fields.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from typing import ClassVar
 
-from redrive.api.replay import FINAL, ReplayStatus
+from redrive.api.replay import APPROVED_BY, FINAL, ReplayStatus
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
@@ -25,6 +26,8 @@ from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ReplayJob
 
 MAX_MESSAGE = 1_024
+
+logger = logging.getLogger(__name__)
 
 
 class ReplayGoneError(RedriveError):
@@ -45,6 +48,8 @@ class Progress:
     def __init__(self, job: ReplayJob) -> None:
         self._key = Key(job.namespace, job.name)
         self._uid = job.uid
+        self._approval_above = job.approval_above
+        self._awaiting = job.approval_above is not None  # until the account is known
         self._speed = Speed()
 
     def read(self) -> ReplayStatus:
@@ -72,16 +77,29 @@ class Progress:
             self._speed.restart()
         self._speed.note(time.monotonic(), account.moved)
         fields = account.to_status() | {"suspended": suspended} | self._tempo(account)
+        fields["awaitsApproval"] = self._awaiting and suspended
         try:
             replay = asyncio.run(self._exchange(fields))
         except (ReplayGoneError, NotFoundError):
             return Wish.END
+        except RedriveError:
+            if not self._awaiting:
+                raise
+            logger.warning("it is not known whether the run is approved", exc_info=True)
+            return Wish.SUSPEND
+        return self._wish(replay, account)
+
+    def _wish(self, replay: Body, account: Account) -> Wish:
         status = ReplayStatus.model_validate(replay["status"])
         if "deletionTimestamp" in replay["metadata"] or status.phase in FINAL:
             return Wish.END
         if _is_late(replay["spec"].get("deadline"), status):
             return Wish.EXPIRE
-        return Wish.SUSPEND if replay["spec"].get("suspend") else Wish.RUN
+        bound = self._approval_above
+        approved = (replay["metadata"].get("annotations") or {}).get(APPROVED_BY)
+        self._awaiting = bound is not None and account.moved + account.left > bound and not approved
+        rests = self._awaiting or replay["spec"].get("suspend")
+        return Wish.SUSPEND if rests else Wish.RUN
 
     def preview(self, preview: RunPreview) -> None:
         """Write down what a dry run has found."""

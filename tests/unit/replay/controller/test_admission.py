@@ -302,6 +302,22 @@ def test_a_suspended_replay_is_not_launched_and_in_no_ones_way_before() -> None:
         admit(next_one, ctx(replays=[resting, next_one]))
 
 
+@pytest.mark.parametrize(
+    ("of_policy", "of_connection", "bound"),
+    [(None, None, None), (100, None, 100), (None, 0, 0), (100, 50, 50), (50, 100, 50)],
+)
+def test_the_lower_bound_of_policy_and_connection_asks_for_approval(
+    of_policy: int | None, of_connection: int | None, bound: int | None
+) -> None:
+    token = {"token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}}}
+    identity = {"role": "replayer", "authentication": token, "approvalAbove": of_connection}
+    asking: dict[str, Any] = {} if of_policy is None else {"replayApprovalAbove": of_policy}
+    context = ctx(policies=[policy(**asking)], connections=[connection(replay=identity)])
+    job = admit(replay(), context).job
+    assert job.approval_above == bound
+    assert ReplayJob.decode(job.encode()) == job
+
+
 def test_the_job_knows_its_rate() -> None:
     job = admit(replay(spec={"rateLimit": {"messagesPerSecond": 2.5}}), ctx()).job
     assert job.rate_limit == 2.5

@@ -246,6 +246,18 @@ async def test_a_run_that_rests_is_suspended(api: FakeKubernetes) -> None:
     assert shown(api) == ("Progressing", "the run is suspended: nothing is sent")
 
 
+async def test_a_run_that_needs_approval_says_how_to_give_it(api: FakeKubernetes) -> None:
+    body = replay(status={"suspended": True, "awaitsApproval": True, "left": 5_000})
+    running = application(wall_clock(), applicationState={"state": "RUNNING"})
+    context = ctx(replays=[body], applications=[running])
+    context = dataclasses.replace(context, kubernetes=api)
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    assert statuses(api)[-1]["phase"] == "Suspended"
+    reason, message = shown(api)
+    assert reason == "ApprovalRequired"
+    assert "got 5000; set the annotation redrive.io/approved-by of this Replay" in message
+
+
 def finished(seconds_ago: int, **spec: object) -> dict[str, Any]:
     """Return a Replay that has ended, as long ago as that."""
     moment = (wall_clock() - timedelta(seconds=seconds_ago)).isoformat()
@@ -257,7 +269,7 @@ def finished(seconds_ago: int, **spec: object) -> dict[str, Any]:
     [
         (finished(61, ttlAfterFinished="1m"), Requeue.ON_CHANGE, False),
         (finished(0, ttlAfterFinished="0s"), Requeue.ON_CHANGE, False),
-        (finished(50, ttlAfterFinished="1m"), Requeue.SLOW_BACKOFF, True),
+        (finished(50, ttlAfterFinished="1d"), Requeue.SLOW_BACKOFF, True),
         (finished(10**6), Requeue.ON_CHANGE, True),
         (
             replay(spec={"ttlAfterFinished": "0s"}, status={"phase": "Failed"}),
