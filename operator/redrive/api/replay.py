@@ -20,7 +20,8 @@ Duration = Annotated[
 ]
 
 _FIXED = (
-    "policyRef", "select", "dryRun", "rateLimit", "deadline", "reason", "ticket", "reconciled",
+    "policyRef", "select", "maxReplays", "dryRun", "rateLimit", "deadline", "reason", "ticket",
+    "reconciled",
 )  # fmt: skip
 _ONE_RUN = Rule(
     " && ".join(
@@ -61,6 +62,10 @@ class ReplaySpec(ApiModel):
 
     select: Selection | None = None
     """Which dead letters to move. Left out: all that are there when the run begins."""
+
+    max_replays: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] | None = None
+    """How often a message may be replayed, this time included; one that was replayed so often
+    before is refused, and stays. Left out: without end. Example: `3`."""
 
     dry_run: Annotated[bool, Strict()] = False
     """Whether to tell only what would be moved, in `status.preview`. Nothing is moved, and a Replay
@@ -122,7 +127,8 @@ class Refusal(StatusModel):
 
     cause: Annotated[str, Field(max_length=64)]
     """Why: Encrypted, UnreadableProperties, PartOfBatch, BatchTooLarge, SchemaNotFound,
-    SchemaUnsupported, SchemaRefused, TooBig, NotAccepted, NotDelivered or Unproven."""
+    SchemaUnsupported, SchemaRefused, ReplayedTooOften, TooBig, NotAccepted, NotDelivered or
+    Unproven."""
 
 
 class Count(StatusModel):

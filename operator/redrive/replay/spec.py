@@ -82,6 +82,8 @@ class Choice:
         since: published then or later, in milliseconds since 1970; None takes any, like *until*.
         until: published before.
         limit: at most so many, the first ones.
+        max_replays: of what is taken, a message that was replayed so often before is refused; None
+            for any number.
     """
 
     ids: tuple[str, ...] = ()
@@ -89,6 +91,7 @@ class Choice:
     since: int | None = None
     until: int | None = None
     limit: int | None = None
+    max_replays: int | None = None
 
 
 EVERYTHING = Choice()

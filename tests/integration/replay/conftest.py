@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from redrive.api.crds import crds
 from redrive.policy.model import Policy
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, LEDGER_SUBSCRIPTION, TopicName
-from redrive.policy.properties import CAUSE_TYPE
+from redrive.policy.properties import CAUSE_TYPE, REPLAYS
 from redrive.replay.job.progress import Progress
 from redrive.replay.spark import query
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
@@ -49,6 +49,7 @@ class ProvisionedPolicy:
         count: int,
         cause: str = "TimeoutError",
         content: bytes | None = b"order",
+        replays: int = 0,
         **fields: Any,  # noqa: ANN401 - as the client takes them
     ) -> None:
         """Lay *count* messages into the dead-letter topic, each with an id in its properties."""
@@ -57,6 +58,7 @@ class ProvisionedPolicy:
         )
         for _ in range(count):
             properties = {"id": secrets.token_hex(4), CAUSE_TYPE: cause}
+            properties |= {REPLAYS: str(replays)} if replays else {}
             producer.send(content, properties=properties, **fields)
         producer.close()
 

@@ -76,6 +76,7 @@ def test_all_parts_of_a_selection_have_to_hold_whoever_evaluates_them(
     for key in ("eu", "us"):
         provisioned.bury(3, "TimeoutError", partition_key=key)
         provisioned.bury(3, "ValueError", partition_key=key)
+    provisioned.bury(1, "TimeoutError", partition_key="de", replays=2)
     job, _ = make_job(provisioned)
     engine = Spark(spark, job)
     by_key = Choice(keys=("eu",))
@@ -87,7 +88,8 @@ def test_all_parts_of_a_selection_have_to_hold_whoever_evaluates_them(
         (by_key, 3, 6),
         (Choice(samples, limit=4), 3, 4),
         (Choice((samples[0],), ("us",)), 0, 0),
-        (Choice(**whole), 6, 12),
+        (Choice(**whole), 7, 13),
+        (Choice(max_replays=2), 6, 12),
         (Choice(since=whole["until"]), 0, 0),
         (Choice(until=whole["since"]), 0, 0),
     ):
@@ -100,4 +102,4 @@ def test_all_parts_of_a_selection_have_to_hold_whoever_evaluates_them(
         == 4
     )
     assert {message.partition_key() for message in provisioned.replayed()} == {"eu"}
-    assert len(provisioned.resting()) == 8
+    assert len(provisioned.resting()) == 9

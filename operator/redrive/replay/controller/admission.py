@@ -13,7 +13,7 @@ from redrive.api.connection import ReplayIdentity
 from redrive.api.parsing import parse_spec
 from redrive.api.replay import FINAL, ReplaySpec
 from redrive.api.retrypolicy import ReplaySafety
-from redrive.api.selection import Selection, milliseconds
+from redrive.api.selection import milliseconds
 from redrive.kube import connections, policies, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
@@ -29,7 +29,7 @@ from redrive.replay.controller.errors import (
     SuspendedError,
     TrustNotSupportedError,
 )
-from redrive.replay.spec import EVERYTHING, Choice, ReplayJob
+from redrive.replay.spec import Choice, ReplayJob
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,19 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         reason=spec.reason or "",
         ticket=spec.ticket or "",
         rate_limit=None if spec.rate_limit is None else spec.rate_limit.messages_per_second,
-        choice=EVERYTHING if spec.select is None else _choice(spec.select),
+        choice=_choice(spec),
         approval_above=min(bounds, default=None),
     )
     return Admitted(job, connection.replay, connection.redirect_hosts)
 
 
-def _choice(select: Selection) -> Choice:
+def _choice(spec: ReplaySpec) -> Choice:
+    select = spec.select
+    if select is None:
+        return Choice(max_replays=spec.max_replays)
     since, until = milliseconds(select.since), milliseconds(select.until)
-    return Choice(select.ids or (), select.keys or (), since, until, select.limit)
+    ids, keys = select.ids or (), select.keys or ()
+    return Choice(ids, keys, since, until, select.limit, spec.max_replays)
 
 
 def is_final(replay: Body) -> bool:

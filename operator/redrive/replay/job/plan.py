@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import pulsar
 
 from redrive.copying.errors import SchemaError
 from redrive.copying.writer_schemas import WriterSchemas
+from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay.job.choosing import Chooser
@@ -45,6 +46,7 @@ class Sighting(NamedTuple):
     schema_version: int | None
     cause: str
     size: int
+    replays: int
     selected: bool
 
     @classmethod
@@ -59,6 +61,7 @@ class Sighting(NamedTuple):
             letter.schema_version,
             letter.properties.get(CAUSE_TYPE, ""),
             letter.size,
+            envelope.replays(letter.properties),
             selected=chooser.takes(letter.position, letter.key, letter.publish_time),
         )
 
@@ -110,7 +113,7 @@ def scanned(
     """Plan a range of which these messages were *found*."""
     chooser = Chooser(what.choice)
     seen = (Sighting.of(letter, chooser) for letter in found)
-    return plan(what.piece.range, seen, schema_refusal, what.choice.limit)
+    return plan(what.piece.range, seen, schema_refusal, what.choice)
 
 
 def letters(client: pulsar.Client, what: Scan) -> Iterator[DeadLetterRow]:
@@ -143,7 +146,7 @@ def plan(
     of: Range,
     seen: Iterable[Sighting],
     schema_refusal: Callable[[int | None], str],
-    limit: int | None = None,
+    choice: Choice = EVERYTHING,
 ) -> PlannedRange:
     """Plan the messages of one range, in the order they were written.
 
@@ -151,11 +154,14 @@ def plan(
     refused: what is sent of it would be sent again by the next Replay.
 
     Args:
-        limit: at most so many are selected, the refused ones included. The first entry that has no
-            room among them ends the selection. None for no limit.
+        of: the range.
+        seen: its messages.
+        schema_refusal: see `schema_refusals`.
+        choice: of which the limit counts here, refused ones included. The first entry that has no
+            room among them ends the selection.
     """
     scanned, selected = 0, []
-    room = math.inf if limit is None else limit
+    room = math.inf if choice.limit is None else choice.limit
     sizes: dict[int, int] = {}
     chunks: dict[int, EntryId] = {}
     causes: Counter[str] = Counter()
@@ -172,7 +178,7 @@ def plan(
         if room < 0:
             continue
         first = here[0]
-        cause = _refusal(first, len(here), count) or schema_refusal(first.schema_version)
+        cause = _refusal(here, count, choice) or schema_refusal(first.schema_version)
         if cause:
             refused.append(RefusedEntry(entry, count, cause))
             continue
@@ -191,18 +197,22 @@ def plan(
     return PlannedRange(of, planned, dict(causes.most_common(CAUSES)), tuple(samples), size)
 
 
-def _refusal(first: Sighting, found: int, selected: int) -> str:
+def _refusal(entry: Sequence[Sighting], selected: int, choice: Choice) -> str:
     """Say why an entry can't be moved; nothing if it can.
 
     Args:
-        first: its first message.
-        found: how many messages of it were read.
+        entry: what was read of its messages.
         selected: how many of them are selected.
+        choice: by which.
     """
+    first = entry[0]
     if first.encrypted:
         return "Encrypted"
     if first.unreadable:
         return "UnreadableProperties"
     if first.batch_size > MAX_BATCH:
         return "BatchTooLarge"
-    return "" if selected == found == first.batch_size else "PartOfBatch"
+    if not selected == len(entry) == first.batch_size:
+        return "PartOfBatch"
+    often = choice.max_replays is not None and choice.max_replays <= max(e.replays for e in entry)
+    return "ReplayedTooOften" if often else ""

@@ -113,6 +113,7 @@ class Spark:
             sql.unix_millis("publish_time").alias("published"),
             sql.expr(selection.COLUMNS["cause_type"]).alias("cause"),
             sql.expr(selection.COLUMNS["size"]).alias("size"),
+            sql.expr(selection.COLUMNS["replays"]).alias("replays"),
             sql.coalesce(condition, sql.lit(False)).alias("selected"),  # noqa: FBT003
         )  # fmt: skip
 
@@ -142,7 +143,7 @@ def _fold(job: ReplayJob, choices: Mapping[Range, Choice], rows: Iterable[Row]) 
         for of, group in itertools.groupby(rows, key=_range):
             chooser = Chooser(choices[of])
             seen = (_sighting(row, chooser) for row in group)
-            yield _written(plan.plan(of, seen, refusal, choices[of].limit))
+            yield _written(plan.plan(of, seen, refusal, choices[of]))
 
 
 def _range(row: Row) -> Range:
@@ -152,9 +153,11 @@ def _range(row: Row) -> Range:
 def _sighting(row: Row, chooser: Chooser) -> Sighting:
     position = Position(row.ledger, row.entry, row.batch_index)
     first = None if row.first_chunk is None else EntryId.parse(row.first_chunk)
-    kinds = first, row.encrypted, row.unreadable, row.schema_version, row.cause or "", row.size
+    kinds = first, row.encrypted, row.unreadable, row.schema_version, row.cause or ""
     selected = row.selected and chooser.takes(position, row.key, row.published)
-    return Sighting(position, row.batch_size, *kinds, selected=selected)
+    return Sighting(
+        position, row.batch_size, *kinds, row.size, replays=row.replays, selected=selected
+    )
 
 
 def _written(planned: PlannedRange) -> str:

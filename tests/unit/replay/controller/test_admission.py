@@ -138,9 +138,10 @@ def test_the_job_knows_the_other_parts_of_the_selection() -> None:
         "until": "1970-01-01T00:00:01Z",
         "limit": 7,
     }
-    admitted = admit(replay(spec={"select": select}), ctx())
-    assert admitted.job.choice == Choice(("1:2",), ("eu",), since=250, until=1_000, limit=7)
+    admitted = admit(replay(spec={"select": select, "maxReplays": 3}), ctx())
+    assert admitted.job.choice == Choice(("1:2",), ("eu",), 250, 1_000, 7, max_replays=3)
     assert admitted.job.where is None
+    assert admit(replay(spec={"maxReplays": 3}), ctx()).job.choice == Choice(max_replays=3)
 
 
 def test_the_token_is_that_of_the_replay_role() -> None:

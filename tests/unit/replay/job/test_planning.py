@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
+from redrive.policy.properties import REPLAYS
 from redrive.replay.job import plan
 from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.job.planning import planned
@@ -44,10 +45,11 @@ Entries = Mapping[Place, Sequence[DeadLetterRow]]
 def letter(
     partition: int, position: Position, size: int, key: str | None, at: int
 ) -> DeadLetterRow:
+    """Make a message that was replayed as often as its publish time says."""
     return DeadLetterRow(
         partition, position, size, pulsar.MessageId(partition, *position), None,
         encrypted=False, unreadable=False, schema_version=None, key=key, ordering_key=None,
-        value=b"order", properties={}, publish_time=at, event_time=None,
+        value=b"order", properties={REPLAYS: str(at)}, publish_time=at, event_time=None,
     )  # fmt: skip
 
 
@@ -98,6 +100,7 @@ def choices(draw: st.DrawFn, letters: Sequence[DeadLetterRow]) -> Choice:
         draw(st.none() | st.integers(0, 5)),
         draw(st.none() | st.integers(0, 5)),
         draw(st.none() | st.integers(1, 12)),
+        draw(st.none() | st.integers(1, 5)),
     )
 
 
@@ -128,8 +131,10 @@ def expected(choice: Choice, rests: Entries) -> dict[Place, str]:
             break
         room -= count
         if count:
+            often = max(each.publish_time for each in letters) >= (choice.max_replays or 9)
+            cause = "ReplayedTooOften" if often else ""
             whole = count == len(letters)
-            found[Place(partition, entry)] = "" if whole else "PartOfBatch"
+            found[Place(partition, entry)] = cause if whole else "PartOfBatch"
     return found
 
 

@@ -23,6 +23,7 @@ def sighting(entry: int, cause: str = "", **more: object) -> Sighting:
         "schema_version": None,
         "cause": cause,
         "size": 100,
+        "replays": 0,
         "selected": True,
         **more,
     }
