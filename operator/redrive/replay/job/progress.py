@@ -26,6 +26,7 @@ from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ReplayJob
 
 MAX_MESSAGE = 1_024
+_AT_REST: dict[str, object] = {"rate": None, "remaining": None, "awaitsApproval": None}
 
 logger = logging.getLogger(__name__)
 
@@ -107,15 +108,14 @@ class Progress:
 
     def finish(self) -> None:
         """Write down that the account is the last one: nothing is left."""
-        ended = {"finished": True, "failure": None, "rate": None, "remaining": None}
-        asyncio.run(self._exchange(ended))
+        asyncio.run(self._exchange(_AT_REST | {"finished": True, "failure": None}))
 
     def fail(self, error: BaseException) -> None:
         """Write down why the run ended before its time; another one may go on with it."""
         reason = error.reason if isinstance(error, RedriveError) else type(error).__name__
         message = str(error).strip().splitlines()[:1] or [reason]
         failure = {"reason": reason, "message": message[0][:MAX_MESSAGE]}
-        asyncio.run(self._exchange({"failure": failure, "rate": None, "remaining": None}))
+        asyncio.run(self._exchange(_AT_REST | {"failure": failure}))
 
     def _tempo(self, account: Account) -> dict[str, object]:
         rate, remaining = self._speed.rate, self._speed.remaining(account.left)
