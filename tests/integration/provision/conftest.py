@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
+from redrive.provision.topic_policies import BUCKETS_SINCE
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import Broker
 
@@ -214,6 +215,11 @@ class Shop:
 def redrive(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     """An object of redrive's API without its name."""
     return {"apiVersion": "redrive.io/v1alpha1", "kind": kind, "spec": spec}
+
+
+def keeps_ticks(broker: Broker) -> bool:
+    """Whether redrive sets the tick of delays on topics of this broker."""
+    return tuple(map(int, broker.version.split("."))) < BUCKETS_SINCE
 
 
 def rest_path(topic: str) -> str:

@@ -10,9 +10,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from redrive.provision.topic_policies import BUCKETS_SINCE
 from sandbox.pulsar import SUPERUSER, Broker
-from tests.integration.provision.conftest import Shop, rest_path
+from tests.integration.provision.conftest import Shop, keeps_ticks, rest_path
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def test_a_retry_of_one_second_is_not_over_at_once_where_the_broker_can_keep_it(
     topic = found["status"]["retryTopic"]
     connection = shop.get("pulsarconnection", "main")
     assert connection["status"]["brokerVersion"] == shop.broker.version
-    can_keep_it = tuple(map(int, shop.broker.version.split("."))) < BUCKETS_SINCE
+    can_keep_it = keeps_ticks(shop.broker)
     ours = {"active": True, "tickTime": 50, "maxDeliveryDelayInMillis": 0}
     assert delays(shop, topic) == (ours if can_keep_it else None)
     producer = client.create_producer(topic)

@@ -24,6 +24,8 @@ from tests.support.whole_states import NAME, Lasting, World, difference
 
 ROUND_SECONDS = 30.0
 """A round ends without success once nothing has changed for so long."""
+LOOK_SECONDS = 3.0
+"""Between looks at all there is, which cost more than what they wait for."""
 AT_ONCE = 8
 
 
@@ -256,7 +258,7 @@ def differences(world: World, changing: Sequence[Case], step: int) -> list[str]:
             if found.get(name, "") != told:
                 deadline = time.monotonic() + ROUND_SECONDS
             found[name] = told
-        time.sleep(0.5)
+        time.sleep(LOOK_SECONDS)
     return [f"{case}, step {step}:\n{found[name]}" for name, case in left.items()]
 
 
