@@ -154,7 +154,8 @@ def shop(
         opened = Shop(user, node, broker, story, client, last)
         try:
             # So little that driver and executor fit on a small node.
-            opened.upgrade("replay.pod.coreRequest=100m")
+            request = "coreRequest=100m"
+            opened.upgrade(*(f"replay.job.{pod}.{request}" for pod in ("driver", "executor")))
             story.declare()
             node.kubectl("label", "namespace", NAMESPACE, RESTRICTED)
             story.fail()

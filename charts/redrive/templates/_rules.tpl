@@ -79,9 +79,10 @@
 - apiGroups: [redrive.io]
   resources: [replays/status]
   verbs: [patch]
-# A Spark driver makes its executors and what belongs to them, and deletes them.
+# A Spark driver makes its executors and what belongs to them, and deletes them. It needs no right to
+# ConfigMaps: executors get none.
 - apiGroups: [""]
-  resources: [pods, services, configmaps, persistentvolumeclaims]
+  resources: [pods, services, persistentvolumeclaims]
   verbs: [get, list, watch, create, update, patch, delete, deletecollection]
 {{- end }}
 

@@ -12,6 +12,7 @@ from redrive.api.authentication import Authentication, ReplayAuthentication, Tls
 from redrive.api.choices import PolicyDefaults
 from redrive.api.conditions import Conditions
 from redrive.api.fields import MAX_TOPIC, SET, ApprovalAbove, ObjectName, Role, TokenSource
+from redrive.api.job import JobTemplate
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.oneof import exactly_one
 from redrive.api.permissions import (
@@ -159,6 +160,10 @@ class PulsarConnectionSpec(ApiModel):
     replay: ReplayIdentity | None = None
     """The Pulsar role and credentials of replay jobs. Left out: policies of this connection can't
     be replayed."""
+
+    job: JobTemplate | None = None
+    """The pods of replay jobs, and what Replays may ask for otherwise. Left out: as the operator
+    was started."""
 
     policy_defaults: PolicyDefaults | None = None
     """What policies of this connection leave out. A change reaches them at once, but for

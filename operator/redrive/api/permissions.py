@@ -177,11 +177,11 @@ class AllowRule(ApiModel):
 
     def covers(self, topic: TopicName) -> bool:
         """Whether *topic* is one of the rule's."""
-        return any(_matches(pattern, str(topic), star="[^/]*") for pattern in self.topics)
+        return any(matches(pattern, str(topic), star="[^/]*") for pattern in self.topics)
 
     def names(self, role: str) -> bool:
         """Whether *role* is one of the rule's."""
-        return any(_matches(pattern, role, star=".*") for pattern in self.roles)
+        return any(matches(pattern, role, star=".*") for pattern in self.roles)
 
 
 @dataclass(frozen=True)
@@ -224,6 +224,7 @@ class Permissions:
         return tuple(rule for rule in self.rules if rule.covers(topic))
 
 
-def _matches(pattern: str, text: str, *, star: str) -> bool:
+def matches(pattern: str, text: str, *, star: str) -> bool:
+    """Whether *text* as a whole is what *pattern* says, where * stands for *star*, a regex."""
     regex = star.join(map(re.escape, pattern.split("*")))
     return re.fullmatch(regex, text) is not None

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, ConfigDict, Field, Strict
 
 from redrive.api.conditions import Conditions, Timestamp
 from redrive.api.fields import ObjectName
+from redrive.api.job import JobRequest
 from redrive.api.ladder import IS_DURATION
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import VALIDATIONS, Rule, refusing
@@ -21,7 +22,7 @@ Duration = Annotated[
 
 _FIXED = (
     "policyRef", "select", "maxReplays", "dryRun", "rateLimit", "deadline", "reason", "ticket",
-    "reconciled",
+    "reconciled", "job",
 )  # fmt: skip
 _ONE_RUN = Rule(
     " && ".join(
@@ -96,6 +97,10 @@ class ReplaySpec(ApiModel):
     reconciled: Annotated[bool, Strict()] = False
     """Confirms that what the first handling of these messages left behind was reconciled. Policies
     with `replaySafety: ReconcileFirst` ask for it."""
+
+    job: JobRequest | None = None
+    """Its pods, as far as `job.overrides` of the connection permits. Left out: as the connection
+    has them."""
 
 
 APPROVED_BY = "redrive.io/approved-by"

@@ -80,12 +80,12 @@ def add_operator(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
         "(default: %(default)s)",
     )
     parser.add_argument(
-        "--replay-pod",
+        "--replay-job",
         type=_fields,
         default={},
         metavar="JSON",
-        help="fields of driver and executor of each SparkApplication, beside those that redrive "
-        'sets, such as {"coreRequest": "100m"} (default: none)',
+        help="what connections leave out about the pods of replay jobs, such as "
+        '{"executor": {"coreRequest": "100m"}} (default: nothing)',
     )
     parser.add_argument(
         "--listen",

@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import logging
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, cast
@@ -18,7 +18,10 @@ from typing import Any, cast
 import kopf
 
 from redrive.admin.fence import Fence
+from redrive.api.job import JobDefaults
+from redrive.api.parsing import parse_spec
 from redrive.cli import endpoint
+from redrive.errors import InvalidSpecError
 from redrive.kube import informer, logs, metrics
 from redrive.kube.client import is_in_cluster
 from redrive.kube.context import Context, Settings, wall_clock
@@ -36,6 +39,7 @@ def run(options: argparse.Namespace) -> None:
     """Run the operator until it is stopped.
 
     Raises:
+        InvalidSpecError: the defaults of jobs are not valid.
         KubernetesError: the CRDs are not installed, or a right is missing.
     """
     logs.to_stderr(options.log_format)
@@ -45,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
         replay_image=options.replay_image,
         replay_application=options.replay_application,
         replay_service_account=options.replay_service_account,
-        replay_pod=options.replay_pod,
+        replay_job=_job(options.replay_job),
         credentials=options.credentials,
     )
     health = Liveness()
@@ -55,6 +59,17 @@ def run(options: argparse.Namespace) -> None:
             stack.enter_context(endpoint.serving(address, port, health))
         with suppress(asyncio.CancelledError):  # a signal came to a standby
             asyncio.run(stand_by(settings, health, options.lease, options.identity))
+
+
+def _job(fields: Mapping[str, Any]) -> JobDefaults:
+    try:
+        return parse_spec(JobDefaults, {"spec": fields})
+    except InvalidSpecError as error:
+        raise InvalidSpecError(
+            "--replay-job (replay.job of the Helm chart) says what it can't",
+            got=str(error),
+            remedy="correct it, and start the operator again",
+        ) from error
 
 
 async def stand_by(settings: Settings, health: Liveness, lease: Key | None, identity: str) -> None:

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from redrive.admin.fence import Fence
 from redrive.admin.http import Http
+from redrive.api.job import JobDefaults
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
@@ -42,8 +42,7 @@ class Settings:
         replay_image: the container image of replay jobs; empty if Replays are not run.
         replay_application: where the replay job lies in that image, as a `local://` URL.
         replay_service_account: which ServiceAccount of the Replay's namespace its driver uses.
-        replay_pod: fields of `driver` and `executor` of each SparkApplication, beside those that
-            redrive sets.
+        replay_job: what connections leave out about the pods of replay jobs.
         credentials: the folder with a folder of files for each namespace; None if there is none.
     """
 
@@ -52,7 +51,7 @@ class Settings:
     replay_image: str
     replay_application: str
     replay_service_account: str
-    replay_pod: Mapping[str, Any] = field(default_factory=dict)
+    replay_job: JobDefaults = field(default_factory=JobDefaults)
     credentials: Path | None = None
 
 

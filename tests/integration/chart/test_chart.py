@@ -74,7 +74,7 @@ def test_a_volume_of_credentials_is_mounted_where_the_operator_looks_for_it() ->
         ({"image": {"tag": 1.1}}, r"'/image/tag': got number, want integer or string"),
         ({"image": {"digest": "sha256:1"}}, r"'/image/digest': 'sha256:1' does not match pattern"),
         ({"namespaces": ["shop"]}, r"'/clusterId': minLength: got 0, want 1"),
-        ({"replay": {"pod": {"env": []}}}, r"'/replay/pod': 'not' failed"),
+        ({"replay": {"job": {"env": []}}}, r"invalid propertyName 'env'"),
         ({"extraEnv": [{"value": "x"}]}, r"'/extraEnv/0': missing property 'name'"),
         ({"image": {"tag": "a b"}}, r"'/image/tag': 'a b' does not match pattern"),
         ({"replay": {"application": "https://x"}}, r"'/replay/application': .* does not match"),

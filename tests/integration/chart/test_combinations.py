@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from redrive.replay.controller import launch
+from redrive.api.job import JobDefaults
+from redrive.replay.controller.application import RESTRICTED
 from sandbox import chart
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
@@ -38,7 +39,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
             "namespaces": ["default", "kube-public"],
             "image": {"repository": "registry.test/job", "digest": DIGEST},
             "secret": {"token": 'a "token": #'},
-            "pod": {"coreRequest": "100m", "tolerations": [{"operator": "Exists"}]},
+            "job": {"driver": {"coreRequest": "100m"}, "tolerations": [{"operator": "Exists"}]},
         },
     },
     "monitoring": {
@@ -153,7 +154,7 @@ def test_every_pod_passes_the_restricted_pod_security(cluster: Cluster, restrict
     job = {
         "name": "driver",
         "image": "job",
-        "securityContext": launch.POD["securityContext"],
+        "securityContext": RESTRICTED,
     }
     for spec in (*pods, {"containers": [job]}):
         admit(cluster, restricted, spec)
@@ -184,5 +185,27 @@ def test_replays_use_the_image_beside_the_operators_unless_another_is_named() ->
     assert "--replay-image=r/redrive-replay:7" in arguments()
     assert "--replay-image=job:1" in arguments(image={"repository": "job", "tag": 1})
     assert not [word for word in arguments(enabled=False) if word.startswith("--replay")]
-    (pod,) = (word for word in arguments(pod={"memory": "2g"}) if "--replay-pod" in word)
-    assert yaml.safe_load(pod.partition("=")[2]) == {"memory": "2g"}
+    said = {"executor": {"memory": "2g"}, "images": ["r/*"], "labels": {"team": "shop"}}
+    (job,) = (word for word in arguments(job=said) if "--replay-job" in word)
+    assert yaml.safe_load(job.partition("=")[2]) == said
+
+
+def test_the_chart_knows_the_fields_of_a_job() -> None:
+    schema = json.loads((chart.CHART / "values.schema.json").read_text("utf-8"))
+    written = schema["properties"]["replay"]["properties"]["job"]["propertyNames"]["enum"]
+    aliases = {field.alias for field in JobDefaults.model_fields.values()}
+    assert set(written) == aliases
+
+
+def test_a_driver_has_no_right_to_config_maps_or_secrets() -> None:
+    """RBAC can't limit it to those that it made."""
+    rendered = chart.render(IMAGE | {"replay": {"namespaces": ["shop"]}})
+    (role,) = (o for o in rendered if o["kind"] == "Role" and o["metadata"]["namespace"] == "shop")
+    named = {resource for rule in role["rules"] for resource in rule["resources"]}
+    assert named == {
+        "replays",
+        "replays/status",
+        "pods",
+        "services",
+        "persistentvolumeclaims",
+    }

@@ -98,6 +98,9 @@ def test_lists_whose_order_says_nothing_are_sets() -> None:
         "PulsarConnection.spec.allow[].namespaces.selector.matchExpressions[].values",
         "Replay.spec.select.ids",
         "Replay.spec.select.keys",
+        "PulsarConnection.spec.job.imagePullSecrets",
+        "PulsarConnection.spec.job.overrides.images",
+        "PulsarConnection.spec.job.overrides.sparkConf",
         "RetryPolicy.spec.consumerRoles",
         "RetryPolicy.spec.deadLetter.readerRoles",
     }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from redrive.api.conditions import READY
 from redrive.api.connection import ReplayIdentity
+from redrive.api.job import JobDefaults
 from redrive.api.parsing import parse_spec
 from redrive.api.replay import FINAL, ReplaySpec
 from redrive.api.retrypolicy import ReplaySafety
@@ -18,7 +19,7 @@ from redrive.kube import connections, policies, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.replay import selection
-from redrive.replay.controller import launch
+from redrive.replay.controller import launch, template
 from redrive.replay.controller.errors import (
     DeadLettersDiscardedError,
     PolicyNotFoundError,
@@ -39,11 +40,13 @@ class Admitted:
     Attributes:
         identity: the replay role, and where its credentials lie in the Replay's namespace.
         redirect_hosts: where else than to the host of `adminUrl` they may go.
+        template: what is said about the job's pods.
     """
 
     job: ReplayJob
     identity: ReplayIdentity
     redirect_hosts: tuple[str, ...]
+    template: JobDefaults
 
 
 def admit(replay: Body, ctx: Context) -> Admitted:
@@ -82,6 +85,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
             got="spec.tls without spec.replay.tls",
             remedy="store them in the namespaces of Replays, and name them in spec.replay.tls",
         )
+    pods = template.resolve(ctx.settings, connection.job, spec.job)
     if spec.suspend:
         raise SuspendedError(
             "the Replay is suspended", remedy="set spec.suspend to false; it starts by itself then"
@@ -109,7 +113,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         choice=_choice(spec),
         approval_above=min(bounds, default=None),
     )
-    return Admitted(job, connection.replay, connection.redirect_hosts)
+    return Admitted(job, connection.replay, connection.redirect_hosts, pods)
 
 
 def _choice(spec: ReplaySpec) -> Choice:

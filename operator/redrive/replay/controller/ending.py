@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timedelta
 
-from redrive.api.replay import FINAL, ReplayStatus
+from redrive.api.replay import FINAL, Phase, ReplayStatus
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.context import Context
@@ -45,6 +45,8 @@ async def delete_if_over(replay: Body, ctx: Context) -> Requeue:
 
 def requeue(replay: Body, phase: str) -> Requeue:
     """Return when to look at a Replay again that was launched, to see whether its time is over."""
+    if phase == Phase.SUBMITTED:
+        return Requeue.BACKOFF  # the state of an application that is not run never changes
     timed = "ttlAfterFinished" if phase in FINAL else "deadline"
     return Requeue.SLOW_BACKOFF if timed in replay["spec"] else Requeue.ON_CHANGE
 

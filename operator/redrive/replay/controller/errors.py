@@ -50,6 +50,14 @@ class TrustNotSupportedError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class JobNotPermittedError(RedriveError):
+    """A Replay or its connection asks for pods that are not permitted to it."""
+
+    reason = "JobNotPermitted"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
 class ServiceAccountNotFoundError(RedriveError):
     """The Replay's namespace lacks the ServiceAccount that replay jobs run as."""
 

@@ -19,7 +19,7 @@ from redrive.kube.context import Context
 from redrive.kube.errors import ForbiddenError, NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent, Publisher
-from redrive.replay.controller import ending, errors, launch, metrics, mounts
+from redrive.replay.controller import ending, errors, kubeflow, launch, metrics, mounts
 from redrive.replay.controller.admission import admit, is_final, policy_of
 
 LAUNCHED = "Launched"
@@ -39,6 +39,8 @@ _PHASES = {
     "FAILED": Phase.FAILED,
 }
 """What the states of a SparkApplication mean; every other one is on the way to RUNNING."""
+
+_ANOTHER = "fix that and make another Replay: it goes on from what was moved"
 
 _Shown = tuple[tuple[Condition, ...], dict[str, Any]]
 """Conditions, and the fields of the status beside them."""
@@ -64,18 +66,16 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     try:
         async with launching:
             application = _application(replay, ctx)
-            if application is None:
-                application = await _launch(replay, ctx)
-                events.append(_launched(replay, application))
-            else:
+            reported = await _reported(replay, application, ctx)
+            if application is not None:
                 ending.check_deadline(replay, reported, _phase(application), now)
                 _check_started(application, now)
                 _check_driver_runs(application, now)
-        reported = await _reported(replay, application, ctx)
+            elif not reported.finished:
+                application = await _launch(replay, reported, ctx)
+                events.append(_launched(replay, application))
         conditions, fields = _mirror(reported, application, now)
         requeue = ending.requeue(replay, fields["phase"])
-        if _state(application) in ("", "SUBMITTED"):
-            requeue = Requeue.BACKOFF  # the state of one that is not run never changes
     except RedriveError as error:
         policy = ctx.policies.get(policy_of(replay))
         shown = error if policy is None else shown_to(policy, error)
@@ -93,12 +93,13 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     return requeue
 
 
-async def _launch(replay: Body, ctx: Context) -> Body:
+async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> Body:
     """Create the SparkApplication of *replay*, also after one was deleted.
 
     A second run is no harm: it goes on where the first one was.
 
     Raises:
+        ReplayFailedError: the application that failed has outlived its time.
         RedriveError: it may not run now, or the API server refuses.
     """
     if not ctx.settings.replay_image:
@@ -107,6 +108,13 @@ async def _launch(replay: Body, ctx: Context) -> Body:
             remedy="have it started with one (replay.enabled in the Helm chart)",
         )
     admitted = admit(replay, ctx)
+    failure = reported.failure
+    if failure is not None and admitted.template.time_to_live_seconds is not None:
+        raise errors.ReplayFailedError(
+            f"the job has failed, and its SparkApplication {reported.spark_application} is gone",
+            got=f"{failure.reason}: {failure.message}",
+            remedy=_ANOTHER,
+        )
     if resources.SPARK_APPLICATIONS in ctx.missing:
         raise errors.SparkOperatorNotFoundError(
             "this cluster knows no SparkApplication, which runs a Replay",
@@ -114,8 +122,8 @@ async def _launch(replay: Body, ctx: Context) -> Body:
         )
     await _check_service_account(Key.of(replay).namespace, ctx)
     access = mounts.access(admitted.identity, admitted.redirect_hosts)
-    wanted = launch.application(replay, admitted.job, access, ctx.settings)
-    created = await ctx.kubernetes.create(resources.SPARK_APPLICATIONS, wanted)
+    wanted = launch.application(replay, admitted.job, access, admitted.template, ctx.settings)
+    created = await ctx.kubernetes.create(resources.SPARK_APPLICATIONS, kubeflow.manifest(wanted))
     ctx.applications.put(created)
     return created
 
@@ -159,13 +167,14 @@ def _application(replay: Body, ctx: Context) -> Body | None:
     return found
 
 
-async def _reported(replay: Body, application: Body, ctx: Context) -> ReplayStatus:
+async def _reported(replay: Body, application: Body | None, ctx: Context) -> ReplayStatus:
     """Return what the job has written into the status, at its end too.
 
     Raises:
         KubernetesError: it could not be read.
     """
-    if _phase(application) in FINAL:
+    launched = "sparkApplication" in (replay.get("status") or {})
+    if (launched and application is None) or (application and _phase(application) in FINAL):
         # The watch may show the end of the application before the last words of its job.
         replay = await ctx.kubernetes.get(resources.REPLAYS, Key.of(replay))
     return ReplayStatus.model_validate(replay.get("status") or {})
@@ -175,18 +184,21 @@ def _phase(application: Body) -> Phase:
     return _PHASES.get(_state(application), Phase.SUBMITTED)
 
 
-def _mirror(reported: ReplayStatus, application: Body, now: datetime) -> _Shown:
+def _mirror(reported: ReplayStatus, application: Body | None, now: datetime) -> _Shown:
     """Return what the state of the application says about the Replay.
 
     Args:
         reported: what the job says. An application that ends without the word of its job that the
             run is finished was cut off.
-        application: the SparkApplication.
+        application: the SparkApplication; None if it is gone, and the job says that the run is
+            finished.
         now: the time.
 
     Raises:
         ReplayFailedError: the application has failed for good.
     """
+    if application is None:
+        return _completed(reported, now)
     name = application["metadata"]["name"]
     state = _state(application)
     said = (application.get("status") or {}).get("applicationState") or {}
@@ -197,14 +209,14 @@ def _mirror(reported: ReplayStatus, application: Body, now: datetime) -> _Shown:
         raise errors.ReplayFailedError(
             f"the SparkApplication {name} has {'ended before its run' if cut_off else 'failed'}",
             got=f"{failure.reason}: {failure.message}" if failure else said.get("errorMessage", ""),
-            remedy="fix that and make another Replay: it goes on from what was moved",
+            remedy=_ANOTHER,
         )
     fields: dict[str, Any] = {"phase": phase.value, "sparkApplication": name}
     if reported.start_time is None:
         fields["startTime"] = _written(now)
     if phase is Phase.COMPLETED:
-        conditions = status.ready(COMPLETED, _outcome(reported))
-        return conditions, {**fields, "completionTime": _written(now)}
+        conditions, ended = _completed(reported, now)
+        return conditions, fields | ended
     if phase is Phase.RUNNING and reported.suspended:
         fields["phase"] = Phase.SUSPENDED.value
         if reported.awaits_approval:
@@ -223,6 +235,11 @@ def _approval_required(reported: ReplayStatus) -> errors.ApprovalRequiredError:
         remedy=f"set the annotation {APPROVED_BY} of this Replay to who approves it, or delete it; "
         "a dry run tells more of what is selected",
     )
+
+
+def _completed(reported: ReplayStatus, now: datetime) -> _Shown:
+    fields = {"phase": Phase.COMPLETED.value, "completionTime": _written(now)}
+    return status.ready(COMPLETED, _outcome(reported)), fields
 
 
 def _outcome(reported: ReplayStatus) -> str:

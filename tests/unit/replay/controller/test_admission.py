@@ -17,6 +17,7 @@ from redrive.replay.controller import launch
 from redrive.replay.controller.admission import admit
 from redrive.replay.controller.errors import (
     DeadLettersDiscardedError,
+    JobNotPermittedError,
     PolicyNotFoundError,
     PolicyNotReadyError,
     ReplayIdentityMissingError,
@@ -154,6 +155,15 @@ def test_the_job_knows_where_its_token_may_be_redirected() -> None:
     assert admit(replay(), ctx()).redirect_hosts == ()
     several = connection(redirectHosts=["broker-*.pulsar"])
     assert admit(replay(), ctx(connections=[several])).redirect_hosts == ("broker-*.pulsar",)
+
+
+def test_the_job_has_the_pods_that_its_connection_gives_it() -> None:
+    through = connection(job={"executors": 2, "overrides": {"maxExecutors": 3}})
+    assert admit(replay(), ctx(connections=[through])).template.executors == 2
+    asking = replay(spec={"job": {"executors": 3}})
+    assert admit(asking, ctx(connections=[through])).template.executors == 3
+    with pytest.raises(JobNotPermittedError, match="got 'executors: 3'"):
+        admit(asking, ctx())
 
 
 def test_a_selection_that_cannot_be_is_refused_before_anything_else_is_asked() -> None:

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.api.connection import ReplayIdentity
+from redrive.api.job import JobDefaults
 from redrive.errors import InvalidSpecError
 from redrive.kube.context import Settings
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.replay.controller import launch, mounts
+from redrive.replay.controller import kubeflow, launch, mounts
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, ReplayJob
 
 SETTINGS = Settings(
@@ -40,6 +41,14 @@ JOB = ReplayJob(
 )
 
 
+def manifest(
+    template: dict[str, Any] | None = None, job: ReplayJob = JOB, access: mounts.PodAccess = ACCESS
+) -> Any:  # noqa: ANN401  a manifest
+    """Return the SparkApplication of the Kubeflow Spark operator."""
+    pods = JobDefaults.model_validate(template or {})
+    return kubeflow.manifest(launch.application(replay(), job, access, pods, SETTINGS))
+
+
 def replay(name: str = "after-fix", uid: str = "uid-1") -> dict[str, Any]:
     return {"metadata": {"name": name, "namespace": "shop", "uid": uid}}
 
@@ -57,7 +66,7 @@ def test_a_replay_made_anew_gets_another_application() -> None:
 
 
 def test_the_application_is_owned_by_the_replay() -> None:
-    (owner,) = launch.application(replay(), JOB, ACCESS, SETTINGS)["metadata"]["ownerReferences"]
+    (owner,) = manifest()["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Replay", "after-fix", "uid-1")
     assert owner["controller"] is True
 
@@ -105,17 +114,17 @@ CLIENT = {
 def test_driver_and_executors_mount_the_credentials_of_the_replay_role_and_no_other_key(
     of: ReplayIdentity, sources: list[tuple[str, str, dict[str, str]]]
 ) -> None:
-    spec = launch.application(replay(), JOB, mounts.access(of, HOSTS), SETTINGS)["spec"]
+    spec = manifest(access=mounts.access(of, HOSTS))["spec"]
     mounted = [
         (kind, by["name"], {item["key"]: item["path"] for item in by["items"]})
-        for volume in spec["volumes"]
+        for volume in spec.get("volumes", [])
         for source in volume["projected"]["sources"]
         for kind, by in source.items()
     ]
     assert mounted == sources
     mount = {"name": "redrive-access", "mountPath": mounts.FOLDER, "readOnly": True}
     for pod in (spec["driver"], spec["executor"]):
-        assert pod["volumeMounts"] == [mount] * bool(sources)
+        assert pod.get("volumeMounts", []) == [mount] * bool(sources)
         ((name, value),) = [(each["name"], each["value"]) for each in pod["env"]]
         assert name == ACCESS_VARIABLE
         assert "$" not in value  # a kubelet would put in variables
@@ -125,12 +134,6 @@ def test_driver_and_executors_mount_the_credentials_of_the_replay_role_and_no_ot
     assert "pulsar-replayer" not in json.dumps(spec["arguments"])
 
 
-def test_what_the_operator_was_started_with_is_mounted_too() -> None:
-    settings = replace(SETTINGS, replay_pod={"volumeMounts": [{"name": "v", "mountPath": "/v"}]})
-    spec = launch.application(replay(), JOB, ACCESS, settings)["spec"]
-    assert [each["name"] for each in spec["driver"]["volumeMounts"]] == ["v", "redrive-access"]
-
-
 @pytest.mark.parametrize("wrong", ["", "{}", "[]", "null", '{"method": "magic"}'])
 def test_an_access_that_the_operator_did_not_write_is_refused(wrong: str) -> None:
     with pytest.raises(InvalidSpecError, match=ACCESS_VARIABLE):
@@ -138,7 +141,7 @@ def test_an_access_that_the_operator_did_not_write_is_refused(wrong: str) -> Non
 
 
 def test_the_job_runs_as_the_operator_was_told() -> None:
-    spec = launch.application(replay(), JOB, ACCESS, SETTINGS)["spec"]
+    spec = manifest()["spec"]
     assert spec["image"] == "registry/redrive:1"
     assert spec["mainApplicationFile"] == "local:///opt/redrive/replay.py"
     assert spec["driver"]["serviceAccount"] == "redrive-replay"
@@ -146,19 +149,19 @@ def test_the_job_runs_as_the_operator_was_told() -> None:
 
 
 def test_the_version_asked_for_is_the_one_that_the_tests_run() -> None:
-    spec = launch.application(replay(), JOB, ACCESS, SETTINGS)["spec"]
+    spec = manifest()["spec"]
     assert spec["sparkVersion"] == metadata.version("pyspark")
 
 
 def test_the_argument_tells_the_whole_job() -> None:
-    (argument,) = launch.application(replay(), JOB, ACCESS, SETTINGS)["spec"]["arguments"]
+    (argument,) = manifest()["spec"]["arguments"]
     assert ReplayJob.decode(argument) == JOB
 
 
 def test_a_selection_cannot_have_a_kubelet_put_a_variable_into_the_arguments() -> None:
     """`$(NAME)` in a container's arguments stands for a variable."""
     job = replace(JOB, where="key > '$(REDRIVE_PULSAR_ACCESS)'")
-    (argument,) = launch.application(replay(), job, ACCESS, SETTINGS)["spec"]["arguments"]
+    (argument,) = manifest(job=job)["spec"]["arguments"]
     assert "$" not in argument
     assert ReplayJob.decode(argument) == job
 
@@ -169,17 +172,79 @@ def test_any_other_argument_is_refused(wrong: str) -> None:
         ReplayJob.decode(wrong)
 
 
-def test_pods_pass_the_restricted_pod_security_unless_the_operator_was_started_otherwise() -> None:
-    spec = launch.application(replay(), JOB, ACCESS, SETTINGS)["spec"]
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def test_pods_pass_the_restricted_pod_security_whatever_is_said_about_them() -> None:
+    spec = manifest()["spec"]
+    assert [spec[pod]["securityContext"] for pod in ("driver", "executor")] == [RESTRICTED] * 2
+    user = {"runAsUser": 185, "runAsGroup": 185, "fsGroup": 1000}
+    spec = manifest({"securityContext": user})["spec"]
     for pod in (spec["driver"], spec["executor"]):
-        context = pod["securityContext"]
-        assert context["allowPrivilegeEscalation"] is False
-        assert context["capabilities"] == {"drop": ["ALL"]}
-        assert context["runAsNonRoot"] is True
-        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-    settings = replace(SETTINGS, replay_pod={"coreRequest": "100m", "memory": "2g"})
-    changed = launch.application(replay(), JOB, ACCESS, settings)["spec"]
-    for pod in (changed["driver"], changed["executor"]):
-        assert (pod["coreRequest"], pod["memory"]) == ("100m", "2g")
-        assert pod["securityContext"] == spec["driver"]["securityContext"]
-        assert pod["env"] == spec["driver"]["env"]
+        assert pod["securityContext"] == {**RESTRICTED, "runAsUser": 185, "runAsGroup": 185}
+        assert pod["podSecurityContext"] == {"fsGroup": 1000}
+
+
+def test_nothing_that_is_said_about_pods_replaces_what_redrive_sets() -> None:
+    said = {
+        "spark.speculation": "true",
+        "spark.kubernetes.executor.podNamePrefix": "theirs",
+        "spark.kubernetes.executor.disableConfigMap": "false",
+        "spark.task.maxFailures": "8",
+    }
+    assert manifest({"sparkConf": said})["spec"]["sparkConf"] == {
+        "spark.speculation": "false",
+        "spark.kubernetes.executor.podNamePrefix": launch.name_of(replay()),
+        "spark.kubernetes.executor.disableConfigMap": "true",
+        "spark.task.maxFailures": "8",
+    }
+
+
+def test_what_is_said_about_pods_reaches_them() -> None:
+    taint = {"key": "spot", "operator": "Exists"}
+    spec = manifest(
+        {
+            "image": "registry/other:1",
+            "imagePullSecrets": ["registry"],
+            "driver": {"memory": "2g"},
+            "executor": {"cores": 2, "coreRequest": "500m"},
+            "executors": 3,
+            "nodeSelector": {"disk": "ssd"},
+            "tolerations": [taint],
+            "labels": {"team": "shop"},
+            "annotations": {"sidecar": "no"},
+            "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}],
+            "timeToLiveSeconds": 600,
+        }
+    )["spec"]
+    assert spec["image"] == "registry/other:1"
+    assert spec["imagePullSecrets"] == ["registry"]
+    assert spec["timeToLiveSeconds"] == 600
+    assert spec["volumes"][0] == {"name": "job-scratch", "emptyDir": {"sizeLimit": "1Gi"}}
+    assert (spec["driver"]["memory"], spec["driver"]["cores"]) == ("2g", 1)
+    assert (spec["executor"]["cores"], spec["executor"]["coreRequest"]) == (2, "500m")
+    assert spec["executor"]["instances"] == 3
+    for pod in (spec["driver"], spec["executor"]):
+        assert pod["nodeSelector"] == {"disk": "ssd"}
+        assert pod["tolerations"] == [taint]
+        assert (pod["labels"], pod["annotations"]) == ({"team": "shop"}, {"sidecar": "no"})
+        mounted = {each["name"]: each["mountPath"] for each in pod["volumeMounts"]}
+        assert mounted == {"job-scratch": "/mnt/scratch", "redrive-access": mounts.FOLDER}
+
+
+@pytest.mark.parametrize(("executors", "initial"), [(None, 2), (3, 3), (9, 4)])
+def test_a_dynamic_allocation_begins_within_its_bounds(executors: int | None, initial: int) -> None:
+    said = {"dynamicAllocation": {"minExecutors": 2, "maxExecutors": 4}, "executors": executors}
+    spec = manifest(said)["spec"]
+    assert spec["dynamicAllocation"] == {
+        "enabled": True,
+        "initialExecutors": initial,
+        "minExecutors": 2,
+        "maxExecutors": 4,
+    }
+    assert spec["executor"]["instances"] == initial

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from redrive.api.job import JobDefaults
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.context import Settings, wall_clock
@@ -322,3 +323,46 @@ async def test_a_run_without_a_word_of_its_job_fails_at_its_deadline(state: str)
         assert (status["phase"], status["moved"]) == (running, 5)
     assert shown(api)[0] == "DeadlineExceeded"
     assert "completionTime" in status
+
+
+FAILURE = {"reason": "DeduplicationOff", "message": "deduplication is off on the topic"}
+
+
+async def look_without_its_application(
+    api: FakeKubernetes, seconds: int | None, **reported: object
+) -> list[str]:
+    """Reconcile a Replay that was launched, whose application is gone; return what is created."""
+    body = replay(status={"sparkApplication": "replay-now"})  # the cache is behind
+    (known,) = api.objects[resources.REPLAYS].values()
+    known["status"] = body["status"] | reported
+    api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
+    job = JobDefaults(time_to_live_seconds=seconds)
+    context = dataclasses.replace(
+        ctx(replays=[body]), kubernetes=api, settings=dataclasses.replace(SETTINGS, replay_job=job)
+    )
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    return [write.resource.kind for write in api.writes if write.verb == "create"]
+
+
+async def test_a_run_that_has_ended_is_not_launched_again_because_its_application_is_gone(
+    api: FakeKubernetes,
+) -> None:
+    account = {"matched": 8, "moved": 8, "skipped": 0, "refused": 0, "left": 0}
+    assert await look_without_its_application(api, None, **account, finished=True) == []
+    assert statuses(api)[-1]["phase"] == "Completed"
+    assert shown(api)[1].startswith("of 8 dead letters 8 are in the retry topic")
+
+
+async def test_a_run_that_failed_is_not_launched_again_once_its_application_outlived_its_time(
+    api: FakeKubernetes,
+) -> None:
+    assert await look_without_its_application(api, 60, failure=FAILURE) == []
+    assert statuses(api)[-1]["phase"] == "Failed"
+    assert "DeduplicationOff: deduplication is off on the topic" in shown(api)[1]
+
+
+@pytest.mark.parametrize(("seconds", "reported"), [(60, {}), (None, {"failure": FAILURE})])
+async def test_an_application_that_was_deleted_by_hand_is_made_again(
+    api: FakeKubernetes, seconds: int | None, reported: dict[str, Any]
+) -> None:
+    assert await look_without_its_application(api, seconds, **reported) == ["SparkApplication"]
