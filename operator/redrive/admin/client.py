@@ -134,6 +134,21 @@ class Admin(TopicCalls):
             self._namespaces[namespace] = CachedRead(lambda: self._read(namespace))
         return await self._namespaces[namespace].get(max_age=max_age)
 
+    async def topics(self, namespace: str) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the topics of a Pulsar namespace without partitions, and those with any.
+
+        Among the first are the single partitions of the second. It takes two calls.
+
+        Raises:
+            AdminNotFoundError: the tenant or the namespace does not exist.
+        """
+        does, path = f"list the topics of {namespace}", f"persistent/{quoted(namespace)}"
+        unpartitioned, partitioned = await asyncio.gather(
+            self._get(does, path, frozenset[str]),
+            self._get(does, f"{path}/partitioned", frozenset[str]),
+        )
+        return unpartitioned, partitioned
+
     @contextmanager
     def granting(self, namespace: str) -> Iterator[Granter]:
         """Announce that rights on topics of one namespace may be changed within the block.
@@ -162,9 +177,8 @@ class Admin(TopicCalls):
 
     async def _read(self, namespace: str) -> NamespaceState:
         does = f"read namespace {namespace}"
-        unpartitioned, partitioned, policies = await asyncio.gather(
-            self._get(does, f"persistent/{quoted(namespace)}", frozenset[str]),
-            self._get(does, f"persistent/{quoted(namespace)}/partitioned", frozenset[str]),
+        topics, policies = await asyncio.gather(
+            self.topics(namespace),
             self._get(does, f"namespaces/{quoted(namespace)}", answers.policies),
         )
-        return NamespaceState(unpartitioned, partitioned, **policies)
+        return NamespaceState(*topics, **policies)

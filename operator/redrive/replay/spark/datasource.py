@@ -24,10 +24,6 @@ from redrive.replay.job.plan import Scan
 from redrive.replay.topic import bitmap, broker, ranges, reading, rows, snapshot
 from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import Piece, Range
-from redrive.replay.topic.rows import DeadLetterRow
-
-BATCH_ROWS = 1_000
-BATCH_BYTES = 4 * 2**20
 
 
 @dataclass
@@ -63,7 +59,7 @@ class PulsarReader(DataSourceReader):
         if not isinstance(partition, ScanPartition):
             return  # Spark makes one up where there is nothing to read.
         with broker.connect(partition.scan.service_url) as client:
-            yield from _batches(plan.letters(client, partition.scan))
+            yield from map(rows.to_batch, rows.in_batches(plan.letters(client, partition.scan)))
 
     def _everything(self) -> Iterator[Scan]:
         topic = TopicName.parse_whole(self._options["topic"])
@@ -127,16 +123,3 @@ def decode(text: str) -> list[Scan]:
         )
         for each in json.loads(text)
     ]
-
-
-def _batches(letters: Iterator[DeadLetterRow]) -> Iterator[pa.RecordBatch]:
-    batch: list[DeadLetterRow] = []
-    size = 0
-    for letter in letters:
-        batch.append(letter)
-        size += letter.size
-        if len(batch) == BATCH_ROWS or size >= BATCH_BYTES:
-            yield rows.to_batch(batch)
-            batch, size = [], 0
-    if batch:
-        yield rows.to_batch(batch)

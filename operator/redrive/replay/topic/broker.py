@@ -15,6 +15,7 @@ import pulsar
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.replay.topic import credentials
+from redrive.replay.topic.broker_credentials import BrokerCredentials
 
 UNPARTITIONED = -1
 """Stands for the index of a partition where a topic has none."""
@@ -27,10 +28,10 @@ class ReplayRoleRefusedError(RedriveError):
 
 
 @contextmanager
-def connect(service_url: str) -> Iterator[pulsar.Client]:
-    """Open a client, and close it with all it has opened."""
+def connect(service_url: str, shown: BrokerCredentials | None = None) -> Iterator[pulsar.Client]:
+    """Open a client, and close it with all it has opened; it shows those of the job by default."""
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn)
-    options = credentials.of_this_job().client(service_url)
+    options = (shown or credentials.of_this_job()).client(service_url)
     client = pulsar.Client(service_url, logger=quiet, **options)
     try:
         yield client

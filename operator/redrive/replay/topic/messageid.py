@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from redrive.replay.topic.position import EntryId
 
+_BATCH_INDEX = 4
 _BATCH_SIZE = 6
 _FIRST_CHUNK = 7
 _LEDGER, _ENTRY = 1, 2
@@ -42,6 +43,24 @@ def entry_of(serialized: bytes) -> Entry:
         max(1, fields.get(_BATCH_SIZE, 1)),
         None if first is None else EntryId(first[_LEDGER], first[_ENTRY]),
     )
+
+
+def place_of(serialized: bytes) -> tuple[EntryId, int]:
+    """Return the entry that `MessageId.serialize` names, and the index in it; -1 without one.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    fields, _ = _fields(serialized)
+    if not {_LEDGER, _ENTRY} <= fields.keys():
+        msg = f"no message id: {serialized.hex()}"
+        raise ValueError(msg)
+    index = _signed(fields.get(_BATCH_INDEX, -1))
+    return EntryId(_signed(fields[_LEDGER]), _signed(fields[_ENTRY])), index
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
 
 
 def _fields(serialized: bytes) -> tuple[dict[int, int], bytes]:

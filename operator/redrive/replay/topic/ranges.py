@@ -80,7 +80,7 @@ def cut(partition: Partition, end: EntryId) -> Iterator[Piece]:
             there = bitmap.span(0, min(piece.last, last) - first)
             resting = there & ~settled(piece, partition)
             if resting:
-                after = _back(partition, piece.entry_id(bitmap.lowest(resting)))
+                after = look_back(partition, piece.entry_id(bitmap.lowest(resting)))
                 yield Piece(piece, resting, after)
 
 
@@ -89,7 +89,7 @@ def narrowed(piece: Piece, partition: Partition, entries: int) -> Piece | None:
     resting = piece.resting & entries
     if not resting:
         return None
-    after = _back(partition, piece.range.entry_id(bitmap.lowest(resting)))
+    after = look_back(partition, piece.range.entry_id(bitmap.lowest(resting)))
     return Piece(piece.range, resting, after)
 
 
@@ -107,7 +107,7 @@ def all_pieces(partitions: Sequence[Partition]) -> list[Piece]:
     return [piece for partition in partitions for piece in cut(partition, partition.end)]
 
 
-def _back(partition: Partition, entry: EntryId) -> EntryId:
+def look_back(partition: Partition, entry: EntryId) -> EntryId:
     """Return the entry behind which lie *entry* and `LOOK_BACK` ones before it."""
     missing = LOOK_BACK
     for ledger, entries in reversed(partition.ledgers):

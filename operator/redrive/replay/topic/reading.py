@@ -37,11 +37,13 @@ class ReadableTopic(NamedTuple):
     Attributes:
         client: stays open meanwhile.
         topic: the partitioned topic, or one without partitions.
+        read_through: as that of `snapshot`, which it is with the credentials of a job.
     """
 
     client: pulsar.Client
     admin_url: str
     topic: TopicName
+    read_through: Callable[[str, TopicName, str], EntryId | None] = snapshot.read_through
 
 
 class SourceSilentError(RedriveError):
@@ -85,7 +87,7 @@ def messages(
 
     def is_through() -> bool:
         """Whether the broker has sent all that is to be read, shown by the client or not."""
-        sent = snapshot.read_through(of.admin_url, topic, name)
+        sent = of.read_through(of.admin_url, topic, name)
         return sent is not None and sent >= last
 
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pulsar
@@ -11,6 +11,9 @@ import pyarrow as pa
 from redrive.copying import reading
 from redrive.replay.topic import messageid
 from redrive.replay.topic.position import EntryId, Position
+
+BATCH_ROWS = 1_000
+BATCH_BYTES = 4 * 2**20
 
 DDL = (
     "partition INT, ledger BIGINT, entry BIGINT, batch_index INT, batch_size INT, "
@@ -114,6 +117,20 @@ class DeadLetterRow:
 def entry_acknowledgement(partition: int, entry: EntryId) -> pulsar.MessageId:
     """Return what to acknowledge a whole entry by: the index -1, as no client can name a part."""
     return pulsar.MessageId(partition, entry.ledger, entry.entry, -1)
+
+
+def in_batches(letters: Iterable[DeadLetterRow]) -> Iterator[list[DeadLetterRow]]:
+    """Put *letters* together in lists of bounded size, in their order."""
+    batch: list[DeadLetterRow] = []
+    size = 0
+    for letter in letters:
+        batch.append(letter)
+        size += letter.size
+        if len(batch) == BATCH_ROWS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def to_batch(letters: Sequence[DeadLetterRow]) -> pa.RecordBatch:

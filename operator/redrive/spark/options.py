@@ -1,0 +1,233 @@
+"""The options of a read or a write, as users of the JVM connector for Pulsar know them. Pure.
+
+Spark hands over names in lower case, and compares them without regard to it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from redrive.errors import RedriveError
+from redrive.policy.naming import TopicName
+from redrive.spark import authentication
+from redrive.spark.authentication import SourceAuthentication
+
+COLUMN_NAMES = (
+    "value", "__key", "__topic", "__messageId", "__publishTime", "__eventTime",
+    "__messageProperties",
+)  # fmt: skip
+"""The columns of a read that names none."""
+MORE_COLUMN_NAMES = ("__partition", "__ledger", "__entry", "__batchIndex", "__encrypted")
+"""Columns to be named in `columns`."""
+
+_CONNECTION = (
+    "service.url",
+    "admin.url",
+    authentication.PLUGIN,
+    authentication.PARAMETERS,
+    authentication.TRUSTED,
+)
+_TOPICS = ("topic", "topics", "topicsPattern")
+_READ = (*_CONNECTION, *_TOPICS, "startingOffsets", "failOnDataLoss", "columns")
+BATCH_OPTIONS = (*_READ, "endingOffsets")
+WRITE_OPTIONS = (*_CONNECTION, "topic")
+_SHORT = re.compile(r"[^/]+")
+
+
+class InvalidOptionError(RedriveError):
+    """An option of the data source is not what it can be."""
+
+    reason: ClassVar[str] = "InvalidOption"
+
+
+@dataclass(frozen=True)
+class SourceConnection:
+    """The broker, and who to be there.
+
+    Attributes:
+        admin_url: None where only the binary protocol is to be used.
+    """
+
+    service_url: str
+    admin_url: str | None
+    authentication: SourceAuthentication
+
+
+@dataclass(frozen=True)
+class TopicSelection:
+    """Which topics to read.
+
+    Attributes:
+        names: each may be one partition.
+        pattern: of topics without their partitions, in one namespace; None for *names* alone.
+        namespace: that of the pattern, `tenant/namespace`.
+    """
+
+    names: tuple[TopicName, ...] = ()
+    pattern: re.Pattern[str] | None = None
+    namespace: str = ""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """All that is said about a read.
+
+    Attributes:
+        starting: as written, see `offsets`; None where it was left out. Likewise *ending*.
+    """
+
+    connection: SourceConnection
+    topics: TopicSelection
+    columns: tuple[str, ...]
+    starting: str | None
+    ending: str | None
+    fail_on_data_loss: bool
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """All that is said about a write.
+
+    Attributes:
+        topic: None where each row names its own.
+    """
+
+    connection: SourceConnection
+    topic: TopicName | None
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Read the options of a write.
+
+    Raises:
+        RedriveError: one is unknown, missing, or not what it can be.
+    """
+    options = _named(given, WRITE_OPTIONS)
+    topic = options.get("topic")
+    return WriteOptions(_connection(options), None if topic is None else topic_name(topic))
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """Read the options of a read.
+
+    Raises:
+        InvalidOptionError: one is unknown, missing, or not what it can be.
+    """
+    options = _named(given, BATCH_OPTIONS)
+    connection = _connection(options)
+    topics = _topics(options)
+    if topics.pattern is not None and connection.admin_url is None:
+        raise InvalidOptionError(
+            "topicsPattern needs admin.url, as only the admin API lists topics",
+            got=topics.pattern.pattern,
+            remedy="give admin.url, or name the topics in `topics`",
+        )
+    return ReadOptions(
+        connection,
+        topics,
+        _columns(options.get("columns")),
+        options.get("startingOffsets"),
+        options.get("endingOffsets"),
+        _boolean("failOnDataLoss", options.get("failOnDataLoss", "true")),
+    )
+
+
+def _named(given: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
+    """Return the options under the names that the documentation has for them."""
+    names = {name.lower(): name for name in known}
+    for name in given:
+        if name.lower() not in names:
+            near = difflib.get_close_matches(name.lower(), names, n=1)
+            hint = f"did you mean {names[near[0]]}? " if near else ""
+            raise InvalidOptionError(
+                "the data source pulsar has no such option here",
+                got=name,  # not its value, which may be a secret
+                remedy=f"{hint}Known are {', '.join(sorted(known))}",
+            )
+    return {names[name.lower()]: value for name, value in given.items()}
+
+
+def _connection(options: Mapping[str, str]) -> SourceConnection:
+    url = options.get("service.url", "")
+    if not re.match(r"pulsar(\+ssl)?://.", url):
+        raise InvalidOptionError(
+            "service.url is missing, or not one of Pulsar",
+            got=url,
+            remedy="give the broker's, such as pulsar://pulsar:6650 or pulsar+ssl://pulsar:6651",
+        )
+    admin = options.get("admin.url")
+    if admin is not None and not re.match(r"https?://.", admin):
+        raise InvalidOptionError(
+            "admin.url is not one of HTTP",
+            got=admin,
+            remedy="give the address of the admin API, such as http://pulsar:8080, or leave it out",
+        )
+    return SourceConnection(url, admin, authentication.of_options(options))
+
+
+def _topics(options: Mapping[str, str]) -> TopicSelection:
+    given = [name for name in _TOPICS if name in options]
+    if len(given) != 1:
+        raise InvalidOptionError(
+            "exactly one of topic, topics and topicsPattern says what to read",
+            got=given,
+            remedy="give one of them",
+        )
+    text = options[given[0]]
+    if given[0] == "topicsPattern":
+        return _pattern(text)
+    names = [text] if given[0] == "topic" else text.split(",")
+    return TopicSelection(tuple(dict.fromkeys(topic_name(name.strip()) for name in names)))
+
+
+def topic_name(text: str) -> TopicName:
+    """Read the name of a topic; a short one, as clients take it, is of `public/default`.
+
+    Raises:
+        InvalidSpecError: it is none.
+    """
+    return TopicName.parse(f"persistent://public/default/{text}" if _is_short(text) else text)
+
+
+def _is_short(text: str) -> bool:
+    return _SHORT.fullmatch(text) is not None
+
+
+def _pattern(text: str) -> TopicSelection:
+    """Read a pattern; its tenant and namespace are no patterns, as the broker lists one."""
+    whole = text if "://" in text else f"persistent://public/default/{text}"
+    parts = whole.split("/", 4)
+    try:
+        namespace = TopicName.parse("/".join([*parts[:4], "any"])).namespace_name
+        return TopicSelection((), re.compile(whole), namespace)
+    except (RedriveError, re.error) as error:
+        raise InvalidOptionError(
+            "topicsPattern is persistent://tenant/namespace/ and a regular expression for the rest",
+            got=text,
+            remedy=f"correct it ({error})",
+        ) from None
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return COLUMN_NAMES
+    known = {name.lower(): name for name in (*COLUMN_NAMES, *MORE_COLUMN_NAMES)}
+    asked = [name.strip() for name in text.split(",")]
+    unknown = [name for name in asked if name.lower() not in known]
+    if unknown or len(set(map(str.lower, asked))) < len(asked):
+        raise InvalidOptionError(
+            "columns names columns that there are not, or one twice",
+            got=unknown or asked,
+            remedy=f"choose from {', '.join(known.values())}",
+        )
+    return tuple(known[name.lower()] for name in asked)
+
+
+def _boolean(name: str, text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise InvalidOptionError(f"{name} is neither true nor false", got=text, remedy="give one")
+    return text.lower() == "true"

@@ -1,0 +1,173 @@
+"""What the topics of a read hold now, as the broker tells.
+
+With `admin.url` it tells each ledger; else a reader finds where each partition ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
+
+import pulsar
+
+from redrive.admin.client import Admin
+from redrive.admin.http import Http
+from redrive.errors import RedriveError
+from redrive.policy.naming import TopicName
+from redrive.replay.topic import broker, snapshot
+from redrive.replay.topic.broker import UNPARTITIONED
+from redrive.replay.topic.partition import Partition
+from redrive.replay.topic.position import NOWHERE, EntryId
+from redrive.spark.access import SourceCredentials
+from redrive.spark.options import SourceConnection, TopicSelection
+from redrive.spark.slices import Extent
+
+_INDEX = re.compile(r"-partition-(\d+)$")
+_LAST_MESSAGE_MILLISECONDS = 30_000
+
+
+class PulsarFailedError(RedriveError):
+    """The broker refused what the data source asks of it, or can't be reached."""
+
+    reason: ClassVar[str] = "PulsarFailed"
+
+
+class LastMessageUnknownError(RedriveError):
+    """Where a partition ends can't be found without the admin API."""
+
+    reason: ClassVar[str] = "LastMessageUnknown"
+
+
+@contextmanager
+def failures(doing: str, right: str) -> Iterator[None]:
+    """Name what failed: *doing*, for which the broker asks for *right*."""
+    try:
+        yield
+    except pulsar.PulsarException as error:
+        raise PulsarFailedError(
+            f"the broker refused to {doing}, or did not answer",
+            got=str(error) or type(error).__name__,
+            remedy=f"check service.url and the credentials, whose role may {right} there if it is "
+            "granted that; the client says of a refused token that it has timed out",
+        ) from error
+
+
+class TopicReader:
+    """Asks the broker of a connection about topics; opens what it needs for each question.
+
+    Raises:
+        RedriveError: from each method: a credential, the broker, or the topic is not there.
+    """
+
+    def __init__(self, connection: SourceConnection) -> None:
+        self._connection = connection
+        self._credentials = SourceCredentials(connection.authentication)
+
+    def extents(self, selection: TopicSelection) -> list[Extent]:
+        """Return what each partition of the topics holds, each once, in order of their names."""
+        if self._connection.admin_url is None:
+            with self.client() as client:
+                found = list(_by_readers(client, selection))
+        else:
+            found = asyncio.run(self._by_admin(selection))
+        once = {each.topic: each for each in found}.values()
+        return sorted(once, key=lambda of: (of.topic.without_partition(), of.partition.index))
+
+    def held(self, topic: TopicName) -> frozenset[int]:
+        """Return the ledgers of a partition, of which the admin API tells."""
+        stats = asyncio.run(self._internal_stats(topic))
+        return Partition.from_stats(UNPARTITIONED, stats, "").held
+
+    def read_through(self, _admin_url: str, topic: TopicName, reader: str) -> EntryId | None:
+        """Do what `snapshot.read_through` does; None where only the binary protocol is used."""
+        if self._connection.admin_url is None:
+            return None
+        return snapshot.served(asyncio.run(self._internal_stats(topic)), reader)
+
+    def client(self) -> AbstractContextManager[pulsar.Client]:
+        """Open a client, and close it with all it has opened."""
+        return broker.connect(self._connection.service_url, self._credentials)
+
+    async def _internal_stats(self, topic: TopicName) -> dict[str, Any]:
+        async with Http.open() as http:
+            return await (await self._admin(http)).internal_stats(topic)
+
+    async def _admin(self, http: Http) -> Admin:
+        shown = await asyncio.to_thread(self._credentials.access)
+        return Admin(http, self._connection.admin_url or "", shown)
+
+    async def _by_admin(self, selection: TopicSelection) -> list[Extent]:
+        async with Http.open() as http:
+            admin = await self._admin(http)
+            names = await _matching(admin, selection)
+            whole = await asyncio.gather(*(_partitions(admin, name) for name in names))
+            return list(
+                await asyncio.gather(
+                    *(_extent(admin, topic) for partitions in whole for topic in partitions)
+                )
+            )
+
+
+async def _matching(admin: Admin, selection: TopicSelection) -> list[TopicName]:
+    if selection.pattern is None:
+        return list(selection.names)
+    unpartitioned, partitioned = await admin.topics(selection.namespace)
+    single = {name for name in unpartitioned if not _INDEX.search(name)}
+    return [
+        TopicName.parse(name)
+        for name in sorted(single | partitioned)
+        if selection.pattern.fullmatch(name)
+    ]
+
+
+async def _partitions(admin: Admin, topic: TopicName) -> list[TopicName]:
+    if _INDEX.search(topic.local):
+        return [topic]
+    count = await admin.partitions(topic)
+    return [topic.partition(index) for index in range(count)] or [topic]
+
+
+async def _extent(admin: Admin, topic: TopicName) -> Extent:
+    stats = await admin.internal_stats(topic)
+    return Extent(topic, Partition.from_stats(_index(topic), stats, ""))
+
+
+def _index(topic: TopicName) -> int:
+    match = _INDEX.search(topic.local)
+    return UNPARTITIONED if match is None else int(match[1])
+
+
+def _by_readers(client: pulsar.Client, selection: TopicSelection) -> Iterator[Extent]:
+    for name in selection.names:
+        with failures(f"look up {name}", "consume"):
+            partitions = client.get_topic_partitions(str(name))
+        for topic in map(TopicName.parse, partitions):
+            ledger, entry = _last_entry(client, topic)
+            ledgers = () if ledger < 0 else ((ledger, entry + 1),)
+            yield Extent(topic, Partition(_index(topic), ledgers), complete=False)
+
+
+def _last_entry(client: pulsar.Client, topic: TopicName) -> EntryId:
+    with failures(f"open a reader on {topic}", "consume"):
+        reader = client.create_reader(
+            str(topic),
+            pulsar.MessageId.latest,
+            receiver_queue_size=1,
+            start_message_id_inclusive=True,
+            crypto_failure_action=pulsar.ConsumerCryptoFailureAction.CONSUME,
+        )
+    try:
+        if not reader.has_message_available():
+            return NOWHERE
+        found = reader.read_next(_LAST_MESSAGE_MILLISECONDS).message_id()
+    except pulsar.Timeout:
+        raise LastMessageUnknownError(
+            f"the last message of {topic} can't be read, so where it ends is not known",
+            remedy="give admin.url, by which the broker tells where it ends",
+        ) from None
+    finally:
+        reader.close()
+    return EntryId(found.ledger_id(), found.entry_id())

@@ -1,0 +1,314 @@
+"""Anyone's DataFrames: topics of a real broker, read and written by a real Spark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql.functions import col, lit
+
+from redrive.replay.spark.datasource import PulsarDataSource
+from redrive.spark import register
+from redrive.spark.datasource import PUSHDOWN
+from redrive.spark.options import COLUMN_NAMES, MORE_COLUMN_NAMES
+from sandbox.pulsar import SUPERUSER, Broker
+
+GUIDE = Path(__file__).parents[3] / "docs" / "howto" / "spark.md"
+READER = "analyst"
+EVERY_COLUMN = ",".join((*COLUMN_NAMES, *MORE_COLUMN_NAMES))
+TOKEN_PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"  # noqa: S105  a class
+
+
+@dataclass
+class Desk:
+    """A notebook's session, a broker, and a role that may consume in one namespace."""
+
+    spark: SparkSession
+    broker: Broker
+    namespace: str
+    client: pulsar.Client
+    sent: list[dict[str, Any]] = field(default_factory=list)
+
+    def topic(self, name: str, partitions: int = 0, subscription: str = "keep") -> str:
+        """Create a topic, with a subscription that keeps messages unless it is empty."""
+        topic = f"persistent://{self.namespace}/{name}"
+        self.admin("PUT", topic, "/partitions" if partitions else "", partitions or None)
+        if subscription:
+            at = f"/subscription/{subscription}"
+            self.admin("PUT", topic, at, {"ledgerId": -1, "entryId": -1})
+        return topic
+
+    def unload(self, topic: str) -> None:
+        """Close the ledgers of a topic: what is sent from now on lies in others."""
+        self.admin("PUT", topic, "/unload")
+
+    def trim(self, topic: str) -> None:
+        """Delete the ledgers that nothing keeps."""
+        self.admin("POST", topic, "/trim")
+
+    def admin(self, method: str, topic: str, what: str, body: object = None) -> str:
+        """Ask the broker as its super-user, below *topic*."""
+        at = f"/admin/v2/persistent/{topic.removeprefix('persistent://')}{what}"
+        answer = self.broker.request(method, at, body)
+        answer.check(f"{method} {what} of {topic}")
+        return answer.body
+
+    def send(self, topic: str, count: int, *, batched: bool = False, **fields: Any) -> None:  # noqa: ANN401
+        """Send messages, whose values are their numbers among all that were sent."""
+        producer = self.client.create_producer(
+            topic, batching_enabled=batched, batching_max_publish_delay_ms=5_000
+        )
+        results: list[pulsar.Result] = []
+        for _ in range(count):
+            number = len(self.sent)
+            event = 1_700_000_000_000 + number * 1_000
+            each = {
+                "partition_key": f"k{number % 7}",
+                "event_timestamp": event,
+                "properties": {"number": str(number)},
+            } | fields
+            producer.send_async(
+                str(number).encode(), lambda result, _: results.append(result), **each
+            )
+            self.sent.append({"number": number, "event": event, "topic": topic})
+        producer.flush()
+        producer.close()
+        assert results == [pulsar.Result.Ok] * count
+
+    def options(self, *, admin: bool = True, token: str = "") -> dict[str, str]:
+        """Return what every read and write here has."""
+        return {
+            "service.url": self.broker.service_url,
+            "pulsar.client.authPluginClassName": TOKEN_PLUGIN,
+            "pulsar.client.authParams": f"token:{token or self.broker.token(READER)}",
+        } | ({"admin.url": self.broker.admin_url} if admin else {})
+
+    def read(self, *, admin: bool = True, token: str = "", **others: str) -> DataFrame:
+        """Return what a read with further options gives."""
+        options = self.options(admin=admin, token=token) | others
+        return self.spark.read.format("pulsar").options(**options).load()
+
+
+def numbers(frame: DataFrame) -> list[int]:
+    """Return the numbers of what was read, in order."""
+    return sorted(int(row.value) for row in frame.select("value").collect())
+
+
+@pytest.fixture
+def desk(spark: SparkSession, broker: Broker, pulsar_namespace: str) -> Iterator[Desk]:
+    """A session as notebooks have it; afterwards it is one of replays again."""
+    path = f"/admin/v2/namespaces/{pulsar_namespace}/permissions/{READER}"
+    broker.request("POST", path, ["consume", "produce"]).check("grant")
+    client = pulsar.Client(
+        broker.service_url,
+        authentication=pulsar.AuthenticationToken(broker.token(SUPERUSER)),
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+    )
+    register(spark)
+    yield Desk(spark, broker, pulsar_namespace, client)
+    client.close()
+    spark.conf.unset(PUSHDOWN)
+    spark.dataSource.register(PulsarDataSource)
+
+
+def test_a_batch_has_all_that_messages_carry(desk: Desk) -> None:
+    topic = desk.topic("orders")
+    desk.send(topic, 3)
+    desk.send(topic, 2, batched=True)
+    rows = desk.read(topic=topic, columns=EVERY_COLUMN).collect()
+    assert [int(row.value) for row in rows] == [0, 1, 2, 3, 4]
+    assert [bytes(row["__key"]) for row in rows] == [b"k0", b"k1", b"k2", b"k3", b"k4"]
+    assert {row["__topic"] for row in rows} == {topic}
+    assert [row["__messageProperties"] for row in rows] == [{"number": str(n)} for n in range(5)]
+    events = [row["__eventTime"].timestamp() * 1_000 for row in rows]
+    assert events == [sent["event"] for sent in desk.sent]
+    published = [row["__publishTime"].timestamp() * 1_000 for row in rows]
+    assert published == sorted(published)
+    assert min(published) > max(events)
+    assert [row["__entry"] for row in rows] == [0, 1, 2, 3, 3]
+    assert [row["__batchIndex"] for row in rows] == [0, 0, 0, 0, 1]
+    assert {row["__encrypted"] for row in rows} == {False}
+    ids = [pulsar.MessageId.deserialize(bytes(row["__messageId"])) for row in rows]
+    assert [each.ledger_id() for each in ids] == [row["__ledger"] for row in rows]
+    assert desk.read(topic=topic).columns == list(COLUMN_NAMES)
+
+
+@pytest.mark.parametrize("admin", [True, False], ids=["admin", "binary protocol alone"])
+def test_positions_bound_what_is_read(desk: Desk, admin: bool) -> None:  # noqa: FBT001
+    topic = desk.topic("orders")
+    desk.send(topic, 6)
+    desk.send(topic, 4, batched=True)
+    rows = desk.read(topic=topic, columns=EVERY_COLUMN).collect()
+    starting = json.dumps({topic: f"{rows[2]['__ledger']}:{rows[2]['__entry']}"})
+    ending = json.dumps({topic: list(bytes(rows[7]["__messageId"]))})
+    desk.send(topic, 1)
+    frame = desk.read(admin=admin, topic=topic, startingOffsets=starting, endingOffsets=ending)
+    assert numbers(frame) == [2, 3, 4, 5, 6, 7]
+    frame = desk.read(admin=admin, topic=topic, startingOffsets=starting)
+    assert numbers(frame) == [2, 3, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_topics_are_found_by_a_pattern_with_all_their_partitions(desk: Desk) -> None:
+    desk.send(desk.topic("orders-eu", partitions=3), 20)
+    desk.send(desk.topic("orders-us"), 5)
+    desk.topic("orders-none", partitions=2)
+    desk.send(desk.topic("bills"), 5)
+    frame = desk.read(topicsPattern=f"persistent://{desk.namespace}/orders-.*")
+    assert numbers(frame) == list(range(25))
+    names = [f"persistent://{desk.namespace}/{name}" for name in ("orders-us", "bills")]
+    assert numbers(desk.read(topics=",".join(names))) == list(range(20, 30))
+    whole = f"persistent://{desk.namespace}/orders-eu"
+    assert numbers(desk.read(topics=f"{whole},{whole}-partition-0")) == list(range(20))
+
+
+def test_a_refused_token_is_named_and_not_shown(desk: Desk) -> None:
+    topic = desk.topic("orders")
+    token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJub2JvZHkifQ.c2lnbmF0dXJl"  # noqa: S105  of no role
+    with pytest.raises(PySparkException, match=r"[Tt]oken|[Aa]uthenticat") as failed:
+        desk.read(token=token, topic=topic).count()
+    assert "eyJ" not in str(failed.value)
+
+
+def test_a_topic_that_is_not_there_is_named(desk: Desk) -> None:
+    with pytest.raises(PySparkException, match="orders-missing"):
+        desk.read(topic=f"persistent://{desk.namespace}/orders-missing").count()
+
+
+def test_conditions_select_what_plain_python_does(desk: Desk) -> None:
+    topic = desk.topic("orders", partitions=2)
+    for _ in range(3):
+        desk.send(topic, 40)
+        desk.send(topic, 20, batched=True)
+        desk.unload(topic)  # the next ones lie in other ledgers
+    frame = desk.read(topic=topic, columns=EVERY_COLUMN)
+    rows = frame.collect()
+    assert len(rows) == 180
+    by_number = sorted(rows, key=lambda row: int(row.value))
+    middle, other = by_number[140], by_number[40]
+    conditions: list[tuple[Column, Callable[[Row], bool]]] = [
+        (col("__partition") == 1, lambda row: row["__partition"] == 1),
+        (col("__topic") == f"{topic}-partition-0", lambda row: row["__partition"] == 0),
+        (col("__ledger") < middle["__ledger"], lambda row: row["__ledger"] < middle["__ledger"]),
+        (
+            (col("__ledger") == middle["__ledger"]) & (col("__entry") <= middle["__entry"]),
+            lambda row: (
+                row["__ledger"] == middle["__ledger"] and row["__entry"] <= middle["__entry"]
+            ),
+        ),
+        (col("__entry").isin(1, 3), lambda row: row["__entry"] in {1, 3}),
+        (~(col("__entry") == 1), lambda row: row["__entry"] != 1),
+        (
+            (col("__entry") < 2) | (col("__partition") == 0),
+            lambda row: row["__entry"] < 2 or row["__partition"] == 0,
+        ),
+        (
+            col("__messageId") == lit(bytes(middle["__messageId"])),
+            lambda row: row["__messageId"] == middle["__messageId"],
+        ),
+        (
+            (col("__publishTime") >= lit(other["__publishTime"]))
+            & (col("__publishTime") < lit(middle["__publishTime"])),
+            lambda row: other["__publishTime"] <= row["__publishTime"] < middle["__publishTime"],
+        ),
+        (
+            col("__eventTime") > lit(other["__eventTime"]),
+            lambda row: row["__eventTime"] > other["__eventTime"],
+        ),
+    ]
+    for condition, holds in conditions:
+        wanted = sorted(int(row.value) for row in rows if holds(row))
+        assert wanted
+        assert numbers(frame.where(condition)) == wanted, condition
+    assert frame.rdd.getNumPartitions() == 2
+    assert frame.where(col("__partition") == 1).rdd.getNumPartitions() == 1
+
+
+def test_what_is_written_is_read_back_and_no_plan_shows_the_token(desk: Desk) -> None:
+    topic = desk.topic("orders", partitions=2)
+    frame = desk.spark.range(500).selectExpr(
+        "cast(id as string) as value",
+        "concat('k', id % 5) as __key",
+        "timestamp_millis(1700000000000 + id) as __eventTime",
+        "map('number', cast(id as string)) as __messageProperties",
+    )
+    frame.write.format("pulsar").mode("append").options(**desk.options(), topic=topic).save()
+    read = desk.read(topic=topic)
+    rows = sorted(read.collect(), key=lambda row: int(row.value))
+    assert [int(row.value) for row in rows] == list(range(500))
+    assert [row["__key"].decode() for row in rows] == [f"k{n % 5}" for n in range(500)]
+    events = [round(row["__eventTime"].timestamp() * 1_000) for row in rows]
+    assert events == [1_700_000_000_000 + n for n in range(500)]
+    assert [row["__messageProperties"] for row in rows] == [{"number": str(n)} for n in range(500)]
+    plans = [read._jdf.queryExecution().toString()]  # noqa: SLF001
+    store = desk.spark._jsparkSession.sharedState().statusStore()  # noqa: SLF001
+    ran = store.executionsList()
+    plans += [ran.apply(at).physicalPlanDescription() for at in range(ran.size())]
+    assert any("pulsar" in plan.lower() for plan in plans)
+    assert not [plan for plan in plans if "eyJ" in plan]
+
+
+def test_a_row_names_its_topic_and_what_is_no_message_is_refused(desk: Desk) -> None:
+    bills, orders = desk.topic("bills"), desk.topic("orders")
+    frame = desk.spark.createDataFrame(
+        [(b"1", orders), (None, bills)], "value BINARY, __topic STRING"
+    )
+    frame.write.format("pulsar").mode("append").options(**desk.options()).save()
+    assert [row.value for row in desk.read(topics=f"{bills},{orders}").collect()] == [None, b"1"]
+    writing = desk.spark.range(3).write.format("pulsar").options(**desk.options(), topic=orders)
+    with pytest.raises(PySparkException, match="no way to write the column id"):
+        writing.mode("append").save()
+    with pytest.raises(PySparkException, match="can't be overwritten"):
+        frame.write.format("pulsar").options(**desk.options()).mode("overwrite").save()
+
+
+def test_a_role_without_rights_is_refused_with_the_right_that_it_lacks(desk: Desk) -> None:
+    topic = desk.topic("orders")
+    desk.send(topic, 1)
+    stranger = desk.broker.token("stranger")
+    with pytest.raises(PySparkException, match="may consume there"):
+        desk.read(admin=False, token=stranger, topic=topic).count()
+    writing = desk.spark.range(3).selectExpr("cast(id as string) as value").write.format("pulsar")
+    with pytest.raises(PySparkException, match="may produce there"):
+        writing.mode("append").options(**desk.options(token=stranger), topic=topic).save()
+
+
+def test_what_retention_has_deleted_fails_a_read_that_was_to_begin_there(desk: Desk) -> None:
+    topic = desk.topic("orders", subscription="")
+    desk.send(topic, 3)
+    first = desk.read(topic=topic, columns="__ledger").first()
+    assert first is not None
+    desk.unload(topic)
+    desk.send(topic, 3)
+    desk.trim(topic)
+    starting = json.dumps({topic: f"{first['__ledger']}:1"})
+    with pytest.raises(PySparkException, match="does not hold what follows on"):
+        desk.read(topic=topic, startingOffsets=starting).count()
+    frame = desk.read(topic=topic, startingOffsets=starting, failOnDataLoss="false")
+    assert numbers(frame) == [3, 4, 5]
+
+
+def test_what_the_guide_shows_works(desk: Desk, tmp_path: Path) -> None:
+    topic = desk.topic("orders")
+    desk.topic("checked")
+    desk.send(topic, 5)
+    (tmp_path / "token").write_text(desk.broker.token(READER))
+    names: dict[str, Any] = {"spark": desk.spark}
+    for block in re.findall("^```python\n(.+?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL):
+        for shown, real in [
+            ("pulsar://pulsar:6650", desk.broker.service_url),
+            ("http://pulsar:8080", desk.broker.admin_url),
+            ("persistent://shop/prod", f"persistent://{desk.namespace}"),
+            ("/var/run/pulsar", str(tmp_path)),
+        ]:
+            block = block.replace(shown, real)  # noqa: PLW2901
+        exec(block, names)  # noqa: S102  what the guide shows
+    assert names["everything"].count() == 5
+    assert numbers(desk.read(topic=topic.replace("orders", "checked"))) == list(range(5))

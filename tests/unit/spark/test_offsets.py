@@ -1,0 +1,82 @@
+"""Positions as text name the first and the last message that is read."""
+
+from __future__ import annotations
+
+import json
+
+import pulsar
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.policy.naming import TopicName
+from redrive.replay.topic import messageid
+from redrive.replay.topic.position import EntryId, Position
+from redrive.spark import offsets
+from redrive.spark.offsets import BEGINNING, END, WHOLE
+from redrive.spark.options import InvalidOptionError
+
+ORDERS = TopicName("shop", "prod", "orders")
+numbers = st.integers(0, 2**40)
+
+
+@given(numbers, numbers, st.integers(-1, 1_000))
+def test_a_message_id_names_its_place(ledger: int, entry: int, index: int) -> None:
+    written = pulsar.MessageId(3, ledger, entry, index).serialize()
+    assert messageid.place_of(written) == (EntryId(ledger, entry), index)
+
+
+@given(numbers, numbers, st.none() | st.integers(0, 1_000), st.booleans())
+def test_a_read_begins_with_the_message_that_starts_it_and_ends_with_the_one_that_ends_it(
+    ledger: int,
+    entry: int,
+    index: int | None,
+    as_bytes: bool,  # noqa: FBT001
+) -> None:
+    text: object = f"{ledger}:{entry}" + ("" if index is None else f":{index}")
+    if as_bytes:
+        whole = pulsar.MessageId(-1, ledger, entry, -1 if index is None else index).serialize()
+        text = [byte - 256 if byte > 127 else byte for byte in whole]  # as Java writes bytes
+    given_ = json.dumps({str(ORDERS): text})
+    behind, through = offsets.starting(given_).of(ORDERS), offsets.ending(given_).of(ORDERS)
+    named = Position(ledger, entry, index or 0)
+    assert behind < named <= through
+    before = Position(ledger, entry, index - 1) if index else Position(ledger, entry - 1, WHOLE)
+    assert not behind < before
+    assert not Position(ledger, entry + 1, 0) <= through
+    assert (Position(ledger, entry, (index or 0) + 1) <= through) == (index is None)
+
+
+def test_words_and_what_is_not_named() -> None:
+    assert offsets.starting("earliest").of(ORDERS) == BEGINNING
+    assert offsets.starting("latest").of(ORDERS) == END
+    assert offsets.ending("latest").of(ORDERS) == END
+    some = offsets.starting(f'{{"{ORDERS}": "latest"}}')
+    assert (some.of(ORDERS), some.of(ORDERS.partition(1))) == (END, BEGINNING)
+    assert offsets.ending(f'{{"{ORDERS}": "1:2"}}').of(ORDERS.partition(1)) == END
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "soon",
+        "7",
+        "[1]",
+        '{"a": 7}',
+        '{"a": "7"}',
+        '{"a": [8]}',
+        '{"a/b": "1:2"}',
+        '{"a": null}',
+        '{"a": [300, "x"]}',
+        json.dumps({"a": list(pulsar.MessageId.earliest.serialize())}),
+    ],
+)
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOptionError, match="startingOffsets is neither"):
+        offsets.starting(text)
+
+
+def test_an_end_is_not_the_beginning() -> None:
+    with pytest.raises(InvalidOptionError, match="endingOffsets is neither latest, nor"):
+        offsets.ending("earliest")
