@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from redrive import Attempt, FailureRules
+from redrive import Attempt, Event, FailureRules
+from redrive.delivery.telemetry.events import Name
+from redrive.middleware import OutageBreaker, OutageLimits
 
 MakeWorld = Callable[..., Any]
 SOON = timedelta(seconds=30)
@@ -80,3 +83,31 @@ def test_rules_see_what_an_exception_was_raised_from_and_the_parts_of_a_group(
     dead = {letter.data() for letter in world.dead_letters(2)}
     assert dead == {b"from", b"group"}
     assert world.backlog(world.policy.retry_topic) == 1
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
+def test_in_an_outage_no_retry_is_used_up_and_a_probe_ends_it(make_world: MakeWorld) -> None:
+    world = make_world(max_retries=1, delays=("10d",))
+    world.send(*[f"{number}".encode() for number in range(30)])
+    events: list[Event] = []
+    failures: Counter[bytes] = Counter()
+    handled: set[bytes] = set()
+    limits = OutageLimits(max_probe_interval=1)
+    consumer = world.consumer(on_event=events.append, middleware=[OutageBreaker(limits)])
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        if failures.total() < 13:  # ten before the outage is seen, and three probes
+            failures[message.data()] += 1
+            raise ConnectionError
+        handled.add(message.data())
+        if len(handled) == 21:
+            consumer.stop()
+
+    consumer.run(handle)
+    consumer.close()
+    told = Counter(event.event for event in events)
+    assert (told[Name.ATTEMPT_FAILED], told[Name.RETRIED], told[Name.HELD]) == (9, 9, 4)
+    assert (told[Name.OUTAGE_BEGAN], told[Name.OUTAGE_ENDED]) == (1, 1)
+    world.dead_letters(0)
+    assert world.backlog(world.policy.topic) == 0
+    assert world.backlog(world.policy.retry_topic) == 9
