@@ -118,8 +118,7 @@ def test_all_tasks_together_keep_to_the_rate(
 
     moved = [account.moved for account in author.accounts]
     assert moved == sorted(moved)
-    (one, other) = (count // 2, count)
-    assert set(moved) - {0, one, other}, "a range tells of itself while it is moved"
+    assert len(set(moved)) > 10, "one range of each partition tells of itself while it is moved"
     sent = sorted(_published(provisioned))
     logging.getLogger(__name__).info("%.0f a second", count * 1_000 / (sent[-1] - sent[0]))
     for second in range(0, len(sent) - rate, rate // 4):

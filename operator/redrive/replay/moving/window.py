@@ -10,6 +10,7 @@ import math
 import queue
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import pulsar
 
@@ -139,6 +140,7 @@ class Window:
             now = time.monotonic()
             if now - self._checked > LEASE_SECONDS:
                 self._permit, self._checked = self._check_lease(), now
+                self._take_in()
             if self._permit.drain:
                 raise DrainedError
             wait = self._pace.due_in(now, self._permit.rate)
@@ -146,6 +148,12 @@ class Window:
                 break
             time.sleep(min(wait, LEASE_SECONDS))
         self._pace.sent(now, self._permit.rate)
+
+    def _take_in(self) -> None:
+        """Take in what receipts there are: at a low rate the window is full only after minutes."""
+        with suppress(queue.Empty):
+            while True:
+                self._receive(self._sender.receipts.get_nowait())
 
     def _settle(self, messages: int, size: int, seconds: float) -> None:
         """Take in receipts until so many messages, of so many bytes, are on their way at most."""
