@@ -6,13 +6,15 @@ PYTHON ?= python3
 TESTS ?= tests
 # The same for chaos, as in: make chaos CHAOS="-k killed"
 CHAOS ?=
+# The same for the soak, as in: make soak SOAK="--minutes 60"
+SOAK ?=
 # The same for benchmarks, as in: make bench BENCH="-k memory --minutes 30"
 BENCH ?=
 
 python := $(PYTHON) .ci/python
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-brokers test-images e2e-node lint chaos bench dist demo sandbox sandbox-down lock
+.PHONY: help test test-brokers test-images e2e-node lint chaos soak bench dist demo sandbox sandbox-down lock
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
@@ -46,6 +48,10 @@ e2e-node: ## Install and use redrive in the cluster of KUBECONFIG, by the docume
 chaos: ## Run the chaos tests in a sandbox of their own (15 minutes)
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='chaos_*.py' -o timeout=900 --durations=10 tests/chaos $(CHAOS)
+
+soak: ## Disturb consumers of all kinds for minutes, and account for every message
+	$(python) -m sandbox prepare
+	$(python) -m pytest -o python_files='soak_*.py' -o timeout=0 tests/soak $(SOAK)
 
 bench: ## Run the benchmarks in a sandbox of their own (30 minutes) and print a table
 	$(python) -m sandbox prepare

@@ -1,0 +1,42 @@
+"""What becomes of the message of each number: known to the consumers, and to those who check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What handlers do about one message.
+
+    Attributes:
+        failures: so many attempts fail, the first ones.
+        poison: handlers ask for its death, where their consumer offers that.
+        seconds: how long a handler is at work on it.
+    """
+
+    failures: int
+    poison: bool
+    seconds: float
+
+    @property
+    def dies(self) -> bool:
+        """Whether it ends in the dead-letter topic."""
+        return self.failures > MAX_RETRIES
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts there are, if its death is not asked for."""
+        return min(self.failures, MAX_RETRIES) + 1
+
+
+def plan(number: int) -> Plan:
+    """Of a hundred 80 are handled at once, 12 after failures, 5 never; and 3 are poison."""
+    kind, seconds = number % 100, number % 7 / 300
+    if kind < 80:
+        return Plan(0, poison=False, seconds=seconds)
+    if kind < 92:
+        return Plan(kind % MAX_RETRIES + 1, poison=False, seconds=seconds)
+    return Plan(MAX_RETRIES + 1, poison=kind >= 97, seconds=seconds)

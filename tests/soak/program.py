@@ -1,0 +1,151 @@
+"""A consumer of the soak, of one of several kinds: `python -m tests.soak.program KIND JOURNAL`.
+
+It handles each message as its plan says, and writes down what it begins, how that ends, and what
+the library reports. It is killed and frozen from outside; SIGTERM ends it well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pulsar
+
+from redrive import (
+    AsyncRetryConsumer,
+    Attempt,
+    ConsumerStoppedError,
+    DeadLetter,
+    Event,
+    PolicyFile,
+    RetryConsumer,
+    SimpleConsumer,
+)
+from redrive.copying.reading import id_text
+from redrive.policy.invisible import NotInFlightError
+from tests.soak.journal import Journal
+from tests.soak.plan import plan
+
+WORKERS = 4
+INVISIBLE_SECONDS = 30.0
+
+
+class Program:
+    """What all kinds have in common."""
+
+    def __init__(self, client: pulsar.Client, journal: Journal) -> None:
+        self.client = client
+        self.policy = PolicyFile()
+        self.options: dict[str, Any] = {"on_event": self.report}
+        self._journal = journal
+
+    def report(self, event: Event) -> None:
+        """Write down what the library tells."""
+        self._journal.write(
+            "event", name=event.event, id=event.message_id, new=event.new_id, reason=event.reason
+        )
+
+    def begin(self, message: pulsar.Message, attempt: Attempt) -> float:
+        """Write down that a handler has *message*; return how long it is at work on it."""
+        number = int(message.data())
+        self._journal.write(
+            "begin", id=id_text(message.message_id()), origin=attempt.origin,
+            attempt=attempt.number, number=number,
+        )  # fmt: skip
+        return plan(number).seconds
+
+    def end(self, message: pulsar.Message, attempt: Attempt) -> Exception | None:
+        """Write down how handling ends; return what it fails with."""
+        its = plan(int(message.data()))
+        fails = attempt.number <= its.failures
+        self._journal.write("end", id=id_text(message.message_id()), ok=not fails)
+        if not fails:
+            return None
+        return DeadLetter("poison") if its.poison else LookupError(f"attempt {attempt.number}")
+
+    def threads(self) -> None:
+        """Handle in several threads."""
+
+        def handle(message: pulsar.Message, attempt: Attempt) -> None:
+            time.sleep(self.begin(message, attempt))
+            if error := self.end(message, attempt):
+                raise error
+
+        with RetryConsumer(self.client, self.policy, **self.options) as consumer:
+            consumer.run(handle, workers=WORKERS)
+
+    def batches(self) -> None:
+        """Handle several at a time."""
+        with RetryConsumer(self.client, self.policy, **self.options) as consumer:
+
+            def handle(messages: Any) -> list[Exception | None]:  # noqa: ANN401 - no types
+                attempts = [consumer.attempt_of(message) for message in messages]
+                both = list(zip(messages, attempts, strict=True))
+                time.sleep(max([self.begin(*each) for each in both]))
+                return [self.end(*each) for each in both]
+
+            consumer.run_batches(handle, size=20, wait=0.2)
+
+    def coroutines(self) -> None:
+        """Handle on an event loop."""
+
+        async def handle(message: pulsar.Message, attempt: Attempt) -> None:
+            await asyncio.sleep(self.begin(message, attempt))
+            if error := self.end(message, attempt):
+                raise error
+
+        async def run() -> None:
+            async with AsyncRetryConsumer(self.client, self.policy, **self.options) as consumer:
+                await consumer.run(handle, workers=WORKERS)
+
+        asyncio.run(run())
+
+    def simple(self) -> None:
+        """Ask for messages; to fail one is to let its invisible duration end."""
+        with SimpleConsumer(self.client, self.policy, **self.options) as consumer:
+            signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+            while True:
+                try:
+                    messages = consumer.receive(5, INVISIBLE_SECONDS)
+                except ConsumerStoppedError:
+                    return
+                attempts = [consumer.attempt_of(message) for message in messages]
+                both = list(zip(messages, attempts, strict=True))
+                time.sleep(max([self.begin(*each) for each in both]))
+                for message, attempt in both:
+                    if self.end(message, attempt) is None:
+                        self._settle(consumer, message)
+
+    def _settle(self, consumer: SimpleConsumer, message: pulsar.Message) -> None:
+        try:
+            consumer.acknowledge(message)
+        except NotInFlightError:
+            self._journal.write("late", id=id_text(message.message_id()))
+
+
+def main(kind: str, journal: Path) -> None:
+    """Consume until SIGTERM comes."""
+    client = pulsar.Client(
+        os.environ["URL"],
+        authentication=pulsar.AuthenticationToken(os.environ["TOKEN"]),
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn),
+    )
+    program = Program(client, Journal(journal))
+    kinds: dict[str, Callable[[], None]] = {
+        "threads": program.threads,
+        "batches": program.batches,
+        "coroutines": program.coroutines,
+        "simple": program.simple,
+    }
+    kinds[kind]()
+    client.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

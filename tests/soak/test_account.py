@@ -1,0 +1,119 @@
+"""The account of a soak finds what is wrong, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.soak.account import Account, Disturbance, Stored
+
+WELL, RETRIED, DIES = 0, 81, 92  # handled at once, after one failure, never
+
+
+def begin(at: float, message: Stored) -> dict[str, Any]:
+    return {
+        "what": "begin", "at": at, "id": message.id, "origin": message.origin,
+        "attempt": message.failed + 1, "number": message.number,
+    }  # fmt: skip
+
+
+def end(at: float, message: Stored, *, ok: bool = True) -> dict[str, Any]:
+    return {"what": "end", "at": at, "id": message.id, "ok": ok}
+
+
+def moved(at: float, message: Stored, copy: Stored) -> dict[str, Any]:
+    return {"what": "event", "at": at, "id": message.id, "new": copy.id}
+
+
+def wrong(account: Account) -> dict[str, int]:
+    account.check()
+    names = ("lost", "invented", "repeated", "copied", "misplanned")
+    return {name: len(getattr(account, name)) for name in names if getattr(account, name)}
+
+
+SOURCE = Stored("1:0", "1:0", WELL)
+FAILED = Stored("1:1", "1:1", RETRIED)
+COPY = Stored("2:0", "1:1", RETRIED, failed=1, published=12.0)
+
+
+def test_what_goes_well_is_in_order() -> None:
+    account = Account([SOURCE, FAILED], [COPY], [])
+    lines = [begin(10, SOURCE), end(10, SOURCE), begin(11, FAILED), end(11, FAILED, ok=False)]
+    account.add("a", [*lines, moved(12, FAILED, COPY)])
+    account.add("b", [begin(20, COPY), end(21, COPY)])
+    assert wrong(account) == {}
+
+
+def test_what_was_never_handled_is_lost() -> None:
+    assert wrong(Account([SOURCE], [], [])) == {"lost": 1, "misplanned": 2}
+
+
+def test_a_copy_of_which_nothing_failed_is_invented() -> None:
+    account = Account([SOURCE], [Stored("2:0", "1:0", WELL, failed=1)], [])
+    account.add("a", [begin(10, SOURCE), end(10, SOURCE)])
+    account.add("b", [begin(11, account.retried[0]), end(11, account.retried[0])])
+    assert wrong(account) == {"invented": 1, "misplanned": 1}
+
+
+def test_a_receipt_is_of_one_stored_copy() -> None:
+    account = Account([FAILED], [], [])
+    lines = [begin(10, FAILED), end(11, FAILED, ok=False), moved(12, FAILED, COPY)]
+    account.add("a", lines)
+    assert wrong(account) == {"lost": 1, "invented": 1, "misplanned": 2}
+
+
+def test_a_dead_letter_is_planned() -> None:
+    dies = Stored("1:0", "1:0", DIES)
+    dead = Stored("3:0", "1:0", DIES, failed=1)
+    account = Account([dies], [], [dead])
+    lines = [begin(10, dies), end(11, dies, ok=False), moved(12, dies, dead)]
+    account.add("a", lines)
+    assert wrong(account) == {"misplanned": 1}  # it had one attempt, instead of four
+
+
+def test_what_is_handled_again_is_explained_by_what_broke_its_first_handling() -> None:
+    killed = Disturbance("killed consumer", 11, 12, "a", redelivers=True, forgets=0.5)
+    for first, second, disturbance, expected in (
+        ([begin(10, SOURCE)], 13, killed, {}),
+        ([begin(10, SOURCE), end(10.8, SOURCE)], 13, killed, {}),
+        ([begin(10, SOURCE), end(10.2, SOURCE)], 13, killed, {"repeated": 1}),
+        ([begin(12.5, SOURCE)], 13, killed, {"repeated": 1}),
+        ([begin(10, SOURCE)], 10.5, killed, {"repeated": 1}),
+        ([begin(10, SOURCE)], 13, replace(killed, process=None), {}),
+        ([begin(10, SOURCE)], 13, replace(killed, process="b"), {"repeated": 1}),
+        ([begin(10, SOURCE)], 13, replace(killed, redelivers=False), {"repeated": 1}),
+        (
+            [begin(10, SOURCE), end(11.5, SOURCE)],
+            13,
+            replace(killed, forgets=None),
+            {"repeated": 1},
+        ),
+    ):
+        account = Account([SOURCE], [], [], disturbances=[disturbance])
+        account.add("a", first)
+        account.add("b", [begin(second, SOURCE), end(second, SOURCE)])
+        assert wrong(account) == expected
+        assert account.repetitions == 1
+
+
+def test_a_retry_that_two_consumers_begin_at_one_time_was_dispatched_twice() -> None:
+    for second, process, expected in (
+        (20.2, "b", {}),
+        (22.0, "b", {"repeated": 1}),
+        (20.2, "a", {"repeated": 1}),
+    ):
+        account = Account([FAILED], [COPY], [])
+        account.add("a", [begin(10, FAILED), end(11, FAILED, ok=False), moved(12, FAILED, COPY)])
+        account.add("a", [begin(20, COPY), end(21, COPY)])
+        account.add(process, [begin(second, COPY), end(23, COPY)])
+        assert wrong(account) == expected
+
+
+def test_a_copy_without_receipt_is_explained_by_what_broke_its_send() -> None:
+    for start, expected in ((11.0, {}), (60.0, {"copied": 1})):
+        killed = Disturbance("killed consumer", start, start + 1, "a", unanswered=True)
+        account = Account([FAILED], [COPY], [], disturbances=[killed])
+        account.add("a", [begin(10, FAILED), end(11, FAILED, ok=False)])
+        account.add("b", [begin(20, COPY), end(21, COPY)])
+        assert wrong(account) == expected
+        assert account.without_receipt == 1
