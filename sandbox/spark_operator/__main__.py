@@ -10,10 +10,11 @@ import asyncio
 import logging
 import os
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-from .cluster import connected
-from .controller import Controller
+from .cluster import APIS, connected
+from .controller import Controller, serve
 from .pod import Machine
 from .process import stop_orphans
 
@@ -65,9 +66,11 @@ def _assignment(text: str) -> tuple[str, str]:
 async def _serve(
     kubeconfig: Path, image: dict[str, str], work_dir: Path, namespaces: list[str]
 ) -> None:
-    async with connected(kubeconfig) as cluster:
-        machine = Machine(cluster, image, work_dir)
-        await Controller(cluster, machine, namespaces).serve()
+    async with AsyncExitStack() as stack:
+        clusters = [await stack.enter_async_context(connected(kubeconfig, api)) for api in APIS]
+        await serve(
+            *(Controller(each, Machine(each, image, work_dir), namespaces) for each in clusters)
+        )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import base64
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,11 +22,11 @@ from typing import Any, cast
 import aiohttp
 from kubernetes.aio import client, config
 
+from . import apache
+from .clock import now
 from .environment import Data, Source
 from .errors import GoneError, RefusedError, UnavailableError
 from .objects import Application, Object, Status
-
-GROUP, VERSION, PLURAL = "sparkoperator.k8s.io", "v1beta2", "sparkapplications"
 
 # The API server ends a watch after this time; it is opened again, from a new list.
 WATCH_SECONDS = 240
@@ -35,6 +35,27 @@ WATCH_SECONDS = 240
 TOKEN_SECONDS = 24 * 3600
 
 POLL_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class Api:
+    """One of the APIs by which applications are written.
+
+    Attributes:
+        address: group, version and plural.
+        read: an object of the API server, as an application.
+        history: what `.status` was, and what is reached when → `.status`; None where it does not
+            depend on what it was.
+    """
+
+    address: tuple[str, str, str]
+    read: Callable[[Object], Application]
+    history: Callable[[Object, Status, datetime], Object] | None = None
+
+
+KUBEFLOW = Api(("sparkoperator.k8s.io", "v1beta2", "sparkapplications"), Application.read)
+APACHE = Api(("spark.apache.org", "v1", "sparkapplications"), apache.read, apache.history)
+APIS = (KUBEFLOW, APACHE)
 
 
 @dataclass(frozen=True)
@@ -79,25 +100,27 @@ class PodState:
 
 
 class Cluster:
-    """The API server, as the holder of one kubeconfig sees it; made by `connected`."""
+    """The API server, as the holder of one kubeconfig sees it, by one API; made by `connected`."""
 
-    def __init__(self, api: client.ApiClient) -> None:
-        self._core = client.CoreV1Api(api)
-        self._custom = client.CustomObjectsApi(api)
-        self._configuration = api.configuration
+    def __init__(self, connection: client.ApiClient, api: Api) -> None:
+        self.api = api
+        self._core = client.CoreV1Api(connection)
+        self._custom = client.CustomObjectsApi(connection)
+        self._configuration = connection.configuration
 
     async def listing(self, namespace: str | None) -> Listing:
         """List the applications of *namespace*, None meaning all namespaces."""
+        group, version, plural = self.api.address
         with _translated():
             if namespace is None:
-                raw = await self._custom.list_cluster_custom_object(GROUP, VERSION, PLURAL)
+                raw = await self._custom.list_cluster_custom_object(group, version, plural)
             else:
                 raw = await self._custom.list_namespaced_custom_object(
-                    GROUP, VERSION, namespace, PLURAL
+                    group, version, namespace, plural
                 )
         listed = cast("Object", raw)
         return Listing(
-            applications=tuple(Application.read(item) for item in listed["items"]),
+            applications=tuple(self.api.read(item) for item in listed["items"]),
             resource_version=listed["metadata"]["resourceVersion"],
         )
 
@@ -108,42 +131,54 @@ class Cluster:
             "resource_version": since,
             "timeout_seconds": WATCH_SECONDS,
         }
+        group, version, plural = self.api.address
         with _translated():
             if namespace is None:
                 response = await self._custom.list_cluster_custom_object_without_preload_content(
-                    GROUP, VERSION, PLURAL, **options
+                    group, version, plural, **options
                 )
             else:
                 response = await self._custom.list_namespaced_custom_object_without_preload_content(
-                    GROUP, VERSION, namespace, PLURAL, **options
+                    group, version, namespace, plural, **options
                 )
             async with response:
                 async for line in response.content:
                     event = json.loads(line)
                     if event["type"] == "ERROR":
                         raise UnavailableError(event["object"].get("message", "the watch ended"))
-                    yield Change(Application.read(event["object"]), event["type"] == "DELETED")
+                    yield Change(self.api.read(event["object"]), event["type"] == "DELETED")
 
     async def write_status(self, app: Application, status: Status) -> None:
         """Make `.status` of *app*, and never of a namesake that came after it, say *status*."""
-        patch: list[Object] = [
-            {"op": "test", "path": "/metadata/uid", "value": app.uid},
-            {"op": "add", "path": "/status", "value": status.written()},
-        ]
+        group, version, plural = self.api.address
         with _translated():
+            patch: list[Object] = [
+                {"op": "test", "path": "/metadata/uid", "value": app.uid},
+                {"op": "add", "path": "/status", "value": await self._written(app, status)},
+            ]
             await self._custom.patch_namespaced_custom_object_status(
-                *(GROUP, VERSION, app.namespace, PLURAL, app.name, patch),
+                *(group, version, app.namespace, plural, app.name, patch),
                 _content_type="application/json-patch+json",
             )
 
+    async def _written(self, app: Application, status: Status) -> Object:
+        if self.api.history is None:
+            return status.written()
+        group, version, plural = self.api.address
+        raw = await self._custom.get_namespaced_custom_object(
+            group, version, app.namespace, plural, app.name
+        )
+        return self.api.history(cast("Object", raw).get("status", {}), status, now())
+
     async def delete(self, app: Application) -> None:
         """Delete the object."""
+        group, version, plural = self.api.address
         with _translated():
             await self._custom.delete_namespaced_custom_object(
-                GROUP,
-                VERSION,
+                group,
+                version,
                 app.namespace,
-                PLURAL,
+                plural,
                 app.name,
                 body=client.V1DeleteOptions(preconditions=client.V1Preconditions(uid=app.uid)),
             )
@@ -175,7 +210,7 @@ class Cluster:
                 await self._core.delete_namespaced_pod(app.driver_pod, app.namespace)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def warn(self, app: Application, message: str, now: datetime) -> None:
+    async def warn(self, app: Application, message: str, at: datetime) -> None:
         """Record an Event about the driver's pod, as the kubelet does when it cannot start it."""
         pod = client.V1ObjectReference(
             kind="Pod", api_version="v1", namespace=app.namespace, name=app.driver_pod
@@ -186,8 +221,8 @@ class Cluster:
             type="Warning",
             reason="Failed",
             message=f"Error: {message}",
-            first_timestamp=now,
-            last_timestamp=now,
+            first_timestamp=at,
+            last_timestamp=at,
             count=1,
         )
         with _translated():
@@ -251,7 +286,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def connected(kubeconfig: Path | None) -> AsyncIterator[Cluster]:
+async def connected(kubeconfig: Path | None, api: Api) -> AsyncIterator[Cluster]:
     """Connect as *kubeconfig* says, or as the pod that this is, while the context lasts."""
     configuration = client.Configuration()
     if kubeconfig is None:
@@ -260,8 +295,8 @@ async def connected(kubeconfig: Path | None) -> AsyncIterator[Cluster]:
         await config.load_kube_config(  # type: ignore[no-untyped-call]
             str(kubeconfig), client_configuration=configuration, persist_config=False
         )
-    async with client.ApiClient(configuration) as api:
-        yield Cluster(api)
+    async with client.ApiClient(configuration) as connection:
+        yield Cluster(connection, api)
 
 
 @contextmanager

@@ -31,14 +31,6 @@ class Controller:
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._keepers: dict[tuple[str, str], Keeper] = {}
 
-    async def serve(self) -> None:
-        """Run until SIGTERM or Ctrl-C."""
-        running = asyncio.ensure_future(self.run())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-
     async def run(self) -> None:
         """Watch for ever. What cannot be explained ends everything rather than be passed over."""
         async with asyncio.TaskGroup() as group:
@@ -55,7 +47,8 @@ class Controller:
 
     async def _follow(self, namespace: str | None, group: asyncio.TaskGroup) -> None:
         listing = await self._cluster.listing(namespace)
-        log.info("watching the SparkApplications of %s", namespace or "all namespaces")
+        where = namespace or "all namespaces"
+        log.info("watching the SparkApplications (%s) of %s", self._cluster.api.address[0], where)
         listed = {app.uid for app in listing.applications}
         for (of, _), keeper in self._keepers.items():
             if namespace in (None, of) and keeper.uid not in listed:
@@ -82,3 +75,18 @@ class Controller:
         await keeper.run()
         if self._keepers.get(key) is keeper:
             del self._keepers[key]
+
+
+async def serve(*controllers: Controller) -> None:
+    """Run them until SIGTERM or Ctrl-C."""
+    running = asyncio.ensure_future(_run(controllers))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+async def _run(controllers: Iterable[Controller]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for controller in controllers:
+            group.create_task(controller.run())

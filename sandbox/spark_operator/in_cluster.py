@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import command, output, template
-from .cluster import POLL_SECONDS, Cluster, PodState, connected
-from .controller import Controller
+from .cluster import KUBEFLOW, POLL_SECONDS, Cluster, PodState, connected
+from .controller import Controller, serve
 from .errors import RefusedError, UnavailableError
 from .lifecycle import Observation, Phase
 from .objects import Application
@@ -131,8 +131,8 @@ async def _spark_submit(arguments: list[str]) -> None:
 
 
 async def _serve() -> None:
-    async with connected(None) as cluster:
-        await Controller(cluster, Pods(cluster), ()).serve()
+    async with connected(None, KUBEFLOW) as cluster:
+        await serve(Controller(cluster, Pods(cluster), ()))
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ class Status:
             submission_id=raw.get("submissionID", ""),
             spark_application_id=raw.get("sparkApplicationId", ""),
             driver_pod=raw.get("driverInfo", {}).get("podName", ""),
-            last_submission_attempt=_moment(raw.get("lastSubmissionAttemptTime")),
-            termination=_moment(raw.get("terminationTime")),
+            last_submission_attempt=moment(raw.get("lastSubmissionAttemptTime")),
+            termination=moment(raw.get("terminationTime")),
             submission_attempts=raw.get("submissionAttempts", 0),
             execution_attempts=raw.get("executionAttempts", 0),
         )
@@ -67,8 +67,8 @@ class Status:
         fields = {
             "submissionID": self.submission_id,
             "sparkApplicationId": self.spark_application_id,
-            "lastSubmissionAttemptTime": _written(self.last_submission_attempt),
-            "terminationTime": _written(self.termination),
+            "lastSubmissionAttemptTime": written(self.last_submission_attempt),
+            "terminationTime": written(self.termination),
             "submissionAttempts": self.submission_attempts,
             "executionAttempts": self.execution_attempts,
         }
@@ -140,9 +140,11 @@ class Application:
         return {field: value for field, value in self.spec.items() if field not in untouched}
 
 
-def _moment(written: str | None) -> datetime | None:
-    return None if written is None else datetime.fromisoformat(written)
+def moment(text: str | None) -> datetime | None:
+    """Read a time."""
+    return None if text is None else datetime.fromisoformat(text)
 
 
-def _written(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def written(at: datetime | None) -> str | None:
+    """Write a time, to the second."""
+    return None if at is None else at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
