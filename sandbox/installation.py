@@ -24,7 +24,7 @@ _START_SECONDS = 60.0
 VALUES: Mapping[str, Any] = {
     "image": {"repository": "sandbox"},
     "credentials": {"volume": {"emptyDir": {}}},
-    "replay": {"application": f"local://{_JOB}"},
+    "replay": {"application": f"local://{_JOB}", "launchers": {"apache": True}},
 }
 """What the sandbox chooses of the chart's values."""
 

@@ -90,7 +90,8 @@ class FakeKubernetes(Kubernetes):
         self.before("create", resource, key)
         if key in self.objects[resource]:
             raise ConflictError(f"{resource.kind} {key} already exists", remedy="read it")
-        metadata = {"uid": f"uid-{self.version}", **body["metadata"]}
+        made = {"uid": f"uid-{self.version}", "creationTimestamp": "2026-11-22T00:00:00Z"}
+        metadata = {**made, **body["metadata"]}
         return self._write("create", resource, {**body, "metadata": metadata})
 
     async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:

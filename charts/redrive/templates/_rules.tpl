@@ -44,11 +44,22 @@
   resources: [serviceaccounts]
   resourceNames: [{{ .Values.replay.serviceAccount }}]
   verbs: [get]
-# The runs of Replays.
-- apiGroups: [sparkoperator.k8s.io]
+# The runs of Replays, by each Spark operator that may be used.
+{{- with include "redrive.sparkGroups" . | fromJsonArray }}
+- apiGroups: {{ toJson . }}
   resources: [sparkapplications]
   verbs: [list, watch, create]
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "redrive.sparkGroups" -}}
+{{- $groups := dict "kubeflow" "sparkoperator.k8s.io" "apache" "spark.apache.org" }}
+{{- $enabled := list }}
+{{- range $name, $on := .Values.replay.launchers }}
+{{- if $on }}{{ $enabled = append $enabled (get $groups $name) }}{{ end }}
+{{- end }}
+{{- toJson $enabled }}
 {{- end }}
 
 {{- define "redrive.secretRules" -}}

@@ -8,6 +8,7 @@ whoever decides what it runs could read the Secrets there.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
@@ -39,6 +40,13 @@ SparkConf = Annotated[
 ]
 
 _T = TypeVar("_T", bound="JobRequest")
+
+
+class LauncherName(enum.StrEnum):
+    """A Spark operator that can run replay jobs."""
+
+    KUBEFLOW = "Kubeflow"
+    APACHE = "Apache"
 
 
 class JobRequest(ApiModel):
@@ -117,6 +125,10 @@ class JobOverrides(ApiModel):
 
 class JobTemplate(JobRequest):
     """The pods of the replay jobs of a connection."""
+
+    launcher: LauncherName | None = None
+    """The Spark operator that runs the jobs: `Kubeflow` (sparkoperator.k8s.io) or `Apache`
+    (spark.apache.org). Left out: the one that is installed; of both, Kubeflow's."""
 
     image_pull_secrets: (
         Annotated[tuple[ObjectName, ...], Field(max_length=8, json_schema_extra=SET)] | None

@@ -88,6 +88,14 @@ def add_operator(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
         '{"executor": {"coreRequest": "100m"}} (default: nothing)',
     )
     parser.add_argument(
+        "--replay-launcher",
+        action="append",
+        default=[],
+        choices=("Kubeflow", "Apache"),
+        help="a Spark operator that may run replay jobs, if it is installed; may be repeated "
+        "(default: Kubeflow)",
+    )
+    parser.add_argument(
         "--listen",
         type=_address,
         metavar="ADDRESS:PORT",

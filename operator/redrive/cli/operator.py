@@ -18,7 +18,7 @@ from typing import Any, cast
 import kopf
 
 from redrive.admin.fence import Fence
-from redrive.api.job import JobDefaults
+from redrive.api.job import JobDefaults, LauncherName
 from redrive.api.parsing import parse_spec
 from redrive.cli import endpoint
 from redrive.errors import InvalidSpecError
@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> None:
         replay_application=options.replay_application,
         replay_service_account=options.replay_service_account,
         replay_job=_job(options.replay_job),
+        replay_launchers=tuple(map(LauncherName, options.replay_launcher or ["Kubeflow"])),
         credentials=options.credentials,
     )
     health = Liveness()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from redrive.admin.fence import Fence
 from redrive.admin.http import Http
-from redrive.api.job import JobDefaults
+from redrive.api.job import JobDefaults, LauncherName
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
@@ -43,6 +43,7 @@ class Settings:
         replay_application: where the replay job lies in that image, as a `local://` URL.
         replay_service_account: which ServiceAccount of the Replay's namespace its driver uses.
         replay_job: what connections leave out about the pods of replay jobs.
+        replay_launchers: the Spark operators that may be used, if they are installed.
         credentials: the folder with a folder of files for each namespace; None if there is none.
     """
 
@@ -52,6 +53,7 @@ class Settings:
     replay_application: str
     replay_service_account: str
     replay_job: JobDefaults = field(default_factory=JobDefaults)
+    replay_launchers: tuple[LauncherName, ...] = (LauncherName.KUBEFLOW,)
     credentials: Path | None = None
 
 
@@ -62,6 +64,7 @@ class Context:
     The caches are complete from the start: half the policies do not show who owns a topic.
 
     Attributes:
+        applications: those of each Spark operator that may be used; none where replays are off.
         config_maps: those that redrive made.
         began: when this operator began to act.
         namespaces: the labels of Kubernetes namespaces, where a connection selects by them.
@@ -73,7 +76,7 @@ class Context:
     connections: Cache
     policies: Cache
     replays: Cache
-    applications: Cache
+    applications: Mapping[Resource, Cache]
     config_maps: Cache
     brokers: Connections
     namespaces: NamespaceLabels
@@ -88,7 +91,7 @@ class Context:
             resources.CONNECTIONS: self.connections,
             resources.POLICIES: self.policies,
             resources.REPLAYS: self.replays,
-            resources.SPARK_APPLICATIONS: self.applications,
+            **self.applications,
             resources.CONFIG_MAPS: self.config_maps,
         }
 
@@ -120,32 +123,40 @@ class Context:
             policies = await load(kubernetes, resources.POLICIES, settings.namespaces)
             # Before anything asks for them: else all policies there would be reconciled at a start.
             await namespaces.read(selected_namespaces(connections, policies))
-            applications = await _load_applications(kubernetes, settings)
+            applications, missing = await _load_applications(kubernetes, settings)
             yield cls(
                 settings=settings,
                 kubernetes=kubernetes,
                 connections=connections,
                 policies=policies,
                 replays=await load(kubernetes, resources.REPLAYS, settings.namespaces),
-                applications=Cache() if applications is None else applications,
+                applications=applications,
                 config_maps=await load(kubernetes, resources.CONFIG_MAPS, settings.namespaces),
                 brokers=Connections(connections, http, reader, wall_clock, namespaces),
                 namespaces=namespaces,
                 clock=wall_clock,
-                missing=(resources.SPARK_APPLICATIONS,) if applications is None else (),
+                missing=missing,
                 began=wall_clock(),
             )
 
 
-async def _load_applications(kubernetes: Kubernetes, settings: Settings) -> Cache | None:
-    """List the SparkApplications; None where the kind is not installed, and replays are on."""
-    if not settings.replay_image:
-        return Cache()
-    try:
-        return await load(kubernetes, resources.SPARK_APPLICATIONS, settings.namespaces)
-    except NotFoundError:
+async def _load_applications(
+    kubernetes: Kubernetes, settings: Settings
+) -> tuple[Mapping[Resource, Cache], tuple[Resource, ...]]:
+    """List the SparkApplications, where replays are on; return the kinds not installed, too."""
+    found: dict[Resource, Cache] = {}
+    missing: list[Resource] = []
+    for launcher in settings.replay_launchers if settings.replay_image else ():
+        kind = resources.APPLICATIONS[launcher]
+        try:
+            found[kind] = await load(kubernetes, kind, settings.namespaces)
+        except NotFoundError:
+            found[kind] = Cache()
+            missing.append(kind)
+    if found and len(missing) == len(found):
         logger.warning(
-            "this cluster knows no SparkApplication: policies are provisioned, but no Replay can "
-            "run; install the Spark operator, and replays begin within a minute"
+            "this cluster knows no SparkApplication of %s: policies are provisioned, but no Replay "
+            "can run; install the Spark operator, and replays begin within a minute",
+            " or ".join(kind.group for kind in missing),
         )
-        return None
+    return found, tuple(missing)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redrive.api import GROUP, VERSION
+from redrive.api.job import LauncherName
 
 Body = Mapping[str, Any]
 """A Kubernetes object as the API server gives it."""
@@ -77,12 +78,24 @@ SPARK_APPLICATIONS = Resource(
     "SparkApplication",
     selector="=".join(MANAGED),
 )
+APACHE_SPARK_APPLICATIONS = Resource(
+    "spark.apache.org",
+    "v1",
+    "sparkapplications",
+    "SparkApplication",
+    selector="=".join(MANAGED),
+)
 SECRETS = Resource("", "v1", "secrets", "Secret")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", selector="=".join(MANAGED))
 EVENTS = Resource("", "v1", "events", "Event")
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+APPLICATIONS: Mapping[LauncherName, Resource] = {
+    LauncherName.KUBEFLOW: SPARK_APPLICATIONS,
+    LauncherName.APACHE: APACHE_SPARK_APPLICATIONS,
+}
+"""What each Spark operator runs. Both kinds have one name: always name the group."""
 
 
 def owner_reference(resource: Resource, owner: Body) -> dict[str, Any]:

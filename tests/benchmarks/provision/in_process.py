@@ -98,7 +98,7 @@ async def operator(kubernetes: FakeKubernetes) -> AsyncIterator[Context]:
             connections=known,
             policies=Cache(await kubernetes.list(resources.POLICIES)),
             replays=Cache(),
-            applications=Cache(),
+            applications={},
             config_maps=Cache(await kubernetes.list(resources.CONFIG_MAPS)),
             brokers=Connections(known, http, reader, wall_clock, labels),
             namespaces=labels,

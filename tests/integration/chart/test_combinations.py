@@ -197,6 +197,31 @@ def test_the_chart_knows_the_fields_of_a_job() -> None:
     assert set(written) == aliases
 
 
+@pytest.mark.parametrize(
+    ("given", "arguments", "groups"),
+    [
+        ({}, ["Kubeflow"], ["sparkoperator.k8s.io"]),
+        ({"apache": True}, ["Apache", "Kubeflow"], ["spark.apache.org", "sparkoperator.k8s.io"]),
+        ({"apache": True, "kubeflow": False}, ["Apache"], ["spark.apache.org"]),
+    ],
+)
+def test_the_operator_has_rights_at_the_spark_operators_that_are_enabled(
+    given: dict[str, bool], arguments: list[str], groups: list[str]
+) -> None:
+    rendered = chart.render(IMAGE | {"replay": {"launchers": given}})
+    (pod,) = (o for o in rendered if o["kind"] == "Deployment")
+    words = pod["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert [w for w in words if "launcher" in w] == [f"--replay-launcher={a}" for a in arguments]
+    rules = [rule for o in rendered for rule in o.get("rules", ()) if o["kind"] == "ClusterRole"]
+    found = [rule["apiGroups"] for rule in rules if rule["resources"] == ["sparkapplications"]]
+    assert found == [groups]
+
+
+def test_one_spark_operator_is_enabled_at_least() -> None:
+    with pytest.raises(SandboxError, match="launchers"):
+        chart.render(IMAGE | {"replay": {"launchers": {"kubeflow": False}}})
+
+
 def test_a_driver_has_no_right_to_config_maps_or_secrets() -> None:
     """RBAC can't limit it to those that it made."""
     rendered = chart.render(IMAGE | {"replay": {"namespaces": ["shop"]}})

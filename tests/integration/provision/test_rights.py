@@ -57,6 +57,11 @@ NEEDED: dict[str, dict[str, str]] = {
         "watch": "and from then on",
         "create": "a Replay's run",
     },
+    "spark.apache.org/sparkapplications": {
+        "list": "the same, by the other Spark operator",
+        "watch": "likewise",
+        "create": "likewise",
+    },
     "coordination.k8s.io/leases": {},
 }
 """All that is asked for: resource → verb → why it can't do without."""

@@ -12,6 +12,7 @@ from typing import Any
 import pulsar
 import pytest
 
+from redrive.kube import resources
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.resources import Body, Key
 from redrive.policy.model import Policy
@@ -142,11 +143,9 @@ class Shop:
         assert all(len(copies) == 1 for copies in found.values())
         return sorted(copies[0] for copies in found.values())
 
-    def applications(self) -> list[dict[str, Any]]:
-        """Return the SparkApplications of the namespace."""
-        items: list[dict[str, Any]] = json.loads(self.kubectl("get", "sparkapp", "-o", "json"))[
-            "items"
-        ]
+    def applications(self, kind: str = "sparkapp") -> list[dict[str, Any]]:
+        """Return the SparkApplications of the namespace, as kubectl calls them."""
+        items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, "-o", "json"))["items"]
         return items
 
 
@@ -187,7 +186,8 @@ def test_replays_of_one_policy_run_in_turn_and_tell_how_far_they_are(shop: Shop)
 
 
 @pytest.mark.timeout(SECONDS + 60)
-def test_a_replay_by_client_certificate_and_authorities_of_its_own_namespace(shop: Shop) -> None:
+def test_a_replay_by_the_apache_spark_operator_with_a_client_certificate(shop: Shop) -> None:
+    """What its template of pods mounts is a certificate, and authorities of the namespace."""
     broker = shop.sandbox.pulsar
     certificate, key = broker.certificate("replayer")
     pair = {"tls.crt": certificate, "tls.key": key}
@@ -200,6 +200,7 @@ def test_a_replay_by_client_certificate_and_authorities_of_its_own_namespace(sho
         adminUrl=broker.admin_tls_url,
         tls=trust,
         replay={"role": "replayer", "authentication": by_certificate, "tls": trust},
+        job={"launcher": "Apache", "sparkConf": {"spark.task.maxFailures": "4"}},
     )
     shop.bury(3, "WarehouseDown")
     shop.tokens["replayer-tls"] = key  # must not be shown either
@@ -207,13 +208,22 @@ def test_a_replay_by_client_certificate_and_authorities_of_its_own_namespace(sho
     status = shop.reaches("secured", "Completed")
     assert (status["matched"], status["moved"], status["left"]) == (3, 3, 0)
     assert shop.replayed() == ["WarehouseDown"] * 3
+    assert shop.applications() == []
+    (application,) = shop.applications("sparkapplications.spark.apache.org")
+    assert application["metadata"]["name"] == status["sparkApplication"]
+    history = application["status"]["stateTransitionHistory"].values()
+    assert "Succeeded" in {state["currentStateSummary"] for state in history}
     _check_no_token_leaked(shop)
 
 
 def _check_no_token_leaked(shop: Shop) -> None:
     said = [path.read_text() for path in (shop.sandbox.state / "spark" / shop.name).glob("*.log")]
     said.append(shop.sandbox.processes.log(installation.OPERATOR).read_text())
-    said.append(shop.kubectl("get", "sparkapp,replay,pconn,rp,event", "-o", "yaml"))
+    said.append(
+        shop.kubectl(
+            "get", "sparkapp,sparkapplications.spark.apache.org,replay,pconn,rp,event", "-o", "yaml"
+        )
+    )
     assert len(said) >= 3
     for token in shop.tokens.values():
         assert not any(token in text for text in said)
@@ -315,7 +325,7 @@ async def test_the_state_of_the_application_becomes_the_phase_of_the_replay(
                 },
                 "status": {"applicationState": state},
             }
-            ctx.applications.put(application)
+            ctx.applications[resources.SPARK_APPLICATIONS].put(application)
             await reconcile(key, ctx, asyncio.Lock())
             # As the API server answered: the operator, which has no such policy, writes again soon.
             written = ctx.replays.get(key)

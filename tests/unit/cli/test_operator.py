@@ -46,6 +46,7 @@ WATCHED = (
     resources.SPARK_APPLICATIONS,
     resources.CONFIG_MAPS,
 )
+APACHE = resources.APACHE_SPARK_APPLICATIONS
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 CRDS = Resource(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition"
@@ -130,8 +131,8 @@ async def operator(
 def _discovery(missing: str) -> dict[str, dict[str, Any]]:
     """What an API server says of the kinds that it serves, by path; one may be *missing*."""
     found: dict[str, dict[str, Any]] = {"/api": {"versions": ["v1"]}, "/apis": {"groups": []}}
-    for kind in (*WATCHED, NAMESPACES, CRDS):
-        if kind.plural == missing:
+    for kind in (*WATCHED, APACHE, NAMESPACES, CRDS):
+        if missing and kind.group == missing:
             continue
         root = f"/apis/{kind.api_version}" if kind.group else "/api/v1"
         if root not in found and kind.group:
@@ -188,13 +189,27 @@ async def test_a_forbidden_namespace_keeps_no_other_from_being_watched_and_is_tr
 
 async def test_spark_applications_are_watched_once_their_kind_is_installed(tmp_path: Path) -> None:
     api = ApiServer()
-    api.missing = resources.SPARK_APPLICATIONS.plural
+    api.missing = resources.SPARK_APPLICATIONS.group
     others = [kind for kind in WATCHED if kind != resources.SPARK_APPLICATIONS]
     async with operator(api, tmp_path, before=LOOK_AGAIN_SOON):
         await api.until_watched(*(kind.path() for kind in others))
         assert api.watched.empty()
         api.missing = ""
         await api.until_watched(*(kind.path() for kind in WATCHED))
+
+
+async def test_of_two_spark_operators_that_are_enabled_each_is_watched_once_it_is_installed(
+    tmp_path: Path,
+) -> None:
+    api = ApiServer()
+    api.missing = APACHE.group
+    launchers = "--replay-launcher=Kubeflow", "--replay-launcher=Apache"
+    async with operator(api, tmp_path, *launchers, before=LOOK_AGAIN_SOON):
+        await api.until_watched(*(kind.path() for kind in WATCHED))
+        assert api.watched.empty()
+        api.missing = ""
+        selectors = await api.until_watched(*(kind.path() for kind in (*WATCHED, APACHE)))
+    assert selectors[APACHE.path()] == "app.kubernetes.io/managed-by=redrive"
 
 
 async def test_after_a_restore_of_etcd_all_is_listed_and_watched_again(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
 def ctx() -> Context:
     """What the watches have shown, which is nothing yet; no client can be asked for more."""
     none = cast("Any", None)
-    tables = ("connections", "policies", "replays", "applications", "config_maps")
+    tables = ("connections", "policies", "replays", "config_maps")
     return Context(
         settings=none,
         kubernetes=none,
@@ -109,5 +109,6 @@ def ctx() -> Context:
         clock=wall_clock,
         missing=(),
         began=wall_clock(),
+        applications={},
         **{name: Cache() for name in tables},
     )

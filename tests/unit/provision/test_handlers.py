@@ -61,10 +61,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 @pytest.fixture
 async def ctx(looks: Looks) -> AsyncIterator[Context]:  # noqa: ARG001 - looks in place of real ones
     """What the watches tell of, and who answers."""
-    tables = {
-        name: Cache()
-        for name in ("connections", "policies", "replays", "applications", "config_maps")
-    }
+    tables = {name: Cache() for name in ("connections", "policies", "replays", "config_maps")}
     made = Context(
         settings=NOTHING,
         kubernetes=NOTHING,
@@ -73,6 +70,7 @@ async def ctx(looks: Looks) -> AsyncIterator[Context]:  # noqa: ARG001 - looks i
         clock=wall_clock,
         missing=(),
         began=wall_clock(),
+        applications={},
         **tables,
     )
     working = handlers.register(kopf.OperatorRegistry(), made)

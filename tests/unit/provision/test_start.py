@@ -37,7 +37,7 @@ async def started(*policies: Body) -> AsyncIterator[FakeKubernetes]:
         connections=connections,
         policies=Cache(policies),
         replays=Cache(),
-        applications=Cache(),
+        applications={},
         config_maps=Cache(),
         brokers=Connections(connections, NOTHING, NOTHING, lambda: NOW, NOTHING),
         namespaces=NamespaceLabels(kubernetes),

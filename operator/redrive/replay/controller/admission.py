@@ -19,7 +19,7 @@ from redrive.kube import connections, policies, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.replay import selection
-from redrive.replay.controller import launch, template
+from redrive.replay.controller import launchers, template
 from redrive.replay.controller.errors import (
     DeadLettersDiscardedError,
     PolicyNotFoundError,
@@ -197,8 +197,7 @@ def _open_replays(replay: Body, ctx: Context) -> Iterator[Body]:
 
 
 def _is_launched(replay: Body, ctx: Context) -> bool:
-    own = Key(Key.of(replay).namespace, launch.name_of(replay))
-    return ctx.applications.get(own) is not None or "sparkApplication" in replay.get("status", {})
+    return launchers.find(replay, ctx) is not None or "sparkApplication" in replay.get("status", {})
 
 
 def _age(replay: Body) -> tuple[str, str]:

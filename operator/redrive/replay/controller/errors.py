@@ -72,6 +72,14 @@ class ReplaysDisabledError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class LauncherDisabledError(RedriveError):
+    """The operator was not started for the Spark operator that a connection names."""
+
+    reason = "LauncherDisabled"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
 class SparkOperatorNotFoundError(RedriveError):
     """The cluster knows no SparkApplication."""
 

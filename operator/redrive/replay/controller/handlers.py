@@ -7,11 +7,12 @@ change affects; the `Controller` does the rest. Called once, by the operator's c
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import kopf
 
 from redrive.kube import resources
-from redrive.kube.cache import needs_reconcile
+from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Body, Key
@@ -33,17 +34,21 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller,
     async def replay(event: kopf.RawEvent, **_: object) -> None:
         ctx.replays.on_event(event)
 
-    if ctx.settings.replay_image:  # else they may not be read
-
-        @kopf.on.event(*resources.SPARK_APPLICATIONS.address, registry=registry)
-        async def application(event: kopf.RawEvent, **_: object) -> None:
-            ctx.applications.on_event(event)
+    for kind, cache in ctx.applications.items():
+        kopf.on.event(*kind.address, registry=registry)(_watching(cache))
 
     _enqueue_open(ctx, controller)
     for body in ctx.replays:
         if is_final(body):  # it may have to be deleted
             controller.enqueue(Key.of(body))
     return (controller,)
+
+
+def _watching(applications: Cache) -> Callable[..., Awaitable[None]]:
+    async def application(event: kopf.RawEvent, **_: object) -> None:
+        applications.on_event(event)
+
+    return application
 
 
 def _listen(ctx: Context, controller: Controller) -> None:
@@ -56,10 +61,12 @@ def _listen(ctx: Context, controller: Controller) -> None:
         if after is None or is_final(after):
             _enqueue_open(ctx, controller, policy_of(after or before or {}))
 
-    @ctx.applications.listen
     def application_changed(_key: Key, before: Body | None, after: Body | None) -> None:
         for owner in _owners(after or before or {}):
             controller.enqueue(owner)
+
+    for applications in ctx.applications.values():
+        applications.listen(application_changed)
 
     @ctx.policies.listen
     def policy_changed(key: Key, _before: Body | None, _after: Body | None) -> None:

@@ -1,12 +1,25 @@
-"""A `JobApplication` for the Kubeflow Spark operator, `sparkoperator.k8s.io/v1beta2`. Pure."""
+"""The Kubeflow Spark operator, `sparkoperator.k8s.io/v1beta2`. Pure."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
+from redrive.api.job import LauncherName
+from redrive.api.replay import Phase
 from redrive.kube import resources
-from redrive.kube.resources import Body
+from redrive.kube.resources import Body, Key
 from redrive.replay.controller.application import JobApplication, JobPod
+from redrive.replay.controller.launcher import Launcher, SparkRun, given
+
+_PHASES = {
+    "RUNNING": Phase.RUNNING,
+    "SUCCEEDING": Phase.RUNNING,
+    "FAILING": Phase.RUNNING,
+    "COMPLETED": Phase.COMPLETED,
+    "FAILED": Phase.FAILED,
+}
+"""What its states mean; every other one is on the way to RUNNING."""
 
 
 def manifest(job: JobApplication) -> Body:
@@ -38,12 +51,32 @@ def manifest(job: JobApplication) -> Body:
         "apiVersion": resources.SPARK_APPLICATIONS.api_version,
         "kind": resources.SPARK_APPLICATIONS.kind,
         "metadata": job.metadata,
-        "spec": _given(spec),
+        "spec": given(spec),
     }
 
 
+def run(application: Body) -> SparkRun:
+    """Return how *application* stands."""
+    key = Key.of(application)
+    status = application.get("status") or {}
+    said = status.get("applicationState") or {}
+    state = said.get("state", "")
+    submitted = status.get("lastSubmissionAttemptTime") if state == "SUBMITTED" else None
+    return SparkRun(
+        key=key,
+        created=datetime.fromisoformat(application["metadata"]["creationTimestamp"]),
+        state=state,
+        phase=_PHASES.get(state, Phase.SUBMITTED),
+        error=said.get("errorMessage", ""),
+        submitted=None if submitted is None else datetime.fromisoformat(submitted),
+        pod=f"pod {status.get('driverInfo', {}).get('podName', '')}",
+        serving=f"have the Spark operator serve the namespace {key.namespace} "
+        "(spark.jobNamespaces in its Helm chart), or start it",
+    )
+
+
 def _pod(job: JobApplication, size: JobPod) -> dict[str, Any]:
-    return _given(
+    return given(
         {
             "cores": size.cores,
             "coreRequest": size.core_request,
@@ -71,6 +104,4 @@ def _allocation(job: JobApplication) -> dict[str, Any] | None:
     }
 
 
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what is empty."""
-    return {name: value for name, value in fields.items() if value not in (None, {}, [])}
+LAUNCHER = Launcher(LauncherName.KUBEFLOW, resources.SPARK_APPLICATIONS, manifest, run)

@@ -19,8 +19,9 @@ from redrive.kube.context import Context
 from redrive.kube.errors import ForbiddenError, NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent, Publisher
-from redrive.replay.controller import ending, errors, kubeflow, launch, metrics, mounts
+from redrive.replay.controller import ending, errors, launch, launchers, metrics, mounts
 from redrive.replay.controller.admission import admit, is_final, policy_of
+from redrive.replay.controller.launcher import SparkRun
 
 LAUNCHED = "Launched"
 """Reason of an Event: the SparkApplication was created."""
@@ -30,15 +31,6 @@ COMPLETED = "Completed"
 _START_TIME = timedelta(minutes=1)
 _DRIVER_START_TIME = timedelta(minutes=2)
 """Enough to fetch an image."""
-
-_PHASES = {
-    "RUNNING": Phase.RUNNING,
-    "SUCCEEDING": Phase.RUNNING,
-    "FAILING": Phase.RUNNING,
-    "COMPLETED": Phase.COMPLETED,
-    "FAILED": Phase.FAILED,
-}
-"""What the states of a SparkApplication mean; every other one is on the way to RUNNING."""
 
 _ANOTHER = "fix that and make another Replay: it goes on from what was moved"
 
@@ -65,16 +57,16 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     reported = ReplayStatus.model_validate(replay.get("status") or {})
     try:
         async with launching:
-            application = _application(replay, ctx)
-            reported = await _reported(replay, application, ctx)
-            if application is not None:
-                ending.check_deadline(replay, reported, _phase(application), now)
-                _check_started(application, now)
-                _check_driver_runs(application, now)
+            run = _run(replay, ctx)
+            reported = await _reported(replay, run, ctx)
+            if run is not None:
+                ending.check_deadline(replay, reported, run.phase, now)
+                _check_started(run, now)
+                _check_driver_runs(run, now)
             elif not reported.finished:
-                application = await _launch(replay, reported, ctx)
-                events.append(_launched(replay, application))
-        conditions, fields = _mirror(reported, application, now)
+                run = await _launch(replay, reported, ctx)
+                events.append(_launched(replay, run))
+        conditions, fields = _mirror(reported, run, now)
         requeue = ending.requeue(replay, fields["phase"])
     except RedriveError as error:
         policy = ctx.policies.get(policy_of(replay))
@@ -93,7 +85,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     return requeue
 
 
-async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> Body:
+async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRun:
     """Create the SparkApplication of *replay*, also after one was deleted.
 
     A second run is no harm: it goes on where the first one was.
@@ -115,21 +107,17 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> Body:
             got=f"{failure.reason}: {failure.message}",
             remedy=_ANOTHER,
         )
-    if resources.SPARK_APPLICATIONS in ctx.missing:
-        raise errors.SparkOperatorNotFoundError(
-            "this cluster knows no SparkApplication, which runs a Replay",
-            remedy="install the Spark operator; this Replay starts by itself then",
-        )
+    launcher = launchers.choose(admitted.template.launcher, ctx)
     await _check_service_account(Key.of(replay).namespace, ctx)
     access = mounts.access(admitted.identity, admitted.redirect_hosts)
     wanted = launch.application(replay, admitted.job, access, admitted.template, ctx.settings)
-    created = await ctx.kubernetes.create(resources.SPARK_APPLICATIONS, kubeflow.manifest(wanted))
-    ctx.applications.put(created)
-    return created
+    created = await ctx.kubernetes.create(launcher.resource, launcher.manifest(wanted))
+    ctx.applications[launcher.resource].put(created)
+    return launcher.run(created)
 
 
-def _launched(replay: Body, application: Body) -> ObjectEvent:
-    said = f"the SparkApplication {application['metadata']['name']} runs this Replay"
+def _launched(replay: Body, run: SparkRun) -> ObjectEvent:
+    said = f"the SparkApplication {run.key.name} runs this Replay"
     given = [replay["spec"][field] for field in ("reason", "ticket") if field in replay["spec"]]
     return ObjectEvent(LAUNCHED, ": ".join([said, *given]))
 
@@ -156,75 +144,71 @@ async def _check_service_account(namespace: str, ctx: Context) -> None:
         ) from None
 
 
-def _application(replay: Body, ctx: Context) -> Body | None:
-    found = ctx.applications.get(Key(Key.of(replay).namespace, launch.name_of(replay)))
-    if found is not None and not resources.is_owned_by(found, replay):
+def _run(replay: Body, ctx: Context) -> SparkRun | None:
+    found = launchers.find(replay, ctx)
+    if found is None:
+        return None
+    launcher, application = found
+    if not resources.is_owned_by(application, replay):
         raise errors.ApplicationNotOursError(
             "a SparkApplication that this Replay does not own has the name that its own needs",
-            got=found["metadata"]["name"],
+            got=application["metadata"]["name"],
             remedy="delete that SparkApplication",
         )
-    return found
+    return launcher.run(application)
 
 
-async def _reported(replay: Body, application: Body | None, ctx: Context) -> ReplayStatus:
+async def _reported(replay: Body, run: SparkRun | None, ctx: Context) -> ReplayStatus:
     """Return what the job has written into the status, at its end too.
 
     Raises:
         KubernetesError: it could not be read.
     """
     launched = "sparkApplication" in (replay.get("status") or {})
-    if (launched and application is None) or (application and _phase(application) in FINAL):
+    if launched if run is None else run.phase in FINAL:
         # The watch may show the end of the application before the last words of its job.
         replay = await ctx.kubernetes.get(resources.REPLAYS, Key.of(replay))
     return ReplayStatus.model_validate(replay.get("status") or {})
 
 
-def _phase(application: Body) -> Phase:
-    return _PHASES.get(_state(application), Phase.SUBMITTED)
-
-
-def _mirror(reported: ReplayStatus, application: Body | None, now: datetime) -> _Shown:
+def _mirror(reported: ReplayStatus, run: SparkRun | None, now: datetime) -> _Shown:
     """Return what the state of the application says about the Replay.
 
     Args:
         reported: what the job says. An application that ends without the word of its job that the
             run is finished was cut off.
-        application: the SparkApplication; None if it is gone, and the job says that the run is
+        run: how its application stands; None if that is gone, and the job says that the run is
             finished.
         now: the time.
 
     Raises:
         ReplayFailedError: the application has failed for good.
     """
-    if application is None:
+    if run is None:
         return _completed(reported, now)
-    name = application["metadata"]["name"]
-    state = _state(application)
-    said = (application.get("status") or {}).get("applicationState") or {}
-    phase = _phase(application)
-    cut_off = phase is Phase.COMPLETED and not reported.finished
-    if phase is Phase.FAILED or cut_off:
+    name = run.key.name
+    cut_off = run.phase is Phase.COMPLETED and not reported.finished
+    if run.phase is Phase.FAILED or cut_off:
         failure = reported.failure
         raise errors.ReplayFailedError(
             f"the SparkApplication {name} has {'ended before its run' if cut_off else 'failed'}",
-            got=f"{failure.reason}: {failure.message}" if failure else said.get("errorMessage", ""),
+            got=f"{failure.reason}: {failure.message}" if failure else run.error,
             remedy=_ANOTHER,
         )
-    fields: dict[str, Any] = {"phase": phase.value, "sparkApplication": name}
+    fields: dict[str, Any] = {"phase": run.phase.value, "sparkApplication": name}
     if reported.start_time is None:
         fields["startTime"] = _written(now)
-    if phase is Phase.COMPLETED:
+    if run.phase is Phase.COMPLETED:
         conditions, ended = _completed(reported, now)
         return conditions, fields | ended
-    if phase is Phase.RUNNING and reported.suspended:
+    if run.phase is Phase.RUNNING and reported.suspended:
         fields["phase"] = Phase.SUSPENDED.value
         if reported.awaits_approval:
             return status.waiting(_approval_required(reported)), fields
         return status.progressing("the run is suspended: nothing is sent"), fields
-    message = f"the SparkApplication {name} is {state or 'NEW'}"
-    if "errorMessage" in said:
-        message = f"{message}: {said['errorMessage']}"
+    message = f"the SparkApplication {name} is {run.state or 'NEW'}"
+    if run.error:
+        message = f"{message}: {run.error}"
     return status.progressing(message), fields
 
 
@@ -253,49 +237,35 @@ def _outcome(reported: ReplayStatus) -> str:
     )
 
 
-def _state(application: Body) -> str:
-    said = (application.get("status") or {}).get("applicationState") or {}
-    state: str = said.get("state", "")
-    return state
-
-
-def _check_started(application: Body, now: datetime) -> None:
+def _check_started(run: SparkRun, now: datetime) -> None:
     """Check that a Spark operator has begun to run an application, if it had the time to.
 
     Raises:
         ApplicationNotStartedError: it has not.
     """
-    created = datetime.fromisoformat(application["metadata"]["creationTimestamp"])
-    if _state(application) or now - created <= _START_TIME:
+    if run.state or now - run.created <= _START_TIME:
         return
-    key = Key.of(application)
     raise errors.ApplicationNotStartedError(
-        f"no Spark operator has begun to run the SparkApplication {key.name} within "
+        f"no Spark operator has begun to run the SparkApplication {run.key.name} within "
         f"{_START_TIME.total_seconds():.0f} s",
-        remedy=f"have the Spark operator serve the namespace {key.namespace} "
-        "(spark.jobNamespaces in its Helm chart), or start it",
+        remedy=run.serving,
     )
 
 
-def _check_driver_runs(application: Body, now: datetime) -> None:
+def _check_driver_runs(run: SparkRun, now: datetime) -> None:
     """Check that the driver of an application that was submitted has begun to run in time.
 
     Raises:
         DriverNotStartedError: it has not.
     """
-    said = application.get("status") or {}
-    submitted = said.get("lastSubmissionAttemptTime")
-    if _state(application) != "SUBMITTED" or submitted is None:
+    if run.submitted is None or now - run.submitted <= _DRIVER_START_TIME:
         return
-    if now - datetime.fromisoformat(submitted) <= _DRIVER_START_TIME:
-        return
-    key, pod = Key.of(application), said.get("driverInfo", {}).get("podName", "")
     raise errors.DriverNotStartedError(
-        f"the driver of the SparkApplication {key.name} does not run, "
+        f"the driver of the SparkApplication {run.key.name} does not run, "
         f"{_DRIVER_START_TIME.total_seconds():.0f} s after it was submitted",
-        got=f"pod {pod}",
-        remedy=f"see what it lacks with `kubectl --namespace {key.namespace} describe pod {pod}`: "
-        "a Secret, an image or a node with room; it starts by itself then. Delete the "
+        got=run.pod,
+        remedy=f"see what it lacks with `kubectl --namespace {run.key.namespace} describe "
+        f"{run.pod}`: a Secret, an image or a node with room; it starts by itself then. Delete the "
         "SparkApplication to have it made again from the operator's settings",
     )
 

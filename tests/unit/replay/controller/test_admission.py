@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from redrive.errors import InvalidSpecError, Requeue
+from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
 from redrive.kube.connections import Connections
@@ -104,8 +105,8 @@ def ctx(**tables: list[dict[str, Any]]) -> Context:
         "policies": [policy()],
         "connections": [connection()],
         "replays": [],
-        "applications": [],
     }
+    applications = Cache(tables.pop("applications", []))
     return Context(
         settings=SETTINGS,
         kubernetes=cast("Kubernetes", None),
@@ -115,6 +116,7 @@ def ctx(**tables: list[dict[str, Any]]) -> Context:
         clock=wall_clock,
         missing=(),
         began=wall_clock(),
+        applications={resources.SPARK_APPLICATIONS: applications},
         **{name: Cache(bodies) for name, bodies in (known | tables).items()},
     )
 

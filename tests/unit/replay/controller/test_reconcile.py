@@ -183,7 +183,7 @@ async def ended(api: FakeKubernetes, state: str, **reported: object) -> dict[str
         "status": {"applicationState": {"state": state, "errorMessage": "ExitCode: 1"}},
     }
     context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
-    context.applications.put(application)
+    context.applications[resources.SPARK_APPLICATIONS].put(application)
     await reconcile(Key.of(body), context, asyncio.Lock())
     return statuses(api)[-1]
 

@@ -1,0 +1,82 @@
+"""What redrive creates for each Spark operator is admitted by its API, which drops no field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from redrive.api.connection import ReplayIdentity
+from redrive.api.job import JobDefaults
+from redrive.kube.context import Settings
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.replay.controller import launch, mounts
+from redrive.replay.controller.launcher import Launcher
+from redrive.replay.controller.launchers import LAUNCHERS
+from redrive.replay.spec import ReplayJob
+from sandbox import spark_operator
+from sandbox.errors import SandboxError
+from sandbox.kubernetes import Cluster
+
+REPLAY = {"metadata": {"name": "after.fix", "namespace": "default", "uid": "u"}}
+EVERYTHING: dict[str, Any] = {
+    "image": "registry/other:1",
+    "imagePullSecrets": ["registry"],
+    "driver": {"cores": 1, "memory": "2g", "coreRequest": "100m"},
+    "executor": {"cores": 2, "memory": "2g", "coreRequest": "500m"},
+    "executors": 2,
+    "dynamicAllocation": {"minExecutors": 1, "maxExecutors": 4},
+    "nodeSelector": {"disk": "ssd"},
+    "tolerations": [{"key": "a", "operator": "Equal", "value": "b", "effect": "NoSchedule"}],
+    "securityContext": {"runAsUser": 185, "runAsGroup": 185, "fsGroup": 185},
+    "volumes": [
+        {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "settings", "configMap": {"name": "settings"}},
+    ],
+    "sparkConf": {"spark.task.maxFailures": "8"},
+    "labels": {"team": "shop"},
+    "annotations": {"owner": "shop"},
+    "timeToLiveSeconds": 600,
+}
+
+
+def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
+    key = {"secretRef": {"name": "replayer", "key": "token"}}
+    tls = {"caRef": {"name": "authority", "key": "ca.crt"}}
+    identity = {"role": "replayer", "authentication": {"token": key}, "tls": tls}
+    access = mounts.access(ReplayIdentity.model_validate(identity), ())
+    policy = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders")
+    job = ReplayJob("default", "after.fix", "u", policy, "pulsar://p:6650", "http://p:8080", None)
+    pods = JobDefaults.model_validate(template)
+    settings = Settings("here", (), "registry/job:1", "local:///replay.py", "redrive-replay")
+    return dict(launcher.manifest(launch.application(REPLAY, job, access, pods, settings)))
+
+
+@pytest.mark.parametrize("template", [{}, EVERYTHING], ids=["defaults", "everything"])
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
+def test_an_application_is_admitted_with_each_of_its_fields(
+    cluster: Cluster, launcher: Launcher, template: dict[str, Any]
+) -> None:
+    cluster.define(spark_operator.CRD.read_text(encoding="utf-8"))
+    made = manifest(launcher, template)
+    create = "create", "--dry-run=server", "--validate=strict", "--output=json", "-f", "-"
+    admitted = json.loads(cluster.kubectl(*create, input=json.dumps(made)))
+    assert admitted["apiVersion"] == launcher.resource.api_version
+    assert holds(admitted["spec"], made["spec"])
+    made["spec"]["unheardOf"] = 1
+    with pytest.raises(SandboxError, match="unheardOf"):
+        cluster.kubectl(*create, input=json.dumps(made))
+
+
+def holds(whole: Any, part: Any) -> bool:  # noqa: ANN401  JSON
+    """Whether *whole* has all of *part*, and maybe defaults beside it."""
+    match part:
+        case dict():
+            return all(name in whole and holds(whole[name], part[name]) for name in part)
+        case list():
+            return len(whole) == len(part) and all(map(holds, whole, part))
+        case _:
+            return bool(whole == part)
