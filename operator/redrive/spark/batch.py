@@ -34,7 +34,7 @@ class BatchReader(DataSourceReader):
             raise InvalidOptionError(
                 "startingOffsets of a batch can't be latest, behind which there is nothing",
                 got=of.starting,
-                remedy="write earliest or positions",
+                remedy="write earliest or positions, or read a stream",
             )
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name

@@ -13,9 +13,12 @@ from pyspark.sql.types import StructType
 from redrive.spark import columns, options
 from redrive.spark.batch import BatchReader
 from redrive.spark.options import (
+    BATCH_OPTIONS,
+    STREAM_OPTIONS,
     InvalidOptionError,
     ReadOptions,
 )
+from redrive.spark.stream import StreamReader
 from redrive.spark.writing import TopicWriter
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -45,11 +48,16 @@ class PulsarSource(DataSource):
         Raises:
             RedriveError: they are not in order.
         """
-        return columns.ddl(options.read_options(self.options).columns)
+        known = {*BATCH_OPTIONS, *STREAM_OPTIONS}  # which of both it is shows later
+        return columns.ddl(options.read_options(self.options, known).columns)
 
     def reader(self, schema: StructType) -> BatchReader:
         """Read in a batch query."""
-        return BatchReader(_checked(options.read_options(self.options), schema))
+        return BatchReader(_checked(options.read_options(self.options, BATCH_OPTIONS), schema))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  Spark's name
+        """Read in a streaming query."""
+        return StreamReader(_checked(options.read_options(self.options, STREAM_OPTIONS), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:  # noqa: FBT001  as Spark has it
         """Write in a batch query."""

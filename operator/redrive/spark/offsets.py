@@ -1,7 +1,8 @@
 """Where a read begins and ends in each partition, as text. Pure.
 
-A position names a message, the first or the last to be read: as `ledger:entry`,
-`ledger:entry:index` within a batch, or the bytes of a message id, as the JVM connector has it.
+Two forms. In options a position names a message, the first or the last to be read: as
+`ledger:entry`, `ledger:entry:index` within a batch, or the bytes of a message id, as the JVM
+connector has it. In checkpoints of a stream it is what has been read: all up to it, inclusive.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
@@ -26,6 +28,13 @@ END = Position(_LAST, _LAST, WHOLE)
 """Behind all that a partition holds, and will."""
 
 _TEXT = re.compile(r"(\d{1,19}):(\d{1,19})(?::(\d{1,9}))?", re.ASCII)
+_READ_SO_FAR = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(\d{1,10}))?", re.ASCII)
+
+
+class InvalidCheckpointError(RedriveError):
+    """The offset of a stream is none that this data source has written."""
+
+    reason: ClassVar[str] = "InvalidCheckpoint"
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,36 @@ def ending(text: str) -> Offsets:
         InvalidOptionError: it is something else.
     """
     return _offsets("endingOffsets", text, {"latest": END}, END, _through)
+
+
+def to_json(read: Mapping[TopicName, Position]) -> dict[str, str]:
+    """Write what has been read of each partition."""
+    return {str(partition): _written(position) for partition, position in read.items()}
+
+
+def from_json(written: Mapping[str, str]) -> dict[TopicName, Position]:
+    """Read what `to_json` wrote.
+
+    Raises:
+        InvalidCheckpointError: it is something else.
+    """
+    return {TopicName.parse(partition): _read(text) for partition, text in written.items()}
+
+
+def _written(read: Position) -> str:
+    index = "" if read.batch_index == WHOLE else f":{read.batch_index}"
+    return f"{read.entry_id}{index}"
+
+
+def _read(text: str) -> Position:
+    match = _READ_SO_FAR.fullmatch(text)
+    if match is None:
+        raise InvalidCheckpointError(
+            "an offset of the stream is not ledger:entry, or ledger:entry:index",
+            got=text,
+            remedy="start the query with a checkpoint of its own, or a new one",
+        )
+    return Position(int(match[1]), int(match[2]), WHOLE if match[3] is None else int(match[3]))
 
 
 def _before(first: EntryId, index: int) -> Position:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from redrive.errors import RedriveError
-from redrive.policy.naming import TopicName
+from redrive.policy.naming import TopicName, check_subscription
 from redrive.spark import authentication
 from redrive.spark.authentication import SourceAuthentication
 
@@ -34,6 +34,7 @@ _CONNECTION = (
 _TOPICS = ("topic", "topics", "topicsPattern")
 _READ = (*_CONNECTION, *_TOPICS, "startingOffsets", "failOnDataLoss", "columns")
 BATCH_OPTIONS = (*_READ, "endingOffsets")
+STREAM_OPTIONS = (*_READ, "maxBytesPerTrigger", "predefinedSubscription")
 WRITE_OPTIONS = (*_CONNECTION, "topic")
 _SHORT = re.compile(r"[^/]+")
 
@@ -78,6 +79,8 @@ class ReadOptions:
 
     Attributes:
         starting: as written, see `offsets`; None where it was left out. Likewise *ending*.
+        max_bytes: about how many a batch of a stream reads; None for all there is.
+        subscription: what has been processed is acknowledged there; None for nowhere.
     """
 
     connection: SourceConnection
@@ -86,6 +89,8 @@ class ReadOptions:
     starting: str | None
     ending: str | None
     fail_on_data_loss: bool
+    max_bytes: int | None = None
+    subscription: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,13 +116,13 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(_connection(options), None if topic is None else topic_name(topic))
 
 
-def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Read the options of a read.
+def read_options(given: Mapping[str, str], known: Collection[str]) -> ReadOptions:
+    """Read the options of a read, of which those in *known* exist.
 
     Raises:
         InvalidOptionError: one is unknown, missing, or not what it can be.
     """
-    options = _named(given, BATCH_OPTIONS)
+    options = _named(given, known)
     connection = _connection(options)
     topics = _topics(options)
     if topics.pattern is not None and connection.admin_url is None:
@@ -126,6 +131,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
             got=topics.pattern.pattern,
             remedy="give admin.url, or name the topics in `topics`",
         )
+    subscription = options.get("predefinedSubscription")
     return ReadOptions(
         connection,
         topics,
@@ -133,6 +139,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         options.get("startingOffsets"),
         options.get("endingOffsets"),
         _boolean("failOnDataLoss", options.get("failOnDataLoss", "true")),
+        _max_bytes(options.get("maxBytesPerTrigger"), connection),
+        None if subscription is None else check_subscription(subscription),
     )
 
 
@@ -225,6 +233,19 @@ def _columns(text: str | None) -> tuple[str, ...]:
             remedy=f"choose from {', '.join(known.values())}",
         )
     return tuple(known[name.lower()] for name in asked)
+
+
+def _max_bytes(text: str | None, connection: SourceConnection) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) == 0 or connection.admin_url is None:
+        raise InvalidOptionError(
+            "maxBytesPerTrigger is a number of bytes, and needs admin.url: only the admin API "
+            "tells how many bytes wait",
+            got=text,
+            remedy="give a positive number, and admin.url",
+        )
+    return int(text)
 
 
 def _boolean(name: str, text: str) -> bool:

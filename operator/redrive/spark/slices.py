@@ -114,14 +114,21 @@ def check_held(extent: Extent, behind: Position) -> None:
     if not extent.complete or behind == BEGINNING:
         return
     held = extent.partition.held
-    if behind.ledger not in held or behind > extent.tail:
+    if (behind.ledger not in held and not _is_kept(extent, behind)) or behind > extent.tail:
         raise DataLossError(
             f"{extent.topic} does not hold what follows on {behind.entry_id} any more, "
             "or it is another topic of this name",
             got=f"ledgers {min(held, default=None)} to {max(held, default=None)}",
-            remedy="keep what is not read yet by a subscription or by "
+            remedy="keep what is not read yet by a subscription (predefinedSubscription) or by "
             "retention; to go on with what there is, set failOnDataLoss to false",
         )
+
+
+def _is_kept(extent: Extent, behind: Position) -> bool:
+    """Whether a subscription has kept all that follows: ledgers go when it has passed them."""
+    passed = extent.partition.acknowledged.through
+    first = min(extent.partition.held, default=-1)
+    return passed != NOWHERE and (passed <= behind.entry_id or passed == EntryId(first, -1))
 
 
 def first_unread(behind: Position) -> int:

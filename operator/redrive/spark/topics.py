@@ -66,13 +66,18 @@ class TopicReader:
         self._connection = connection
         self._credentials = SourceCredentials(connection.authentication)
 
-    def extents(self, selection: TopicSelection) -> list[Extent]:
-        """Return what each partition of the topics holds, each once, in order of their names."""
+    def extents(self, selection: TopicSelection, subscription: str = "") -> list[Extent]:
+        """Return what each partition of the topics holds, each once, in order of their names.
+
+        Args:
+            selection: the topics.
+            subscription: of which the broker tells how far it has come, if it is there.
+        """
         if self._connection.admin_url is None:
             with self.client() as client:
                 found = list(_by_readers(client, selection))
         else:
-            found = asyncio.run(self._by_admin(selection))
+            found = asyncio.run(self._by_admin(selection, subscription))
         once = {each.topic: each for each in found}.values()
         return sorted(once, key=lambda of: (of.topic.without_partition(), of.partition.index))
 
@@ -99,14 +104,18 @@ class TopicReader:
         shown = await asyncio.to_thread(self._credentials.access)
         return Admin(http, self._connection.admin_url or "", shown)
 
-    async def _by_admin(self, selection: TopicSelection) -> list[Extent]:
+    async def _by_admin(self, selection: TopicSelection, subscription: str) -> list[Extent]:
         async with Http.open() as http:
             admin = await self._admin(http)
             names = await _matching(admin, selection)
             whole = await asyncio.gather(*(_partitions(admin, name) for name in names))
             return list(
                 await asyncio.gather(
-                    *(_extent(admin, topic) for partitions in whole for topic in partitions)
+                    *(
+                        _extent(admin, topic, subscription)
+                        for partitions in whole
+                        for topic in partitions
+                    )
                 )
             )
 
@@ -130,9 +139,10 @@ async def _partitions(admin: Admin, topic: TopicName) -> list[TopicName]:
     return [topic.partition(index) for index in range(count)] or [topic]
 
 
-async def _extent(admin: Admin, topic: TopicName) -> Extent:
+async def _extent(admin: Admin, topic: TopicName, subscription: str) -> Extent:
     stats = await admin.internal_stats(topic)
-    return Extent(topic, Partition.from_stats(_index(topic), stats, ""))
+    there = subscription if subscription in stats["cursors"] else ""
+    return Extent(topic, Partition.from_stats(_index(topic), stats, there))
 
 
 def _index(topic: TopicName) -> int:

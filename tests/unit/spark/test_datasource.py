@@ -24,6 +24,7 @@ def test_readers_and_writers_are_sent_to_workers() -> None:
     filters = [EqualTo(("__partition",), 1), Not(EqualTo(("__entry",), 1)), IsNotNull(("value",))]
     assert batch.pushFilters(filters) == filters
     pickle.loads(pickle.dumps(batch))  # noqa: S301  our own
+    pickle.loads(pickle.dumps(source.streamReader(VALUE)))  # noqa: S301
     pickle.loads(pickle.dumps(PulsarSource(dict(WRITE)).writer(VALUE, overwrite=False)))  # noqa: S301
 
 
@@ -35,7 +36,13 @@ def test_the_schema_follows_the_columns() -> None:
     assert all(f"`{name}`" in whole for name in COLUMN_NAMES)
 
 
-def test_a_batch_does_not_begin_at_the_end() -> None:
+def test_options_of_a_stream_are_refused_in_a_batch_and_those_of_a_batch_in_a_stream() -> None:
+    with pytest.raises(InvalidOptionError, match="predefinedSubscription"):
+        PulsarSource(READ | {"predefinedSubscription": "s"}).reader(VALUE)
+    with pytest.raises(InvalidOptionError, match="endingOffsets"):
+        PulsarSource(READ | {"endingOffsets": "latest"}).streamReader(VALUE)
+    with pytest.raises(InvalidOptionError, match="maxBytesPerTrigger is a number"):
+        PulsarSource(READ | {"maxBytesPerTrigger": "1"}).streamReader(VALUE)
     with pytest.raises(InvalidOptionError, match="can't be latest"):
         PulsarSource(READ | {"startingOffsets": "latest"}).reader(VALUE)
     assert isinstance(

@@ -1,4 +1,4 @@
-"""Positions as text name the first and the last message that is read."""
+"""Positions as text: those of options name messages, those of checkpoints what has been read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from redrive.policy.naming import TopicName
 from redrive.replay.topic import messageid
 from redrive.replay.topic.position import EntryId, Position
 from redrive.spark import offsets
-from redrive.spark.offsets import BEGINNING, END, WHOLE
+from redrive.spark.offsets import BEGINNING, END, WHOLE, InvalidCheckpointError
 from redrive.spark.options import InvalidOptionError
 
 ORDERS = TopicName("shop", "prod", "orders")
 numbers = st.integers(0, 2**40)
+positions = st.builds(Position, numbers, numbers, st.integers(0, 1_000) | st.just(WHOLE))
+
+
+@given(st.dictionaries(st.sampled_from([ORDERS, ORDERS.partition(0)]), positions))
+def test_what_has_been_read_survives_a_checkpoint(read: dict[TopicName, Position]) -> None:
+    written = json.loads(json.dumps(offsets.to_json(read)))
+    assert offsets.from_json(written) == read
 
 
 @given(numbers, numbers, st.integers(-1, 1_000))
@@ -80,3 +87,8 @@ def test_anything_else_is_refused(text: str) -> None:
 def test_an_end_is_not_the_beginning() -> None:
     with pytest.raises(InvalidOptionError, match="endingOffsets is neither latest, nor"):
         offsets.ending("earliest")
+
+
+def test_the_offset_of_another_source_is_refused() -> None:
+    with pytest.raises(InvalidCheckpointError):
+        offsets.from_json({str(ORDERS): "17"})

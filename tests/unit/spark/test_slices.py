@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.policy.naming import TopicName
-from redrive.replay.topic.partition import Partition
+from redrive.replay.topic.partition import Acknowledged, Partition
 from redrive.replay.topic.position import NOWHERE, EntryId, Position
 from redrive.spark import slices
 from redrive.spark.filters import Filters, PushedFilter
@@ -126,3 +128,16 @@ def test_what_is_gone_is_found() -> None:
         with pytest.raises(DataLossError, match="does not hold what follows on"):
             slices.check_held(of, Position(ledger, entry, WHOLE))
     slices.check_held(extent((3, 5), complete=False), Position(2, 7, WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("passed", "lost"),
+    [((2, 7), False), ((2, 5), False), ((3, -1), False), ((2, 8), True), ((3, 0), True)],
+)
+def test_a_ledger_that_a_subscription_has_passed_with_the_stream_is_no_loss(
+    passed: tuple[int, int], *, lost: bool
+) -> None:
+    of = extent((3, 5))
+    kept = replace(of.partition, acknowledged=Acknowledged(EntryId(*passed)))
+    with pytest.raises(DataLossError) if lost else nullcontext():
+        slices.check_held(replace(of, partition=kept), Position(2, 7, WHOLE))
