@@ -125,7 +125,7 @@ async def serve(
             for stoppable in stoppables:
                 await stoppable.stop()
 
-        kopf.on.login(registry=registry)(partial(_login, health))
+        kopf.on.login(registry=registry)(partial(_login, health, outdated))
         # Here and not after kopf has ended: it waits for tasks that began under it.
         kopf.on.cleanup(registry=registry)(stop)
         health.ready = True
@@ -165,7 +165,7 @@ def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:
 
 
 async def _login(
-    health: Liveness, *, settings: kopf.OperatorSettings, **_: object
+    health: Liveness, outdated: asyncio.Event, *, settings: kopf.OperatorSettings, **_: object
 ) -> kopf.AiohttpSession | None:
     """Log kopf in as our own client does, with connections that send heartbeats."""
     if is_in_cluster():
@@ -176,6 +176,7 @@ async def _login(
         return None
     connections = informer.session(
         health,
+        outdated,
         tls=found.as_ssl_context(),
         headers=found.as_http_headers(),
         proxy=found.proxy_url,

@@ -18,6 +18,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from http import HTTPStatus
 from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import TypeVar
@@ -86,9 +87,18 @@ class BackOffs:
 
 
 def session(
-    health: Liveness, *, tls: ssl.SSLContext, headers: Mapping[str, str], proxy: str | None
+    health: Liveness,
+    outdated: asyncio.Event,
+    *,
+    tls: ssl.SSLContext,
+    headers: Mapping[str, str],
+    proxy: str | None,
 ) -> aiohttp.ClientSession:
-    """Return HTTP connections to the API server whose watches send heartbeats to *health*."""
+    """Return HTTP connections to the API server whose watches send heartbeats to *health*.
+
+    A watch that is not found sets *outdated*: the kind was uninstalled, and kopf, which watches the
+    kinds that it found at its start, ends that watch for good.
+    """
 
     async def begun(
         _session: aiohttp.ClientSession,
@@ -98,8 +108,21 @@ def session(
         if request.url.query.get("watch") == "true":
             health.beat(f"watch of {request.url.path}")
 
+    async def answered(
+        _session: aiohttp.ClientSession,
+        _context: SimpleNamespace,
+        request: aiohttp.TraceRequestEndParams,
+    ) -> None:
+        if (
+            request.url.query.get("watch") == "true"
+            and request.response.status == HTTPStatus.NOT_FOUND
+        ):
+            health.forget(f"watch of {request.url.path}")
+            outdated.set()
+
     trace = aiohttp.TraceConfig()
     trace.on_request_start.append(begun)
+    trace.on_request_end.append(answered)
     connector = aiohttp.TCPConnector(limit=0, ssl=tls)
     return aiohttp.ClientSession(
         connector=connector, headers=headers, proxy=proxy, trace_configs=[trace]
@@ -117,7 +140,8 @@ async def relisting(
 
     Yields:
         An event that is set once all caches have to be loaded again, and all watches begun again:
-        the API server's store was restored, or one of the *missing* kinds is installed.
+        the API server's store was restored, or one of the *missing* kinds is installed. `session`
+        sets it when a kind was uninstalled.
     """
     outdated = asyncio.Event()
     tasks = [

@@ -33,6 +33,10 @@ class Liveness:
         """Record a heartbeat of *part*, which has to send the next within `STALL_SECONDS`."""
         self._beats[part] = self._clock()
 
+    def forget(self, part: str) -> None:
+        """Expect no more heartbeats of *part*."""
+        self._beats.pop(part, None)
+
     def silent_for(self) -> dict[str, float]:
         """Return for each part how many seconds ago its last heartbeat was."""
         now = self._clock()

@@ -63,6 +63,7 @@ class ApiServer:
         self.objects: dict[str, list[dict[str, Any]]] = {}
         self.version = 1
         self.watched = asyncio.Queue[web.BaseRequest]()
+        self.missed = asyncio.Queue[web.BaseRequest]()
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer any request."""
@@ -70,6 +71,7 @@ class ApiServer:
             self.refused.add(request.path)
             return web.json_response({"kind": "Status", "message": "no"}, status=403)
         if self.missing and self.missing in request.path:
+            self.missed.put_nowait(request)
             return web.json_response({"kind": "Status", "message": "none"}, status=404)
         if request.query.get("watch") != "true":
             items = self.objects.get(request.path, [])
@@ -80,6 +82,12 @@ class ApiServer:
         await response.prepare(request)
         await asyncio.Event().wait()
         return response
+
+    async def until_missed(self, path: str) -> None:
+        """Wait until a watch of what is missing was refused."""
+        request = await self.missed.get()
+        while request.path != path or request.query.get("watch") != "true":
+            request = await self.missed.get()
 
     async def until_watched(self, *paths: str) -> dict[str, str]:
         """Wait until watches of all these began; return the label selector of each."""
@@ -194,6 +202,16 @@ async def test_spark_applications_are_watched_once_their_kind_is_installed(tmp_p
     async with operator(api, tmp_path, before=LOOK_AGAIN_SOON):
         await api.until_watched(*(kind.path() for kind in others))
         assert api.watched.empty()
+        api.missing = ""
+        await api.until_watched(*(kind.path() for kind in WATCHED))
+
+
+async def test_spark_applications_are_watched_again_once_their_kind_is_back(tmp_path: Path) -> None:
+    api = ApiServer()
+    async with operator(api, tmp_path, before=CLOSE_INACTIVE_WATCHES_SOON + LOOK_AGAIN_SOON):
+        await api.until_watched(*(kind.path() for kind in WATCHED))
+        api.missing = resources.SPARK_APPLICATIONS.group
+        await api.until_missed(resources.SPARK_APPLICATIONS.path())
         api.missing = ""
         await api.until_watched(*(kind.path() for kind in WATCHED))
 

@@ -27,6 +27,7 @@ from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.kube.test_client import api_server
 
 KINDS = (resources.REPLAYS, resources.SPARK_APPLICATIONS, resources.CONFIG_MAPS)
+GONE = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -228,7 +229,7 @@ async def test_every_beginning_of_a_watch_is_a_sign_of_life_and_nothing_else_is(
     health = Liveness()
     tls = ssl.create_default_context()
     async with (
-        informer.session(health, tls=tls, headers={}, proxy=None) as session,
+        informer.session(health, asyncio.Event(), tls=tls, headers={}, proxy=None) as session,
         api_server(EMPTY) as port,
     ):
         await session.get(f"http://127.0.0.1:{port}/apis/replays")
@@ -240,10 +241,26 @@ async def test_every_beginning_of_a_watch_is_a_sign_of_life_and_nothing_else_is(
 async def test_an_attempt_without_an_answer_is_a_sign_of_life_too() -> None:
     health = Liveness()
     tls = ssl.create_default_context()
-    async with informer.session(health, tls=tls, headers={}, proxy=None) as session:
+    async with informer.session(
+        health, asyncio.Event(), tls=tls, headers={}, proxy=None
+    ) as session:
         with pytest.raises(aiohttp.ClientConnectionError):
             await session.get("http://127.0.0.1:1/apis/replays?watch=true")
     assert list(health.silent_for()) == ["watch of /apis/replays"]
+
+
+async def test_a_kind_that_is_gone_outdates_all_and_gives_no_more_signs_of_life() -> None:
+    health, outdated = Liveness(), asyncio.Event()
+    tls = ssl.create_default_context()
+    async with (
+        informer.session(health, outdated, tls=tls, headers={}, proxy=None) as session,
+        api_server(GONE) as port,
+    ):
+        await session.get(f"http://127.0.0.1:{port}/apis/replays/a")
+        assert not outdated.is_set()
+        await session.get(f"http://127.0.0.1:{port}/apis/replays?watch=true")
+        assert outdated.is_set()
+    assert health.silent_for() == {}
 
 
 def test_the_api_server_is_tried_again_for_ever_and_soon() -> None:
