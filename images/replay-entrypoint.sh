@@ -5,9 +5,12 @@ set -euo pipefail
 # Runs a driver, which gets SIGTERM later than this does: at that Spark stops all tasks at once. By then a run whose
 # Replay was deleted has seen that itself, has settled what was on its way, and has ended. Kubernetes allows 30 s.
 drain() {
+  stopped=
+  trap 'stopped=yes' TERM  # also of one that comes before there is a driver
   "$@" &
-  driver=$! stopped=
+  driver=$!
   trap 'trap "" TERM; stopped=yes; { sleep 20; kill -TERM "$driver"; } &>/dev/null &' TERM
+  [ -z "$stopped" ] || kill -TERM $$
   code=0; wait "$driver" || code=$?
   if [ -n "$stopped" ]; then  # it was the signal that ended the wait
     code=0; wait "$driver" || code=$?

@@ -39,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
     parser.addoption(
+        "--minutes", type=float, help="how long benchmarks of long runs, and the soak, run"
+    )
+    parser.addoption(
         "--pulsar",
         choices=versions.PULSARS,
         default=versions.PULSAR,

@@ -176,7 +176,9 @@ class Story:
         name = self._kubectl(
             "get", "replay/after-the-outage", "-o", "jsonpath={.status.sparkApplication}"
         )
-        application = self._kubectl("get", f"sparkapplication/{name}", "-o", "json")
+        application = self._kubectl(
+            "get", f"sparkapplications.sparkoperator.k8s.io/{name}", "-o", "json"
+        )
         roles = {
             self._role_of(source["secret"]["name"], item["key"])
             for volume in json.loads(application)["spec"]["volumes"]

@@ -16,15 +16,6 @@ from tests.benchmarks.figures import Figure, show
 FIGURES = pytest.StashKey[list[Figure]]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--minutes",
-        type=float,
-        default=3.0,
-        help="how long benchmarks of long runs run (default: %(default)s)",
-    )
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[FIGURES] = []
 
@@ -47,7 +38,7 @@ def figures(pytestconfig: pytest.Config) -> Iterator[list[Figure]]:
 @pytest.fixture
 def minutes(pytestconfig: pytest.Config) -> float:
     """How long a long run runs."""
-    return float(pytestconfig.getoption("--minutes"))
+    return float(pytestconfig.getoption("--minutes") or 3.0)
 
 
 def pytest_terminal_summary(config: pytest.Config) -> None:

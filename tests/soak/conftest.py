@@ -11,11 +11,5 @@ __all__ = ["provision_policy"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--minutes",
-        type=float,
-        default=10.0,
-        help="how long the soak disturbs consumers (default: %(default)s)",
-    )
-    parser.addoption(
         "--seed", type=int, default=1, help="which disturbances come when (default: %(default)s)"
     )

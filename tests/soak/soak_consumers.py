@@ -181,7 +181,7 @@ def test_all_messages_end_as_planned_whatever_happens(
     tmp_path: Path,
     pytestconfig: pytest.Config,
 ) -> None:
-    minutes, seed = pytestconfig.getoption("--minutes"), pytestconfig.getoption("--seed")
+    minutes, seed = pytestconfig.getoption("--minutes") or 10.0, pytestconfig.getoption("--seed")
     provisioned = provision_policy(
         delays=["1s", "2s", "5s"], max_retries=MAX_RETRIES, partitions=PARTITIONS
     )

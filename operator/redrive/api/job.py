@@ -8,7 +8,6 @@ whoever decides what it runs could read the Secrets there.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
@@ -16,6 +15,7 @@ from pydantic import AfterValidator, Field, Strict
 
 from redrive.api import spark_properties
 from redrive.api.fields import SET, ObjectName
+from redrive.api.launcher_name import LauncherName
 from redrive.api.model import ApiModel
 from redrive.api.permissions import matches
 from redrive.api.pods import (
@@ -40,13 +40,6 @@ SparkConf = Annotated[
 ]
 
 _T = TypeVar("_T", bound="JobRequest")
-
-
-class LauncherName(enum.StrEnum):
-    """A Spark operator that can run replay jobs."""
-
-    KUBEFLOW = "Kubeflow"
-    APACHE = "Apache"
 
 
 class JobRequest(ApiModel):

@@ -18,7 +18,8 @@ from typing import Any, cast
 import kopf
 
 from redrive.admin.fence import Fence
-from redrive.api.job import JobDefaults, LauncherName
+from redrive.api.job import JobDefaults
+from redrive.api.launcher_name import LauncherName
 from redrive.api.parsing import parse_spec
 from redrive.cli import endpoint
 from redrive.errors import InvalidSpecError

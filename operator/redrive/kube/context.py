@@ -12,7 +12,8 @@ from pathlib import Path
 
 from redrive.admin.fence import Fence
 from redrive.admin.http import Http
-from redrive.api.job import JobDefaults, LauncherName
+from redrive.api.job import JobDefaults
+from redrive.api.launcher_name import LauncherName
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redrive.api import GROUP, VERSION
-from redrive.api.job import LauncherName
+from redrive.api.launcher_name import LauncherName
 
 Body = Mapping[str, Any]
 """A Kubernetes object as the API server gives it."""

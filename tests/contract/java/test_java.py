@@ -53,13 +53,18 @@ def of_hops(properties: dict[str, str], *, names: str) -> list[str | None]:
     return [properties.get(name) for name in names.split()]
 
 
-def delayed(provisioned: ProvisionedPolicy) -> int:
-    """How many entries of the retry topic the broker holds back until their time."""
-    answer = provisioned.broker.request("GET", f"{path(provisioned.policy.retry_topic)}/stats")
-    answer.check("tell what is delayed")
-    (found,) = json.loads(answer.body)["subscriptions"].values()
-    count: int = found["msgDelayed"]
-    return count
+def wait_until_delayed(provisioned: ProvisionedPolicy) -> None:
+    """Wait until the broker holds back all chunks of a retry until their time.
+
+    It never delivers a chunked message whose consumer left while it looked at the chunks.
+    """
+    while True:
+        answer = provisioned.broker.request("GET", f"{path(provisioned.policy.retry_topic)}/stats")
+        answer.check("tell what is delayed")
+        (found,) = json.loads(answer.body)["subscriptions"].values()
+        if found["msgDelayed"] >= CHUNKS:
+            return
+        time.sleep(0.1)
 
 
 def dead_letter_in_java(
@@ -143,14 +148,13 @@ def test_both_read_large_messages_that_the_other_has_sent_on(
     producer.send(payload)
     consumer = provisioned.consumer()
     consumer.reconsume_later(consumer.receive(SOON), delay=timedelta(seconds=5))
-    # A broker never delivers a chunked message whose consumer left while it looked at the chunks.
-    while delayed(provisioned) < CHUNKS:
-        time.sleep(0.1)
+    wait_until_delayed(provisioned)
     consumer.close()
     in_java = java_client(provisioned).retrying_consumer(provisioned.policy)
     message = in_java.receive()
     assert message.value == payload
-    in_java.reconsume_later(message)
+    in_java.reconsume_later(message, delay=timedelta(seconds=5))
+    wait_until_delayed(provisioned)
     in_java.close()
     consumer = provisioned.consumer()
     consumer.reconsume_later(consumer.receive(SOON))

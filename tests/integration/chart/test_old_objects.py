@@ -7,8 +7,6 @@ import time
 from typing import Any
 
 from sandbox import chart
-from sandbox.errors import SandboxError
-from sandbox.kubernetes import Cluster
 from sandbox.sandbox import Sandbox
 from tests.integration.chart.test_upgrade import PREVIOUS, shop, start, values
 from tests.integration.provision.conftest import Shop
@@ -59,17 +57,14 @@ def said(body: dict[str, Any], kind: str) -> str:
     return next((c["message"] for c in body["status"]["conditions"] if c["type"] == kind), "")
 
 
-def wait_for_new_schemas(cluster: Cluster) -> None:
+def wait_for_new_schemas(shop: Shop, policy: str) -> None:
     """Until then the API server drops fields of a status that were not there before."""
     deadline = time.monotonic() + SECONDS
-    while True:
-        try:
-            cluster.kubectl("explain", "retrypolicies.status.namingScheme")
-        except SandboxError:
-            assert time.monotonic() < deadline, "the API server keeps the schemas of before"
-            time.sleep(0.2)
-        else:
-            return
+    status = json.dumps({"status": {"namingScheme": "pulsar"}})
+    patch = "--subresource=status", "--type=merge", f"--patch={status}", "--dry-run=server"
+    while '"namingScheme"' not in shop.kubectl("patch", "retrypolicy", policy, *patch, "-ojson"):
+        assert time.monotonic() < deadline, "the API server keeps the schemas of before"
+        time.sleep(0.2)
 
 
 def test_each_object_of_the_old_form_works_or_says_its_edit(sandbox: Sandbox, shop: Shop) -> None:
@@ -82,7 +77,7 @@ def test_each_object_of_the_old_form_works_or_says_its_edit(sandbox: Sandbox, sh
     shop.policies({name: {"subscription": name, **spec} for name, spec in OLD.items()})
 
     chart.install(cluster, "redrive", release, values(shop))
-    wait_for_new_schemas(cluster)
+    wait_for_new_schemas(shop, min(OLD))
     start(sandbox, shop)
     connection = shop.ready("main", "pulsarconnection")
     edit = said(connection, "DeprecatedFields").partition("by allow: ")[2]

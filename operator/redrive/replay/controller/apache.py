@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from redrive.api.job import LauncherName
+from redrive.api.launcher_name import LauncherName
 from redrive.api.replay import Phase
 from redrive.kube import resources
 from redrive.kube.resources import Body, Key

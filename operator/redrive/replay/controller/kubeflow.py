@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from redrive.api.job import LauncherName
+from redrive.api.launcher_name import LauncherName
 from redrive.api.replay import Phase
 from redrive.kube import resources
 from redrive.kube.resources import Body, Key

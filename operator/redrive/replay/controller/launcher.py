@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from redrive.api.job import LauncherName
+from redrive.api.launcher_name import LauncherName
 from redrive.api.replay import Phase
 from redrive.kube.resources import Body, Key, Resource
 from redrive.replay.controller.application import JobApplication

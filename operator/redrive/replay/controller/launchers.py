@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from redrive.api.job import LauncherName
+from redrive.api.launcher_name import LauncherName
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key, is_owned_by
 from redrive.replay.controller import apache, kubeflow, launch

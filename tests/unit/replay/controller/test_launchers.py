@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redrive.api.job import LauncherName
+from redrive.api.launcher_name import LauncherName
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context
