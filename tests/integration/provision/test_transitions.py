@@ -210,6 +210,7 @@ def policy_base(shop: Shop, name: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.timeout(1_200)  # over 300 objects, at the pace of two busy cores
 def test_a_changed_field_ends_as_a_new_object_and_changed_back_as_if_it_never_had_been(
     shop: Shop,
 ) -> None:
