@@ -14,7 +14,7 @@ from redrive.api.conditions import Conditions
 from redrive.api.fields import MAX_TOPIC, SET, ApprovalAbove, ObjectName, Role, TokenSource
 from redrive.api.job import JobTemplate
 from redrive.api.model import ApiModel, StatusModel
-from redrive.api.oneof import exactly_one
+from redrive.api.oneof import check_one, exactly_one
 from redrive.api.permissions import (
     MAX_PATTERNS,
     MAX_RULES,
@@ -102,9 +102,7 @@ class ReplayIdentity(ApiModel):
         return self
 
     def _check_one(self) -> None:
-        if (self.authentication is None) == (self.token is None):
-            got = "none of them" if self.token is None else "more than one of them"
-            raise InvalidSpecError(self.ONE.problem, got=got, remedy=self.ONE.remedy)
+        check_one(self.ONE, self.authentication, self.token)
 
     @property
     def credentials(self) -> ReplayAuthentication:

@@ -23,6 +23,18 @@ def exactly_one(what: str, *fields: str) -> Rule:
     )
 
 
+def check_one(rule: Rule, *fields: object) -> None:
+    """Check by *rule*, of `exactly_one`, that one of these *fields* is given: not None.
+
+    Raises:
+        InvalidSpecError: none is, or more than one.
+    """
+    given = sum(field is not None for field in fields)
+    if given != 1:
+        got = "more than one of them" if given else "none of them"
+        raise InvalidSpecError(rule.problem, got=got, remedy=rule.remedy)
+
+
 class OneOf(ApiModel):
     """A choice: exactly one field is given."""
 
@@ -34,7 +46,4 @@ class OneOf(ApiModel):
         return self
 
     def _check_one(self) -> None:
-        given = sum(getattr(self, name) is not None for name in type(self).model_fields)
-        if given != 1:
-            got = "more than one of them" if given else "none of them"
-            raise InvalidSpecError(self.ONE.problem, got=got, remedy=self.ONE.remedy)
+        check_one(self.ONE, *(getattr(self, name) for name in type(self).model_fields))

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, Strict, model_validator
 
 from redrive.api.fields import ObjectName
 from redrive.api.model import ApiModel
-from redrive.api.oneof import exactly_one
+from redrive.api.oneof import check_one, exactly_one
 from redrive.api.rules import VALIDATIONS, Form, Rule, refusing
 from redrive.errors import InvalidSpecError
 
@@ -211,10 +211,7 @@ class JobVolume(ApiModel):
         return self
 
     def _check_one(self) -> None:
-        given = [self.empty_dir, self.persistent_volume_claim, self.config_map]
-        if sum(each is not None for each in given) != 1:
-            got = "none of them" if given == [None] * 3 else "more than one of them"
-            raise InvalidSpecError(self.ONE.problem, got=got, remedy=self.ONE.remedy)
+        check_one(self.ONE, self.empty_dir, self.persistent_volume_claim, self.config_map)
 
 
 class JobUser(ApiModel):
