@@ -81,6 +81,10 @@ class _Span(NamedTuple):
     first: int
     last: int
 
+    @property
+    def entries(self) -> int:
+        return self.last - self.first + 1
+
 
 def cut(extent: Extent, behind: Position, through: Position, filters: Filters) -> Iterator[Slice]:
     """Cut what lies behind one position, up to another inclusive, as far as *filters* keep it."""
@@ -91,14 +95,14 @@ def cut(extent: Extent, behind: Position, through: Position, filters: Filters) -
         yield _unknown(extent, behind, through)
         return
     together: list[_Span] = []
+    entries = 0
     for span in _spans(extent, behind, through, filters):
-        if together and not _follows(extent.partition, together[-1], span):
+        full = entries >= SLICE_ENTRIES
+        if together and (full or not _follows(extent.partition, together[-1], span)):
             yield _slice(extent, together, behind, through)
-            together = []
+            together, entries = [], 0
         together.append(span)
-        if sum(each.last - each.first + 1 for each in together) >= SLICE_ENTRIES:
-            yield _slice(extent, together, behind, through)
-            together = []
+        entries += span.entries
     if together:
         yield _slice(extent, together, behind, through)
 
@@ -174,7 +178,7 @@ def _slice(extent: Extent, spans: list[_Span], behind: Position, through: Positi
         max(behind, Position(first.ledger, first.first - 1, WHOLE)),
         min(through, Position(last.ledger, last.last, WHOLE)),
         tuple(dict.fromkeys(span.ledger for span in spans)),
-        sum(span.last - span.first + 1 for span in spans),
+        sum(span.entries for span in spans),
         extent.partition.entry_bytes,
     )
 

@@ -52,7 +52,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         return Requeue.ON_CHANGE
     if is_final(replay):
         return await ending.delete_if_over(replay, ctx)
-    now, requeue = ctx.clock(), Requeue.ON_CHANGE
+    now = ctx.clock()
     events: list[ObjectEvent] = []
     reported = ReplayStatus.model_validate(replay.get("status") or {})
     try:
@@ -73,11 +73,12 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         shown = error if policy is None else shown_to(policy, error)
         conditions, fields = _explain(replay, shown, now)
         requeue = error.requeue
-    if fields.get("phase") in FINAL:
+    is_over = fields.get("phase") in FINAL
+    if is_over:
         fields |= {"rate": None, "remaining": None}  # a driver that was killed left them
     out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
     await out.publish(replay, conditions, fields)
-    if fields.get("phase") in FINAL:
+    if is_over:
         metrics.ended(replay, reported, Phase(fields["phase"]), now)
         requeue = ending.requeue(replay, fields["phase"])
     for event in events:
