@@ -16,6 +16,7 @@ from redrive.kube import resources
 from redrive.kube.resources import Body, Key
 from redrive.replay.controller.application import JobApplication, JobPod
 from redrive.replay.controller.launcher import Launcher, SparkRun, given
+from redrive.replay.controller.spark_errors import root_cause
 
 _TERMINATED = ("ResourceReleased", "TerminatedWithoutReleaseResources")
 """The last states. The one before, which is not shown any more, says how the run ended."""
@@ -97,7 +98,8 @@ def _before_last(status: Mapping[str, Any]) -> Mapping[str, Any]:
 def _error(ended: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     if ended.get("currentStateSummary") not in _FAILURES:
         return ""
-    said = [each.get("message") or "" for each in (ended, current)]
+    place = ".status.stateTransitionHistory"
+    said = [root_cause(each.get("message") or "", place) for each in (ended, current)]
     return "; ".join(dict.fromkeys(filter(None, said))) or str(ended["currentStateSummary"])
 
 

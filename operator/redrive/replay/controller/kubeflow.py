@@ -11,6 +11,7 @@ from redrive.kube import resources
 from redrive.kube.resources import Body, Key
 from redrive.replay.controller.application import JobApplication, JobPod
 from redrive.replay.controller.launcher import Launcher, SparkRun, given
+from redrive.replay.controller.spark_errors import root_cause
 
 _PHASES = {
     "RUNNING": Phase.RUNNING,
@@ -67,7 +68,7 @@ def run(application: Body) -> SparkRun:
         created=datetime.fromisoformat(application["metadata"]["creationTimestamp"]),
         state=state,
         phase=_PHASES.get(state, Phase.SUBMITTED),
-        error=said.get("errorMessage", ""),
+        error=root_cause(said.get("errorMessage", ""), ".status.applicationState.errorMessage"),
         submitted=None if submitted is None else datetime.fromisoformat(submitted),
         pod=f"pod {status.get('driverInfo', {}).get('podName', '')}",
         serving=f"have the Spark operator serve the namespace {key.namespace} "

@@ -21,7 +21,7 @@ class SparkRun:
         created: when the object was made.
         state: as the Spark operator writes it; empty while none has looked at the object.
         phase: what that means; Completed and Failed are final.
-        error: what the Spark operator says that went wrong, if anything.
+        error: what the Spark operator says that went wrong, if anything, in a line.
         submitted: since when its driver is to run, while it does not; None otherwise.
         pod: what `kubectl describe` calls the driver's pod.
         serving: how to have the Spark operator serve the namespace.
