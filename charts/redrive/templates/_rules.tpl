@@ -69,6 +69,14 @@
   verbs: [get]
 {{- end }}
 
+{{- /* What it may do where replay jobs run, to say why the driver of one does not start. */ -}}
+{{- define "redrive.driverRules" -}}
+# Pods by their labels, and Events about one of them.
+- apiGroups: [""]
+  resources: [pods, events]
+  verbs: [list]
+{{- end }}
+
 {{- /* What it may do in the namespace of the release: hold the Lease, and nothing else. */ -}}
 {{- define "redrive.leaseRules" -}}
 # A name can't be part of the right to create.

@@ -142,9 +142,8 @@ class Kubernetes:
     async def _pages(
         self, resource: Resource, namespace: str | None, accept: str = _JSON
     ) -> AsyncIterator[dict[str, Any]]:
-        query = {"limit": str(PAGE)} | (
-            {"labelSelector": resource.selector} if resource.selector else {}
-        )
+        selectors = {"labelSelector": resource.selector, "fieldSelector": resource.fields}
+        query = {"limit": str(PAGE)} | {name: each for name, each in selectors.items() if each}
         going_on: str | None = ""
         while going_on is not None:
             more = {"continue": going_on} if going_on else {}

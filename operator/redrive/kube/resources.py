@@ -35,6 +35,7 @@ class Resource:
     Attributes:
         selector: the label selector by which the API server chooses the objects that redrive lists
             and watches; empty for all.
+        fields: the field selector, likewise.
     """
 
     group: str
@@ -42,6 +43,7 @@ class Resource:
     plural: str
     kind: str
     selector: str = ""
+    fields: str = ""
 
     @property
     def api_version(self) -> str:
@@ -89,6 +91,7 @@ SECRETS = Resource("", "v1", "secrets", "Secret")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", selector="=".join(MANAGED))
 EVENTS = Resource("", "v1", "events", "Event")
+PODS = Resource("", "v1", "pods", "Pod")
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 APPLICATIONS: Mapping[LauncherName, Resource] = {

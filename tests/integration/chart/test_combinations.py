@@ -225,7 +225,8 @@ def test_one_spark_operator_is_enabled_at_least() -> None:
 def test_a_driver_has_no_right_to_config_maps_or_secrets() -> None:
     """RBAC can't limit it to those that it made."""
     rendered = chart.render(IMAGE | {"replay": {"namespaces": ["shop"]}})
-    (role,) = (o for o in rendered if o["kind"] == "Role" and o["metadata"]["namespace"] == "shop")
+    drivers = ("Role", "redrive-replay")
+    (role,) = (o for o in rendered if (o["kind"], o["metadata"]["name"]) == drivers)
     named = {resource for rule in role["rules"] for resource in rule["resources"]}
     assert named == {
         "replays",

@@ -69,6 +69,11 @@ NEEDED: dict[str, dict[str, str]] = {
 
 ACCOUNT = {"get": "a Replay waits until the ServiceAccount of its job is there"}
 """What the operator may do to the ServiceAccount of replay jobs, in each namespace it serves."""
+DRIVERS = {
+    "/pods": {"list": "what the driver of a job waits for, when it does not start"},
+    "/events": {"list": "and what its pod does not say itself, such as a volume that is missing"},
+}
+"""What it may do besides in the namespaces that are prepared for Replays."""
 SERVING = ("ClusterRole", installation.RELEASE)
 LEASE = {
     "get": "who holds it",
@@ -145,7 +150,7 @@ def test_the_chart_asks_for_no_right_without_a_reason() -> None:
         r["resources"][0]: r["resourceNames"] for r in serving["rules"] if "resourceNames" in r
     }
     assert names == {"serviceaccounts": ["redrive-replay"]}
-    (holding,) = (o for o in rendered if o["kind"] == "Role")
+    (holding,) = (o for o in rendered if o["kind"] == "Role")  # nothing is prepared for Replays
     assert rules(holding) == {"coordination.k8s.io/leases": set(LEASE)}
     named = [r["verbs"] for r in holding["rules"] if r.get("resourceNames") == ["redrive"]]
     assert named == [["get", "patch"]]
@@ -188,7 +193,10 @@ def test_roles_in_the_namespaces_that_are_served_are_enough(
     assert "status" not in elsewhere.get("retrypolicy", "orders")
     cluster = installed.cluster
     served = allowed(cluster, release_in=release_in, namespace=shop.namespace)
-    assert served == {resource: set(verbs) for resource, verbs in NEEDED.items()}
+    needed = {resource: set(verbs) for resource, verbs in NEEDED.items()}
+    assert served == needed | {
+        resource: {*NEEDED[resource], *verbs} for resource, verbs in DRIVERS.items()
+    }
     beyond = allowed(cluster, release_in=release_in, namespace=elsewhere.namespace)
     assert beyond == {resource: set[str]() for resource in NEEDED}
     assert "Forbidden" not in installed.processes.log(release_in).read_text()

@@ -73,7 +73,7 @@ def run(application: Body) -> SparkRun:
         phase=_phase(state, ended.get("currentStateSummary", "")),
         error=_error(ended, current),
         submitted=None if requested is None else datetime.fromisoformat(requested),
-        pod=f"pod --selector spark.operator/spark-app-name={key.name}",
+        driver=f"spark.operator/spark-app-name={key.name},spark-role=driver",
         serving=f"have the Spark operator watch the namespace {key.namespace} "
         "(workloadResources.namespaces.data in its Helm chart), or start it",
     )

@@ -96,6 +96,7 @@ class DriverNotStartedError(RedriveError):
     """The driver of a submitted SparkApplication does not run: its pod lacks something."""
 
     reason = "DriverNotStarted"
+    requeue = Requeue.SLOW_BACKOFF  # each look may find other words, which are an Event
 
 
 class ReplayInProgressError(RedriveError):

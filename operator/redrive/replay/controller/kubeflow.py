@@ -70,7 +70,7 @@ def run(application: Body) -> SparkRun:
         phase=_PHASES.get(state, Phase.SUBMITTED),
         error=root_cause(said.get("errorMessage", ""), ".status.applicationState.errorMessage"),
         submitted=None if submitted is None else datetime.fromisoformat(submitted),
-        pod=f"pod {status.get('driverInfo', {}).get('podName', '')}",
+        driver=f"sparkoperator.k8s.io/app-name={key.name},spark-role=driver",
         serving=f"have the Spark operator serve the namespace {key.namespace} "
         "(spark.jobNamespaces in its Helm chart), or start it",
     )

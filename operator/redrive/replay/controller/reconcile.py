@@ -19,7 +19,7 @@ from redrive.kube.context import Context
 from redrive.kube.errors import ForbiddenError, NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent, Publisher
-from redrive.replay.controller import ending, errors, launch, launchers, metrics, mounts
+from redrive.replay.controller import driver, ending, errors, launch, launchers, metrics, mounts
 from redrive.replay.controller.admission import admit, is_final, policy_of
 from redrive.replay.controller.launcher import SparkRun
 
@@ -29,8 +29,6 @@ COMPLETED = "Completed"
 """Reason: the selected dead letters are back in the retry topic."""
 
 _START_TIME = timedelta(minutes=1)
-_DRIVER_START_TIME = timedelta(minutes=2)
-"""Enough to fetch an image."""
 
 _ANOTHER = "fix that and make another Replay: it goes on from what was moved"
 
@@ -62,7 +60,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
             if run is not None:
                 ending.check_deadline(replay, reported, run.phase, now)
                 _check_started(run, now)
-                _check_driver_runs(run, now)
+                await driver.check_runs(run, now, ctx)
             elif not reported.finished:
                 run = await _launch(replay, reported, ctx)
                 events.append(_launched(replay, run))
@@ -250,24 +248,6 @@ def _check_started(run: SparkRun, now: datetime) -> None:
         f"no Spark operator has begun to run the SparkApplication {run.key.name} within "
         f"{_START_TIME.total_seconds():.0f} s",
         remedy=run.serving,
-    )
-
-
-def _check_driver_runs(run: SparkRun, now: datetime) -> None:
-    """Check that the driver of an application that was submitted has begun to run in time.
-
-    Raises:
-        DriverNotStartedError: it has not.
-    """
-    if run.submitted is None or now - run.submitted <= _DRIVER_START_TIME:
-        return
-    raise errors.DriverNotStartedError(
-        f"the driver of the SparkApplication {run.key.name} does not run, "
-        f"{_DRIVER_START_TIME.total_seconds():.0f} s after it was submitted",
-        got=run.pod,
-        remedy=f"see what it lacks with `kubectl --namespace {run.key.namespace} describe "
-        f"{run.pod}`: a Secret, an image or a node with room; it starts by itself then. Delete the "
-        "SparkApplication to have it made again from the operator's settings",
     )
 
 

@@ -164,5 +164,5 @@ def test_a_driver_that_was_requested_and_does_not_run_shows_since_when() -> None
     requested = stands("Submitted", "DriverRequested")
     assert requested.submitted is not None
     assert requested.submitted.second == 1
-    assert requested.pod == "pod --selector spark.operator/spark-app-name=a"
+    assert requested.driver == "spark.operator/spark-app-name=a,spark-role=driver"
     assert stands(*BEGUN).submitted is None

@@ -139,26 +139,6 @@ async def test_an_application_with_a_state_is_followed_by_its_watch(api: FakeKub
     assert shown(api)[0] == "Progressing"
 
 
-async def test_a_driver_that_does_not_run_is_shown_two_minutes_after_its_submission(
-    api: FakeKubernetes,
-) -> None:
-    def submitted(seconds: int) -> dict[str, Any]:
-        moment = wall_clock() - timedelta(seconds=seconds)
-        return application(
-            wall_clock() - timedelta(hours=1),
-            applicationState={"state": "SUBMITTED"},
-            driverInfo={"podName": "the-driver"},
-            lastSubmissionAttemptTime=moment.isoformat(),
-        )
-
-    assert await look(api, applications=[submitted(100)]) is Requeue.BACKOFF
-    assert shown(api)[0] == "Progressing"
-    assert await look(api, applications=[submitted(121)]) is Requeue.BACKOFF
-    reason, message = shown(api)
-    assert reason == "DriverNotStarted"
-    assert "kubectl --namespace shop describe pod the-driver" in message
-
-
 async def test_an_operator_without_an_image_for_replays_says_so(api: FakeKubernetes) -> None:
     await look(api, settings=dataclasses.replace(SETTINGS, replay_image=""))
     assert shown(api)[0] == "ReplaysDisabled"
