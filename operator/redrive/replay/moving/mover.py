@@ -135,6 +135,8 @@ class RangeMover:
             )
         # Of what is trimmed: target partition → the last sequence id of an earlier try.
         self._unproven: dict[int, int] = {}
+        # Target partition → the last sequence id before this task first sent there.
+        self._last: dict[int, int] = {}
 
     def run(self) -> RangeResult:
         """Try until each entry is moved, refused, or not there any more."""
@@ -169,6 +171,7 @@ class RangeMover:
             target = route.target, route.target_partitions
             sender = Sender(client, target, route.source, self._task.range, sent_in)
             stack.callback(sender.close)
+            stack.callback(lambda: self._last.update({**sender.last, **self._last}))
             self._check_lease()
             letters = stack.enter_context(closing(self._letters()))
             first = list(itertools.islice(letters, 1))
@@ -214,7 +217,16 @@ class RangeMover:
         target = ReadableTopic(self._client, route.admin_url, route.target)
         found = tail.find(target, tails, self._task.range)
         self._outcome.found(found)
-        self._unproven = {index: last[index] for index in found.trimmed if before.generation}
+        self._unproven = {
+            index: last[index]
+            for index in found.trimmed
+            if before.generation and not self._has_stored_none(index, last[index])
+        }
+
+    def _has_stored_none(self, index: int, last: int) -> bool:
+        """Whether nothing of this lease, the only one in question, is stored in a partition."""
+        before = Try.of(last).generation < self._task.generation
+        return before and index not in self._task.tails and self._last.get(index) == last
 
     def _send_all(
         self, sender: Sender, window: Window, before: Try, letters: Iterable[DeadLetterRow]

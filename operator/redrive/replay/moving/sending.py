@@ -78,6 +78,7 @@ class Sender:
 
     Attributes:
         receipts: come in here from the client's threads.
+        last: of each partition that was opened, the last sequence id before this try.
     """
 
     def __init__(
@@ -96,8 +97,7 @@ class Sender:
         self._try = sent_in
         self._schemas = WriterSchemas(client)
         self._producers: dict[int, _Open] = {}
-        # Of the partitions that were opened: the last sequence id before this try.
-        self._last: dict[int, int] = {}
+        self.last: dict[int, int] = {}
 
     def partition(self, letter: DeadLetterRow) -> int:
         """Return the index of the target's partition for *letter*."""
@@ -122,7 +122,7 @@ class Sender:
         """
         if index not in self._producers or self._producers[index].version != version:
             self._open(index, version)
-        return self._last[index]
+        return self.last[index]
 
     def must_be_idle(self, letter: DeadLetterRow) -> bool:
         """Whether to wait for all receipts before *letter* is sent: its schema is another one."""
@@ -187,13 +187,13 @@ class Sender:
             broker.close(self._producers.pop(index).producer)
         producer = self._create(index, version)
         last = producer.last_sequence_id()
-        known = self._last.get(index)
+        known = self.last.get(index)
         # While it is opened again the name is free, for a process that was stopped and wakes.
         own = known is not None and (last == known or Try.of(last) == self._try)
         if not own and (known is not None or Try.of(last) >= self._try):
             producer.close()
             raise SentBeforeError(max(Try.of(last), self._try))
-        self._last.setdefault(index, last)
+        self.last.setdefault(index, last)
         self._producers[index] = _Open(producer, version)
 
     def _create(self, index: int, version: int | None) -> pulsar.Producer:

@@ -6,6 +6,7 @@ something at or above was stored, and is lost after some hours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from redrive.copying.reading import properties
@@ -54,5 +55,9 @@ def find(target: ReadableTopic, tails: Mapping[int, EntryId], of: Range) -> Foun
 
 
 def _holds_all_behind(after: EntryId, partition: Partition) -> bool:
-    """Whether nothing that was written behind *after* is trimmed: ledgers go as a whole."""
-    return after.ledger in partition.held
+    """Whether nothing that was written behind *after* is trimmed.
+
+    Ledgers go as a whole, the oldest first. Besides, each time a topic is loaded, those that were
+    never written to.
+    """
+    return min(partition.held, default=math.inf) <= after.ledger

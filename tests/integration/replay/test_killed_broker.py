@@ -1,0 +1,107 @@
+"""A broker that is killed behind a replay: what it forgets is not lost, and not sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from redrive.replay import audit
+from redrive.replay.audit import AuditFindings
+from redrive.replay.job import run as runs
+from sandbox import pulsar
+from sandbox.sandbox import Sandbox
+from tests.integration.replay.test_mover import (
+    EverySecond,
+    Notes,
+    job_of,
+    numbers,
+    process,
+    replay,
+    wait_until_moved,
+)
+
+ProvisionPolicy = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+
+
+@dataclass(frozen=True)
+class BrokerProcess:
+    """What can be done to the broker from outside."""
+
+    sandbox: Sandbox
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self.sandbox.processes.kill(pulsar.NAME)
+
+    def start(self) -> None:
+        """Have it again, if it has ended."""
+        if not self.sandbox.processes.alive(pulsar.NAME):
+            pulsar.start(self.sandbox.pulsar, self.sandbox.processes)
+            pulsar.wait(self.sandbox.pulsar, self.sandbox.processes)
+
+
+@pytest.fixture
+def broker_process(sandbox: Sandbox) -> Iterator[BrokerProcess]:
+    """The broker; it runs again after the test."""
+    process = BrokerProcess(sandbox)
+    yield process
+    process.start()
+
+
+def findings(provisioned: Any) -> AuditFindings:  # noqa: ANN401
+    """Compare dead-letter topic, ledger and target, message by message."""
+    broker, policy = provisioned.broker, provisioned.policy
+    urls = broker.service_url, broker.admin_url
+    dead_letter = policy.dead_letter_topic, policy.dead_letter_subscription
+    return audit.audit(urls, *dead_letter, policy.retry_topic)
+
+
+def test_a_run_goes_on_when_the_broker_is_killed(
+    provision_policy: ProvisionPolicy, broker_process: BrokerProcess
+) -> None:
+    count = 20_000
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+    with process(job_of(provisioned)) as running:
+        wait_until_moved(provisioned, 1_000)
+        broker_process.kill()
+        assert running.poll() is None
+        broker_process.start()
+        _, said = running.communicate(timeout=200)
+    assert running.returncode == 0, said
+    assert provisioned.in_target() == numbers(count)
+    assert findings(provisioned) == AuditFindings()
+    assert provisioned.backlog_of_dead_letters() == 0
+
+
+def test_what_a_killed_broker_forgets_of_a_completed_replay_is_acknowledged_again(
+    provision_policy: ProvisionPolicy, broker_process: BrokerProcess
+) -> None:
+    """It keeps all that was stored. Of acknowledgements it keeps those of some time ago."""
+    count = 8_000
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+    assert runs.run(job_of(provisioned), EverySecond(), Notes()).moved == count // 2
+    broker_process.kill()
+    broker_process.start()
+    returned = provisioned.backlog_of_dead_letters() - count // 2
+    assert returned > 0
+    assert len(findings(provisioned).returned) == returned
+
+    same = runs.run(job_of(provisioned), EverySecond(), Notes())
+
+    assert (same.matched, same.moved) == (0, 0)
+    assert provisioned.in_target() == numbers(count)[::2]
+    assert findings(provisioned) == AuditFindings()
+    assert provisioned.backlog_of_dead_letters() == count // 2
+
+    other = replay(provisioned)
+
+    assert (other.scanned, other.matched, other.moved) == (count // 2, count // 2, count // 2)
+    assert provisioned.in_target() == numbers(count)
+    assert findings(provisioned) == AuditFindings()
+    assert provisioned.backlog_of_dead_letters() == 0
