@@ -68,7 +68,11 @@ class Shop:
         )
 
     def replay(self, name: str, count: int = 6, **spec: Any) -> None:  # noqa: ANN401  of a Replay
-        """Lay *count* dead letters, and make a Replay of them alone."""
+        """Lay *count* dead letters, and make a Replay of them alone.
+
+        It is the only one: behind one of a test that failed it would wait for ever.
+        """
+        self.kubectl("delete", "replays", "--all")
         cause = f"Cause{len(self.buried)}"
         ids = self.buried[name] = {f"{cause}-{number}" for number in range(count)}
         producer = self.client.create_producer(DEAD_LETTER_TOPIC)
