@@ -13,7 +13,7 @@ with each other, although one cluster may hold both.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from redrive.errors import InvalidSpecError
@@ -21,28 +21,44 @@ from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.connections import broker_of, connection_of, defaults_of, users
 from redrive.kube.policies import effective_spec, scheme_kept_by
 from redrive.kube.resources import Body, Key
+from redrive.policy.naming import TopicName
 from redrive.provision.standing import Standing
 
 _Name = tuple[str, str]
 """A broker, and a name there."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Names:
     """The names of one policy.
 
     Attributes:
         broker: where its topics are.
-        claimed: what it is found by.
-        met: what those claim that it meets. Two that retry the same topic do not meet for that.
+        own: the topics that are for this policy alone.
     """
 
-    broker: str | None = None
-    claimed: frozenset[_Name] = frozenset()
-    met: frozenset[_Name] = frozenset()
+    broker: str
+    topic: TopicName
+    subscription: str
+    own: tuple[TopicName, ...]
 
+    def claimed(self) -> Iterator[_Name]:
+        """Give what it is found by."""
+        yield self.broker, f"source of {self.topic}"
+        yield from self._common()
 
-_NONE = _Names()
+    def met(self) -> Iterator[_Name]:
+        """Give what those claim that it meets: not two for retrying the same topic."""
+        yield self.broker, str(self.topic)
+        for topic in self.own:
+            yield self.broker, f"source of {topic}"
+        yield from self._common()
+
+    def _common(self) -> Iterator[_Name]:
+        # No topic has the name of an identity, or of a source.
+        yield self.broker, f"{self.topic}/{self.subscription}"
+        for topic in self.own:
+            yield self.broker, str(topic)
 
 
 class Conflicts:
@@ -73,7 +89,8 @@ class Conflicts:
         Those whose source topic is a retry or dead-letter topic of *key* are among them, and those
         that its own source topic is one of.
         """
-        met = self._names.get(key, _NONE).met
+        names = self._names.get(key)
+        met = () if names is None else names.met()
         return frozenset(other for name in met for other in self._claimants.get(name, ())) - {key}
 
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
@@ -87,44 +104,40 @@ class Conflicts:
 
     def _changed(self, key: Key, after: Body | None) -> None:
         rivals = self.rivals(key)
-        self._claim(key, _NONE if after is None else self._names_of(after))
+        self._claim(key, None if after is None else self._names_of(after))
         for rival in rivals | self.rivals(key):
             self._enqueue(rival)
 
-    def _claim(self, key: Key, names: _Names) -> None:
-        for name in self._names.pop(key, _NONE).claimed:
+    def _claim(self, key: Key, names: _Names | None) -> None:
+        before = self._names.pop(key, None)
+        for name in () if before is None else before.claimed():
             self._claimants[name].discard(key)
             if not self._claimants[name]:
                 del self._claimants[name]
-        if names.claimed:
-            self._names[key] = names
-        for name in names.claimed:
+        if names is None:
+            return
+        self._names[key] = names
+        for name in names.claimed():
             self._claimants[name].add(key)
 
-    def _names_of(self, body: Body) -> _Names:
+    def _names_of(self, body: Body) -> _Names | None:
         """Return what a policy claims; one that can't be obeyed claims nothing.
 
         One that is being deleted still claims what it may be about to delete, and at the broker
         where that is, if its connection went first.
         """
-        before = self._names.get(Key.of(body), _NONE).broker
+        before = self._names.get(Key.of(body))
         connection = connection_of(body)
-        broker = broker_of(connection, self._connections) or before
+        known = None if before is None else before.broker
+        broker = broker_of(connection, self._connections) or known
         defaults = defaults_of(connection, self._connections)
         try:
             spec = effective_spec(body, self._policies, defaults)
         except InvalidSpecError:
-            return _NONE  # its own reconcile says so in its status
+            return None  # its own reconcile says so in its status
         if broker is None:
-            return _NONE
-        # No topic has the name of an identity, or of a source.
-        common = {f"{spec.topic}/{spec.subscription}", *map(str, spec.own_topics)}
-        sources = {f"source of {topic}" for topic in spec.own_topics}
-        return _Names(
-            broker=broker,
-            claimed=_at(broker, {*common, f"source of {spec.topic}"}),
-            met=_at(broker, {*common, *sources, str(spec.topic)}),
-        )
+            return None
+        return _Names(broker, spec.topic, spec.subscription, spec.own_topics)
 
 
 def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
@@ -132,7 +145,3 @@ def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
         return before is not after
     was, now = ((Standing.of(body), scheme_kept_by(body)) for body in (before, after))
     return was != now
-
-
-def _at(broker: str, names: Iterable[str]) -> frozenset[_Name]:
-    return frozenset((broker, name) for name in names)
