@@ -11,6 +11,7 @@ from redrive.delivery.handling.run import Run
 from redrive.delivery.middleware.timer import Timer
 from redrive.delivery.parts import BrokerConnection, Parts, Subscribing, SystemClock
 from redrive.delivery.receiving.fetcher import Fetcher
+from redrive.delivery.receiving.in_hand import InHand
 from redrive.delivery.receiving.subscribe import subscribe
 from redrive.delivery.retrying.producers import Producers
 from redrive.delivery.telemetry.outage_beacon import OutageBeacon
@@ -41,10 +42,12 @@ class ClientConnection(BrokerConnection):
                 policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION,
             )  # fmt: skip
         subscriptions = subscribe(self._client, policy, subscribing)
+        in_hand = InHand(self.clock, subscriptions)
         return Parts(
             self.clock,
             subscriptions,
-            Fetcher(list(subscriptions.values())),
+            in_hand,
+            Fetcher(list(subscriptions.values()), in_hand),
             Producers(self._client, name=subscribing.name, crypto=subscribing.crypto),
             Timer,
             Run.until_stopped,
