@@ -22,6 +22,7 @@ from redrive import (
     SimpleConsumer,
 )
 from redrive.policy import naming
+from redrive.policy.envelope import for_replay
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, Scheme, TopicName
@@ -121,9 +122,27 @@ class ProvisionedPolicy:
         for topic in (self.policy.topic, self.policy.retry_topic):
             self.broker.request("PUT", f"{path(topic)}/unload").check(f"unload {topic}")
 
+    def replay(self) -> list[bytes]:
+        """Move all dead letters to the retry topic in their order, as a Replay does."""
+        client = self.client(SUPERUSER)
+        dead = client.subscribe(str(self.policy.dead_letter_topic), DEAD_LETTER_SUBSCRIPTION)
+        producer = client.create_producer(str(self.policy.retry_topic), batching_enabled=False)
+        moved = []
+        with suppress(pulsar.Timeout):
+            while letter := dead.receive(timeout_millis=1_000):
+                producer.send(
+                    letter.data(),
+                    partition_key=letter.partition_key(),
+                    properties=for_replay(letter.properties(), replay="shop/test", source="test"),
+                )
+                dead.acknowledge(letter)
+                moved.append(letter.data())
+        dead.close()
+        return moved
+
     def refuse(self, topic: TopicName) -> None:
         """Take from the consumer role the right to produce to *topic*."""
-        if topic == self.policy.retry_topic:
+        if topic in self._consumed:
             self.grant(topic, "consume")
         else:
             url = f"{path(topic)}/permissions/{self.role}"
@@ -131,8 +150,12 @@ class ProvisionedPolicy:
 
     def accept(self, topic: TopicName) -> None:
         """Give it back."""
-        kept = ("consume",) if topic == self.policy.retry_topic else ()
+        kept = ("consume",) if topic in self._consumed else ()
         self.grant(topic, *kept, "produce")
+
+    @property
+    def _consumed(self) -> tuple[TopicName, ...]:
+        return self.policy.retry_topic, self.policy.sequences_topic
 
     def grant(self, topic: TopicName, *actions: str) -> None:
         """Let the consumer role do *actions* on *topic*, and nothing else there."""
@@ -185,6 +208,7 @@ def _provision_policy(  # noqa: PLR0913 - what the tests choose from
     max_retries: int = 16,
     dead_letters: bool = True,
     ordered: bool = False,
+    sequenced: bool = False,
     scheme: Scheme = Scheme.PULSAR,
     kind: SubscriptionType = SubscriptionType.SHARED,
     partitions: int = 0,
@@ -200,6 +224,7 @@ def _provision_policy(  # noqa: PLR0913 - what the tests choose from
         max_retries=max_retries,
         dead_letters=dead_letters,
         ordered=ordered,
+        sequenced=sequenced,
         ladder=Ladder.from_delays(delays),
         name="shop/orders",
     )
@@ -213,4 +238,7 @@ def _provision_policy(  # noqa: PLR0913 - what the tests choose from
     provisioned.grant(policy.topic, "consume")
     provisioned.grant(policy.retry_topic, *retry_rights)
     provisioned.grant(policy.dead_letter_topic, "produce")
+    if sequenced:
+        provisioned.create(policy.sequences_topic, naming.LEDGER_SUBSCRIPTION, 0)
+        provisioned.grant(policy.sequences_topic, "consume", "produce")
     return provisioned

@@ -23,7 +23,13 @@ from redrive.api.topology import DeadLetterTopic, RetryTopic
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming as names
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
-from redrive.policy.model import DEFAULT_MAX_RETRIES, Policy, SubscriptionType, check_order
+from redrive.policy.model import (
+    DEFAULT_MAX_RETRIES,
+    Policy,
+    SubscriptionType,
+    check_order,
+    check_sequenced,
+)
 
 
 class ManagementPolicy(enum.StrEnum):
@@ -73,13 +79,24 @@ SharedType = Annotated[
 
 
 _SUBSCRIPTION_TYPE = "(has(self.subscriptionType) ? self.subscriptionType : 'Shared')"
-_KEPT_TOGETHER = Rule(
+_NOT_ORDERED = (
     "(has(self.ordering) ? self.ordering == 'None'"
-    " : !has(self.delayLadder) || !has(self.delayLadder.ordered)) || "
-    f"{_SUBSCRIPTION_TYPE} == 'Key_Shared'",
+    " : !has(self.delayLadder) || !has(self.delayLadder.ordered))"
+)
+_KEPT_TOGETHER = Rule(
+    f"{_NOT_ORDERED} || {_SUBSCRIPTION_TYPE} == 'Key_Shared'",
     "an ordered policy needs a subscription that keeps the messages of a key together",
     "use Key_Shared, or ordering None",
     got=f'"\'" + {_SUBSCRIPTION_TYPE} + "\'"',
+)
+
+
+_IN_SEQUENCE = Rule(
+    "!has(self.deadLetter) || !has(self.deadLetter.sequenced) || !self.deadLetter.sequenced || "
+    f"!{_NOT_ORDERED} && (has(self.deadLetter.mode) ? self.deadLetter.mode != 'Discard'"
+    " : !has(self.deadLetter.enabled) || self.deadLetter.enabled)",
+    "only an ordered policy that keeps dead letters can keep their sequence",
+    "set ordering to PerKey and deadLetter.mode to Keep, or leave deadLetter.sequenced out",
 )
 
 
@@ -99,7 +116,7 @@ class RetryPolicySpec(Choices):
 
     model_config = ConfigDict(
         json_schema_extra={
-            VALIDATIONS: [rule.to_schema() for rule in (*GIVEN_NAMES, _KEPT_TOGETHER)]
+            VALIDATIONS: [rule.to_schema() for rule in (*GIVEN_NAMES, _KEPT_TOGETHER, _IN_SEQUENCE)]
         }
     )
 
@@ -206,6 +223,11 @@ class RetryPolicySpec(Choices):
 
     def _check_order(self) -> None:
         check_order(self.subscription_type, ordered=self.is_ordered)
+        check_sequenced(
+            self.dead_letter.sequenced,
+            ordered=self.is_ordered,
+            dead_letters=self.dead_letter.keeps,
+        )
 
     @property
     def is_ordered(self) -> bool:
@@ -270,9 +292,11 @@ class RetryPolicySpec(Choices):
 
     @property
     def all_topics(self) -> tuple[names.TopicName, ...]:
-        """Return the topics that may be this policy's, from before it discards too."""
-        dead_letter = self.dead_letter_topic
-        return self.retry_topic, dead_letter, names.ledger_topic(dead_letter)
+        """Return the topics that may be this policy's, from before a change of its spec too."""
+        letters = self.dead_letter_topic
+        return (
+            self.retry_topic, letters, names.ledger_topic(letters), names.sequences_topic(letters)
+        )  # fmt: skip
 
     @property
     def own_topics(self) -> tuple[names.TopicName, ...]:
@@ -280,7 +304,9 @@ class RetryPolicySpec(Choices):
 
         A ledger is, from when there is its dead-letter topic: replays may come later.
         """
-        return self.all_topics if self.dead_letter.keeps else (self.retry_topic,)
+        if not self.dead_letter.keeps:
+            return (self.retry_topic,)
+        return self.all_topics if self.dead_letter.sequenced else self.all_topics[:3]
 
     @property
     def permitted_topics(self) -> tuple[names.TopicName, ...]:
@@ -307,6 +333,7 @@ class RetryPolicySpec(Choices):
             levels=DEFAULT_LEVELS if levels is None else Ladder.from_delays(levels),
             ordered=self.is_ordered,
             dead_letters=self.dead_letter.keeps,
+            sequenced=self.dead_letter.sequenced,
             dead_letter_subscription=(
                 self.dead_letter.subscription or names.DEAD_LETTER_SUBSCRIPTION
             ),

@@ -54,6 +54,10 @@ class RetryPolicyStatus(StatusModel):
     """Full name of the topic that records which dead letters replays have moved; not there where
     no replay can run."""
 
+    sequences_topic: str | None = None
+    """Full name of the topic that records which keys have dead letters; not there where their
+    sequence is not kept."""
+
     config_map: str | None = None
     """The ConfigMap, in the policy's namespace, that consumers mount; its key is `policy.json`."""
 

@@ -257,6 +257,11 @@ class DeadLetterTopic(ApiModel):
     """How much the dead-letter topic holds. Left out: what the Pulsar namespace says, but a quota
     that drops dead letters is replaced by one that refuses them."""
 
+    sequenced: Annotated[bool, Strict()] = False
+    """Whether later messages of a key that has a dead letter follow it, unhandled, until a replay
+    has brought all of them back in order. Needs `ordering: PerKey`, and consumers in Python, which
+    are restarted for a change. Left out: they are handled."""
+
     reader_roles: Roles = ()
     """The Pulsar roles of people and tools that read dead letters. Each is granted `consume` on
     the dead-letter topic; the connection has to allow it. Example: `[oncall]`."""

@@ -53,3 +53,8 @@ def _text(read: Callable[[], str]) -> str:
         return read()
     except UnicodeDecodeError as error:
         return binascii.b2a_base64(error.object, newline=False).decode()
+
+
+def sequence_key(message: pulsar.Message) -> str:
+    """Return the key within which messages have an order; empty if it has none."""
+    return ordering_key(message) or partition_key(message)

@@ -106,6 +106,9 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     def dead_letter(message: pulsar.Message, error: Exception) -> None:
         processor.settle(decisions.crashed(message, error))
 
+    def follow(message: pulsar.Message) -> None:
+        processor.settle(decisions.follows(message))
+
     chain: list[Middleware] = [] if tracing is None else [tracing.bind(consumer)]
     with contextlib.ExitStack() as undo:
         undo.callback(
@@ -126,8 +129,13 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     breaker = next((each for each in middleware if isinstance(each, OutageBreaker)), None)
     if breaker or isinstance(policy, PolicyFile) or in_force_now().outage_breaker:
         chain.append(OutageGuard(breaker, parts, in_force_now, reporting))
+    if parts.letters is not None:
+        # As the crash log: few policies ask for it.
+        from redrive.delivery.middleware.sequencing import Sequencing  # noqa: PLC0415
+
+        chain.append(Sequencing(parts, parts.letters, attempts, in_force_now, follow))
     if in_force_now().ordered:
-        chain.append(KeyOrdering(parts.incoming, parts.clock))
+        chain.append(KeyOrdering(parts.incoming, parts.clock, by_topic=parts.letters is not None))
     processor = Processor(parts, decisions, chain, reporting, handle_again=handle_again_when_unsent)
     return processor
 

@@ -9,7 +9,13 @@ import pulsar
 from redrive.delivery.bounded import release_at_exit
 from redrive.delivery.handling.run import Run
 from redrive.delivery.middleware.timer import Timer
-from redrive.delivery.parts import BrokerConnection, Parts, Subscribing, SystemClock
+from redrive.delivery.parts import (
+    BrokerConnection,
+    Parts,
+    SequenceLog,
+    Subscribing,
+    SystemClock,
+)
 from redrive.delivery.receiving.fetcher import Fetcher
 from redrive.delivery.receiving.in_hand import InHand
 from redrive.delivery.receiving.subscribe import subscribe
@@ -53,4 +59,13 @@ class ClientConnection(BrokerConnection):
             Run.until_stopped,
             _LINGER_SECONDS,
             OutageBeacon(self._client, policy),
+            self._letters(policy),
         )
+
+    def _letters(self, policy: Policy) -> SequenceLog | None:
+        if not policy.sequenced:
+            return None
+        # What it needs takes long to import, and few policies ask for it.
+        from redrive.delivery.retrying.sequence_topic import SequenceTopic  # noqa: PLC0415
+
+        return SequenceTopic(self._client, policy.sequences_topic)

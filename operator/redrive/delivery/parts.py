@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from redrive.delivery.crypto import Crypto
     from redrive.delivery.handling.run import Run
     from redrive.delivery.receiving.in_hand import InHand
+    from redrive.policy.sequences import Sequences
 
 
 class Clock(Protocol):
@@ -109,6 +110,33 @@ class Outgoing(Protocol):
         """Close what was opened."""
 
 
+class SequenceLog(Protocol):
+    """The letters of each key that are out, for all consumers of a policy alike.
+
+    Attributes:
+        sequences: as of the last call.
+    """
+
+    sequences: Sequences
+
+    def read(self) -> None:
+        """Follow all that is stored by now.
+
+        Raises:
+            NotSentError: the broker does not answer.
+        """
+
+    def write(self, name: str, content: bytes) -> None:
+        """Store a record, and follow it; nothing for *content* removes the one of that *name*.
+
+        Raises:
+            NotSentError: no receipt came for it.
+        """
+
+    def close(self, deadline: Deadline) -> None:
+        """Close what was opened."""
+
+
 class Beacon(Protocol):
     """Shows in the broker's statistics what a consumer has paused for; see `OutageBeacon`."""
 
@@ -141,6 +169,7 @@ class Parts:
         timer: makes a timer; see `timer.Timer`.
         work: has the workers of a `Run` work until the consumer is stopped.
         linger: seconds in which further messages follow a first one.
+        letters: of policies that keep the sequence of dead letters.
     """
 
     clock: Clock
@@ -152,6 +181,7 @@ class Parts:
     work: Callable[[Run], None]
     linger: float
     beacon: Beacon
+    letters: SequenceLog | None = None
 
     def stop(self) -> None:
         """Hand out nothing more, and settle what is in hand; may be called from a signal handler.
@@ -163,8 +193,10 @@ class Parts:
 
     def close(self, deadline: Deadline) -> None:
         """Leave the subscriptions, and close the producers, side by side."""
-        parts = (self.incoming, self.outgoing)
-        closing = [functools.partial(part.close, deadline) for part in parts]
+        closes = [self.incoming.close, self.outgoing.close]
+        if self.letters is not None:
+            closes.append(self.letters.close)
+        closing = [functools.partial(close, deadline) for close in closes]
         all_within(deadline, [*closing, self.beacon.close])
 
 

@@ -134,5 +134,5 @@ def _found(path: str | os.PathLike[str] | None) -> str:
 def _subscribed(policy: Policy) -> tuple[object, ...]:
     return (
         policy.topic, policy.subscription, policy.subscription_type, policy.ordered,
-        policy.retry_topic,
+        policy.retry_topic, policy.sequenced,
     )  # fmt: skip

@@ -45,6 +45,8 @@ def encode(policy: Policy) -> str:
         document["outageBreaker"] = _outage_breaker(policy.outage_breaker)
     if policy.ignore_outages:
         document["ignoreOutages"] = True
+    if policy.sequenced:
+        document["deadLetterSequenced"] = True
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -87,6 +89,7 @@ def decode(text: str) -> Policy:
         generation=_value(document, "generation", int),
         outage_breaker=_read_outage_breaker(document["outageBreaker"]),
         ignore_outages=_value(document, "ignoreOutages", bool),
+        sequenced=_value(document, "deadLetterSequenced", bool),
     )
 
 
@@ -99,6 +102,7 @@ _ADDED: Mapping[str, Any] = {
     "deadLetterSubscription": DEAD_LETTER_SUBSCRIPTION,
     "outageBreaker": None,
     "ignoreOutages": False,
+    "deadLetterSequenced": False,
 }
 
 

@@ -81,6 +81,20 @@ def check_order(kind: SubscriptionType, *, ordered: bool) -> None:
         )
 
 
+def check_sequenced(sequenced: bool, *, ordered: bool, dead_letters: bool) -> None:  # noqa: FBT001 - a field
+    """Pass if dead letters can be *sequenced*.
+
+    Raises:
+        InvalidSpecError: there is no order of keys, or there are no dead letters.
+    """
+    if sequenced and not (ordered and dead_letters):
+        raise InvalidSpecError(
+            "only an ordered policy that keeps dead letters can keep their sequence",
+            got=f"ordered={ordered}, dead letters={dead_letters}",
+            remedy="set ordering to PerKey and enable dead letters, or leave sequenced out",
+        )
+
+
 def _topic(given: object) -> naming.TopicName:
     if given is None or isinstance(given, naming.TopicName):
         return given  # type: ignore[return-value]  # None is derived, once all is there
@@ -122,6 +136,8 @@ class Policy:
         outage_breaker: when consumers pause because what they depend on is down; None if they
             don't.
         ignore_outages: whether consumers go on all the same: an operator's override.
+        sequenced: whether messages of a key that has a dead letter follow it, unhandled, until a
+            replay has brought all of them back in order.
 
     Raises:
         InvalidSpecError: `max_retries`, `subscription` or `topic` is out of bounds, or the names
@@ -148,6 +164,7 @@ class Policy:
     generation: int = 0
     outage_breaker: OutageLimits | None = None
     ignore_outages: bool = False
+    sequenced: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no consumer could follow."""
@@ -156,6 +173,7 @@ class Policy:
         naming.check_subscription(self.dead_letter_subscription)
         check_max_retries(self.max_retries)
         check_order(self.subscription_type, ordered=self.ordered)
+        check_sequenced(self.sequenced, ordered=self.ordered, dead_letters=self.dead_letters)
         for field, derive in _DERIVED:
             if getattr(self, field) is None:
                 object.__setattr__(self, field, derive(self.topic, self.subscription))
@@ -165,6 +183,11 @@ class Policy:
     def ledger_topic(self) -> naming.TopicName:
         """Return the topic that records which dead letters were moved by replays."""
         return naming.ledger_topic(self.dead_letter_topic)
+
+    @property
+    def sequences_topic(self) -> naming.TopicName:
+        """Return the topic that records which keys have dead letters."""
+        return naming.sequences_topic(self.dead_letter_topic)
 
     def _check_topics(self) -> None:
         if len(self.retry_topic.local) > naming.MAX_NAME:
@@ -176,7 +199,7 @@ class Policy:
         for name in (self.retry_topic, self.dead_letter_topic):
             naming.check_sibling(name, self.topic)
         four = (self.topic, self.retry_topic, self.dead_letter_topic, self.ledger_topic)
-        if len({*four}) < len(four):
+        if len({*four}) < len(four) or (self.sequenced and self.sequences_topic in four):
             raise InvalidSpecError(
                 "source, retry, dead-letter and ledger topic are four topics",
                 got=", ".join(map(str, four)),

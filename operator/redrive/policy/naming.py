@@ -21,6 +21,7 @@ DEAD_LETTER_SUBSCRIPTION = "redrive"
 LEDGER_SUFFIX = "-LEDGER"
 LEDGER_SUBSCRIPTION = "__compaction"
 """The broker's own, of a compacted topic: what it has not compacted yet is kept for it."""
+SEQUENCES_SUFFIX = "-SEQUENCES"
 
 MAX_NAME = 255
 _NO_STEP = r"(?!\.\.?(?:/|\Z))"  # in an address, . and .. lead to another place
@@ -178,13 +179,22 @@ def dead_letter_topic(
 
 def ledger_topic(dead_letter: TopicName) -> TopicName:
     """Name the topic that records which messages of a dead-letter topic were moved by replays."""
+    return _beside(dead_letter, LEDGER_SUFFIX)
+
+
+def sequences_topic(dead_letter: TopicName) -> TopicName:
+    """Name the topic that records which keys have messages in a dead-letter topic."""
+    return _beside(dead_letter, SEQUENCES_SUFFIX)
+
+
+def _beside(dead_letter: TopicName, suffix: str) -> TopicName:
     local = dead_letter.local
-    if len(local) > MAX_NAME - len(LEDGER_SUFFIX):
-        import hashlib  # noqa: PLC0415  no consumer needs it
+    if len(local) > MAX_NAME - len(suffix):
+        import hashlib  # noqa: PLC0415  few consumers need it
 
         digest = hashlib.sha256(local.encode()).hexdigest()[:16]
-        local = f"{local[: MAX_NAME - len(LEDGER_SUFFIX) - len(digest) - 1]}-{digest}"
-    return dead_letter.sibling(f"{local}{LEDGER_SUFFIX}")
+        local = f"{local[: MAX_NAME - len(suffix) - len(digest) - 1]}-{digest}"
+    return dead_letter.sibling(f"{local}{suffix}")
 
 
 def _derived(form: str, topic: TopicName, subscription: str) -> TopicName:

@@ -24,6 +24,7 @@ class DeadReason(enum.StrEnum):
     NOT_RETRYABLE = "NotRetryable"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     CONSUMER_CRASH = "ConsumerCrash"
+    FOLLOWS = "AfterDeadLetter"
 
 
 @dataclass(frozen=True)

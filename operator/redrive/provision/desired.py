@@ -56,6 +56,8 @@ class Desired:
         config_map: the ConfigMap for consumers.
         creating: topics that were about to be created before, and may be there without a mark.
         had_ledger: whether the ledger was found to be the policy's own before.
+        sequences: which keys have dead letters; None where their sequence is not kept.
+        had_sequences: whether that was found to be the policy's own before.
     """
 
     policy: Policy
@@ -71,6 +73,13 @@ class Desired:
     tolerated: tuple[Grant, ...] = ()
     ledger: DesiredTopic | None = None
     had_ledger: bool = False
+    sequences: DesiredTopic | None = None
+    had_sequences: bool = False
+
+    @property
+    def records(self) -> tuple[DesiredTopic, ...]:
+        """Return the topics whose messages are records of redrive's own."""
+        return tuple(filter(None, (self.ledger, self.sequences)))
 
     def pairs(self, have: Observed) -> Iterator[tuple[DesiredTopic, TopicState | None]]:
         """Yield each topic of the policy's own, as it should be and as it is."""
@@ -79,6 +88,8 @@ class Desired:
             yield self.dead_letter, have.dead_letter
         if self.ledger is not None:
             yield self.ledger, have.ledger
+        if self.sequences is not None:
+            yield self.sequences, have.sequences
 
 
 def partitions_of_retry(wanted: Desired, source: int) -> int:
@@ -99,6 +110,7 @@ def desired(request: Request, body: Body, cluster: str, release: tuple[int, ...]
         release: of the broker; empty where that is not known.
     """
     policy, keeps = request.policy, request.policy.dead_letters
+    status = body.get("status") or {}
     on_dead_letter = _united(_dead_letter_grants(request))
     return Desired(
         policy=policy,
@@ -107,11 +119,14 @@ def desired(request: Request, body: Body, cluster: str, release: tuple[int, ...]
         retry_partitions=request.spec.retry.partitions,
         dead_letter=_dead_letter(request),
         ledger=_ledger(request),
-        had_ledger=(body.get("status") or {}).get("ledgerTopic") == str(policy.ledger_topic),
+        had_ledger=status.get("ledgerTopic") == str(policy.ledger_topic),
+        sequences=_sequences(policy),
+        had_sequences=status.get("sequencesTopic") == str(policy.sequences_topic),
         grants=(
             *_united(_retry_grants(request)),
             *(on_dead_letter if keeps else ()),
             *_ledger_grants(request),
+            *_sequences_grants(request),
         ),
         config_map=_config_map(policy, body),
         creating=creating(body),
@@ -152,8 +167,15 @@ def _dead_letter(request: Request) -> DesiredTopic | None:
 def _ledger(request: Request) -> DesiredTopic | None:
     if not request.policy.dead_letters or request.connection.replay is None:
         return None
-    name, policies = request.policy.ledger_topic, topic_policies.of_ledger()
-    return DesiredTopic(name, naming.LEDGER_SUBSCRIPTION, policies)
+    return _of_records(request.policy.ledger_topic)
+
+
+def _sequences(policy: Policy) -> DesiredTopic | None:
+    return _of_records(policy.sequences_topic) if policy.sequenced else None
+
+
+def _of_records(name: TopicName) -> DesiredTopic:
+    return DesiredTopic(name, naming.LEDGER_SUBSCRIPTION, topic_policies.of_records())
 
 
 def config_map_name(policy_name: str) -> str:
@@ -190,6 +212,12 @@ def _ledger_grants(request: Request) -> Iterator[Grant]:
     if request.policy.dead_letters and request.connection.replay is not None:
         topic, role = request.policy.ledger_topic, request.connection.replay.role
         yield Grant(topic, role, _PRODUCE | _CONSUME)
+
+
+def _sequences_grants(request: Request) -> Iterator[Grant]:
+    if request.policy.sequenced:
+        for role in request.spec.consumer_roles:
+            yield Grant(request.policy.sequences_topic, role, _PRODUCE | _CONSUME)
 
 
 def _united(grants: Iterator[Grant]) -> tuple[Grant, ...]:

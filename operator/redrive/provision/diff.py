@@ -148,7 +148,7 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
         *(
             action
             for pair in pairs
-            if pair.want is not desired.ledger  # its records are redrive's own
+            if pair.want not in desired.records
             for action in _schema(pair, desired, observed.source_schema)
         ),
         *config_map_actions(desired.config_map, observed.config_map),
@@ -197,10 +197,10 @@ def _topics(
 
 
 def _partitions(pair: _Pair, desired: Desired, retry: int) -> int:
-    """Return how many partitions a topic should have: a ledger none, for its order is total."""
+    """Return how many partitions a topic should have: one of records none, for their order."""
     if pair.want is desired.retry:
         return retry
-    return 0 if pair.want is desired.ledger else desired.dead_letter_partitions
+    return 0 if pair.want in desired.records else desired.dead_letter_partitions
 
 
 def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]:

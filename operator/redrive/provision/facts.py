@@ -120,6 +120,7 @@ class Observed:
         enforces_schemas: see `NamespaceState`.
         dead_letter: None too where the policy discards.
         ledger: likewise, and where no replay can run.
+        sequences: likewise, and where the sequence of dead letters is not kept.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         replicated_to: the clusters that a topic is replicated to that is made now.
         inherited: what a topic that is made now gets of its topic policies from the namespace.
@@ -139,3 +140,4 @@ class Observed:
     source_properties: Mapping[str, str] | None = None
     unused: TopicState | None = None
     ledger: TopicState | None = None
+    sequences: TopicState | None = None

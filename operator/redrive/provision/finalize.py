@@ -166,11 +166,11 @@ async def _left(
     except TopicGoneError:
         return []
     found = []
-    retry, dead_letter, ledger = request.spec.all_topics
+    retry, dead_letter, *records = request.spec.all_topics
     subscriptions = {
         retry: request.policy.subscription,
         dead_letter: request.policy.dead_letter_subscription,
-        ledger: naming.LEDGER_SUBSCRIPTION,
+        **dict.fromkeys(records, naming.LEDGER_SUBSCRIPTION),
     }
     # No topic passes to another namespace, and none there keeps this one's from being deleted.
     heirs = [each for each in others if each.key.namespace == request.key.namespace]
@@ -178,7 +178,7 @@ async def _left(
         if not namespace.exists(name):
             continue
         partitioned = str(name) in namespace.partitioned
-        needed = dead_letter if name == ledger else name
+        needed = dead_letter if name in records else name
         found.append(
             Left(
                 name=name,
@@ -187,7 +187,7 @@ async def _left(
                 properties=(await admin.metadata(name, partitioned=partitioned)).properties,
                 usage=await admin.usage(name, partitioned=partitioned, subscription=subscription),
                 permissions=namespace.permissions.get(str(name), {}),
-                follows=dead_letter if name == ledger else None,
+                follows=dead_letter if name in records else None,
                 heir=next((each.key for each in heirs if needed in each.spec.own_topics), None),
                 may_delete=request.permissions.allows_deletion(needed),
                 about_to_create=str(name) in about_to_create,

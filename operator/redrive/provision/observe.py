@@ -65,7 +65,16 @@ async def observe(
             if desired.dead_letter is None
             else await _topic(desired.dead_letter, namespace, admin)
         ),
-        ledger=await _ledger(desired, namespace, admin, recent=recent),
+        ledger=await _records(
+            desired.ledger, namespace, admin, known=recent and desired.had_ledger, recent=recent
+        ),
+        sequences=await _records(
+            desired.sequences,
+            namespace,
+            admin,
+            known=recent and desired.had_sequences,
+            recent=recent,
+        ),
         unused=await _unused(desired.unused, namespace, admin),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
@@ -112,6 +121,7 @@ def in_namespace(want: Desired, namespace: NamespaceState, found: Body | None) -
         retry=_listed(want.retry, namespace),
         dead_letter=None if want.dead_letter is None else _listed(want.dead_letter, namespace),
         ledger=None if want.ledger is None else _listed(want.ledger, namespace),
+        sequences=None if want.sequences is None else _listed(want.sequences, namespace),
         permissions=namespace.permissions,
         inherited=topic_policies.inherited(namespace),
         replicated_to=namespace.replicated_to,
@@ -192,19 +202,23 @@ async def _topic(
     )
 
 
-async def _ledger(
-    desired: Desired, namespace: NamespaceState, admin: Admin, *, recent: bool
+async def _records(
+    wanted: DesiredTopic | None,
+    namespace: NamespaceState,
+    admin: Admin,
+    *,
+    known: bool,
+    recent: bool,
 ) -> TopicState | None:
-    """Read a ledger; of that of a settled policy only whether it is there, and at first whose.
+    """Read a topic of records; of a settled policy only whether it is there, and at first whose.
 
-    Calls for each topic are what limits how often a policy is looked at, and of a ledger nothing
-    changes once it is made: no client but jobs of replays uses it. A connection whose replays begin
-    later wants ledgers for policies that are settled already.
+    Calls for each topic are what limits how often a policy is looked at, and of such a topic
+    nothing changes once it is made. A connection whose replays begin later wants ledgers for
+    policies that are settled already.
     """
-    wanted = desired.ledger
     if wanted is None or not recent:
         return None if wanted is None else await _topic(wanted, namespace, admin)
-    if desired.had_ledger or not namespace.exists(wanted.name):
+    if known or not namespace.exists(wanted.name):
         return _listed(wanted, namespace)
     return await _marked(wanted.name, namespace, admin)
 

@@ -108,16 +108,16 @@ def topic_has_another_owner(facts: PreflightFacts) -> RedriveError | None:
 def topic_is_not_redrives(facts: PreflightFacts) -> RedriveError | None:
     """Find a topic that others created, and that may not be adopted.
 
-    A ledger never is: it is compacted, and would lose what others have sent there.
+    One of records never is: it is compacted, and would lose what others have sent there.
     """
     want = facts.desired
     for topic, have in want.pairs(facts.observed):
         if have is None or not _is_free(have, about_to=str(topic.name) in want.creating):
             continue
-        if topic is want.ledger:
+        if topic in want.records:
             return TopicExistsError(
-                f"the topic {topic.name} exists, and redrive did not create it: the ledger of the "
-                "dead-letter topic needs this name, and no topic becomes one",
+                f"the topic {topic.name} exists, and redrive did not create it: records of the "
+                "dead-letter topic need this name, and no other topic takes them",
                 remedy="delete the topic, or use another name for the dead-letter topic",
             )
         if not facts.request.spec.adopt:

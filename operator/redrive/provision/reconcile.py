@@ -210,6 +210,7 @@ def _fields(made: Converged) -> dict[str, Any]:
         # In a merge patch None removes the field.
         "deadLetterTopic": None if wanted.dead_letter is None else str(wanted.dead_letter.name),
         "ledgerTopic": None if wanted.ledger is None else str(wanted.ledger.name),
+        "sequencesTopic": None if wanted.sequences is None else str(wanted.sequences.name),
         "configMap": wanted.config_map["metadata"]["name"],
     }
 

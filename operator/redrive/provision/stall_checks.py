@@ -42,6 +42,7 @@ async def _owners(want: Desired, body: Body, ctx: Context) -> Observed:
         retry=await marked(want.retry),
         dead_letter=await marked(want.dead_letter),
         ledger=await marked(want.ledger),
+        sequences=await marked(want.sequences),
     )
 
 

@@ -178,7 +178,7 @@ def topics_are_replicated(seen: Seen) -> StatusWarning | None:
     found = {
         want.name: seen.observed.replicated_to if have is None else have.replicated_to
         for want, have in seen.desired.pairs(seen.observed)
-        if want is not seen.desired.ledger  # no consumer handles what it holds
+        if want not in seen.desired.records  # no consumer handles what they hold
     }
     replicated = {name: clusters for name, clusters in found.items() if len(clusters) > 1}
     if not replicated:

@@ -37,7 +37,7 @@ _RETENTION = "retention"
 OF_A_FIELD = frozenset({_RETENTION, LimitsBacklog.name, DelaysWithin.name})
 """The names of policies that a spec asks for by a field, or of a release of the broker: without it
 they are taken back."""
-_LEDGER_BYTES = 10 * 2**20
+_RECORD_BYTES = 10 * 2**20
 _MILLISECOND = timedelta(milliseconds=1)
 COARSEST_TICK = timedelta(seconds=1)
 """The tick that brokers have by default."""
@@ -111,9 +111,9 @@ def of_retry(spec: RetryTopic, delays: TopicPolicy) -> tuple[TopicPolicy, ...]:
     )
 
 
-def of_ledger() -> tuple[TopicPolicy, ...]:
-    """Return the policies of a ledger: the last record of each key is kept."""
-    return (Ttl(0), KeepsBacklog(), CompactsAbove(_LEDGER_BYTES), _STAYS)
+def of_records() -> tuple[TopicPolicy, ...]:
+    """Return the policies of a topic of records: the last record of each key is kept."""
+    return (Ttl(0), KeepsBacklog(), CompactsAbove(_RECORD_BYTES), _STAYS)
 
 
 def of_dead_letter(spec: DeadLetterTopic) -> tuple[TopicPolicy, ...]:

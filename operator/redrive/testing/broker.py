@@ -164,6 +164,7 @@ class InMemoryBroker:
     consumer, as a crash would, gives them back. Not for several threads.
 
     Attributes:
+        sequences: the records of a policy that keeps the sequence of dead letters.
         clock: what the broker and all its consumers go by.
         dead_letters: what lies in the dead-letter topic, oldest first.
         refused: sends to these topics fail, as after a permission was revoked.
@@ -178,6 +179,7 @@ class InMemoryBroker:
         self.dead_letters: list[InMemoryMessage] = []
         self.refused: set[TopicName] = set()
         self.clock_error = timedelta()
+        self.sequences: list[tuple[str, bytes]] = []
         self._ledgers = MappingProxyType(
             {policy.topic: 1, policy.retry_topic: 2, policy.dead_letter_topic: 3}
         )

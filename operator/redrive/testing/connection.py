@@ -12,6 +12,7 @@ from typing import cast
 import pulsar
 import pulsar.schema
 
+from redrive.copying.errors import NotSentError
 from redrive.delivery.bounded import Deadline
 from redrive.delivery.handling.run import Run
 from redrive.delivery.parts import BrokerConnection, Parts, Subscribing
@@ -19,6 +20,7 @@ from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.delivery.receiving.in_hand import InHand
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
+from redrive.policy.sequences import Sequences
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualTimer
 
 _LONGEST_WAIT = timedelta(days=1)
@@ -53,6 +55,7 @@ class InMemoryConnection(BrokerConnection):
             self._work,
             linger=0,
             beacon=_Beacon(),
+            letters=_SequenceLog(self._broker, policy) if policy.sequenced else None,
         )
 
     def _work(self, run: Run) -> None:
@@ -101,6 +104,28 @@ class _Beacon:
 
     def close(self) -> None:
         pass
+
+
+class _SequenceLog:
+    def __init__(self, broker: InMemoryBroker, policy: Policy) -> None:
+        self.sequences = Sequences()
+        self._topic = policy.sequences_topic
+        self._broker = broker
+        self._followed = 0
+
+    def read(self) -> None:
+        for name, content in self._broker.sequences[self._followed :]:
+            self.sequences.apply(name, content)
+        self._followed = len(self._broker.sequences)
+
+    def write(self, name: str, content: bytes) -> None:
+        if self._topic in self._broker.refused:
+            raise NotSentError(f"{self._topic} is refused", remedy="take it out of `refused`")
+        self._broker.sequences.append((name, content))
+        self.read()
+
+    def close(self, _: Deadline) -> None:
+        """Nothing was opened."""
 
 
 class _Outgoing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pulsar
@@ -16,6 +17,7 @@ from redrive import (
     RetryConsumer,
     SimpleConsumer,
 )
+from redrive.policy.envelope import for_replay
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
@@ -70,6 +72,9 @@ class World(Protocol):
     def unload(self) -> None:
         """Have the broker deliver again whatever is in hand, as after a topic has moved."""
 
+    def replay(self) -> list[bytes]:
+        """Move all dead letters to the retry topic in their order, as a Replay does."""
+
     def refuse(self, topic: TopicName) -> None:
         """Let consumers send nothing to *topic*; before they have sent anything."""
 
@@ -118,6 +123,14 @@ class InMemoryWorld:
     def unload(self) -> None:
         self._broker.unload()
 
+    def replay(self) -> list[bytes]:
+        letters, self._broker.dead_letters = self._broker.dead_letters, []
+        for letter in letters:
+            properties = for_replay(letter.properties(), replay="shop/test", source="test")
+            copy = replace(letter, headers=properties)
+            self._broker.store(self.policy.retry_topic, copy)
+        return [letter.data() for letter in letters]
+
     def refuse(self, topic: TopicName) -> None:
         self._broker.refused.add(topic)
 
@@ -159,12 +172,13 @@ def make_world(request: pytest.FixtureRequest, kind: str) -> MakeWorld:
     return make if kind == "threads" else lambda **choices: AsyncWorld(make(**choices))
 
 
-def _in_memory(
+def _in_memory(  # noqa: PLR0913 - what the tests choose from
     *,
     delays: tuple[str, ...] = ("1s",),
     max_retries: int = 16,
     dead_letters: bool = True,
     ordered: bool = False,
+    sequenced: bool = False,
     kind: SubscriptionType = SubscriptionType.SHARED,
 ) -> World:
     return InMemoryWorld(
@@ -174,6 +188,7 @@ def _in_memory(
             max_retries=max_retries,
             dead_letters=dead_letters,
             ordered=ordered,
+            sequenced=sequenced,
             subscription_type=kind,
             ladder=Ladder.from_delays(delays),
         )

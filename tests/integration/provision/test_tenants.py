@@ -22,7 +22,12 @@ from tests.integration.provision.test_ownership import whole
 
 REMAINING = ("live", "off", "adopted")
 VICTIMS = (*REMAINING, "gone")
-BYSTANDERS = ("bystander", "payslips-LEDGER")
+BYSTANDERS = ("bystander", "payslips-LEDGER", "wages-SEQUENCES")
+SEQUENCED = {
+    "subscriptionType": "Key_Shared",
+    "ordering": "PerKey",
+    "deadLetter": {"sequenced": True},
+}
 SEED = 10
 EARLIEST = {"ledgerId": -1, "entryId": -1}
 
@@ -109,13 +114,14 @@ def tenants(make_shop: MakeShop) -> Tenants:
     naming = {"retryTopic": victim.topic("payroll")}
     for name in VICTIMS:
         more = {"naming": naming, "adopt": True} if name == "adopted" else {}
-        victim.policy(name, topic=victim.topic(name), **more)
+        victim.policy(name, topic=victim.topic(name), **SEQUENCED, **more)
         status = victim.ready(name)["status"]
         for topic in (status["retryTopic"], status["deadLetterTopic"]):
             topics.append(topic)
             send(victim.broker, topic)
-        topics.append(status["ledgerTopic"])
-    victim.policy("off", topic=victim.topic("off"), deadLetter={"mode": "Discard"})
+        topics += [status["ledgerTopic"], status["sequencesTopic"]]
+    ordered = {**SEQUENCED, "deadLetter": {"mode": "Discard"}}
+    victim.policy("off", topic=victim.topic("off"), **ordered)
     victim.ready("off")
     victim.kubectl("delete", "retrypolicy", "gone", "--timeout=60s")
     for name in ("own", "other"):
@@ -164,6 +170,7 @@ def hostile(tenants: Tenants) -> Iterator[tuple[str, dict[str, Any], dict[str, s
     for topic, field in itertools.product(tenants.topics, ("retryTopic", "deadLetterTopic")):
         yield policy(naming={field: topic})
     yield policy(naming={"deadLetterTopic": victim.topic("payslips")}, adopt=True)
+    yield policy(naming={"deadLetterTopic": victim.topic("wages")}, adopt=True, **SEQUENCED)
     for topic in tenants.topics:  # consumed under the victim's own subscription, and another
         subscription = chosen.choice(["fulfilment", "redrive", "mine"])
         yield policy(topic=topic, subscription=subscription, chained=chosen.random() < 0.5)

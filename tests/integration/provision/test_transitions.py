@@ -77,6 +77,7 @@ def beside(shop: Shop) -> dict[str, dict[str, dict[str, Any]]]:
             "ordering": {"subscriptionType": "Key_Shared"},
             "delayLadder.ordered": {"subscriptionType": "Key_Shared"},
             # A topic without partitions never gets any.
+            "deadLetter.sequenced": {"subscriptionType": "Key_Shared", "ordering": "PerKey"},
             "retry.partitions": {"retry": {"partitions": 1}},
             "deadLetter.partitions": {"deadLetter": {"partitions": 1}},
         },
@@ -106,6 +107,10 @@ LASTING = {
     "RetryPolicy deadLetter.partitions": _NEVER_SHRINK,
     "RetryPolicy deadLetter.mode": _DEAD_LETTERS_REST,
     "RetryPolicy deadLetter.enabled": _DEAD_LETTERS_REST,
+    "RetryPolicy deadLetter.sequenced": Lasting(
+        "consumers may still run with the policy before, and records rest with their dead letters",
+        (".*-DLQ-SEQUENCES",),
+    ),
     "RetryPolicy deadLetter.subscription": Lasting(
         "the subscription of before may hold dead letters, and consumers: it is deleted by hand",
         (".*-DLQ/subscriptions",),

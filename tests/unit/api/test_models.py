@@ -75,6 +75,7 @@ policies = st.fixed_dictionaries(
                 "mode": st.sampled_from(["Keep", "Discard"]),
                 "messageTTL": st.just("0s") | delays,
                 "readerRoles": st.lists(words, max_size=3, unique=True),
+                "sequenced": st.just(False),  # noqa: FBT003 - True needs other fields
             },
             optional={
                 "partitions": st.integers(1, 1_000),

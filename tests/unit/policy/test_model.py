@@ -128,3 +128,14 @@ def test_topics_are_given_as_strings_too() -> None:
 def test_what_is_no_topic_is_refused(topic: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="; got "):
         Policy(topic, "billing")
+
+
+@pytest.mark.parametrize("given", [{"ordered": False}, {"dead_letters": False}])
+def test_only_ordered_policies_that_keep_dead_letters_keep_their_sequence(
+    given: dict[str, bool],
+) -> None:
+    kind = SubscriptionType.KEY_SHARED
+    whole = {"ordered": True, "sequenced": True}
+    assert Policy(ORDERS, "billing", subscription_type=kind, **whole).sequenced  # type: ignore[arg-type]
+    with pytest.raises(InvalidSpecError, match="only an ordered policy"):
+        Policy(ORDERS, "billing", subscription_type=kind, **whole | given)  # type: ignore[arg-type]

@@ -178,3 +178,30 @@ def test_a_ledger_has_no_partitions_whatever_the_dead_letter_topic_has(
         TopicName.parse(DEAD_LETTER): 3,
         wanted.ledger.name: 0,
     }
+
+
+def test_records_of_sequences_are_written_by_consumers_into_a_topic_like_a_ledger(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    body = policy(
+        subscriptionType="Key_Shared",
+        ordering="PerKey",
+        consumerRoles=["fulfilment"],
+        deadLetter={"sequenced": True, "partitions": 3},
+    )
+    wanted = desired(requested(body), body, "here")
+    assert wanted.ledger is not None
+    assert wanted.sequences is not None
+    assert str(wanted.sequences.name) == f"{DEAD_LETTER}-SEQUENCES"
+    assert wanted.sequences.subscription == wanted.ledger.subscription
+    assert wanted.sequences.policies == wanted.ledger.policies
+    may = {(str(g.topic), g.role): set(g.actions) for g in wanted.grants}
+    assert may[f"{DEAD_LETTER}-SEQUENCES", "fulfilment"] == {"produce", "consume"}
+    assert (f"{DEAD_LETTER}-SEQUENCES", "replayer") not in may
+    created = {
+        action.topic: action.partitions
+        for action in diff(wanted, Observed(source_partitions=2))
+        if isinstance(action, CreateTopic)
+    }
+    assert created[wanted.sequences.name] == 0
+    assert codec.decode(codec.encode(wanted.policy)).sequenced

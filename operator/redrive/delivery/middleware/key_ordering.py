@@ -15,6 +15,7 @@ from redrive.copying.reading import id_text
 from redrive.delivery.middleware.chain import Middleware, Receive, Settle
 from redrive.delivery.middleware.settlement import HandBack, RetryInPlace, Settlement
 from redrive.delivery.parts import Clock, Incoming
+from redrive.delivery.receiving.origin import topic_of
 from redrive.policy.verdict import Retry
 
 MAX_HELD = 1_000
@@ -28,10 +29,13 @@ class KeyOrdering(Middleware):
 
     Args:
         incoming: where the messages come from.
+        by_topic: whether the topics have an order each: dead letters that come back must not wait
+            for messages that are to follow them.
     """
 
-    def __init__(self, incoming: Incoming, clock: Clock) -> None:
+    def __init__(self, incoming: Incoming, clock: Clock, *, by_topic: bool) -> None:
         self._incoming = incoming
+        self._by_topic = by_topic
         self._clock = clock
         self._queues: dict[str, dict[str, pulsar.Message]] = {}  # by key and id; the first one goes
         self._held = 0
@@ -73,7 +77,7 @@ class KeyOrdering(Middleware):
         return settle_in_turn
 
     def _free(self, message: pulsar.Message) -> None:
-        key, message_id = _queue_of(message)
+        key, message_id = self._queue_of(message)
         with self._changing:
             queue = self._queues.get(key, {})
             if queue.pop(message_id, None) is None:
@@ -90,7 +94,7 @@ class KeyOrdering(Middleware):
         self._incoming.hold_new(self, held=self._held >= MAX_HELD)
 
     def _may_go(self, message: pulsar.Message) -> bool:
-        key, message_id = _queue_of(message)
+        key, message_id = self._queue_of(message)
         with self._changing:
             queue = self._queues.setdefault(key, {})
             if message_id not in queue:
@@ -101,9 +105,8 @@ class KeyOrdering(Middleware):
             # again, and to acknowledge the one acknowledges the other.
             return next(iter(queue.values())) is message
 
-
-def _queue_of(message: pulsar.Message) -> tuple[str, str]:
-    message_id = id_text(message.message_id())
-    # What has no key has no order.
-    key = reading.ordering_key(message) or reading.partition_key(message)
-    return key or message_id, message_id
+    def _queue_of(self, message: pulsar.Message) -> tuple[str, str]:
+        message_id = id_text(message.message_id())
+        # What has no key has no order.
+        key = reading.sequence_key(message) or message_id
+        return f"{topic_of(message)}/{key}" if self._by_topic else key, message_id

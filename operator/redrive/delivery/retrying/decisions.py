@@ -65,6 +65,12 @@ class Decisions:
         verdict = end(failure.policy, DeadReason.CONSUMER_CRASH, failure.attempt.number)
         return Settlement(message, verdict, failure)
 
+    def follows(self, message: pulsar.Message) -> Settlement:
+        """Dead-letter *message*, which was not handled: one before it with its key is dead."""
+        failure = self._failure(message, None, raised=False)
+        verdict = end(failure.policy, DeadReason.FOLLOWS, failure.attempt.reconsume_times)
+        return Settlement(message, verdict, failure)
+
     def asked(
         self,
         message: pulsar.Message,

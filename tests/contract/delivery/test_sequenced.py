@@ -1,0 +1,188 @@
+"""What a policy promises that keeps the sequence of its dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from redrive.delivery.middleware import sequencing
+from redrive.policy.model import SubscriptionType
+
+MakeWorld = Callable[..., Any]
+SECOND = timedelta(seconds=1)
+SOON = 30 * SECOND
+
+
+@pytest.fixture
+def make_sequenced_world(make_world: MakeWorld) -> MakeWorld:
+    def make(**choices: Any) -> Any:  # noqa: ANN401 - passed on
+        choices = {"max_retries": 0, **choices}
+        return make_world(ordered=True, sequenced=True, kind=SubscriptionType.KEY_SHARED, **choices)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequencing, "STILL_SECONDS", 2.0)
+
+
+def assert_nothing_left(world: Any) -> None:  # noqa: ANN401 - see conftest
+    assert world.backlog(world.policy.topic) == world.backlog(world.policy.retry_topic) == 0
+
+
+def handled_until_quiet(
+    world: Any,  # noqa: ANN401 - see conftest
+    bad: Container[bytes] = (),
+    quiet: timedelta = 4 * SECOND,
+) -> list[bytes]:
+    """Handle all there is with a consumer of its own; those that are *bad* fail."""
+    handled = []
+    with world.consumer() as consumer:
+        while (message := consumer.receive(quiet)) is not None:
+            if message.data() in bad:
+                consumer.reconsume_later(message, cause=ValueError("bad"))
+            else:
+                handled.append(message.data())
+                consumer.acknowledge(message)
+    return handled
+
+
+def test_later_messages_of_a_dead_key_follow_it_and_a_replay_brings_all_back_in_order(
+    make_sequenced_world: MakeWorld,
+) -> None:
+    world = make_sequenced_world()
+    world.send(b"a1", b"a2", b"a3", partition_key="a")
+    world.send(b"b1", partition_key="b")
+    world.send(b"none")
+    assert sorted(handled_until_quiet(world, {b"a2"})) == [b"a1", b"b1", b"none"]
+    world.send(b"a4", partition_key="a")
+    assert handled_until_quiet(world) == []  # another consumer knows it too
+    assert world.replay() == [b"a2", b"a3", b"a4"]
+    world.send(b"b2", partition_key="b")
+    assert [m for m in handled_until_quiet(world) if m != b"b2"] == [b"a2", b"a3", b"a4"]
+    world.send(b"a5", partition_key="a")
+    assert handled_until_quiet(world) == [b"a5"]
+    world.dead_letters(0)
+    assert_nothing_left(world)
+
+
+def test_letters_say_why_they_are_some(make_sequenced_world: MakeWorld) -> None:
+    world = make_sequenced_world()
+    world.send(b"a1", b"a2", partition_key="a")
+    handled_until_quiet(world, {b"a1"})
+    first, second = (letter.properties() for letter in world.dead_letters(2))
+    assert first["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
+    assert second["REDRIVE_DEAD_REASON"] == "AfterDeadLetter"
+    assert (first["RECONSUMETIMES"], second["RECONSUMETIMES"]) == ("1", "0")
+    assert "REDRIVE_CAUSE_TYPE" not in second
+
+
+def test_a_letter_that_dies_again_takes_its_key_with_it(make_sequenced_world: MakeWorld) -> None:
+    world = make_sequenced_world()
+    world.send(b"a1", b"a2", b"a3", partition_key="a")
+    assert handled_until_quiet(world, {b"a1"}) == []
+    assert world.replay() == [b"a1", b"a2", b"a3"]
+    assert handled_until_quiet(world, {b"a2"}) == [b"a1"]
+    world.send(b"a4", partition_key="a")
+    assert handled_until_quiet(world) == []
+    assert world.replay() == [b"a2", b"a3", b"a4"]
+    assert handled_until_quiet(world) == [b"a2", b"a3", b"a4"]
+    assert_nothing_left(world)
+
+
+def test_a_letter_that_is_replayed_before_one_that_precedes_it_goes_back(
+    make_sequenced_world: MakeWorld,
+) -> None:
+    world = make_sequenced_world()
+    world.send(b"a1", b"a2", partition_key="a")
+    handled_until_quiet(world, {b"a1"})
+    world.replay()
+    handled_until_quiet(world, {b"a1"})
+    world.send(b"a3", partition_key="a")
+    handled_until_quiet(world)
+    handled = []
+    for _ in range(3):
+        world.replay()
+        handled += handled_until_quiet(world)
+    assert handled == [b"a1", b"a2", b"a3"]
+    assert_nothing_left(world)
+
+
+def test_a_message_that_comes_again_after_it_has_died_is_not_handled(
+    make_sequenced_world: MakeWorld,
+) -> None:
+    world = make_sequenced_world()
+    world.refuse(world.policy.dead_letter_topic)  # recorded, and not sent
+    world.send(b"a1", b"a2", partition_key="a")
+    with world.consumer() as consumer:
+        consumer.reconsume_later(consumer.receive(SOON))
+        assert consumer.receive(SECOND) is None
+    world.accept(world.policy.dead_letter_topic)
+    assert handled_until_quiet(world) == []
+    assert world.replay() == [b"a1", b"a2"]
+    assert handled_until_quiet(world) == [b"a1", b"a2"]
+    assert_nothing_left(world)
+
+
+def test_a_letter_that_is_done_while_records_are_refused_is_handled_once_and_its_key_waits(
+    make_sequenced_world: MakeWorld,
+) -> None:
+    world = make_sequenced_world()
+    world.send(b"a1", b"a2", partition_key="a")
+    handled_until_quiet(world, {b"a1"})
+    world.replay()
+    world.refuse(world.policy.sequences_topic)
+    with world.consumer() as consumer:
+        first = consumer.receive(SOON)
+        assert first.data() == b"a1"
+        consumer.acknowledge(first)
+        assert consumer.receive(SECOND) is None
+        world.accept(world.policy.sequences_topic)
+        second = consumer.receive(SOON)
+        assert second.data() == b"a2"
+        consumer.acknowledge(second)
+        assert consumer.receive(SECOND) is None
+    world.dead_letters(0)
+    assert_nothing_left(world)
+
+
+def test_beyond_the_bound_a_message_waits_with_its_key_and_none_is_lost_or_overtaken(
+    make_sequenced_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequencing, "MAX_LETTERS", 1)
+    world = make_sequenced_world()
+    world.send(b"a1", b"a2", partition_key="a")
+    world.send(b"b1", b"b2", partition_key="b")
+    world.send(b"c1", partition_key="c")
+    assert handled_until_quiet(world, {b"a1"}) == [b"b1", b"b2", b"c1"]
+    assert world.replay() == [b"a1"]
+    assert handled_until_quiet(world, quiet=7 * SECOND) == [b"a1", b"a2"]
+    world.dead_letters(0)
+    assert_nothing_left(world)
+
+
+def test_a_letter_that_another_consumer_gets_waits_for_the_one_before_it(
+    make_sequenced_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequencing, "STILL_SECONDS", 30.0)
+    world = make_sequenced_world()
+    world.send(b"a1", b"a2", partition_key="a")
+    handled_until_quiet(world, {b"a1"})
+    world.replay()
+    with world.consumer(prefetch=1) as one, world.consumer(prefetch=1) as other:
+        first, taken_by = None, one
+        while first is None:
+            first = taken_by.receive(SECOND)
+            taken_by = one if first is not None and taken_by is one else other
+        rest = other if taken_by is one else one
+        assert first.data() == b"a1"
+        assert one.receive(2 * SECOND) is None
+        assert other.receive(2 * SECOND) is None
+        taken_by.acknowledge(first)
+        second = rest.receive(5 * SECOND) or taken_by.receive(5 * SECOND)
+        assert second.data() == b"a2"
+    world.dead_letters(0)

@@ -1,0 +1,304 @@
+"""Sequenced dead letters at a broker: kills at each step, keys that move, compacted records."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive.delivery.middleware import sequencing
+from redrive.delivery.retrying import sequence_topic
+from redrive.delivery.retrying.sequence_topic import SequenceTopic
+from redrive.policy.model import SubscriptionType
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.policy.sequences import Letter, record_name
+from sandbox.pulsar import SUPERUSER
+from tests.support.provisioned_policy import ProvisionedPolicy, path
+from tests.support.user_programs import StartProgram, start_program
+
+__all__ = ["start_program"]
+ProvisionPolicy = Callable[..., Any]
+QUIET = timedelta(seconds=5)
+SECONDS = 120
+SEED = 13
+KEYS, COUNT = "abcdef", 60
+BAD = {"a": 7, "b": 0, "c": 30, "d": 59, "e": 12}
+"""Key → the number of its message that fails."""
+DIE = """
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+send = pulsar.Producer.send
+def send_no_letter(producer, *content, **fields):
+    return die() if producer.topic().endswith("-DLQ") else send(producer, *content, **fields)
+"""
+AT_STEP = {
+    "the record": "pulsar.Producer.send = die",
+    "the letter": "pulsar.Producer.send = send_no_letter",
+    "the acknowledgement": "pulsar.Consumer.acknowledge = die",
+}
+CONSUMER = """
+import time
+from redrive.delivery.middleware import sequencing
+sequencing.STILL_SECONDS = 2.0
+journal = os.open({journal!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def handle(message):
+    time.sleep(0.02)
+    if os.path.exists({bad!r} + message.data().decode()):
+        raise ValueError("bad")
+    os.write(journal, message.data() + b"\\n")  # the effect, before it is acknowledged
+with RetryConsumer(client, load_policy(), prefetch=20) as consumer:
+    consumer.run(handle, workers=3)
+"""
+
+
+@pytest.fixture
+def sequenced(provision_policy: ProvisionPolicy) -> ProvisionedPolicy:
+    """A policy whose messages die at their first failure."""
+    made: ProvisionedPolicy = provision_policy(
+        max_retries=0, ordered=True, sequenced=True, kind=SubscriptionType.KEY_SHARED
+    )
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequencing, "STILL_SECONDS", 2.0)
+
+
+def handled(provisioned: ProvisionedPolicy, *bad: bytes) -> list[bytes]:
+    """Handle all that comes; *bad* ones fail."""
+    found = []
+    with provisioned.consumer() as consumer:
+        while (message := consumer.receive(QUIET)) is not None:
+            if message.data() in bad:
+                consumer.reconsume_later(message, cause=ValueError("bad"))
+            else:
+                found.append(message.data())
+                consumer.acknowledge(message)
+    assert provisioned.unsettled() == 0
+    return found
+
+
+def out(provisioned: ProvisionedPolicy) -> int:
+    """How many letters are on record."""
+    topic = SequenceTopic(provisioned.client(provisioned.role), provisioned.policy.sequences_topic)
+    topic.read()
+    return len(topic.sequences)
+
+
+@pytest.mark.parametrize("step", AT_STEP)
+def test_a_process_killed_while_a_key_dies_loses_nothing_and_keeps_its_order(
+    sequenced: ProvisionedPolicy, start_program: StartProgram, step: str
+) -> None:
+    sequenced.send(b"a1", b"a2", b"a3", partition_key="a")
+    process = start_program(
+        sequenced,
+        f"""
+{DIE}
+consumer = RetryConsumer(client, load_policy())
+bad = consumer.receive()
+{AT_STEP[step]}
+consumer.reconsume_later(bad, cause=ValueError("bad"))
+""",
+    )
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, output
+    assert out(sequenced) == (0 if step == "the record" else 1)
+
+    # A letter that was sent and is not acknowledged at the source is sent again.
+    copies = [b"a1"] if step == "the acknowledgement" else []
+    assert handled(sequenced, b"a1") == []
+    assert sequenced.replay() == [*copies, b"a1", b"a2", b"a3"]
+    assert handled(sequenced) == [b"a1", b"a2", b"a3"]
+    sequenced.send(b"a4", partition_key="a")
+    if copies:  # it has become the last of its sequence
+        assert handled(sequenced) == []
+        assert sequenced.replay() == [b"a1", b"a4"]
+    assert handled(sequenced) == [*copies, b"a4"]
+    assert sequenced.replay() == []
+    assert out(sequenced) == 0
+
+
+@pytest.mark.parametrize("step", ["Producer.send", "Consumer.acknowledge"])
+def test_a_process_killed_while_a_replayed_letter_is_done_keeps_the_order_of_the_rest(
+    sequenced: ProvisionedPolicy, start_program: StartProgram, step: str
+) -> None:
+    sequenced.send(b"a1", b"a2", b"a3", partition_key="a")
+    assert handled(sequenced, b"a1") == []
+    assert sequenced.replay() == [b"a1", b"a2", b"a3"]
+    process = start_program(
+        sequenced,
+        f"""
+consumer = RetryConsumer(client, load_policy())
+first = consumer.receive()
+assert first.data() == b"a1"
+pulsar.{step} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+consumer.acknowledge(first)
+""",
+    )
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, output
+    if step == "Producer.send":  # its record is there: it is handled again, before the others
+        assert handled(sequenced) == [b"a1", b"a2", b"a3"]
+    else:  # it is off the record: what comes again is a copy, and goes behind the others
+        assert handled(sequenced) == [b"a2", b"a3"]
+        assert sequenced.replay() == [b"a1"]
+        assert handled(sequenced) == [b"a1"]
+    assert sequenced.replay() == []
+    assert out(sequenced) == 0
+
+
+def test_keys_that_move_between_consumers_which_are_killed_lose_nothing_and_keep_their_order(
+    sequenced: ProvisionedPolicy, start_program: StartProgram, tmp_path: Path
+) -> None:
+    for key, number in BAD.items():
+        (tmp_path / f"bad-{key}{number}").touch()
+    journal, bad = tmp_path / "journal", str(tmp_path / "bad-")
+    journal.touch()
+    program = CONSUMER.format(journal=str(journal), bad=bad)
+
+    def consume(kills: int) -> None:
+        consume_and_kill(lambda: start_program(sequenced, program), sequenced, journal, kills)
+
+    send_all(sequenced)
+    consume(kills=4)
+    dead = {key: BAD.get(key, COUNT) for key in KEYS}
+    assert done(journal) == {key: [*range(dead[key])] for key in KEYS}
+    assert letters(sequenced) == {key: {*range(dead[key], COUNT)} for key in KEYS}
+
+    for file in tmp_path.glob("bad-*"):
+        file.unlink()
+    assert sequenced.replay()
+    consume(kills=4)
+    while sequenced.replay():  # what a kill has copied, and what had waited too long
+        consume(kills=0)
+    assert done(journal) == {key: [*range(COUNT)] for key in KEYS}
+    assert out(sequenced) == 0
+
+
+def send_all(provisioned: ProvisionedPolicy) -> None:
+    """Send the messages of all keys, their numbers in order."""
+    producer = provisioned.client(SUPERUSER).create_producer(
+        str(provisioned.policy.topic), batching_enabled=False
+    )
+    for number, key in itertools.product(range(COUNT), KEYS):
+        producer.send_async(f"{key}{number}".encode(), None, partition_key=key)
+    producer.flush()
+
+
+def consume_and_kill(
+    start: Callable[[], subprocess.Popen[str]],
+    provisioned: ProvisionedPolicy,
+    journal: Path,
+    kills: int,
+) -> None:
+    """Have three consumers handle all there is, and kill one *kills* times meanwhile."""
+    chosen, processes = random.Random(SEED), [start() for _ in range(3)]  # noqa: S311
+    for _ in range(kills):
+        wait_until(grown(journal))
+        killed = processes.pop(chosen.randrange(3))
+        killed.kill()
+        killed.communicate()
+        processes.append(start())
+    wait_until(lambda: not provisioned.unsettled())
+    for process in processes:
+        process.terminate()
+        output, _ = process.communicate(timeout=60)
+        # One that began last may not have got so far as to be stopped.
+        assert process.returncode in {0, -signal.SIGTERM}, output
+    assert provisioned.unsettled() == 0
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def grown(journal: Path) -> Callable[[], bool]:
+    """Say, when called, whether twenty more messages were handled since."""
+    before = journal.stat().st_size
+    return lambda: journal.stat().st_size >= before + 20 * len("a10\n")
+
+
+def done(journal: Path) -> dict[str, list[int]]:
+    """Key → its numbers in the order in which they were handled first."""
+    handled = dict.fromkeys(journal.read_text("utf-8").split())
+    return {key: [int(each[1:]) for each in handled if each[0] == key] for key in KEYS}
+
+
+def letters(provisioned: ProvisionedPolicy) -> dict[str, set[int]]:
+    """Key → the numbers of its dead letters, which stay."""
+    client = provisioned.client(SUPERUSER)
+    dead = client.subscribe(str(provisioned.policy.dead_letter_topic), DEAD_LETTER_SUBSCRIPTION)
+    found: dict[str, set[int]] = {key: set() for key in KEYS}
+    with suppress(pulsar.Timeout):
+        while letter := dead.receive(timeout_millis=1_000).data().decode():
+            found[letter[0]].add(int(letter[1:]))
+    dead.close()
+    return found
+
+
+def compact(provisioned: ProvisionedPolicy) -> None:
+    """Compact the records, and wait for it; the first time may fail, for want of its cursor."""
+    url = f"{path(provisioned.policy.sequences_topic)}/compaction"
+
+    def is_over() -> bool:
+        answer = provisioned.broker.request("GET", url)
+        answer.check("tell about the compaction")
+        status = json.loads(answer.body)["status"]
+        if status not in {"RUNNING", "SUCCESS"}:
+            provisioned.broker.request("PUT", url)
+        return bool(status == "SUCCESS")
+
+    provisioned.broker.request("PUT", url).check("compact")
+    wait_until(is_over)
+
+
+def write(topic: SequenceTopic, origins: Iterable[int], content: bytes) -> None:
+    for origin in origins:
+        topic.write(record_name("k", f"1:{origin}:-1"), content)
+
+
+def test_records_that_are_compacted_away_hold_nothing_back(sequenced: ProvisionedPolicy) -> None:
+    name, letter = sequenced.policy.sequences_topic, Letter(1, 0).encode()
+    writing = SequenceTopic(sequenced.client(sequenced.role), name)
+    write(writing, range(3), letter)
+    write(writing, [0, 1], b"")
+    compact(sequenced)
+    assert out(sequenced) == 1
+    write(writing, [2], b"")
+    compact(sequenced)
+    assert out(sequenced) == 0  # and it ends, though the last record is gone
+    writing.read()
+    assert len(writing.sequences) == 0
+    write(writing, [5], letter)
+    assert out(sequenced) == 1
+
+
+def test_a_removal_that_was_compacted_away_while_nothing_was_followed_is_found_all_the_same(
+    sequenced: ProvisionedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence_topic, "STALE_SECONDS", 0.0)
+    name, letter = sequenced.policy.sequences_topic, Letter(1, 0).encode()
+    idle, busy = (SequenceTopic(sequenced.client(sequenced.role), name) for _ in range(2))
+    write(busy, [0, 1], letter)
+    idle.read()
+    assert len(idle.sequences) == 2
+    write(busy, [1] * 1_100, letter)  # more than wait in a client
+    write(busy, [0], b"")
+    compact(sequenced)
+    idle.read()
+    assert len(idle.sequences) == 1
