@@ -212,6 +212,10 @@ class FollowedConsumer(Protocol):
         """Return what it has paused for by itself."""
 
     @property
+    def dead_keys(self) -> int:
+        """Return how many keys' messages follow a dead letter."""
+
+    @property
     def in_hand(self) -> int:
         """Return how many messages it has in hand."""
 
@@ -241,9 +245,14 @@ class _Followed(Collector):
             "Messages taken and not settled: handled now, or kept for later.",
             labels=(*_WHERE, "consumer"),
         )
+        yield GaugeMetricFamily(
+            "redrive_consumer_dead_keys",
+            "Keys whose messages follow a dead letter; the same for all consumers of a policy.",
+            labels=(*_WHERE, "consumer"),
+        )
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        generations, outages, in_hand = self.describe()
+        generations, outages, in_hand, dead_keys = self.describe()
         for consumer in list(self.consumers):
             try:
                 name, policy = consumer.name, consumer.policy
@@ -253,7 +262,9 @@ class _Followed(Collector):
             generations.add_metric(labels, policy.generation)
             outages.add_metric(labels, len(consumer.outages))
             in_hand.add_metric(labels, consumer.in_hand)
-        yield from (generations, outages, in_hand)
+            if policy.sequenced:
+                dead_keys.add_metric(labels, consumer.dead_keys)
+        yield from (generations, outages, in_hand, dead_keys)
 
 
 _followed = _Followed()

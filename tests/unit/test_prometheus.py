@@ -16,6 +16,7 @@ from redrive import AsyncRetryConsumer, Event, Policy, PolicyFile, prometheus
 from redrive.delivery.telemetry.events import Name
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
+from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.policy.outage import OutageLimits
 from redrive.testing import InMemoryConsumer
@@ -26,6 +27,9 @@ POLICY = Policy(
     "fulfilment",
     ladder=Ladder.from_fixed("1s"),
     name="shop/orders-fulfilment",
+)
+SEQUENCED = replace(
+    POLICY, subscription_type=SubscriptionType.KEY_SHARED, ordered=True, sequenced=True
 )
 WHERE = {
     "policy": "orders-fulfilment",
@@ -147,6 +151,23 @@ def test_what_is_in_hand_is_seen() -> None:
     assert REGISTRY.get_sample_value("redrive_consumer_messages_in_hand", labels) == 0
 
 
+def test_dead_keys_are_seen_where_dead_letters_are_sequenced() -> None:
+    counts, labels = Counts(), {**WHERE, "consumer": "sequenced"}
+    policy = replace(SEQUENCED, max_retries=0)
+    consumer = InMemoryConsumer(policy, name="sequenced", on_event=prometheus.count)
+    prometheus.follow(consumer)
+    for key in "aab":
+        consumer.send(b"x", partition_key=key)
+    assert REGISTRY.get_sample_value("redrive_consumer_dead_keys", labels) == 0
+    consumer.run(fail)
+    assert REGISTRY.get_sample_value("redrive_consumer_dead_keys", labels) == 2
+    assert counts.added() == {
+        "failed_attempts_total LookupError": 2,
+        "dead_lettered_messages_total RetriesExhausted": 2,
+        "dead_lettered_messages_total AfterDeadLetter": 1,
+    }
+
+
 def test_the_generation_is_that_of_the_file_whenever_metrics_are_collected(tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text(codec.encode(replace(POLICY, generation=3)), encoding="utf-8")
@@ -234,7 +255,8 @@ def test_the_reference_lists_the_metrics_that_there_are_with_their_labels(
 ) -> None:
     for name in Name:  # each is counted
         prometheus.count(Event(name, "1:0:-1", "1:0:-1", 1, 0, **WHERE_OF_EVENT, reason="some"))
-    consumer = InMemoryConsumer(POLICY, name="documented", middleware=[prometheus.HandlerMetrics()])
+    metrics = [prometheus.HandlerMetrics()]
+    consumer = InMemoryConsumer(SEQUENCED, name="documented", middleware=metrics)
     prometheus.follow(consumer)
     consumer.send(b"x")
     consumer.run(lambda _: None)
@@ -249,7 +271,7 @@ def test_the_reference_lists_the_metrics_that_there_are_with_their_labels(
     }
     listed = {name: row.split(" | ")[:2] for name, row in documented.items() if "." not in name}
     assert listed == there_are
-    assert len(there_are) == len(Name) + 5
+    assert len(there_are) == len(Name) + 6
 
 
 def test_the_reference_lists_the_events_that_there_are(documented: dict[str, str]) -> None:

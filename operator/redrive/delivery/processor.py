@@ -91,6 +91,11 @@ class Processor:
         """Return what the consumer has paused for by itself."""
         return () if self._guard is None else self._guard.outages
 
+    @property
+    def dead_keys(self) -> int:
+        """Return how many keys have dead letters, as was read last."""
+        return 0 if self.parts.letters is None else self.parts.letters.sequences.keys
+
     def ignore_outages(self) -> None:
         """Go on in spite of them."""
         if self._guard is not None:

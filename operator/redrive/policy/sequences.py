@@ -57,10 +57,11 @@ class Sequences:
             return
         key, origin = name.split("/", 1)
         letters = self._letters.setdefault(key, {})
-        self._count -= letters.pop(origin, None) is not None
-        if letter is not None:
-            letters[origin] = letter
-            self._count += 1
+        if letter is None:
+            self._count -= letters.pop(origin, None) is not None
+        else:
+            self._count += origin not in letters
+            letters[origin] = letter  # in one step: other threads look meanwhile
         if not letters:
             del self._letters[key]
 
@@ -76,8 +77,8 @@ class Sequences:
         """Return the letter that a message becomes: one that was replayed keeps its place."""
         letters = self._letters.get(_digest(key), {})
         before = letters.get(origin)
-        last = max((letter.place for letter in letters.values()), default=0)
-        return Letter(last + 1 if before is None else before.place, replays)
+        last = max(letters.values(), default=Letter(0, 0))
+        return Letter(last.place + 1 if before is None else before.place, replays)
 
     def may_be_handled(self, key: str, origin: str, replays: int) -> bool:
         """Whether a message is not behind a dead letter of its key.

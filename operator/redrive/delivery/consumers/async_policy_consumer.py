@@ -41,6 +41,11 @@ class AsyncPolicyConsumer(AsyncBase[_Consumer]):
         """Return what this consumer has paused for by itself; see `OutageBreaker`."""
         return self._opened.outages
 
+    @property
+    def dead_keys(self) -> int:
+        """Return how many keys' messages follow a dead letter; see `RetryConsumer.dead_keys`."""
+        return self._opened.dead_keys
+
     def ignore_outages(self) -> None:
         """Go on in spite of all outages; see `RetryConsumer.ignore_outages`."""
         self._opened.ignore_outages()

@@ -57,6 +57,14 @@ class PolicyConsumer(Closing):
         """Return what this consumer has paused for by itself; see `OutageBreaker`."""
         return self._processor.outages
 
+    @property
+    def dead_keys(self) -> int:
+        """Return how many keys' messages follow a dead letter, for all consumers of the policy.
+
+        As this one read last, before it was given a message; 0 if the policy is not `sequenced`.
+        """
+        return self._processor.dead_keys
+
     def ignore_outages(self) -> None:
         """Go on in spite of all outages, each until a message that needs the same succeeds.
 
