@@ -30,7 +30,7 @@ from tests.support.user_programs import StartProgram, start_program
 __all__ = ["start_program"]
 ProvisionPolicy = Callable[..., Any]
 QUIET = timedelta(seconds=5)
-SECONDS = 120
+SECONDS = 180
 SEED = 13
 KEYS, COUNT = "abcdef", 60
 BAD = {"a": 7, "b": 0, "c": 30, "d": 59, "e": 12}
@@ -50,7 +50,7 @@ AT_STEP = {
 CONSUMER = """
 import time
 from redrive.delivery.middleware import sequencing
-sequencing.STILL_SECONDS = 2.0
+sequencing.STILL_SECONDS = 10.0
 journal = os.open({journal!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 def handle(message):
     time.sleep(0.02)
