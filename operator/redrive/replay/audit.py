@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 
 from redrive.copying.reading import properties
@@ -37,8 +38,8 @@ class AuditFindings:
     Attributes:
         doubled: messages that are in the target more than once.
         missing: entries that are on record as moved, and not in the target: lost, or trimmed there.
-        unrecorded: entries in the target that are not on record, and under no open lease: the next
-            replay would send them again.
+        unrecorded: entries in the target that are not on record, and under no open lease, though
+            the dead-letter topic has them: the next replay would send them again.
         returned: entries that are on record as moved, and are not acknowledged: the next replay
             acknowledges them.
         open: ranges under a lease that was not ended: the next replay looks for what was sent.
@@ -52,7 +53,10 @@ class AuditFindings:
 
 
 def compare(
-    records: Records, sources: Counter[Source], resting: Mapping[Range, int]
+    records: Records,
+    sources: Counter[Source],
+    resting: Mapping[Range, int],
+    held: AbstractSet[tuple[int, int]],
 ) -> AuditFindings:
     """Return what does not agree; pure.
 
@@ -60,6 +64,7 @@ def compare(
         records: of the ledger.
         sources: where each message of the target was moved from.
         resting: which entries of each range are not acknowledged.
+        held: partition and id of each ledger that the dead-letter topic has.
     """
     stored = {(source.partition, source.position.entry_id) for source in sources}
     moved: set[Place] = set()
@@ -71,7 +76,10 @@ def compare(
         if record.leased:
             leased.add(of)
     strange = {
-        place for place in stored - moved - partly if not any(_holds(of, place) for of in leased)
+        (partition, entry)
+        for partition, entry in stored - moved - partly
+        if (partition, entry.ledger) in held
+        and not any(_holds(of, (partition, entry)) for of in leased)
     }
     returned = (
         (of.partition, of.entry_id(offset))
@@ -109,7 +117,8 @@ def audit(
         sources = Counter(_sources(there, partitions))
     dead = snapshot.look(admin_url, dead_letter, subscription)
     resting = {piece.range: piece.resting for piece in ranges.all_pieces(dead)}
-    return compare(records, sources, resting)
+    held = {(partition.index, each) for partition in dead for each in partition.held}
+    return compare(records, sources, resting, held)
 
 
 def _sources(target: ReadableTopic, partitions: tuple[Partition, ...]) -> Iterator[Source]:

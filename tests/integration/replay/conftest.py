@@ -62,13 +62,13 @@ class ProvisionedPolicy:
             producer.send(content, properties=properties, **fields)
         producer.close()
 
-    def bury_many(self, count: int) -> None:
-        """Lay *count* small messages, whose ids are their numbers."""
+    def bury_many(self, count: int, first: int = 0) -> None:
+        """Lay *count* small messages, whose ids are their numbers, from *first* on."""
         producer = self.client.create_producer(
             str(self.policy.dead_letter_topic), batching_enabled=False, block_if_queue_full=True
         )
         results: list[pulsar.Result] = []
-        for number in range(count):
+        for number in range(first, first + count):
             properties = {"id": f"{number:07}"}
             producer.send_async(b"order", lambda r, _: results.append(r), properties=properties)
         producer.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from redrive.replay.moving import window
 from redrive.replay.moving.mover import RangeTask
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.sending import Sender
+from redrive.replay.topic import snapshot
+from redrive.replay.topic.partition import Partition
+from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.rows import DeadLetterRow
 from tests.integration.replay.test_mover import (
     Notes,
@@ -91,3 +95,49 @@ def test_what_may_have_been_stored_and_trimmed_is_refused(
 
     assert (account.matched, account.moved, account.refused) == (10, 0, 10)
     assert {refusal.cause for refusal in account.refusals} == {"Unproven"}
+
+
+class DiesAtTheSecond(Local):
+    """Is killed once the first range is moved."""
+
+    def __init__(self) -> None:
+        super().__init__(slots=1)
+        self._ranges: set[Range] = set()
+
+    def move(self, task: RangeTask) -> RangeResult:
+        self._ranges.add(task.range)
+        if len(self._ranges) > 1:
+            raise RuntimeError(str(task.range))
+        return super().move(task)
+
+
+def test_a_run_that_goes_on_accounts_for_dead_letters_that_are_trimmed(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    topic = provisioned.policy.dead_letter_topic
+    for first in (0, 10):
+        provisioned.bury_many(10, first)
+        provisioned.admin("PUT", topic, "unload")  # what comes next lies in another ledger
+    job = job_of(provisioned)
+    with pytest.raises(RuntimeError):
+        runs.run(job, DiesAtTheSecond(), Notes())
+    before = snapshot.look(provisioned.broker.admin_url, topic)
+    provisioned.admin("PUT", topic, "unload")
+    provisioned.admin("POST", topic, "trim")
+    wait_until_trimmed(provisioned, before)
+
+    account = replay(provisioned, uid=job.uid)
+
+    assert (account.matched, account.moved, account.skipped) == (20, 20, 0)
+    assert provisioned.in_target() == numbers(20)
+    check_audit(provisioned)
+
+
+def wait_until_trimmed(provisioned: Any, before: tuple[Partition, ...]) -> None:  # noqa: ANN401
+    """Wait until the first ledger of the dead-letter topic is gone."""
+    deadline = time.monotonic() + 60
+    topic = provisioned.policy.dead_letter_topic
+    while min(before[0].held) in snapshot.look(provisioned.broker.admin_url, topic)[0].held:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

@@ -217,10 +217,12 @@ class Records:
         Args:
             uid: its own plan stays, others go: what was moved stands in the ranges.
             held: partition and id of each ledger that the dead-letter topic still has. What lay in
-                others can't come back.
+                others can't come back; but the account of the run tells of it.
         """
-        there = set(held)
-        yield from (range_key(of) for of in self.ranges if (of.partition, of.ledger) not in there)
+        kept, own = set(held), self.plans.get(uid, {})
+        for of in self.ranges:
+            if (of.partition, of.ledger) not in kept and of not in own:
+                yield range_key(of)
         for other in {*self.plans, *self.headers} - {uid}:
             # The header first: a plan without one is made again, one in part would be believed.
             yield from [header_key(other)] if other in self.headers else []
