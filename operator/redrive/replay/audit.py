@@ -72,7 +72,9 @@ def compare(
     leased = set()
     for of, record in records.ranges.items():
         moved |= {(of.partition, of.entry_id(at)) for at in bitmap.members(record.moved_by_any)}
-        partly |= {(of.partition, of.entry_id(at)) for at in record.partly}
+        partly |= {
+            (of.partition, of.entry_id(at)) for parts in record.partly.values() for at in parts
+        }
         if record.leased:
             leased.add(of)
     strange = {

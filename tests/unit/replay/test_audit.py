@@ -48,7 +48,7 @@ def test_each_disagreement_is_found_with_its_position() -> None:
 
 
 def test_an_entry_that_is_moved_in_part_is_on_record() -> None:
-    ledger = ledger_of(of=RangeRecord(partly={4: 0b1}))
+    ledger = ledger_of(of=RangeRecord(partly={"uid": {4: 0b1}}))
     assert audit.compare(ledger, stored(4), {}, HELD) == AuditFindings()
 
 

@@ -18,6 +18,9 @@ from redrive.replay.topic.ranges import Range
 OWNER = "owner"
 """The key of the record with which a run takes the ledger over."""
 
+Parts = Mapping[str, Mapping[int, int]]
+"""uid of a Replay → offset of an entry → which of its messages, a bitmap of their indexes."""
+
 
 class RefusedEntry(NamedTuple):
     """An entry that can't be moved, and stays where it is.
@@ -40,7 +43,7 @@ class RangeRecord:
         generation: how often it was leased.
         leased: whether the last lease has not come to its end.
         moved: uid of a Replay → what it has moved: stored in the target, each message once.
-        partly: offset → of an entry of several messages that is moved in part, which of them.
+        partly: what is moved of entries that are not, as far as is known, moved as a whole.
         tails: target partition → behind which entry a lease may have stored what is not on record.
             That has to be read before anything is sent again.
         chunks: offset of what was moved → the first chunk of the message that ends there.
@@ -49,7 +52,7 @@ class RangeRecord:
     generation: int = 0
     leased: bool = False
     moved: Mapping[str, int] = field(default_factory=dict)
-    partly: Mapping[int, int] = field(default_factory=dict)
+    partly: Parts = field(default_factory=dict)
     tails: Mapping[int, EntryId] = field(default_factory=dict)
     chunks: Mapping[int, EntryId] = field(default_factory=dict)
 
@@ -64,7 +67,10 @@ class RangeRecord:
             "generation": self.generation,
             "leased": self.leased,
             "moved": {uid: bitmap.encode(bits) for uid, bits in self.moved.items()},
-            "partly": {str(offset): bits for offset, bits in self.partly.items()},
+            "partly": {
+                uid: {str(offset): bits for offset, bits in entries.items()}
+                for uid, entries in self.partly.items()
+            },
             "tails": _write_entries(self.tails),
             "chunks": _write_entries(self.chunks),
         }
@@ -76,7 +82,10 @@ class RangeRecord:
             written["generation"],
             written["leased"],
             {uid: bitmap.decode(bits) for uid, bits in written["moved"].items()},
-            {int(offset): bits for offset, bits in written["partly"].items()},
+            {
+                uid: {int(offset): bits for offset, bits in entries.items()}
+                for uid, entries in written["partly"].items()
+            },
             _read_entries(written["tails"]),
             _read_entries(written.get("chunks", {})),
         )

@@ -21,6 +21,7 @@ from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.replay.ledger.ledger import WAIT_SECONDS, Lease, fenced
 from redrive.replay.ledger.permit import Permit
+from redrive.replay.ledger.records import Parts
 from redrive.replay.moving import tail
 from redrive.replay.moving.outcome import RangeOutcome, RangeResult
 from redrive.replay.moving.sending import Sender, SentBeforeError
@@ -88,7 +89,7 @@ class RangeTask:
     entries: int
     chunks: Mapping[int, EntryId]
     acknowledged: int
-    partly: Mapping[int, int]
+    partly: Parts
     tails: Mapping[int, EntryId]
     since: Mapping[int, EntryId]
     generation: int

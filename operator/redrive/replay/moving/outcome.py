@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from redrive.replay.ledger.records import Parts
 from redrive.replay.topic import bitmap
 from redrive.replay.topic.position import EntryId, Source
 from redrive.replay.topic.ranges import Range
@@ -24,7 +25,7 @@ class RangeResult:
     """
 
     moved: Mapping[str, int]
-    partly: Mapping[int, int]
+    partly: Parts
     refused: tuple[tuple[EntryId, str], ...]
     gone: int
     tails: Mapping[int, EntryId]
@@ -56,7 +57,7 @@ class RangeOutcome:
     """Counts by message, and tells by entry.
 
     Args:
-        partly: of entries that are moved in part, which messages.
+        partly: what earlier leases have moved of entries that are not moved as a whole.
         uid: of the Replay that moves.
 
     Attributes:
@@ -71,12 +72,13 @@ class RangeOutcome:
         settled: the entries that are moved or refused, a bitmap.
     """
 
-    def __init__(self, partly: Mapping[int, int], uid: str) -> None:
+    def __init__(self, partly: Parts, uid: str) -> None:
         self._uid = uid
-        self._stored = {
-            offset: dict.fromkeys(bitmap.members(indexes), uid)
-            for offset, indexes in partly.items()
-        }
+        self._stored: dict[int, dict[int, str]] = {}
+        for by, entries in partly.items():
+            for offset, indexes in entries.items():
+                stored = self._stored.setdefault(offset, {})
+                stored.update(dict.fromkeys(bitmap.members(indexes), by))
         self._moved: dict[str, int] = {}
         self._refused: dict[int, str] = {}
         self._gone = bitmap.EMPTY
@@ -148,14 +150,19 @@ class RangeOutcome:
         """
         return RangeResult(
             moved=self._moved,
-            partly={
-                offset: sum(1 << index for index in indexes)
-                for offset, indexes in self._stored.items()
-            },
+            partly=self._partly(),
             refused=tuple((of.entry_id(at), cause) for at, cause in sorted(self._refused.items())),
             gone=self._gone,
             tails=tails,
         )
+
+    def _partly(self) -> Parts:
+        partly: dict[str, dict[int, int]] = {}
+        for offset, indexes in self._stored.items():
+            for index, uid in indexes.items():
+                entries = partly.setdefault(uid, {})
+                entries[offset] = entries.get(offset, bitmap.EMPTY) | 1 << index
+        return partly
 
     def _move(self, offset: int, uid: str) -> None:
         del self._stored[offset]

@@ -19,12 +19,13 @@ OF = Range(0, 7, 0, 9_999)
 UID = "uid-1"
 bits = st.sets(st.integers(0, 40)).map(lambda found: bitmap.of(found, 41))
 entries = st.builds(EntryId, st.integers(0, 99), st.integers(-1, 99))
+uids = st.sampled_from([UID, "uid-2", "uid-3"])
 range_records = st.builds(
     RangeRecord,
     generation=st.integers(0, 9),
     leased=st.booleans(),
-    moved=st.dictionaries(st.sampled_from([UID, "uid-2", "uid-3"]), bits),
-    partly=st.dictionaries(st.integers(0, 40), st.integers(1, 7)),
+    moved=st.dictionaries(uids, bits),
+    partly=st.dictionaries(uids, st.dictionaries(st.integers(0, 40), st.integers(1, 7))),
     tails=st.dictionaries(st.integers(-1, 3), entries),
     chunks=st.dictionaries(st.integers(0, 40), entries),
 )
