@@ -1,0 +1,88 @@
+"""A Replay puts the dead letters of a key back in their order, whatever part of them it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from redrive import RetryConsumer
+from redrive.delivery.middleware import sequencing
+from redrive.policy.model import SubscriptionType
+from redrive.policy.naming import LEDGER_SUBSCRIPTION
+from redrive.replay.job import run as jobs
+from redrive.replay.spark.query import Spark
+from redrive.replay.spec import Choice
+
+ProvisionPolicy = Callable[..., Any]
+MakeJob = Callable[..., Any]
+SOON, QUIET = timedelta(seconds=20), timedelta(seconds=5)
+
+
+def send(provisioned: Any, *contents: bytes) -> None:  # noqa: ANN401 - see conftest
+    """Produce messages of one key."""
+    topic = str(provisioned.policy.topic)
+    producer = provisioned.client.create_producer(topic, batching_enabled=False)
+    for content in contents:
+        producer.send(content, partition_key="a", properties={"name": content.decode()})
+    producer.close()
+
+
+def handled(provisioned: Any, *bad: bytes) -> list[bytes]:  # noqa: ANN401 - see conftest
+    """Handle what comes until nothing more does; *bad* ones fail."""
+    found, wait = [], SOON
+    with RetryConsumer(provisioned.client, provisioned.policy) as consumer:
+        while (message := consumer.receive(wait)) is not None:
+            wait = QUIET
+            if message.data() in bad:
+                consumer.reconsume_later(message, cause=ValueError("bad"))
+            else:
+                found.append(message.data())
+                consumer.acknowledge(message)
+    return found
+
+
+def test_a_sequence_comes_back_in_order_also_if_a_replay_takes_a_part_of_it(
+    provision_policy: ProvisionPolicy,
+    make_job: MakeJob,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sequencing, "STILL_SECONDS", 2.0)
+    provisioned = provision_policy(partitions=2)
+    policy = dataclasses.replace(
+        provisioned.policy,
+        max_retries=0,
+        subscription_type=SubscriptionType.KEY_SHARED,
+        ordered=True,
+        sequenced=True,
+    )
+    provisioned = dataclasses.replace(provisioned, policy=policy)
+    provisioned.create(policy.topic, policy.subscription, 0)
+    provisioned.create(policy.sequences_topic, LEDGER_SUBSCRIPTION, 0)
+
+    def replay(where: str | None = None, **choice: Any) -> tuple[int, int, int]:  # noqa: ANN401
+        job, progress = make_job(provisioned, where)
+        job = dataclasses.replace(job, choice=Choice(**choice))
+        jobs.run(job, Spark(spark, job), progress)
+        account = progress.read()
+        return account.scanned, account.moved, account.refused
+
+    send(provisioned, b"a1", b"a2", b"a3", b"a4")
+    assert handled(provisioned, b"a2") == [b"a1"]
+    assert replay("properties['name'] <> 'a2'") == (3, 2, 0)
+    assert handled(provisioned) == []  # they wait for a2, and go back
+    # They count as replayed, though they were not handled.
+    assert replay(max_replays=1) == (3, 1, 2)
+    assert handled(provisioned) == [b"a2"]
+    send(provisioned, b"a5")
+    assert handled(provisioned) == []
+    assert replay() == (3, 3, 0)
+    assert handled(provisioned) == [b"a3", b"a4", b"a5"]
+    send(provisioned, b"a6")
+    assert handled(provisioned) == [b"a6"]
+    assert provisioned.resting() == []
