@@ -15,6 +15,9 @@ from tests.soak.plan import plan
 
 SEND_SECONDS = 15.0
 """A send without receipt is given up before; it may have been stored all the same."""
+STORED_BEFORE = "-1:-1"
+"""What a broker with deduplication answers to a send that it had stored, and not answered, before:
+such a receipt does not tell which copy it is of."""
 DISPATCH_SECONDS = 0.5
 """What a broker sends to two consumers at one time both begin within this."""
 
@@ -99,6 +102,7 @@ class Account:
         repeated: handlings of a message that no disturbance explains, but the first.
         copied: copies without receipt that no disturbance explains.
         misplanned: messages whose attempts or end are not as planned.
+        without_id: receipts that do not tell of which copy they are.
         explained: how often each kind of disturbance explains one of these.
     """
 
@@ -116,6 +120,7 @@ class Account:
     explained: Counter[str] = field(default_factory=Counter)
     repetitions: int = 0
     without_receipt: int = 0
+    without_id: int = 0
 
     def add(self, process: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Add the journal of *process*."""
@@ -136,7 +141,10 @@ class Account:
                 case "late":
                     open_[line["id"]].ok, open_[line["id"]].settled = False, None
                 case "event" if line["new"]:
-                    self.receipts.append(Receipt(process, line["id"], line["new"]))
+                    if line["new"].startswith(STORED_BEFORE):
+                        self.without_id += 1
+                    else:
+                        self.receipts.append(Receipt(process, line["id"], line["new"]))
                     if line["id"] in open_:
                         open_[line["id"]].settled = line["at"]
 

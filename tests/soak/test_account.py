@@ -62,6 +62,17 @@ def test_a_receipt_is_of_one_stored_copy() -> None:
     assert wrong(account) == {"lost": 1, "invented": 1, "misplanned": 2}
 
 
+def test_a_receipt_of_what_was_stored_before_tells_no_copy() -> None:
+    unload = Disturbance("unload", 11.5, 11.7, unanswered=True, settles=5)
+    receipt = moved(12, FAILED, replace(COPY, id="-1:-1:0"))
+    for disturbances, expected in (([unload], {}), ([], {"copied": 1})):
+        account = Account([FAILED], [COPY], [], disturbances=disturbances)
+        account.add("a", [begin(11, FAILED), end(11, FAILED, ok=False), receipt])
+        account.add("b", [begin(20, COPY), end(21, COPY)])
+        assert wrong(account) == expected
+        assert account.without_id == 1
+
+
 def test_a_dead_letter_is_planned() -> None:
     dies = Stored("1:0", "1:0", DIES)
     dead = Stored("3:0", "1:0", DIES, failed=1)
