@@ -24,6 +24,7 @@ from redrive.delivery.middleware.outage_breaker import OutageBreaker, OutageGuar
 from redrive.delivery.parts import BrokerConnection, Subscribing
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.processor import Processor
+from redrive.delivery.receiving.subscribe import PREFETCH
 from redrive.delivery.retrying.attempts import Attempts
 from redrive.delivery.retrying.decisions import Decisions
 from redrive.delivery.retrying.reporting import Reporting
@@ -57,7 +58,7 @@ class RetryOptions(Options, total=False):
     ack_timeout: float | timedelta | None
     crash_log: CrashLog | None
     handle_again_when_unsent: bool
-    prefetch: int | None
+    prefetch: int
 
 
 def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaults
@@ -76,7 +77,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     on_event: Hook | None = None,
     tracing: Middleware | None = None,
     middleware: Sequence[Middleware] = (),
-    prefetch: int | None = None,
+    prefetch: int = PREFETCH,
 ) -> Processor:
     """Return what *consumer* works with; everything is closed again if that fails.
 
@@ -85,7 +86,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
         InvalidSpecError: a duration is out of bounds, *prefetch* is below 1, or the crash log can't
             be written.
     """
-    if prefetch is not None and prefetch < 1:
+    if prefetch < 1:
         raise InvalidSpecError(
             "at least one message waits in a consumer",
             got=prefetch,

@@ -17,7 +17,6 @@ from redrive.delivery.parts import (
     SystemClock,
 )
 from redrive.delivery.receiving.fetcher import Fetcher
-from redrive.delivery.receiving.in_hand import InHand
 from redrive.delivery.receiving.subscribe import subscribe
 from redrive.delivery.retrying.producers import Producers
 from redrive.delivery.telemetry.outage_beacon import OutageBeacon
@@ -48,12 +47,10 @@ class ClientConnection(BrokerConnection):
                 policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION,
             )  # fmt: skip
         subscriptions = subscribe(self._client, policy, subscribing)
-        in_hand = InHand(self.clock, subscriptions)
         return Parts(
             self.clock,
             subscriptions,
-            in_hand,
-            Fetcher(list(subscriptions.values()), in_hand),
+            Fetcher(list(subscriptions.values())),
             Producers(self._client, name=subscribing.name, crypto=subscribing.crypto),
             Timer,
             Run.until_stopped,

@@ -24,7 +24,6 @@ from redrive.policy.naming import TopicName
 if TYPE_CHECKING:
     from redrive.delivery.crypto import Crypto
     from redrive.delivery.handling.run import Run
-    from redrive.delivery.receiving.in_hand import InHand
     from redrive.policy.sequences import Sequences
 
 
@@ -64,10 +63,7 @@ class Incoming(Protocol):
     """All subscriptions as one stream; see `fetcher.Fetcher`."""
 
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
-        """Return the next message, or None if none came within *timeout* seconds.
-
-        It is in hand then; a copy of what is in hand already, or was a moment ago, is dropped.
-        """
+        """Return the next message, or None if none came within *timeout* seconds."""
 
     def hold_new(self, holder: object, *, held: bool) -> None:
         """Hand out only what is handed out again, while it is *held* by any *holder*."""
@@ -165,7 +161,6 @@ class Parts:
     """One of each.
 
     Attributes:
-        in_hand: what `incoming` has handed out.
         timer: makes a timer; see `timer.Timer`.
         work: has the workers of a `Run` work until the consumer is stopped.
         linger: seconds in which further messages follow a first one.
@@ -174,7 +169,6 @@ class Parts:
 
     clock: Clock
     subscriptions: Mapping[TopicName, Subscription]
-    in_hand: InHand
     incoming: Incoming
     outgoing: Outgoing
     timer: MakeTimer
@@ -207,15 +201,14 @@ class Subscribing:
     Attributes:
         name: of the consumer, in the broker's statistics.
         nack_delay: when the broker delivers again what is acknowledged negatively.
-        prefetch: at most so many messages of a topic wait in the client; None leaves it to how fast
-            they are taken.
+        prefetch: at most so many messages of a topic wait in the client.
         schema: decodes the messages; the broker refuses one that does not fit that of a topic.
         crypto: decrypts them, and encrypts their copies.
     """
 
     name: str
     nack_delay: timedelta
-    prefetch: int | None
+    prefetch: int
     schema: pulsar.schema.Schema = BYTES
     crypto: Crypto | None = None
 

@@ -30,6 +30,7 @@ from redrive.delivery.middleware.settlement import (
     Settlement,
 )
 from redrive.delivery.parts import Parts
+from redrive.delivery.receiving.in_hand import InHand
 from redrive.delivery.receiving.origin import SubscriptionsByTopic
 from redrive.delivery.retrying.decisions import Decisions
 from redrive.delivery.retrying.forwarder import destination, forward, hop_of
@@ -67,11 +68,11 @@ class Processor:
         self._guard = next(guards, None)
         self._handle_again = handle_again
         self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
-        self._in_hand = parts.in_hand
+        self._in_hand = InHand(parts.clock, self._tell_broker)
         self._left_unsettled = reporting.left_unsettled
         self._negatively_acknowledged = reporting.negatively_acknowledged
         self._closed = False
-        receive: Receive = parts.incoming.take
+        receive: Receive = self._take
         settle: Settle = self._carry_out
         send: Forward = functools.partial(forward, parts.outgoing)
         self.receive = compose([m.receive for m in middleware], receive)
@@ -179,10 +180,25 @@ class Processor:
         self._acknowledge(message, moved=True)  # only after the receipt
         return receipt
 
+    def _take(self, timeout: float | None) -> pulsar.Message | None:
+        message = self.parts.incoming.take(timeout)
+        if message is None or self._in_hand.begin(message):
+            return message
+        clock = self.parts.clock
+        end = None if timeout is None else clock.monotonic() + timeout
+        while True:
+            left = None if end is None else max(0.0, end - clock.monotonic())
+            message = self.parts.incoming.take(left)
+            if message is None or self._in_hand.begin(message):
+                return message
+
+    def _tell_broker(self, message: pulsar.Message) -> None:
+        self._subscriptions[message.topic_name()].acknowledge(message)
+
     def _acknowledge(self, message: pulsar.Message, *, moved: bool = False) -> None:
         if self._closed:  # by a thread that no longer waited for this one
             return
-        self._subscriptions[message.topic_name()].acknowledge(message)
+        self._tell_broker(message)
         self._in_hand.end(message, moved=moved)
         self.decisions.attempts.forget(message)
 

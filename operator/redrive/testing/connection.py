@@ -17,7 +17,6 @@ from redrive.delivery.bounded import Deadline
 from redrive.delivery.handling.run import Run
 from redrive.delivery.parts import BrokerConnection, Parts, Subscribing
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
-from redrive.delivery.receiving.in_hand import InHand
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.sequences import Sequences
@@ -43,13 +42,10 @@ class InMemoryConnection(BrokerConnection):
     def open(self, policy: Policy, subscribing: Subscribing) -> Parts:
         """Consume source and retry topic of *policy*."""
         subscription = _Subscription(self._broker, subscribing.nack_delay)
-        subscriptions = dict.fromkeys((policy.topic, policy.retry_topic), subscription)
-        in_hand = InHand(self.clock, subscriptions)
         return Parts(
             self.clock,
-            subscriptions,
-            in_hand,
-            _Incoming(self._broker, subscribing.schema, in_hand),
+            dict.fromkeys((policy.topic, policy.retry_topic), subscription),
+            _Incoming(self._broker, subscribing.schema),
             _Outgoing(self._broker),
             functools.partial(VirtualTimer, self._broker.clock),
             self._work,
@@ -156,12 +152,9 @@ class _Outgoing:
 
 
 class _Incoming:
-    def __init__(
-        self, broker: InMemoryBroker, schema: pulsar.schema.Schema, in_hand: InHand
-    ) -> None:
+    def __init__(self, broker: InMemoryBroker, schema: pulsar.schema.Schema) -> None:
         self._broker = broker
         self._schema = schema
-        self._in_hand = in_hand
         self._paused = False
         self._stopped = False
         self._holders: set[object] = set()
@@ -175,9 +168,9 @@ class _Incoming:
             )
         clock = self._broker.clock
         end = None if timeout is None else clock.now() + timedelta(seconds=timeout)
-        while not self._paused and (message := self._next(end)) is not None:
-            if self._in_hand.begin(message):
-                return message
+        message = None if self._paused else self._next(end)
+        if message is not None:
+            return message
         if end is None:
             raise NothingLeftError(
                 "no message will ever come",

@@ -66,9 +66,8 @@ class RetryConsumer(Receiver):
         handle_again_when_unsent: have a message that could not be sent to its next topic handled
             again after 5 s, as its next attempt. By default only the send is tried again.
         prefetch: at most so many messages of each topic wait in this consumer, and no other gets
-            them until it closes. Left out, these are 1 000, which go back to the broker but for 16
-            where handlers turn out to be slow, unless these come in batches. Its partitions share
-            them, with at least four messages for each.
+            them until it closes. Where handlers take long give twice the number of workers. Its
+            partitions share it, with at least four messages for each.
         tracing: follows messages through their attempts; see `redrive.opentelemetry`.
         middleware: what the program does around each message; see `redrive.middleware`.
 

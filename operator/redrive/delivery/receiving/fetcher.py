@@ -11,24 +11,19 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 
 import pulsar
 
 from redrive.delivery.bounded import Deadline, all_within
 from redrive.delivery.closing import CLOSE_TIMEOUT
-from redrive.delivery.receiving.in_hand import InHand
-from redrive.delivery.receiving.topic_fetcher import Receiving, TopicFetcher
+from redrive.delivery.receiving.topic_fetcher import TopicFetcher
 from redrive.delivery.signal_safe_event import SignalSafeEvent
 from redrive.errors import RedriveError
 
 _LINGER_MS = 20
 """How long a taker waits in the only topic that flows before it leaves that to its thread."""
-
-_LOOK_SECONDS = 0.01
-_LONGEST_WAIT, _LONGEST_HOLD = 60.0, 2.0
-"""How long an exchange of consumers waits until nothing is in hand, and keeps takers waiting."""
 
 
 class ConsumerStoppedError(RedriveError):
@@ -44,16 +39,12 @@ class SubscriptionLostError(RedriveError):
 
 
 class Fetcher:
-    """The messages of all *subscriptions*, each in the order in which it delivers them.
+    """The messages of all *consumers*, each in the order in which its subscription delivers them.
 
-    It owns their consumers: `close` closes them.
-
-    Args:
-        in_hand: where what is taken begins; copies of what is there are dropped.
+    It owns the consumers: `close` closes them.
     """
 
-    def __init__(self, subscriptions: Sequence[Receiving], in_hand: InHand | None = None) -> None:
-        self._in_hand = in_hand
+    def __init__(self, consumers: Sequence[pulsar.Consumer]) -> None:
         # Wakes a taker, which wakes the next if there may be more. A signal handler may put one in
         # at any moment, even into this queue's own methods.
         self._wakings: SimpleQueue[None] = SimpleQueue()
@@ -68,12 +59,7 @@ class Fetcher:
         self._stopped = SignalSafeEvent()
         self._lost: Exception | None = None
         self._pause: SignalSafeEvent | None = None  # closed while nothing is handed out
-        self._waiting: list[None] = []  # an entry for each taker that has nothing to take
-        begin = _any if in_hand is None else in_hand.begin
-        self._topics = [
-            TopicFetcher(each, begin, self._flows, self._lose, self._while_idle)
-            for each in subscriptions
-        ]
+        self._topics = [TopicFetcher(consumer, self._flows, self._lose) for consumer in consumers]
         atexit.register(self._close_at_exit)
 
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
@@ -169,14 +155,11 @@ class Fetcher:
             if message is not None:
                 return message
             wait = self._until_due(left)
-            self._waiting.append(None)
             try:
                 self._wakings.get(timeout=wait)
             except Empty:
                 if wait == left:
                     return None
-            finally:
-                self._waiting.pop()
 
     def _until_due(self, left: float | None) -> float | None:
         """Return how long to wait at most: until a message is due, but no longer than *left*."""
@@ -193,24 +176,6 @@ class Fetcher:
                 return None
             _, _, message = heapq.heappop(self._again)
         return message
-
-    def _while_idle(self, topic: TopicFetcher, call: Callable[[], bool]) -> bool:
-        """Make *call* while nothing of *topic* is in hand; False also without such a moment."""
-        self.hold_new(topic, held=True)
-        try:
-            with topic.shut_out():
-                return not self._stopping and self._becomes_idle() and call()
-        finally:
-            self.hold_new(topic, held=False)
-
-    def _becomes_idle(self) -> bool:
-        held, end = 0.0, time.monotonic() + _LONGEST_WAIT
-        while self._in_hand and held < _LONGEST_HOLD and time.monotonic() < end:
-            if self._stopped.wait(_LOOK_SECONDS):
-                return False
-            if self._waiting:  # for nothing but this; handlers at work lose nothing by it
-                held += _LOOK_SECONDS
-        return not self._in_hand
 
     def _flows(self, topic: TopicFetcher) -> None:
         with self._changing:
@@ -258,7 +223,3 @@ class Fetcher:
                 got=str(self._lost),
                 remedy="keep the client open for as long as its consumers; make a new consumer",
             ) from self._lost
-
-
-def _any(_: pulsar.Message) -> bool:
-    return True

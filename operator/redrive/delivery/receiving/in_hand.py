@@ -1,4 +1,4 @@
-"""What a consumer has in hand: taken, and not settled yet; called by `fetcher` and `processor`.
+"""What a consumer has in hand: taken, and not settled yet; called by `processor`.
 
 A broker that has lost a connection, or a topic that has moved to another, delivers again whatever
 is not acknowledged, to the consumer that still holds it as well. Such a copy is dropped here: what
@@ -10,13 +10,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import pulsar
 
-from redrive.delivery.parts import Clock, Subscription
-from redrive.delivery.receiving.origin import SubscriptionsByTopic
-from redrive.policy.naming import TopicName
+from redrive.delivery.parts import Clock
 
 REMEMBERED_SECONDS = 10.0
 """How long the broker may not have got an acknowledgement: the client keeps it for up to 0.1 s, and
@@ -35,12 +33,12 @@ class InHand:
     threads.
 
     Args:
-        subscriptions: by them the broker gets once more that a message is settled.
+        acknowledge: tells the broker once more that a message is settled.
     """
 
-    def __init__(self, clock: Clock, subscriptions: Mapping[TopicName, Subscription]) -> None:
+    def __init__(self, clock: Clock, acknowledge: Callable[[pulsar.Message], object]) -> None:
         self._clock = clock
-        self._subscriptions = SubscriptionsByTopic(subscriptions)
+        self._acknowledge = acknowledge
         # To read the id of a message takes as long as all else here: it is left until a second
         # message is in hand, so that a program with one at a time never pays for it.
         self._new: dict[int, _Held] = {}
@@ -99,7 +97,7 @@ class InHand:
             return False
         self._expire()
         if key in self._settled:
-            self._subscriptions[message.topic_name()].acknowledge(message)
+            self._acknowledge(message)
             return False
         self._hold(message, key)
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,6 @@ import pulsar
 
 from redrive.delivery.crypto import for_consumer
 from redrive.delivery.parts import Subscribing
-from redrive.delivery.receiving.queue_length import LONG, QueuedSubscription
 from redrive.errors import RedriveError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
@@ -24,6 +23,8 @@ _CONSUMER_TYPES = {
     SubscriptionType.FAILOVER: pulsar.ConsumerType.Failover,
 }
 _log = logging.getLogger(__name__)
+
+PREFETCH = 1_000
 
 _LEAST_PER_PARTITION = 4
 """Further partitions share in the total bound, and the client works with no queue of 0."""
@@ -37,7 +38,7 @@ class SubscribeError(RedriveError):
 
 def subscribe(
     client: pulsar.Client, policy: Policy, subscribing: Subscribing
-) -> dict[TopicName, QueuedSubscription]:
+) -> dict[TopicName, pulsar.Consumer]:
     """Subscribe the source and the retry topic of *policy*, both or neither.
 
     Warns where the type of the source's subscription promises what a retry can't keep.
@@ -88,32 +89,20 @@ def _subscribe(
     client: pulsar.Client,
     topic: TopicName,
     subscription: str,
-    prefetch: int | None,
+    prefetch: int,
     options: Mapping[str, Any],
-) -> QueuedSubscription:
-    with _explained(topic, subscription):
-        least = _LEAST_PER_PARTITION * len(client.get_topic_partitions(str(topic)))
-
-    def open_consumer(length: int) -> pulsar.Consumer:
-        with _explained(topic, subscription):
-            return client.subscribe(
-                str(topic),
-                subscription,
-                receiver_queue_size=length,
-                max_total_receiver_queue_size_across_partitions=max(length, least),
-                **options,
-            )
-
-    # Of others the active consumer gets all; closed for a moment it would be another one.
-    shared = options["consumer_type"] in {pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared}
-    adapts = prefetch is None and shared
-    return QueuedSubscription(open_consumer, prefetch or LONG, least=least, adapts=adapts)
-
-
-@contextlib.contextmanager
-def _explained(topic: TopicName, subscription: str) -> Iterator[None]:
+) -> pulsar.Consumer:
     try:
-        yield
+        partitions = len(client.get_topic_partitions(str(topic)))
+        return client.subscribe(
+            str(topic),
+            subscription,
+            receiver_queue_size=prefetch,
+            max_total_receiver_queue_size_across_partitions=max(
+                prefetch, _LEAST_PER_PARTITION * partitions
+            ),
+            **options,
+        )
     except pulsar.Interrupted:
         raise  # the client's word for KeyboardInterrupt
     except pulsar.exceptions.PulsarException as error:
