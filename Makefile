@@ -4,7 +4,7 @@
 PYTHON ?= python3
 # Arguments for pytest, as in: make test TESTS="tests/unit -k ladder"
 TESTS ?= tests
-# The same for chaos, as in: make chaos CHAOS="-k killed"
+# The same for chaos, as in: make chaos CHAOS="-k replay --rounds 10 --messages 100000"
 CHAOS ?=
 # The same for the soak, as in: make soak SOAK="--minutes 60"
 SOAK ?=
@@ -45,7 +45,7 @@ e2e-node: ## Install and use redrive in the cluster of KUBECONFIG, by the docume
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='node_*.py' -o timeout=3600 --durations=5 tests/node
 
-chaos: ## Run the chaos tests in a sandbox of their own (15 minutes)
+chaos: ## Run the chaos tests in a sandbox of their own (25 minutes)
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='chaos_*.py' -o timeout=900 --durations=10 tests/chaos $(CHAOS)
 

@@ -21,12 +21,23 @@ from sandbox.pulsar import SUPERUSER
 from sandbox.sandbox import Sandbox
 from tests.chaos.proxy import Proxy, Trap, passing
 from tests.integration.provision.conftest import MakeShop, Shop, make_shop, rest_path
+from tests.integration.replay.conftest import provision_policy, replay_token
 
-__all__ = ["make_shop"]
+__all__ = ["make_shop", "provision_policy", "replay_token"]
 
 EARLIEST = {"ledgerId": -1, "entryId": -1}
 WAITING, DEAD, FOREIGN = 4, 3, 2
 SECONDS = 120
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("replays")
+    group.addoption(
+        "--rounds", type=int, default=1, help="how often each fault comes (default: %(default)s)"
+    )
+    group.addoption(
+        "--messages", type=int, default=30_000, help="of each replay (default: %(default)s)"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,185 @@
+"""A replay by Spark in a process of its own, all parts of which can be killed and stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+
+from redrive.copying.reading import properties
+from redrive.policy.properties import REPLAY_SOURCE
+from redrive.replay.job import run as runs
+from redrive.replay.ledger import ledger
+from redrive.replay.ledger.records import Records
+from redrive.replay.spec import ReplayJob
+from redrive.replay.topic import broker, reading, snapshot
+from redrive.replay.topic.position import NOWHERE, Source
+from sandbox import toolchain
+
+RUN = """
+import sys
+from redrive.replay.job.engine import Wish
+from redrive.replay.job.run import run
+from redrive.replay.spark import query
+from redrive.replay.spec import ReplayJob
+
+class Silent:
+    def report(self, account, *, suspended=False):
+        return Wish.RUN
+
+job = ReplayJob.decode(sys.argv[1])
+with query.session(job) as spark:
+    print(run(job, query.Spark(spark, job), Silent()))
+"""
+LOCAL = "local[2]"
+CLUSTER = "local-cluster[2,1,1024]"
+"""Two executors of one core each, which are processes."""
+SECONDS = 240.0
+WORKER = "pyspark.daemon"
+JAVA = {"jvm": "deploy.SparkSubmit", "executor": "CoarseGrainedExecutorBackend"}
+
+
+@dataclass(frozen=True)
+class SparkRun:
+    """A run.
+
+    Attributes:
+        driver: the process that was started; the others are below it.
+        log: what all of them write.
+    """
+
+    driver: psutil.Process
+    started: subprocess.Popen[bytes]
+    log: Path
+
+    def part(self, name: str) -> list[psutil.Process]:
+        """Return the processes of a part: `driver`, `jvm`, `executor` or `worker`.
+
+        Args:
+            name: there may be two executors, and a worker for each task.
+        """
+        if name == "driver":
+            return [self.driver]
+        found = [process for process in self.driver.children(recursive=True) if _is(name, process)]
+        assert found, f"no {name}"
+        return found
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Send a signal: one executor, and one worker, gets SIGKILL, all of them SIGSTOP."""
+        processes = self.part(name)
+        for process in processes[:1] if number is signal.SIGKILL else processes:
+            process.send_signal(number)
+
+    def goes_on(self) -> bool:
+        """Whether the run has not ended."""
+        return self.started.poll() is None
+
+    def wait(self) -> int:
+        """Wait until it ends, and return its exit code."""
+        return self.started.wait(SECONDS)
+
+
+def _is(name: str, process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        if name == "worker":  # one is forked from its daemon
+            parent = process.parent()
+            return parent is not None and _runs(WORKER, process) and _runs(WORKER, parent)
+        return _runs(JAVA[name], process)
+    return False
+
+
+def _runs(program: str, process: psutil.Process) -> bool:
+    return program in " ".join(process.cmdline())
+
+
+@contextmanager
+def spark_run(job: ReplayJob, master: str, folder: Path) -> Iterator[SparkRun]:
+    """Run *job*; what of it is left is killed in the end."""
+    home = folder / "spark"
+    home.mkdir(exist_ok=True)
+    for each in Path(pyspark.__file__).parent.iterdir():  # it makes a folder of its own there
+        with suppress(FileExistsError):
+            (home / each.name).symlink_to(each)
+    env = {
+        "JAVA_HOME": str(toolchain.java_home(for_spark=True)),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_SUBMIT_ARGS": f"--master {master} --conf spark.ui.enabled=false pyspark-shell",
+        "PYTHONPATH": str(Path(runs.__file__).parents[3]),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(folder),
+    }
+    log = folder / "run.log"
+    with log.open("ab") as written:
+        started = subprocess.Popen(
+            [sys.executable, "-c", RUN, job.encode()],
+            env=os.environ | env, cwd=folder, stdout=written, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    run = SparkRun(psutil.Process(started.pid), started, log)
+    seen: set[psutil.Process] = set()
+    try:
+        yield run
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            seen.update(run.driver.children(recursive=True))
+        started.kill()
+        started.wait()
+        for process in seen:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def wait_until_under_way(run: SparkRun, provisioned: Any, count: int, total: int) -> None:  # noqa: ANN401
+    """Wait until so many messages of *total* are stored, and several ranges are leased."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        moved, leased = stored(provisioned), leases(provisioned)
+        if moved >= count and leased > 1:
+            assert 0 < moved < total
+            return
+        assert run.goes_on(), run.log.read_text()[-3_000:]
+        assert time.monotonic() < deadline, (moved, leased)
+
+
+def stored(provisioned: Any) -> int:  # noqa: ANN401
+    """Return how many messages the retry topic holds."""
+    looked = snapshot.look(provisioned.broker.admin_url, provisioned.policy.retry_topic)
+    return sum(count for partition in looked for _, count in partition.ledgers)
+
+
+def records(provisioned: Any) -> Records:  # noqa: ANN401
+    """Return what the ledger says."""
+    with broker.connect(provisioned.broker.service_url) as client:
+        return ledger.read(client, provisioned.policy.ledger_topic)
+
+
+def leases(provisioned: Any) -> int:  # noqa: ANN401
+    """Return how many ranges are leased."""
+    return sum(record.leased for record in records(provisioned).ranges.values())
+
+
+def moved(provisioned: Any) -> list[tuple[str, Source]]:  # noqa: ANN401
+    """Return the id of each message that the retry topic holds, and where it was moved from."""
+    admin_url, policy = provisioned.broker.admin_url, provisioned.policy
+    topic = reading.ReadableTopic(provisioned.client, admin_url, policy.retry_topic)
+    found = []
+    for partition in snapshot.look(admin_url, policy.retry_topic):
+        if partition.end > NOWHERE:
+            bounds = NOWHERE, partition.end
+            for message in reading.messages(topic, partition.index, bounds, reading.MAX_PREFETCH):
+                carried = properties(message) or {}
+                source = Source.parse(carried[REPLAY_SOURCE])
+                assert source is not None
+                found.append((carried["id"], source))
+    assert len(found) == stored(provisioned)
+    return sorted(found)
