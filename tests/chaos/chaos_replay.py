@@ -96,9 +96,15 @@ class Scene:
 def _is_on_record(records: Records, source: Source) -> bool:
     """Whether the ledger has a message as moved by the Replay that did, or a lease for it."""
     of = Range.of(source.partition, source.position)
-    record = records.range(of)
-    bits = record.moved.get(source.uid, bitmap.EMPTY)
-    return record.leased or bitmap.contains(bits, source.position.entry - of.first)
+    record, offset = records.range(of), source.position.entry - of.first
+    moved = record.moved.get(source.uid, bitmap.EMPTY)
+    # Found by a Replay that had not selected it.
+    part = record.partly.get(source.uid, {}).get(offset, bitmap.EMPTY)
+    return (
+        record.leased
+        or bitmap.contains(moved, offset)
+        or bitmap.contains(part, source.position.batch_index)
+    )
 
 
 def kill(part: str) -> Callable[[Scene], None]:
