@@ -25,6 +25,7 @@ Fault = Callable[[web.Request, Do], Awaitable[web.StreamResponse]]
 """Comes between each call and the broker: what it returns is the answer."""
 
 _DEFAULTS: Mapping[str, Any] = {
+    "deduplicationEnabled": False,
     "retention": {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0},
     "inactiveTopicPolicies": {
         "inactiveTopicDeleteMode": "delete_when_no_subscriptions",

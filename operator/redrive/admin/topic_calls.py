@@ -97,6 +97,16 @@ class TopicCalls(Calls):
             f"read the clusters of {topic}", path, lambda found: frozenset(found or ())
         )
 
+    async def deduplicates(self, topic: TopicName) -> bool:
+        """Whether the broker drops what a producer sends to *topic* twice, for whatever reason.
+
+        Raises:
+            AdminNotFoundError: there is no such topic.
+        """
+        path = f"{topic_path(topic)}/deduplicationEnabled?applied=true"
+        does = f"read whether {topic} deduplicates"
+        return await self._get(does, path, lambda found: found is True)
+
     async def subscriptions(self, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
         """Return the names of a topic's subscriptions, in one call where no partition is missing.
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, Strict
+from pydantic import AfterValidator, ConfigDict, Field, Strict, model_validator
 
+from redrive.api.choosing import one_of
 from redrive.api.conditions import Conditions, Timestamp
-from redrive.api.fields import ObjectName
+from redrive.api.fields import ObjectName, TopicField
 from redrive.api.job import JobRequest
 from redrive.api.ladder import IS_DURATION
 from redrive.api.model import ApiModel, StatusModel
 from redrive.api.rules import VALIDATIONS, Rule, refusing
 from redrive.api.selection import Selection
+from redrive.errors import InvalidSpecError
 from redrive.policy import durations
 
 Duration = Annotated[
@@ -22,7 +24,7 @@ Duration = Annotated[
 
 _FIXED = (
     "policyRef", "select", "maxReplays", "dryRun", "rateLimit", "deadline", "reason", "ticket",
-    "reconciled", "job",
+    "reconciled", "job", "target", "targetTopic", "guarantee",
 )  # fmt: skip
 _ONE_RUN = Rule(
     " && ".join(
@@ -34,6 +36,28 @@ _ONE_RUN = Rule(
     "it is one run, like a Job",
     "make another Replay",
 )
+
+
+_NAMED = Rule(
+    "(has(self.target) && self.target == 'Topic') == has(self.targetTopic)",
+    "targetTopic names the topic of target Topic, and of no other target",
+    "give both, or leave targetTopic out",
+)
+
+
+class Target(enum.StrEnum):
+    """Where dead letters are moved."""
+
+    RETRY = "Retry"
+    SOURCE = "Source"
+    TOPIC = "Topic"
+
+
+class Guarantee(enum.StrEnum):
+    """How often a message that is moved may come to be in the target."""
+
+    EXACTLY_ONCE = "ExactlyOnce"
+    AT_LEAST_ONCE = "AtLeastOnce"
 
 
 class PolicyRef(ApiModel):
@@ -56,13 +80,39 @@ class ReplaySpec(ApiModel):
     Immutable but for `suspend` and `ttlAfterFinished`: a Replay is one run, like a Job.
     """
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_ONE_RUN.to_schema()]})
+    model_config = ConfigDict(
+        json_schema_extra={VALIDATIONS: [_ONE_RUN.to_schema(), _NAMED.to_schema()]}
+    )
 
     policy_ref: PolicyRef
-    """The RetryPolicy, in the same namespace, whose dead letters are moved to its retry topic."""
+    """The RetryPolicy, in the same namespace, whose dead letters are moved."""
 
     select: Selection | None = None
     """Which dead letters to move. Left out: all that are there when the run begins."""
+
+    target: Annotated[
+        Target,
+        *one_of(
+            Target, "target says where dead letters are moved", "use one of Retry, Source, Topic"
+        ),
+    ] = Target.RETRY
+    """Where to: `Retry`, the retry topic, for the policy's subscription alone; `Source`, the source
+    topic, for each of its subscriptions; `Topic`, the one that `targetTopic` names."""
+
+    target_topic: TopicField | None = None
+    """The topic of target `Topic`, among those that the connection permits. It is there already,
+    and no retry, dead-letter or ledger topic of another policy."""
+
+    guarantee: Annotated[
+        Guarantee,
+        *one_of(
+            Guarantee,
+            "guarantee says how often a message may come to be in the target",
+            "use one of ExactlyOnce, AtLeastOnce",
+        ),
+    ] = Guarantee.EXACTLY_ONCE
+    """`ExactlyOnce` refuses a target that does not deduplicate, and messages of which it is not
+    known whether they are stored. `AtLeastOnce` moves them."""
 
     max_replays: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] | None = None
     """How often a message may be replayed, this time included; one that was replayed so often
@@ -101,6 +151,15 @@ class ReplaySpec(ApiModel):
     job: JobRequest | None = None
     """Its pods, as far as `job.overrides` of the connection permits. Left out: as the connection
     has them."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(ReplaySpec._check_target)(self)
+        return self
+
+    def _check_target(self) -> None:
+        if (self.target is Target.TOPIC) != (self.target_topic is not None):
+            raise InvalidSpecError(_NAMED.problem, remedy=_NAMED.remedy)
 
 
 APPROVED_BY = "redrive.io/approved-by"
@@ -195,7 +254,7 @@ class ReplayStatus(StatusModel):
     """How many of them were selected: moved + skipped + refused + left."""
 
     moved: int | None = None
-    """How many of the selected ones were stored in the retry topic, once, and acknowledged."""
+    """How many of the selected ones were stored in the target and acknowledged."""
 
     skipped: int | None = None
     """How many of the selected ones needed no move: another Replay had moved them, or others

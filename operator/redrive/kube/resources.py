@@ -70,6 +70,10 @@ MANAGED = ("app.kubernetes.io/managed-by", "redrive")
 """The label, and its value, of what redrive makes: a cluster may hold thousands of others' objects.
 """
 
+TOPIC_OWNER = "redrive.io/owner"
+"""A property of a topic: which policy of which Kubernetes cluster keeps it, as
+`cluster/namespace/name`."""
+
 CONNECTIONS = Resource(GROUP, VERSION, "pulsarconnections", "PulsarConnection")
 POLICIES = Resource(GROUP, VERSION, "retrypolicies", "RetryPolicy")
 REPLAYS = Resource(GROUP, VERSION, "replays", "Replay")

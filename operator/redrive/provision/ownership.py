@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redrive.admin.model import RightsChange
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import TOPIC_OWNER, Body, Key
 from redrive.policy.naming import TopicName
 
-OWNER = "redrive.io/owner"
-"""Which policy of which Kubernetes cluster keeps the topic: `cluster/namespace/name`."""
+OWNER = TOPIC_OWNER
 OWNER_UID = "redrive.io/owner-uid"
 """The uid of that object."""
 SOURCE = "redrive.io/source"

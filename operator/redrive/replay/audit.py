@@ -1,8 +1,9 @@
-"""Compare dead-letter topic, ledger and retry topic, message by message; changes nothing.
+"""Compare dead-letter topic, ledger and targets, message by message; changes nothing.
 
-`python -m redrive.replay.audit SERVICE_URL ADMIN_URL DEAD_LETTER_TOPIC RETRY_TOPIC` where the
-environment leads to the replay role's credentials, as that of a job does. What the retry topic has
-trimmed, because it was consumed, can't be compared any more.
+`python -m redrive.replay.audit SERVICE_URL ADMIN_URL DEAD_LETTER_TOPIC TARGET…` where the
+environment leads to the replay role's credentials, as that of a job does. Targets are the topics
+that Replays have moved messages to: the retry topic, for most. What a target has trimmed, because
+it was consumed, can't be compared any more.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class AuditFindings:
     """What does not agree; each is sorted.
 
     Attributes:
-        doubled: messages that are in the target more than once.
-        missing: entries that are on record as moved, and not in the target: lost, or trimmed there.
-        unrecorded: entries in the target that are not on record, and under no open lease, though
-            the dead-letter topic has them: the next replay would send them again.
+        doubled: messages that are in the targets more than once, all together.
+        missing: entries that are on record as moved, and in no target: lost, or trimmed there.
+        unrecorded: entries in a target that are not on record, and under no open lease, though the
+            dead-letter topic has them: the next replay would send them again.
         returned: entries that are on record as moved, and are not acknowledged: the next replay
             acknowledges them.
         open: ranges under a lease that was not ended: the next replay looks for what was sent.
@@ -62,7 +63,7 @@ def compare(
 
     Args:
         records: of the ledger.
-        sources: where each message of the target was moved from.
+        sources: where each message of the targets was moved from.
         resting: which entries of each range are not acknowledged.
         held: partition and id of each ledger that the dead-letter topic has.
     """
@@ -98,15 +99,15 @@ def compare(
 
 
 def audit(
-    urls: tuple[str, str], dead_letter: TopicName, subscription: str, target: TopicName
+    urls: tuple[str, str], dead_letter: TopicName, subscription: str, *targets: TopicName
 ) -> AuditFindings:
-    """Read the three topics, and compare them.
+    """Read all these topics, and compare them.
 
     Args:
         urls: of the broker, and of its admin interface.
         dead_letter: the dead-letter topic.
         subscription: the one that keeps dead letters.
-        target: the retry topic.
+        targets: what Replays have moved messages to.
 
     Raises:
         RedriveError: one can't be read.
@@ -114,9 +115,10 @@ def audit(
     service_url, admin_url = urls
     with broker.connect(service_url) as client:
         records = ledger.read(client, naming.ledger_topic(dead_letter))
-        partitions = snapshot.look(admin_url, target)
-        there = ReadableTopic(client, admin_url, target)
-        sources = Counter(_sources(there, partitions))
+        sources: Counter[Source] = Counter()
+        for target in targets:
+            there = ReadableTopic(client, admin_url, target)
+            sources.update(_sources(there, snapshot.look(admin_url, target)))
     dead = snapshot.look(admin_url, dead_letter, subscription)
     resting = {piece.range: piece.resting for piece in ranges.all_pieces(dead)}
     held = {(partition.index, each) for partition in dead for each in partition.held}
@@ -148,7 +150,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("service_url")
     parser.add_argument("admin_url")
     parser.add_argument("dead_letter_topic", type=TopicName.parse_whole)
-    parser.add_argument("retry_topic", type=TopicName.parse_whole)
+    parser.add_argument("target", type=TopicName.parse_whole, nargs="+")
     parser.add_argument(
         "--subscription",
         default=DEAD_LETTER_SUBSCRIPTION,
@@ -157,11 +159,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--complete",
         action="store_true",
-        help="the retry topic still has all that was ever moved: what is missing is lost",
+        help="the targets still have all that was ever moved: what is missing is lost",
     )
     given = parser.parse_args(arguments)
     urls = given.service_url, given.admin_url
-    found = audit(urls, given.dead_letter_topic, given.subscription, given.retry_topic)
+    found = audit(urls, given.dead_letter_topic, given.subscription, *given.target)
     for field in fields(found):
         about = getattr(found, field.name)
         lines = [f"{field.name}: {len(about)}", *(f"  {_shown(each)}" for each in about)]

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
 from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
 
 ACCESS_VARIABLE = "REDRIVE_PULSAR_ACCESS"
 """Holds a `BrokerAccess`, as `encode` writes it."""
@@ -112,6 +113,8 @@ class ReplayJob:
         rate_limit: how many messages a second all tasks may send together; None for no limit.
         choice: the other parts of the selection.
         approval_above: how many messages it may move without approval; None for any number.
+        target: where to move them; None for the retry topic.
+        exactly_once: see `Route`.
     """
 
     namespace: str
@@ -127,6 +130,13 @@ class ReplayJob:
     rate_limit: float | None = None
     choice: Choice = EVERYTHING
     approval_above: int | None = None
+    target: TopicName | None = None
+    exactly_once: bool = True
+
+    @property
+    def destination(self) -> TopicName:
+        """Return where dead letters are moved."""
+        return self.target or self.policy.retry_topic
 
     def encode(self) -> str:
         """Write the job as JSON; equal jobs give equal text.
@@ -149,6 +159,8 @@ class ReplayJob:
                 "rateLimit": self.rate_limit,
                 "choice": asdict(self.choice),
                 "approvalAbove": self.approval_above,
+                "target": str(self.target) if self.target else None,
+                "exactlyOnce": self.exactly_once,
             },
             ensure_ascii=False,
         )
@@ -163,7 +175,7 @@ class ReplayJob:
         """
         try:
             document = json.loads(text)
-            choice = document["choice"]
+            choice, target = document["choice"], document["target"]
             lists = {name: tuple(choice[name]) for name in ("ids", "keys")}
             return cls(
                 namespace=document["namespace"],
@@ -179,6 +191,8 @@ class ReplayJob:
                 rate_limit=document["rateLimit"],
                 choice=Choice(**choice | lists),
                 approval_above=document["approvalAbove"],
+                target=TopicName.parse(target) if target else None,
+                exactly_once=document["exactlyOnce"],
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidSpecError(

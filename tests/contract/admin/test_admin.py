@@ -212,6 +212,7 @@ READS: dict[str, Callable[[Admin, TopicName], Awaitable[object]]] = {
         absent, partitioned=True
     ),
     "policy": lambda admin, absent: admin.topic_policy(absent, Deduplicates()),
+    "deduplication": lambda admin, absent: admin.deduplicates(absent),
     "stats": lambda admin, absent: admin.stats(absent, partitioned=False),
     "use": lambda admin, absent: admin.usage(absent, partitioned=False, subscription="s"),
     "partitioned use": lambda admin, absent: admin.usage(
@@ -289,6 +290,18 @@ async def test_a_schema_is_read_as_it_was_given(world: World, partitions: int) -
         await world.admin.put_schema(made, version)
     assert await world.admin.schemas(made) == (schema, later)
     assert await world.admin.schema(made) == later
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_whether_a_topic_deduplicates_is_what_is_in_force(
+    world: World, partitions: int
+) -> None:
+    made = await make(world, "a", partitions)
+    assert not await world.admin.deduplicates(made)
+    [write] = Deduplicates().writes(None)
+    await world.admin.set_topic_policy(made, Deduplicates(), write)
+    await settled(world.admin, made, Deduplicates(), None)
+    assert await world.admin.deduplicates(made)
 
 
 async def test_a_topic_of_plain_bytes_has_no_schema(world: World) -> None:

@@ -75,11 +75,12 @@ def test_a_field_that_a_rule_compares_with_what_it_was_can_not_change(
     topics = tuple(f"persistent://shop/prod/{name}" for name in "ab")
     moments = "2026-11-20T10:00:00Z", "2026-11-20T10:00:00.5+01:00"
     given: dict[str, tuple[object, ...]] = dict.fromkeys(
-        ("naming.retryTopic", "naming.deadLetterTopic"), topics
+        ("naming.retryTopic", "naming.deadLetterTopic", "targetTopic"), topics
     )
     given |= dict.fromkeys(("select.since", "select.until"), moments)
     given["job.sparkConf"] = tuple({"spark.task.maxFailures": count} for count in "12")
-    now, later = SpecFields(kind, given).specs(leaf, VALID[kind], 2)
+    beside = {"target": "Topic"} if str(leaf) == "targetTopic" else {}
+    now, later = SpecFields(kind, given).specs(leaf, VALID[kind] | beside, 2)
     apply(cluster, kube_namespace, manifest(kind, **now))
     assert "can't change" in refusal(cluster, manifest(kind, **later), kube_namespace)
 

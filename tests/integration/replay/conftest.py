@@ -75,15 +75,17 @@ class ProvisionedPolicy:
         producer.close()
         assert results == [pulsar.Result.Ok] * count
 
-    def in_target(self) -> list[str]:
-        """Return the ids of all that was ever stored in the retry topic, in alphabetical order."""
+    def in_target(self, target: TopicName | None = None) -> list[str]:
+        """Return the ids of all that was ever stored in the retry topic, in alphabetical order.
+
+        Or in another *target*.
+        """
         found = []
-        for partition in snapshot.look(self.broker.admin_url, self.policy.retry_topic):
+        target = target or self.policy.retry_topic
+        for partition in snapshot.look(self.broker.admin_url, target):
             if partition.end > NOWHERE:
                 bounds = NOWHERE, partition.end
-                topic = reading.ReadableTopic(
-                    self.client, self.broker.admin_url, self.policy.retry_topic
-                )
+                topic = reading.ReadableTopic(self.client, self.broker.admin_url, target)
                 found += [
                     message.properties()["id"]
                     for message in reading.messages(

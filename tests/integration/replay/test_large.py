@@ -20,8 +20,9 @@ import pytest
 from redrive.policy.naming import TopicName
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local
-from redrive.replay.moving.mover import RangeMover, RangeTask
+from redrive.replay.moving.mover import RangeMover
 from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.moving.task import RangeTask
 from redrive.replay.topic import ranges
 from sandbox.pulsar import SUPERUSER
 from tests.integration.replay.test_mover import (

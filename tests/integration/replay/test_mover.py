@@ -20,7 +20,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.replay import audit
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local, Wish
@@ -119,15 +119,15 @@ def process(job: ReplayJob) -> Iterator[subprocess.Popen[str]]:
         started.communicate()
 
 
-def wait_until_moved(provisioned: Any, count: int) -> None:  # noqa: ANN401
-    """Wait until the retry topic has so many messages."""
+def wait_until_moved(
+    provisioned: Any,  # noqa: ANN401
+    count: int,
+    target: TopicName | None = None,
+) -> None:
+    """Wait until the retry topic, or another *target*, has so many messages."""
     deadline = time.monotonic() + 60
-    while (
-        json.loads(provisioned.admin("GET", provisioned.policy.retry_topic, "stats"))[
-            "msgInCounter"
-        ]
-        < count
-    ):
+    target = target or provisioned.policy.retry_topic
+    while json.loads(provisioned.admin("GET", target, "stats"))["msgInCounter"] < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -90,10 +90,10 @@ class Shop:
         self.apply("redrive.io/v1alpha1", "RetryPolicy", "orders", spec=policy)
         self.kubectl("wait", "--for=condition=Ready", "rp/orders", "--timeout=60s")
 
-    def replay(self, name: str, where: str | None = None) -> None:
+    def replay(self, name: str, where: str | None = None, **more: object) -> None:
         """Make a Replay of the policy."""
         select = {} if where is None else {"select": {"where": where}}
-        spec = {"policyRef": {"name": "orders"}, **select}
+        spec = {"policyRef": {"name": "orders"}, **select, **more}
         self.apply("redrive.io/v1alpha1", "Replay", name, spec=spec)
 
     def status(self, name: str) -> dict[str, Any]:

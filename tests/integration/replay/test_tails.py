@@ -11,9 +11,9 @@ import pytest
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local
 from redrive.replay.moving import window
-from redrive.replay.moving.mover import RangeTask
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.sending import Sender
+from redrive.replay.moving.task import RangeTask
 from redrive.replay.topic import snapshot
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.ranges import Range

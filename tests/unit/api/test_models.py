@@ -139,6 +139,18 @@ connections = st.fixed_dictionaries(
     },
 )
 letter_ids = st.builds("{}:{}:{}:{}".format, *[st.integers(0, 9)] * 2, *[st.integers(-1, 9)] * 2)
+targets = st.fixed_dictionaries(
+    {
+        "target": st.sampled_from(["Retry", "Source"]),
+        "guarantee": st.sampled_from(["ExactlyOnce", "AtLeastOnce"]),
+    }
+) | st.just(
+    {
+        "target": "Topic",
+        "targetTopic": "persistent://shop/prod/checked",
+        "guarantee": "ExactlyOnce",
+    }
+)
 replays = st.fixed_dictionaries(
     {
         "policyRef": st.fixed_dictionaries({"name": names}),
@@ -198,9 +210,10 @@ def test_a_pulsar_connection_is_written_as_it_was_read(spec: dict[str, Any]) -> 
     assert parse_spec(PulsarConnectionSpec, {"spec": spec}).to_manifest() == spec
 
 
-@given(replays)
-def test_a_replay_is_written_as_it_was_read(spec: dict[str, Any]) -> None:
-    assert parse_spec(ReplaySpec, {"spec": spec}).to_manifest() == spec
+@given(replays, targets)
+def test_a_replay_is_written_as_it_was_read(spec: dict[str, Any], target: dict[str, str]) -> None:
+    whole = spec | target
+    assert parse_spec(ReplaySpec, {"spec": whole}).to_manifest() == whole
 
 
 def test_three_fields_make_a_policy_with_the_defaults() -> None:

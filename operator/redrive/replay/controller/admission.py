@@ -12,12 +12,15 @@ from redrive.api.conditions import READY
 from redrive.api.connection import ReplayIdentity
 from redrive.api.job import JobDefaults
 from redrive.api.parsing import parse_spec
-from redrive.api.replay import FINAL, ReplaySpec
-from redrive.api.retrypolicy import ReplaySafety
+from redrive.api.permissions import Permissions
+from redrive.api.replay import FINAL, Guarantee, ReplaySpec, Target
+from redrive.api.retrypolicy import ConnectionRef, ReplaySafety
 from redrive.api.selection import milliseconds
 from redrive.kube import connections, policies, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
 from redrive.replay import selection
 from redrive.replay.controller import launchers, template
 from redrive.replay.controller.errors import (
@@ -28,6 +31,7 @@ from redrive.replay.controller.errors import (
     ReplayInProgressError,
     ReplayNotSafeError,
     SuspendedError,
+    TargetNotAllowedError,
     TrustNotSupportedError,
 )
 from redrive.replay.spec import Choice, ReplayJob
@@ -41,12 +45,16 @@ class Admitted:
         identity: the replay role, and where its credentials lie in the Replay's namespace.
         redirect_hosts: where else than to the host of `adminUrl` they may go.
         template: what is said about the job's pods.
+        connection_ref: the connection of the policy.
+        may_grant: whether the replay role may be given rights on the target.
     """
 
     job: ReplayJob
     identity: ReplayIdentity
     redirect_hosts: tuple[str, ...]
     template: JobDefaults
+    connection_ref: ConnectionRef
+    may_grant: bool
 
 
 def admit(replay: Body, ctx: Context) -> Admitted:
@@ -85,6 +93,10 @@ def admit(replay: Body, ctx: Context) -> Admitted:
             got="spec.tls without spec.replay.tls",
             remedy="store them in the namespaces of Replays, and name them in spec.replay.tls",
         )
+    permitted = connections.permissions(
+        connection, connections.key_of(reference, key.namespace), key.namespace, ctx.namespaces
+    )
+    target = _target(spec, policy, permitted)
     pods = template.resolve(ctx.settings, connection.job, spec.job)
     if spec.suspend:
         raise SuspendedError(
@@ -112,8 +124,31 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         rate_limit=None if spec.rate_limit is None else spec.rate_limit.messages_per_second,
         choice=_choice(spec),
         approval_above=min(bounds, default=None),
+        target=target,
+        exactly_once=spec.guarantee is Guarantee.EXACTLY_ONCE,
     )
-    return Admitted(job, connection.replay, connection.redirect_hosts, pods)
+    may_grant = target is not None and permitted.allows_role(connection.replay.role, target)
+    return Admitted(job, connection.replay, connection.redirect_hosts, pods, reference, may_grant)
+
+
+def _target(spec: ReplaySpec, policy: Policy, permitted: Permissions) -> TopicName | None:
+    """Return where messages are moved; None for the policy's retry topic.
+
+    Raises:
+        TargetNotAllowedError: no rule of the connection covers that topic.
+    """
+    topic = policy.topic if spec.target is Target.SOURCE else spec.target_topic
+    if topic in {None, policy.retry_topic}:
+        return None
+    if not permitted.allows_topic(topic):
+        raise TargetNotAllowedError(
+            "the topic that this Replay is to move messages to is not among those that the "
+            "connection allows to its namespace",
+            got=str(topic),
+            remedy="delete this Replay and make another one with a target among them, or add the "
+            "topic to a rule of spec.allow of the PulsarConnection; it starts by itself then",
+        )
+    return topic
 
 
 def _choice(spec: ReplaySpec) -> Choice:

@@ -121,6 +121,38 @@ class ReplayNotSafeError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class TargetNotAllowedError(RedriveError):
+    """A Replay is to move messages to a topic that is not for that."""
+
+    reason: ClassVar[str] = "TargetNotAllowed"
+    stalls = True
+    requeue = Requeue.SLOW_BACKOFF
+
+
+class TargetNotFoundError(RedriveError):
+    """A Replay is to move messages to a topic that does not exist."""
+
+    reason: ClassVar[str] = "TargetNotFound"
+    stalls = True
+    requeue = Requeue.SLOW_BACKOFF
+
+
+class TargetNotSubscribedError(RedriveError):
+    """A Replay is to move messages to a topic that keeps none, as it has no subscription."""
+
+    reason: ClassVar[str] = "TargetNotSubscribed"
+    stalls = True
+    requeue = Requeue.SLOW_BACKOFF
+
+
+class TargetDeduplicationError(RedriveError):
+    """A Replay is to move messages exactly once, to a topic that does not deduplicate."""
+
+    reason: ClassVar[str] = "TargetDoesNotDeduplicate"
+    stalls = True
+    requeue = Requeue.SLOW_BACKOFF
+
+
 class ApprovalRequiredError(RedriveError):
     """A Replay would move more messages than it may without approval."""
 

@@ -19,14 +19,23 @@ from redrive.kube.context import Context
 from redrive.kube.errors import ForbiddenError, NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent, Publisher
-from redrive.replay.controller import driver, ending, errors, launch, launchers, metrics, mounts
+from redrive.replay.controller import (
+    driver,
+    ending,
+    errors,
+    launch,
+    launchers,
+    metrics,
+    mounts,
+    target,
+)
 from redrive.replay.controller.admission import admit, is_final, policy_of
 from redrive.replay.controller.launcher import SparkRun
 
 LAUNCHED = "Launched"
 """Reason of an Event: the SparkApplication was created."""
 COMPLETED = "Completed"
-"""Reason: the selected dead letters are back in the retry topic."""
+"""Reason: the selected dead letters are in their target."""
 
 _START_TIME = timedelta(minutes=1)
 
@@ -54,6 +63,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     events: list[ObjectEvent] = []
     reported = ReplayStatus.model_validate(replay.get("status") or {})
     try:
+        await target.prepare(replay, ctx)  # before: a broker that hangs must hold no other up
         async with launching:
             run = _run(replay, ctx)
             reported = await _reported(replay, run, ctx)
@@ -231,7 +241,7 @@ def _outcome(reported: ReplayStatus) -> str:
         said = f"{reported.left} of {reported.scanned} dead letters would be moved"
         return f"a dry run: {said}, {reported.refused} can't be"
     return (
-        f"of {reported.matched} dead letters {reported.moved} are in the retry topic, "
+        f"of {reported.matched} dead letters {reported.moved} were moved, "
         f"{reported.skipped} needed no move, {reported.refused} can't be moved"
     )
 

@@ -22,8 +22,8 @@ from redrive.replay.ledger.ledger import Ledger
 from redrive.replay.ledger.permit import PERMIT, Permit
 from redrive.replay.ledger.records import RangePlan, RangeRecord, plan_key, range_key, unite
 from redrive.replay.moving import tail
-from redrive.replay.moving.mover import RangeTask, Route
 from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.moving.task import RangeTask, Route
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import ranges, reading, snapshot
 from redrive.replay.topic.partition import Partition
@@ -206,7 +206,7 @@ class Dispatch:
             RedriveError: the ledger is lost, or the broker does not answer.
         """
         before = self._ledger.records.range(of)
-        since = tail.marks(self._job.admin_url, self._job.policy.retry_topic)
+        since = tail.marks(self._job.admin_url, self._route.target)
         leased = replace(
             before,
             generation=before.generation + 1,

@@ -10,8 +10,8 @@ from redrive.replay.job import plan
 from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.ledger.account import Account
 from redrive.replay.moving import mover
-from redrive.replay.moving.mover import RangeTask
 from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.moving.task import RangeTask
 
 
 class Engine(Protocol):

@@ -24,7 +24,7 @@ from redrive.replay.ledger import ledger as ledger_topic
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import Ledger
 from redrive.replay.ledger.records import Header, header_key, plan_key
-from redrive.replay.moving.mover import Route
+from redrive.replay.moving.task import Route
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap, broker, ranges, reading, rows, snapshot
 from redrive.replay.topic.partition import Partition
@@ -42,7 +42,7 @@ class CutOffError(RedriveError):
 
 
 def run(job: ReplayJob, engine: Engine, reporter: Reporter) -> Account:
-    """Move the selected dead letters to the retry topic, report on the way, return the account.
+    """Move the selected dead letters to their target, report on the way, return the account.
 
     Raises:
         FencedError: another run has taken over.
@@ -58,6 +58,7 @@ def run(job: ReplayJob, engine: Engine, reporter: Reporter) -> Account:
             _plan(job, engine, ledger, resting)
         _acknowledge_again(job, ledger, resting)
         route = _route(job, ledger, owner)
+        _check_rights(route)
         Dispatch(job, route, engine, ledger, resting, reporter).run()
         _see_acknowledged(job, ledger)
         account = Account.of(job.uid, ledger.records)
@@ -99,7 +100,7 @@ def _plan(job: ReplayJob, engine: Engine, ledger: Ledger, resting: Sequence[Part
     """Plan the run, in the ledger: its end, too, which later dead letters lie behind."""
     for planned in planning.planned(job, engine, ledger.records, resting):
         ledger.write(plan_key(job.uid, planned.range), planned.plan.to_json())
-    target = snapshot.look(job.admin_url, job.policy.retry_topic)
+    target = snapshot.look(job.admin_url, job.destination)
     partitions = sum(partition.index != broker.UNPARTITIONED for partition in target)
     header = Header(f"{job.namespace}/{job.name}", partitions, job.reason, job.ticket)
     ledger.write(header_key(job.uid), asdict(header))
@@ -111,13 +112,36 @@ def _route(job: ReplayJob, ledger: Ledger, owner: str) -> Route:
         admin_url=job.admin_url,
         source=job.policy.dead_letter_topic,
         subscription=job.policy.dead_letter_subscription,
-        target=job.policy.retry_topic,
+        target=job.destination,
         target_partitions=ledger.records.headers[job.uid].target_partitions,
+        exactly_once=job.exactly_once,
         ledger=job.policy.ledger_topic,
         replay=f"{job.namespace}/{job.name}",
         uid=job.uid,
         owner=owner,
     )
+
+
+def _check_rights(route: Route) -> None:
+    """Check that the role may send to the target, and look for it there, before anything is leased.
+
+    A range under a lease is looked for in its target by each later run, which takes these rights.
+
+    Raises:
+        ReplayRoleRefusedError: it may not.
+    """
+    index = 0 if route.target_partitions else broker.UNPARTITIONED
+    topic = str(broker.partition_of(route.target, index))
+    try:
+        with broker.connect(route.service_url) as client:
+            with broker.refusals(f"open a producer on {topic}", "produce"):
+                client.create_producer(topic).close()
+            with broker.refusals(f"read {topic}", "consume"):
+                client.create_reader(topic, pulsar.MessageId.latest).close()
+    except broker.ReplayRoleRefusedError as error:
+        # Tasks deal with all else, such as a schema, or a broker that is away.
+        if isinstance(error.__cause__, pulsar.AuthorizationError):
+            raise
 
 
 def _see_acknowledged(job: ReplayJob, ledger: Ledger) -> None:

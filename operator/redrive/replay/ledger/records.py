@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from redrive.replay.topic import bitmap
-from redrive.replay.topic.position import EntryId
+from redrive.replay.topic.position import EntryId, TargetPartition
 from redrive.replay.topic.ranges import Range
 
 OWNER = "owner"
@@ -44,8 +44,8 @@ class RangeRecord:
         leased: whether the last lease has not come to its end.
         moved: uid of a Replay → what it has moved: stored in the target, each message once.
         partly: what is moved of entries that are not, as far as is known, moved as a whole.
-        tails: target partition → behind which entry a lease may have stored what is not on record.
-            That has to be read before anything is sent again.
+        tails: behind which entry of a target's partition a lease may have stored what is not on
+            record. That has to be read before anything is sent again, to whichever target.
         chunks: offset of what was moved → the first chunk of the message that ends there.
     """
 
@@ -53,7 +53,7 @@ class RangeRecord:
     leased: bool = False
     moved: Mapping[str, int] = field(default_factory=dict)
     partly: Parts = field(default_factory=dict)
-    tails: Mapping[int, EntryId] = field(default_factory=dict)
+    tails: Mapping[TargetPartition, EntryId] = field(default_factory=dict)
     chunks: Mapping[int, EntryId] = field(default_factory=dict)
 
     @property
@@ -71,7 +71,7 @@ class RangeRecord:
                 uid: {str(offset): bits for offset, bits in entries.items()}
                 for uid, entries in self.partly.items()
             },
-            "tails": _write_entries(self.tails),
+            "tails": {str(place): str(entry) for place, entry in self.tails.items()},
             "chunks": _write_entries(self.chunks),
         }
 
@@ -86,7 +86,10 @@ class RangeRecord:
                 uid: {int(offset): bits for offset, bits in entries.items()}
                 for uid, entries in written["partly"].items()
             },
-            _read_entries(written["tails"]),
+            {
+                TargetPartition.parse(place): EntryId.parse(entry)
+                for place, entry in written["tails"].items()
+            },
             _read_entries(written.get("chunks", {})),
         )
 
@@ -180,7 +183,7 @@ class Header:
 
     Attributes:
         replay: the Replay, as `namespace/name`.
-        target_partitions: of the retry topic, 0 if it has none; they must not change meanwhile.
+        target_partitions: of the target, 0 if it has none; they must not change meanwhile.
         reason: why it was made, in its author's words; empty if it gives none.
         ticket: where that was decided; likewise.
     """

@@ -11,24 +11,24 @@ import itertools
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import pulsar
 
+from redrive.copying.errors import SchemaError
 from redrive.errors import RedriveError
 from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.replay.ledger.ledger import WAIT_SECONDS, Lease, fenced
 from redrive.replay.ledger.permit import Permit
-from redrive.replay.ledger.records import Parts
 from redrive.replay.moving import tail
-from redrive.replay.moving.outcome import RangeOutcome, RangeResult
+from redrive.replay.moving.outcome import Found, RangeOutcome, RangeResult
 from redrive.replay.moving.sending import Sender, SentBeforeError
+from redrive.replay.moving.task import RangeTask
 from redrive.replay.moving.window import DrainedError, StalledError, Window
 from redrive.replay.topic import broker, ranges, reading, snapshot
-from redrive.replay.topic.position import EntryId, Source, Try
-from redrive.replay.topic.ranges import Range
+from redrive.replay.topic.position import EntryId, Source, TargetPartition, Try
 from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
 
@@ -41,61 +41,6 @@ class SendFailedError(RedriveError):
     """The broker neither stores messages nor refuses them."""
 
     reason: ClassVar[str] = "SendFailed"
-
-
-@dataclass(frozen=True)
-class Route:
-    """From where to where, for which Replay.
-
-    Attributes:
-        source: the dead-letter topic.
-        subscription: the one that keeps the messages there; they are acknowledged on it.
-        target_partitions: 0 for a target without partitions.
-        replay: `namespace/name`, written into each message.
-        owner: the run, as the ledger knows it.
-    """
-
-    service_url: str
-    admin_url: str
-    source: TopicName
-    subscription: str
-    target: TopicName
-    target_partitions: int
-    ledger: TopicName
-    replay: str
-    uid: str
-    owner: str
-
-
-@dataclass(frozen=True)
-class RangeTask:
-    """A range to move, under a lease. Sets of entries are bitmaps of offsets.
-
-    Attributes:
-        entries: what to move.
-        chunks: see `RangePlan`.
-        acknowledged: which of them are acknowledged: not to be sent, moved or not.
-        partly: see `RangeRecord`.
-        tails: where earlier leases may have stored what is not on record; see `RangeRecord`.
-        since: the ends of the target's partitions when this lease was given.
-        generation: of this lease.
-        lease: the id of its record, serialized.
-        permit: what the task may do at first.
-        ahead: see `reading.prefetch`.
-    """
-
-    route: Route
-    range: Range
-    entries: int
-    chunks: Mapping[int, EntryId]
-    acknowledged: int
-    partly: Parts
-    tails: Mapping[int, EntryId]
-    since: Mapping[int, EntryId]
-    generation: int
-    lease: bytes
-    permit: Permit
-    ahead: int
 
 
 def move(task: RangeTask) -> RangeResult:
@@ -122,7 +67,7 @@ class RangeMover:
     def __init__(self, task: RangeTask, client: pulsar.Client) -> None:
         route = task.route
         self._task, self._route, self._client = task, route, client
-        self._outcome = RangeOutcome(task.partly, route.uid)
+        self._outcome = RangeOutcome(task.partly, route.uid, proven=not route.exactly_once)
         self._lease = Lease(client, route.ledger, route.owner, task.lease, task.permit)
         self._drained = False
         topic = str(broker.partition_of(route.source, task.range.partition))
@@ -134,10 +79,10 @@ class RangeMover:
                 consumer_type=pulsar.ConsumerType.Shared,
                 receiver_queue_size=0,
             )
-        # Of what is trimmed: target partition → the last sequence id of an earlier try.
-        self._unproven: dict[int, int] = {}
-        # Target partition → the last sequence id before this task first sent there.
-        self._last: dict[int, int] = {}
+        # Of what is trimmed: the last sequence id of an earlier try.
+        self._unproven: dict[TargetPartition, int] = {}
+        # The last sequence ids before this task first sent there.
+        self._last: dict[TargetPartition, int] = {}
 
     def run(self) -> RangeResult:
         """Try until each entry is moved, refused, or not there any more."""
@@ -157,7 +102,7 @@ class RangeMover:
             remedy="look into the broker's log; another Replay goes on from what was moved",
         )
 
-    def _try(self, sent_in: Try, before: Try, tails: Mapping[int, EntryId]) -> bool:
+    def _try(self, sent_in: Try, before: Try, tails: Mapping[TargetPartition, EntryId]) -> bool:
         """Send what is not in the target yet; return whether nothing is in doubt in the end.
 
         Args:
@@ -169,15 +114,16 @@ class RangeMover:
         with ExitStack() as stack:
             # Of its own: the connection breaks when the broker refuses a message.
             client = stack.enter_context(broker.connect(route.service_url))
-            target = route.target, route.target_partitions
-            sender = Sender(client, target, route.source, self._task.range, sent_in)
-            stack.callback(sender.close)
-            stack.callback(lambda: self._last.update({**sender.last, **self._last}))
+            senders = {
+                topic: self._sender(client, topic, sent_in, stack)
+                for topic in {route.target, *(place.topic for place in tails)}
+            }
+            sender = senders[route.target]
             self._check_lease()
             letters = stack.enter_context(closing(self._letters()))
             first = list(itertools.islice(letters, 1))
             if tails:
-                self._look_for(sender, before, tails, first)
+                self._look_for(senders, before, tails, first)
             window = Window(
                 sender,
                 self._outcome,
@@ -196,38 +142,53 @@ class RangeMover:
                 window.give_up()
         return not self._outcome.doubts
 
+    def _sender(
+        self, client: pulsar.Client, topic: TopicName, sent_in: Try, stack: ExitStack
+    ) -> Sender:
+        route = self._route
+        target = topic, route.target_partitions
+        sender = Sender(client, target, route.source, self._task.range, sent_in)
+        stack.callback(sender.close)
+        stack.callback(self._note_last, sender, topic)
+        return sender
+
+    def _note_last(self, sender: Sender, topic: TopicName) -> None:
+        for index, last in sender.last.items():
+            self._last.setdefault(TargetPartition(topic, index), last)
+
     def _look_for(
         self,
-        sender: Sender,
+        senders: Mapping[TopicName, Sender],
         before: Try,
-        tails: Mapping[int, EntryId],
+        tails: Mapping[TargetPartition, EntryId],
         first: Sequence[DeadLetterRow],
     ) -> None:
         """Find what earlier tries have stored; no other process can store more of it meanwhile.
 
         Args:
-            sender: of this try.
+            senders: of this try, for each topic that one has sent to.
             before: the one before.
             tails: what to read.
-            first: the first message to send, if there is any: it has a schema that is taken.
+            first: the first message to send, if there is any: most topics take its schema.
         """
         version = first[0].schema_version if first else None
-        last = {index: sender.hold(index, version) for index in tails}
+        last = {place: _hold(senders[place.topic], place.partition, version) for place in tails}
         time.sleep(GRACE_SECONDS)
-        route = self._route
-        target = ReadableTopic(self._client, route.admin_url, route.target)
-        found = tail.find(target, tails, self._task.range)
+        found = Found()
+        for topic in {place.topic for place in tails}:
+            target = ReadableTopic(self._client, self._route.admin_url, topic)
+            tail.find(found, target, tails, self._task.range)
         self._outcome.found(found)
         self._unproven = {
-            index: last[index]
-            for index in found.trimmed
-            if before.generation and not self._has_stored_none(index, last[index])
+            place: last[place]
+            for place in found.trimmed
+            if before.generation and not self._has_stored_none(place, last[place])
         }
 
-    def _has_stored_none(self, index: int, last: int) -> bool:
+    def _has_stored_none(self, place: TargetPartition, last: int) -> bool:
         """Whether nothing of this lease, the only one in question, is stored in a partition."""
         before = Try.of(last).generation < self._task.generation
-        return before and index not in self._task.tails and self._last.get(index) == last
+        return before and place not in self._task.tails and self._last.get(place) == last
 
     def _send_all(
         self, sender: Sender, window: Window, before: Try, letters: Iterable[DeadLetterRow]
@@ -262,10 +223,15 @@ class RangeMover:
 
         It is not if the broker still knows the try before: what lies above its last is not stored.
         """
-        last = self._unproven.get(sender.partition(letter))
-        if last is None:
+        if not self._unproven or not self._route.exactly_once:
             return False
-        return Try.of(last) != before or sender.sequence_id(letter, before) <= last
+        own = TargetPartition(self._route.target, sender.partition(letter))
+        return any(
+            Try.of(last) != before or sender.sequence_id(letter, before) <= last
+            for place, last in self._unproven.items()
+            # How many partitions another target had is not known.
+            if place == own or place.topic != own.topic
+        )
 
     def _acknowledge(self, letter: DeadLetterRow) -> None:
         self._consumer.acknowledge(letter.acknowledgement)
@@ -287,8 +253,9 @@ class RangeMover:
         unseen = task.entries & ~outcome.settled
         if unseen and not self._drained:
             self._account_for(unseen)
-        # One stored message of this lease shuts out all that earlier ones have yet to send.
-        tails = {i: entry for i, entry in task.tails.items() if i not in outcome.stored_in}
+        # One stored message of this lease shuts out all that earlier ones have yet to send there.
+        shut = {TargetPartition(self._route.target, index) for index in outcome.stored_in}
+        tails = {place: entry for place, entry in task.tails.items() if place not in shut}
         return replace(outcome.result(task.range, tails), drained=self._drained)
 
     def _account_for(self, unseen: int) -> None:
@@ -301,3 +268,11 @@ class RangeMover:
         trimmed = of.ledger not in partition.held
         gone |= unseen if trimmed else unseen & ranges.settled(of, partition)
         self._outcome.miss(gone, unseen & ~gone)
+
+
+def _hold(sender: Sender, index: int, version: int | None) -> int:
+    """Keep others from sending to a partition, by a producer of whichever schema it takes."""
+    try:
+        return sender.hold(index, version)
+    except SchemaError:
+        return sender.hold(index, None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from redrive.replay.ledger.records import Parts
 from redrive.replay.topic import bitmap
-from redrive.replay.topic.position import EntryId, Source
+from redrive.replay.topic.position import EntryId, Source, TargetPartition
 from redrive.replay.topic.ranges import Range
 
 Key = tuple[int, int]
@@ -28,22 +28,22 @@ class RangeResult:
     partly: Parts
     refused: tuple[tuple[EntryId, str], ...]
     gone: int
-    tails: Mapping[int, EntryId]
+    tails: Mapping[TargetPartition, EntryId]
     drained: bool = False
 
 
 @dataclass
 class Found:
-    """Messages of a range that are in the target.
+    """Messages of a range that are in a target.
 
     Attributes:
         by: offset → index within the entry → uid of the Replay that moved it.
-        trimmed: target partitions of which not all could be read: the broker holds it no more,
-            because the consumers have acknowledged it. What is not found there may be stored.
+        trimmed: partitions of which not all could be read: the broker holds it no more, because
+            the consumers have acknowledged it. What is not found there may be stored.
     """
 
     by: dict[int, dict[int, str]] = field(default_factory=dict)
-    trimmed: set[int] = field(default_factory=set)
+    trimmed: set[TargetPartition] = field(default_factory=set)
 
     def add(self, of: Range, source: Source | None) -> None:
         """Take note of where a message of the target was moved from."""
@@ -59,6 +59,7 @@ class RangeOutcome:
     Args:
         partly: what earlier leases have moved of entries that are not moved as a whole.
         uid: of the Replay that moves.
+        proven: see there.
 
     Attributes:
         doubts: messages that were sent, and may be stored or not.
@@ -67,12 +68,12 @@ class RangeOutcome:
         largest: the size of the largest message that was stored, in bytes.
         too_big: from this size on no message is sent: the broker refused one of it, and has stored
             none as large.
-        proven: whether the target was seen to deduplicate.
+        proven: whether the target was seen to deduplicate, or need not.
         stored_in: the target's partitions in which this lease has stored a message.
         settled: the entries that are moved or refused, a bitmap.
     """
 
-    def __init__(self, partly: Parts, uid: str) -> None:
+    def __init__(self, partly: Parts, uid: str, *, proven: bool = False) -> None:
         self._uid = uid
         self._stored: dict[int, dict[int, str]] = {}
         for by, entries in partly.items():
@@ -86,7 +87,7 @@ class RangeOutcome:
         self.alone: dict[Key, int] = {}
         self.largest = 0
         self.too_big = math.inf
-        self.proven = False
+        self.proven = proven
         self.stored_in: set[int] = set()
         self.settled = bitmap.EMPTY
 
@@ -141,7 +142,7 @@ class RangeOutcome:
             self._refused[offset] = "NotDelivered"
             self.settled |= 1 << offset
 
-    def result(self, of: Range, tails: Mapping[int, EntryId]) -> RangeResult:
+    def result(self, of: Range, tails: Mapping[TargetPartition, EntryId]) -> RangeResult:
         """Sum it up.
 
         Args:

@@ -174,7 +174,8 @@ class Sender:
                 f"deduplication is off on {self._target}: what a client sends again when it "
                 "reconnects would be stored twice",
                 got=f"sequence id {producer.last_sequence_id()} after {sent} was stored",
-                remedy="switch it on for this topic, as the operator does when it provisions it",
+                remedy="switch it on for this topic, or make another Replay with guarantee: "
+                "AtLeastOnce",
             )
 
     def close(self) -> None:

@@ -22,8 +22,8 @@ from redrive.replay.job.choosing import Chooser
 from redrive.replay.job.plan import PlannedRange, Scan, Sighting
 from redrive.replay.ledger.records import RangePlan
 from redrive.replay.moving import mover
-from redrive.replay.moving.mover import RangeTask
 from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.moving.task import RangeTask
 from redrive.replay.spark import datasource
 from redrive.replay.spark.datasource import PulsarDataSource
 from redrive.replay.spec import Choice, ReplayJob

@@ -11,6 +11,8 @@ import hashlib
 import re
 from typing import NamedTuple
 
+from redrive.policy.naming import TopicName
+
 
 class EntryId(NamedTuple):
     """An entry of a partition: a message, or a batch of them. Ordered as they were written."""
@@ -30,6 +32,22 @@ class EntryId(NamedTuple):
 
 NOWHERE = EntryId(-1, -1)
 """Before every entry: the end of an empty partition."""
+
+
+class TargetPartition(NamedTuple):
+    """A partition of a topic that messages are moved to; one of -1 is all of the topic."""
+
+    topic: TopicName
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.partition}"
+
+    @classmethod
+    def parse(cls, text: str) -> TargetPartition:
+        """Read what `str` writes."""
+        topic, _, partition = text.partition(" ")
+        return cls(TopicName.parse(topic), int(partition))
 
 
 class Position(NamedTuple):

@@ -14,6 +14,7 @@ from redrive.kube.connections import Connections
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.errors import ConnectionNotFoundError, NamespaceNotAllowedError
 from redrive.kube.namespaces import NamespaceLabels
+from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
 from redrive.replay.controller.admission import admit
 from redrive.replay.controller.errors import (
@@ -25,6 +26,7 @@ from redrive.replay.controller.errors import (
     ReplayInProgressError,
     ReplayNotSafeError,
     SuspendedError,
+    TargetNotAllowedError,
     TrustNotSupportedError,
 )
 from redrive.replay.spec import Choice, ReplayJob
@@ -166,6 +168,68 @@ def test_the_job_has_the_pods_that_its_connection_gives_it() -> None:
     assert admit(asking, ctx(connections=[through])).template.executors == 3
     with pytest.raises(JobNotPermittedError, match="got 'executors: 3'"):
         admit(asking, ctx())
+
+
+ORDERS = "persistent://shop/prod/orders"
+
+
+@pytest.mark.parametrize(
+    ("asked", "target"),
+    [
+        ({}, None),
+        ({"target": "Retry"}, None),
+        ({"target": "Source"}, ORDERS),
+        ({"target": "Topic", "targetTopic": f"{ORDERS}-checked"}, f"{ORDERS}-checked"),
+        ({"target": "Topic", "targetTopic": f"{ORDERS}-fulfilment-RETRY"}, None),
+    ],
+)
+def test_the_job_knows_its_target(asked: dict[str, str], target: str | None) -> None:
+    job = admit(replay(spec=asked), ctx()).job
+    assert job.target == (target and TopicName.parse(target))
+    assert str(job.destination) == (target or f"{ORDERS}-fulfilment-RETRY")
+    assert ReplayJob.decode(job.encode()) == job
+
+
+@pytest.mark.parametrize("asked", ["ExactlyOnce", "AtLeastOnce", None])
+def test_the_job_knows_what_is_guaranteed(asked: str | None) -> None:
+    spec = {} if asked is None else {"guarantee": asked}
+    job = admit(replay(spec=spec), ctx()).job
+    assert job.exactly_once is (asked != "AtLeastOnce")
+    assert ReplayJob.decode(job.encode()) == job
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "persistent://billing/prod/invoices",
+        "persistent://shop/prod/payments",
+        "persistent://shop/staging/orders",
+    ],
+)
+def test_a_topic_outside_of_the_rules_for_the_namespace_is_no_target(topic: str) -> None:
+    allow = [
+        {"topics": ["persistent://shop/prod/orders*"], "roles": ["*"]},
+        {"namespaces": {"names": ["billing"]}, "topics": ["persistent://*/*/*"], "roles": ["*"]},
+    ]
+    asked = replay(spec={"target": "Topic", "targetTopic": topic})
+    with pytest.raises(TargetNotAllowedError, match=r"spec\.allow") as refused:
+        admit(asked, ctx(connections=[connection(allow=allow)]))
+    assert topic in str(refused.value)
+
+
+@pytest.mark.parametrize(("role", "granted"), [("replay*", True), ("fulfilment", False)])
+def test_the_replay_role_gets_rights_on_a_target_where_a_rule_names_it(
+    role: str, *, granted: bool
+) -> None:
+    allow = [
+        {"topics": [f"{ORDERS}*"], "roles": [role]},
+        {"topics": ["persistent://shop/prod/*"], "roles": ["fulfilment"]},
+    ]
+    context = ctx(connections=[connection(allow=allow)])
+    assert admit(replay(spec={"target": "Source"}), context).may_grant is granted
+    other = {"target": "Topic", "targetTopic": "persistent://shop/prod/checked"}
+    assert not admit(replay(spec=other), context).may_grant
+    assert not admit(replay(), context).may_grant
 
 
 def test_a_selection_that_cannot_be_is_refused_before_anything_else_is_asked() -> None:

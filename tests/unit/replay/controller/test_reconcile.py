@@ -6,10 +6,12 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from redrive.admin.errors import BrokerDownError
 from redrive.api.job import JobDefaults
 from redrive.errors import Requeue
 from redrive.kube import resources
@@ -180,9 +182,7 @@ async def test_a_run_is_completed_by_the_word_of_its_job(api: FakeKubernetes) ->
         api, "COMPLETED", matched=8, moved=5, skipped=2, refused=1, left=0, finished=True
     )
     assert status["phase"] == "Completed"
-    assert shown(api)[1] == (
-        "of 8 dead letters 5 are in the retry topic, 2 needed no move, 1 can't be moved"
-    )
+    assert shown(api)[1] == ("of 8 dead letters 5 were moved, 2 needed no move, 1 can't be moved")
 
 
 async def test_a_dry_run_says_what_it_would_do(api: FakeKubernetes) -> None:
@@ -215,6 +215,22 @@ async def test_the_event_of_a_launch_says_why_the_replay_was_made() -> None:
     await reconcile(Key.of(body), context, asyncio.Lock())
     said = [str(event) for event in api.events]
     assert any("runs this Replay: the warehouse is up: OPS-1" in each for each in said)
+
+
+async def test_a_broker_that_hangs_holds_no_launch_of_others_up(api: FakeKubernetes) -> None:
+    body, launching = replay(spec={"target": "Source"}), asyncio.Lock()
+    asked = []
+
+    async def resolve(*_: object) -> None:
+        assert not launching.locked()
+        asked.append(body)
+        raise BrokerDownError("the broker does not answer", remedy="wait")
+
+    brokers = cast("Any", SimpleNamespace(resolve=resolve))
+    context = dataclasses.replace(ctx(replays=[body]), kubernetes=api, brokers=brokers)
+    assert await reconcile(Key.of(body), context, launching) is BrokerDownError.requeue
+    assert asked == [body]
+    assert shown(api)[0] == "BrokerUnreachable"
 
 
 async def test_a_run_that_rests_is_suspended(api: FakeKubernetes) -> None:
@@ -330,7 +346,7 @@ async def test_a_run_that_has_ended_is_not_launched_again_because_its_applicatio
     account = {"matched": 8, "moved": 8, "skipped": 0, "refused": 0, "left": 0}
     assert await look_without_its_application(api, None, **account, finished=True) == []
     assert statuses(api)[-1]["phase"] == "Completed"
-    assert shown(api)[1].startswith("of 8 dead letters 8 are in the retry topic")
+    assert shown(api)[1].startswith("of 8 dead letters 8 were moved")
 
 
 async def test_a_run_that_failed_is_not_launched_again_once_its_application_outlived_its_time(

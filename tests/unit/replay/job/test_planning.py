@@ -19,8 +19,8 @@ from redrive.replay.job import plan
 from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.job.planning import planned
 from redrive.replay.ledger.records import RangeRecord, Records
-from redrive.replay.moving.mover import RangeTask
 from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.moving.task import RangeTask
 from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.topic import bitmap
 from redrive.replay.topic.partition import Acknowledged, Partition

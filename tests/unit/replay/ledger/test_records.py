@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.policy.naming import TopicName
 from redrive.replay.ledger import records
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.records import Header, RangePlan, RangeRecord, Records, RefusedEntry
 from redrive.replay.topic import bitmap
-from redrive.replay.topic.position import EntryId
+from redrive.replay.topic.position import EntryId, TargetPartition
 from redrive.replay.topic.ranges import Range
 
 OF = Range(0, 7, 0, 9_999)
@@ -26,7 +27,14 @@ range_records = st.builds(
     leased=st.booleans(),
     moved=st.dictionaries(uids, bits),
     partly=st.dictionaries(uids, st.dictionaries(st.integers(0, 40), st.integers(1, 7))),
-    tails=st.dictionaries(st.integers(-1, 3), entries),
+    tails=st.dictionaries(
+        st.builds(
+            TargetPartition,
+            st.sampled_from([TopicName("shop", "prod", "orders"), TopicName("a", "b", "ü-RETRY")]),
+            st.integers(-1, 3),
+        ),
+        entries,
+    ),
     chunks=st.dictionaries(st.integers(0, 40), entries),
 )
 refused = st.lists(

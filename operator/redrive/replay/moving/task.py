@@ -1,0 +1,70 @@
+"""What one task is to move: a range of a dead-letter topic, from where to where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from redrive.policy.naming import TopicName
+from redrive.replay.ledger.permit import Permit
+from redrive.replay.ledger.records import Parts
+from redrive.replay.topic.position import EntryId, TargetPartition
+from redrive.replay.topic.ranges import Range
+
+
+@dataclass(frozen=True)
+class Route:
+    """From where to where, for which Replay.
+
+    Attributes:
+        source: the dead-letter topic.
+        subscription: the one that keeps the messages there; they are acknowledged on it.
+        target_partitions: 0 for a target without partitions.
+        exactly_once: whether to move nothing to a target that does not deduplicate, and nothing
+            that may be stored already.
+        replay: `namespace/name`, written into each message.
+        owner: the run, as the ledger knows it.
+    """
+
+    service_url: str
+    admin_url: str
+    source: TopicName
+    subscription: str
+    target: TopicName
+    target_partitions: int
+    exactly_once: bool
+    ledger: TopicName
+    replay: str
+    uid: str
+    owner: str
+
+
+@dataclass(frozen=True)
+class RangeTask:
+    """A range to move, under a lease. Sets of entries are bitmaps of offsets.
+
+    Attributes:
+        entries: what to move.
+        chunks: see `RangePlan`.
+        acknowledged: which of them are acknowledged: not to be sent, moved or not.
+        partly: see `RangeRecord`.
+        tails: where earlier leases may have stored what is not on record; see `RangeRecord`.
+        since: the ends of the target's partitions when this lease was given.
+        generation: of this lease.
+        lease: the id of its record, serialized.
+        permit: what the task may do at first.
+        ahead: see `reading.prefetch`.
+    """
+
+    route: Route
+    range: Range
+    entries: int
+    chunks: Mapping[int, EntryId]
+    acknowledged: int
+    partly: Parts
+    tails: Mapping[TargetPartition, EntryId]
+    since: Mapping[TargetPartition, EntryId]
+    generation: int
+    lease: bytes
+    permit: Permit
+    ahead: int

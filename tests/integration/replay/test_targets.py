@@ -1,0 +1,228 @@
+"""Dead letters that go elsewhere than to the retry topic: once, also across targets and kills."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive.admin.errors import AdminForbiddenError
+from redrive.policy.naming import TopicName
+from redrive.policy.properties import ORIGIN_MESSAGE_ID, RECONSUMETIMES, REPLAYS
+from redrive.replay import audit
+from redrive.replay.job import run as runs
+from redrive.replay.job.engine import Local
+from redrive.replay.ledger.account import Account
+from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.moving.sending import DeduplicationOffError
+from redrive.replay.moving.task import RangeTask
+from redrive.replay.spec import ReplayJob
+from redrive.replay.topic.broker import ReplayRoleRefusedError
+from tests.integration.replay.test_mover import (
+    Notes,
+    job_of,
+    numbers,
+    process,
+    replay,
+    wait_until_moved,
+)
+from tests.integration.replay.test_schemas import FIRST, bury
+
+ProvisionPolicy = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+COUNT = 20_000
+RIGHTS = ("produce", "consume")
+
+
+def add_source(
+    provisioned: Any,  # noqa: ANN401
+    partitions: int = 0,
+    *,
+    deduplicate: bool = True,
+    rights: tuple[str, ...] = RIGHTS,
+) -> TopicName:
+    """Create the source topic, for two subscriptions, and return it."""
+    topic: TopicName = provisioned.policy.topic
+    provisioned.create(topic, provisioned.policy.subscription, partitions)
+    if deduplicate:
+        provisioned.deduplicate(topic)
+    if rights:
+        provisioned.grant(topic, *rights)
+    return topic
+
+
+def job_to(provisioned: Any, target: TopicName, **of: Any) -> ReplayJob:  # noqa: ANN401
+    """Return a Replay of everything to *target*."""
+    return dataclasses.replace(job_of(provisioned), target=target, **of)
+
+
+def move(job: ReplayJob) -> Account:
+    return runs.run(job, Local(), Notes())
+
+
+def kill_at(provisioned: Any, job: ReplayJob, moved: int) -> int:  # noqa: ANN401
+    """Kill the process of *job* when so much is moved, and return what its target has."""
+    with process(job) as killed:
+        wait_until_moved(provisioned, moved, job.destination)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    stored = len(provisioned.in_target(job.destination))
+    assert 0 < stored < COUNT
+    return stored
+
+
+def check_audit(provisioned: Any, *targets: TopicName) -> None:  # noqa: ANN401
+    broker, dead = provisioned.broker, provisioned.policy.dead_letter_topic
+    urls = [broker.service_url, broker.admin_url]
+    assert audit.main([*urls, str(dead), *map(str, targets), "--complete"]) == 0
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+def test_the_source_topic_gets_each_message_once_as_a_new_one(
+    provision_policy: ProvisionPolicy, partitions: int
+) -> None:
+    provisioned = provision_policy(partitions=partitions)
+    source = add_source(provisioned, partitions)
+    producer = provisioned.client.create_producer(str(provisioned.policy.dead_letter_topic))
+    carried = {"id": "1", RECONSUMETIMES: "16", ORIGIN_MESSAGE_ID: "1:2:-1", REPLAYS: "1"}
+    producer.send(b"order", properties=carried)
+    provisioned.bury(20)
+    buried = provisioned.ids(provisioned.resting())
+
+    account = move(job_to(provisioned, source))
+
+    assert (account.matched, account.moved, account.left) == (21, 21, 0)
+    assert provisioned.in_target(source) == buried
+    assert provisioned.in_target() == []
+    assert provisioned.resting() == []
+    consumer = provisioned.client.subscribe(str(source), provisioned.policy.subscription)
+    received = [consumer.receive(15_000).properties() for _ in range(21)]
+    (mine,) = (each for each in received if each["id"] == "1")
+    assert (mine[RECONSUMETIMES], mine[ORIGIN_MESSAGE_ID], mine[REPLAYS]) == ("0", "1:2:-1", "2")
+    assert move(job_to(provisioned, source)) == Account()
+
+
+def test_a_killed_run_to_a_busy_source_topic_is_gone_on_with_exactly_once(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    source = add_source(provisioned)
+    provisioned.bury_many(COUNT)
+    with ThreadPoolExecutor(1) as threads:
+        traffic = threads.submit(_produce, provisioned, source, 400)
+        kill_at(provisioned, job_to(provisioned, source), 4_000)
+        account = move(job_to(provisioned, source))
+        traffic.result()
+    assert account.matched == account.moved + account.skipped
+    found = provisioned.in_target(source)
+    assert [each for each in found if each != "new"] == numbers(COUNT)
+    assert found.count("new") == 400
+    assert provisioned.backlog_of_dead_letters() == 0
+    check_audit(provisioned, source)
+
+
+def _produce(provisioned: Any, topic: TopicName, count: int) -> None:  # noqa: ANN401
+    producer = provisioned.client.create_producer(str(topic))
+    for _ in range(count):
+        producer.send(b"an order of today", properties={"id": "new"})
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_what_a_killed_run_has_moved_elsewhere_is_found_there_by_the_next(
+    provision_policy: ProvisionPolicy, *, back: bool
+) -> None:
+    provisioned = provision_policy()
+    source, retry = add_source(provisioned), provisioned.policy.retry_topic
+    provisioned.bury_many(COUNT)
+    first, then = (source, retry) if back else (retry, source)
+
+    before = kill_at(provisioned, job_to(provisioned, first), 4_000)
+    account = move(job_to(provisioned, then))
+
+    assert account.left == 0
+    in_first, in_then = provisioned.in_target(first), provisioned.in_target(then)
+    assert len(in_first) >= before  # the broker stores what it had received
+    assert len(in_then) == account.moved > 0
+    assert sorted([*in_first, *in_then]) == numbers(COUNT)
+    check_audit(provisioned, source, retry)
+
+
+def test_three_targets_in_turn_each_after_a_kill(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    source, retry = add_source(provisioned), provisioned.policy.retry_topic
+    checked = source.sibling("orders-checked")
+    provisioned.create(checked, "check", 0)
+    provisioned.deduplicate(checked)
+    provisioned.grant(checked, *RIGHTS)
+    provisioned.bury_many(COUNT)
+    kill_at(provisioned, job_to(provisioned, source), 2_000)
+    kill_at(provisioned, job_to(provisioned, retry), 2_000)
+    move(job_to(provisioned, checked))
+    found = [each for topic in (source, retry, checked) for each in provisioned.in_target(topic)]
+    assert sorted(found) == numbers(COUNT)
+    check_audit(provisioned, source, retry, checked)
+
+
+def test_without_deduplication_a_run_moves_all_only_if_it_may_move_more_than_once(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    source = add_source(provisioned, deduplicate=False)
+    provisioned.bury_many(COUNT)
+    with pytest.raises(DeduplicationOffError, match="guarantee: AtLeastOnce"):
+        move(job_to(provisioned, source))
+    proofs = len(provisioned.in_target(source))
+    again = job_to(provisioned, source, exactly_once=False)
+    kill_at(provisioned, again, 2_000)
+
+    account = move(again)
+
+    assert 0 < proofs < 5  # one of each range
+    assert (account.matched, account.left, account.refused) == (COUNT - proofs, 0, 0)
+    assert sorted(set(provisioned.in_target(source))) == numbers(COUNT)
+
+
+@pytest.mark.parametrize("rights", [(), ("consume",), ("produce",)])
+def test_a_role_without_the_rights_is_refused_and_another_target_is_open_to_it(
+    provision_policy: ProvisionPolicy, rights: tuple[str, ...]
+) -> None:
+    provisioned = provision_policy()
+    source = add_source(provisioned, rights=rights)
+    provisioned.bury(3)
+    with pytest.raises((AdminForbiddenError, ReplayRoleRefusedError), match=str(source)) as refused:
+        move(job_to(provisioned, source))
+    if rights:
+        (lacking,) = set(RIGHTS) - set(rights)
+        assert f"may {lacking} there" in str(refused.value)
+    assert len(provisioned.resting()) == 3
+    assert replay(provisioned).moved == 3
+
+
+def test_a_schema_that_a_target_does_not_take_keeps_nothing_from_another_target(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    source = add_source(provisioned)
+    provisioned.client.create_producer(str(source), schema=pulsar.schema.StringSchema()).close()
+    bury(provisioned, *[FIRST, None] * 10)
+
+    class DiesAtLast(Local):
+        def move(self, task: RangeTask) -> RangeResult:
+            super().move(task)
+            raise RuntimeError("killed before the result was on record")
+
+    with pytest.raises(RuntimeError):
+        runs.run(job_to(provisioned, source), DiesAtLast(), Notes())
+    stored = provisioned.in_target(source)
+    assert len(stored) == 10
+
+    assert replay(provisioned).left == 0
+    assert sorted([*stored, *provisioned.in_target()]) == [f"{n:04}" for n in range(20)]
+    check_audit(provisioned, source, provisioned.policy.retry_topic)

@@ -1,0 +1,167 @@
+"""What a broker says of a target, before anything is moved there: owner, deduplication, rights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+
+from redrive.admin.access import Access
+from redrive.admin.client import Admin
+from redrive.admin.http import Http
+from redrive.errors import Requeue
+from redrive.replay.controller import target
+from redrive.replay.controller.errors import (
+    TargetDeduplicationError,
+    TargetNotAllowedError,
+    TargetNotFoundError,
+    TargetNotSubscribedError,
+)
+from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
+from tests.unit.replay.controller.test_admission import connection, ctx, replay
+
+NAMESPACE = "persistent://shop/prod"
+RETRY = f"{NAMESPACE}/orders-fulfilment-RETRY"
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[FakeBroker]:
+    """A broker that has the source topic, and topics of a RetryPolicy beside it."""
+    async with FakeBroker.serving() as broker:
+        broker.tenants = {"shop": []}
+        owned = {"redrive.io/owner": "here/billing/invoices"}
+        topics = {
+            "orders": Topic(2, {}),
+            "checked": Topic(0, {"team": "shop", "redrive.io/owner": ""}),
+            "theirs": Topic(0, owned),
+            "theirs-in-parts": Topic(3, owned),
+        }
+        for topic in topics.values():
+            topic.parts = {end: ["s"] for end in topic.parts}
+        broker.namespaces = {"shop/prod": Namespace(topics)}
+        yield broker
+
+
+async def prepare(
+    broker: FakeBroker,
+    roles: str = "*",
+    status: dict[str, str] | None = None,
+    **spec: Any,  # noqa: ANN401
+) -> None:
+    """Prepare the target of a Replay."""
+    allow = [{"topics": [f"{NAMESPACE}/*"], "roles": [roles]}]
+    context = ctx(connections=[connection(allow=allow)])
+    async with aiohttp.ClientSession() as session:
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+
+        async def resolve(*_: object) -> Any:  # noqa: ANN401
+            return SimpleNamespace(admin=admin)
+
+        brokers = cast("Any", SimpleNamespace(resolve=resolve))
+        context = dataclasses.replace(context, brokers=brokers)
+        await target.prepare(replay(spec=spec, status=status or {}), context)
+
+
+def rights(broker: FakeBroker, topic: str) -> dict[str, list[str]]:
+    """Return what each role may do on a topic."""
+    granted = broker.namespaces["shop/prod"].grants.get(f"{NAMESPACE}/{topic}", {})
+    return {role: sorted(actions) for role, actions in granted.items()}
+
+
+def deduplicate(broker: FakeBroker, topic: str) -> None:
+    broker.namespaces["shop/prod"].topics[topic].policies["deduplicationEnabled"] = True
+
+
+async def test_the_retry_topic_is_as_the_operator_made_it(broker: FakeBroker) -> None:
+    named = {"target": "Topic", "targetTopic": RETRY}
+    same: tuple[dict[str, Any], ...] = ({}, {"target": "Retry"}, named)
+    for spec in same:
+        await prepare(broker, **spec)
+    assert broker.calls == []
+
+
+async def test_a_run_that_was_launched_is_not_held_up(broker: FakeBroker) -> None:
+    """Its job finds by itself what has changed at the broker."""
+    await prepare(broker, target="Source", status={"sparkApplication": "replay-now"})
+    assert broker.calls == []
+
+
+@pytest.mark.parametrize("topic", ["orders", "checked"])
+async def test_a_target_that_deduplicates_gets_the_replay_role(
+    broker: FakeBroker, topic: str
+) -> None:
+    deduplicate(broker, topic)
+    grants = broker.namespaces["shop/prod"].grants
+    grants[f"{NAMESPACE}/{topic}"] = {"replayer": ["functions"], "fulfilment": ["consume"]}
+    asked: dict[str, Any] = {"target": "Topic", "targetTopic": f"{NAMESPACE}/{topic}"}
+    for spec in (asked, {"target": "Source"} if topic == "orders" else asked):
+        await prepare(broker, **spec)
+        assert rights(broker, topic) == {
+            "replayer": ["consume", "functions", "produce"],
+            "fulfilment": ["consume"],
+        }
+
+
+@pytest.mark.parametrize("topic", ["theirs", "theirs-in-parts"])
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_a_topic_that_redrive_keeps_for_a_policy_is_no_target(
+    broker: FakeBroker, topic: str, *, dry_run: bool
+) -> None:
+    deduplicate(broker, topic)
+    asked: dict[str, Any] = {"target": "Topic", "targetTopic": f"{NAMESPACE}/{topic}"}
+    for guarantee in ("ExactlyOnce", "AtLeastOnce"):
+        with pytest.raises(TargetNotAllowedError, match="keeps for a RetryPolicy"):
+            await prepare(broker, guarantee=guarantee, dryRun=dry_run, **asked)
+    assert rights(broker, topic) == {}
+
+
+async def test_a_source_topic_that_is_the_retry_topic_of_another_policy_is_no_target(
+    broker: FakeBroker,
+) -> None:
+    source = broker.namespaces["shop/prod"].topics["orders"]
+    source.properties["redrive.io/owner"] = "here/shop/first"
+    with pytest.raises(TargetNotAllowedError):
+        await prepare(broker, target="Source")
+
+
+async def test_what_can_not_be_kept_is_refused_with_both_edits(broker: FakeBroker) -> None:
+    with pytest.raises(TargetDeduplicationError) as refused:
+        await prepare(broker, target="Source")
+    assert f"set-deduplication-status --enable {NAMESPACE}/orders" in str(refused.value)
+    assert "guarantee: AtLeastOnce" in str(refused.value)
+    assert refused.value.requeue is Requeue.SLOW_BACKOFF
+    assert rights(broker, "orders") == {}
+    await prepare(broker, target="Source", guarantee="AtLeastOnce")
+    assert rights(broker, "orders") == {"replayer": ["consume", "produce"]}
+
+
+@pytest.mark.parametrize(
+    "parts", [{"-partition-0": ["s"], "-partition-1": []}, {"-partition-0": ["s"]}]
+)
+async def test_a_topic_that_would_keep_nothing_is_no_target(
+    broker: FakeBroker, parts: dict[str, list[str]]
+) -> None:
+    broker.namespaces["shop/prod"].topics["orders"].parts = parts
+    deduplicate(broker, "orders")
+    with pytest.raises(TargetNotSubscribedError, match="create-subscription"):
+        await prepare(broker, target="Source")
+    assert rights(broker, "orders") == {}
+
+
+async def test_a_topic_that_is_not_there_is_not_made(broker: FakeBroker) -> None:
+    with pytest.raises(TargetNotFoundError, match="create it"):
+        await prepare(broker, target="Topic", targetTopic=f"{NAMESPACE}/absent")
+    assert "absent" not in broker.namespaces["shop/prod"].topics
+
+
+@pytest.mark.parametrize("spec", [{"dryRun": True}, {"roles": "fulfilment"}])
+async def test_nothing_is_granted_for_a_dry_run_or_without_a_rule(
+    broker: FakeBroker, spec: dict[str, Any]
+) -> None:
+    deduplicate(broker, "orders")
+    await prepare(broker, target="Source", **spec)
+    assert rights(broker, "orders") == {}
