@@ -251,9 +251,13 @@ def letters(provisioned: ProvisionedPolicy) -> dict[str, set[int]]:
     return found
 
 
-def compact(provisioned: ProvisionedPolicy) -> None:
-    """Compact the records, and wait for it; the first time may fail, for want of its cursor."""
-    url = f"{path(provisioned.policy.sequences_topic)}/compaction"
+def compact(provisioned: ProvisionedPolicy) -> int:
+    """Compact the records, and return how many are left.
+
+    The first time may fail, for want of its cursor.
+    """
+    topic = path(provisioned.policy.sequences_topic)
+    url = f"{topic}/compaction"
 
     def is_over() -> bool:
         answer = provisioned.broker.request("GET", url)
@@ -265,6 +269,8 @@ def compact(provisioned: ProvisionedPolicy) -> None:
 
     provisioned.broker.request("PUT", url).check("compact")
     wait_until(is_over)
+    stored = json.loads(provisioned.broker.request("GET", f"{topic}/internalStats").body)
+    return int(stored["compactedLedger"]["entries"])
 
 
 def write(topic: SequenceTopic, origins: Iterable[int], content: bytes) -> None:
@@ -277,10 +283,10 @@ def test_records_that_are_compacted_away_hold_nothing_back(sequenced: Provisione
     writing = SequenceTopic(sequenced.client(sequenced.role), name)
     write(writing, range(3), letter)
     write(writing, [0, 1], b"")
-    compact(sequenced)
+    assert compact(sequenced) == 1
     assert out(sequenced) == 1
     write(writing, [2], b"")
-    compact(sequenced)
+    assert compact(sequenced) == 0
     assert out(sequenced) == 0  # and it ends, though the last record is gone
     writing.read()
     assert len(writing.sequences) == 0
@@ -299,6 +305,7 @@ def test_a_removal_that_was_compacted_away_while_nothing_was_followed_is_found_a
     assert len(idle.sequences) == 2
     write(busy, [1] * 1_100, letter)  # more than wait in a client
     write(busy, [0], b"")
-    compact(sequenced)
+    write(busy, [1], letter)
+    assert compact(sequenced) == 1
     idle.read()
     assert len(idle.sequences) == 1

@@ -87,7 +87,12 @@ class SequenceTopic:
                 if self._producer is None:
                     self._producer = _open(
                         lambda: self._client.create_producer(
-                            str(self._topic), batching_enabled=False, send_timeout_millis=10_000
+                            str(self._topic),
+                            batching_enabled=False,
+                            # Else the client does not say that a message is empty, and compaction
+                            # keeps it.
+                            compression_type=pulsar.CompressionType.LZ4,
+                            send_timeout_millis=10_000,
                         )
                     )
                 self._producer.send(content, partition_key=name)
