@@ -106,9 +106,9 @@ def test_a_process_killed_while_a_key_dies_loses_nothing_and_keeps_its_order(
         sequenced,
         f"""
 {DIE}
+{AT_STEP[step]}
 consumer = RetryConsumer(client, load_policy())
 bad = consumer.receive()
-{AT_STEP[step]}
 consumer.reconsume_later(bad, cause=ValueError("bad"))
 """,
     )
@@ -140,10 +140,10 @@ def test_a_process_killed_while_a_replayed_letter_is_done_keeps_the_order_of_the
     process = start_program(
         sequenced,
         f"""
+pulsar.{step} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 consumer = RetryConsumer(client, load_policy())
 first = consumer.receive()
 assert first.data() == b"a1"
-pulsar.{step} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 consumer.acknowledge(first)
 """,
     )
