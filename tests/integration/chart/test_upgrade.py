@@ -11,7 +11,7 @@ import pytest
 
 from sandbox import CHECKOUT, chart, installation
 from sandbox.sandbox import Sandbox
-from tests.integration.provision.conftest import Shop
+from tests.integration.provision.conftest import Shop, rest_path
 
 PREVIOUS = Path(__file__).with_name("previous.tgz")
 """The chart as it was before; `helm package` made it."""
@@ -28,6 +28,8 @@ def shop(sandbox: Sandbox) -> Iterator[Shop]:
     made.request("PUT", f"tenants/{name}", clusters)
     made.request("PUT", f"namespaces/{name}/prod")
     made.create_topic(made.topic("orders"))
+    # A broker deletes a topic without a subscription after a minute.
+    made.request("PUT", f"{rest_path(made.topic('orders'))}/subscription/fulfilment")
     yield made
     sandbox.processes.stop(OPERATOR)
     # Should the test end early, those of the previous chart would fail all tests after it.
