@@ -37,7 +37,7 @@ ROTATION_SECONDS = 15.0
 """How long a rotation takes, unless that were too fast for the broker."""
 CALLS_PER_SECOND = 20.0
 """The most that a rotation has of calls to its broker."""
-CALLS_PER_SECOND_IN_ALL = 100.0
+CALLS_PER_SECOND_IN_ALL = 75.0
 """The most that all rotations have together: what the operator needs grows with the policies that
 it has, not with the brokers.
 """

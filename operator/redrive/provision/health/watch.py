@@ -1,7 +1,7 @@
 """Looks at the topics of every provisioned policy once a minute, and at once when requested.
 
 Made by `handlers`, beside the controllers. For each connection one task asks the broker, all that
-lead to one broker at most ten times a second, and all together a hundred times: with more policies
+lead to one broker at most ten times a second, and all together 75 times: with more policies
 than that is enough for, a look comes later than every minute. A policy that is not ready any more
 is looked at all the same: its messages still wait.
 """
@@ -43,7 +43,7 @@ from redrive.provision.resolve import resolve
 INTERVAL_SECONDS = 60.0
 CALLS_PER_SECOND = 10.0
 """To one broker."""
-CALLS_PER_SECOND_IN_ALL = 100.0
+CALLS_PER_SECOND_IN_ALL = 75.0
 """To all brokers together."""
 TICK_SECONDS = 1.0
 AT_A_TIME = 20
