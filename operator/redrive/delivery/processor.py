@@ -18,7 +18,15 @@ import pulsar
 
 from redrive.copying.errors import NotSentError
 from redrive.delivery.bounded import Deadline, all_within
-from redrive.delivery.middleware.chain import Forward, Middleware, Outcome, Receive, Settle, compose
+from redrive.delivery.middleware.chain import (
+    Forward,
+    Middleware,
+    Outcome,
+    Receive,
+    Settle,
+    compose,
+    receive_accepted,
+)
 from redrive.delivery.middleware.outage_breaker import OutageGuard
 from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.settlement import (
@@ -184,13 +192,10 @@ class Processor:
         message = self.parts.incoming.take(timeout)
         if message is None or self._in_hand.begin(message):
             return message
-        clock = self.parts.clock
-        end = None if timeout is None else clock.monotonic() + timeout
-        while True:
-            left = None if end is None else max(0.0, end - clock.monotonic())
-            message = self.parts.incoming.take(left)
-            if message is None or self._in_hand.begin(message):
-                return message
+        # A copy: the time begins only now, since to look at the clock costs each message.
+        return receive_accepted(
+            self.parts.incoming.take, self._in_hand.begin, self.parts.clock.monotonic, timeout
+        )
 
     def _tell_broker(self, message: pulsar.Message) -> None:
         self._subscriptions[message.topic_name()].acknowledge(message)

@@ -11,9 +11,8 @@ from typing import TypeGuard
 
 from redrive.admin.model import RightsChange, Schema
 from redrive.admin.policies import DELAYED_DELIVERY, TopicPolicy, Write
-from redrive.kube.resources import Body
+from redrive.kube.resources import TOPIC_OWNER, Body
 from redrive.policy.naming import TopicName
-from redrive.provision import ownership
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,10 @@ class Mark:
     properties: Mapping[str, str]
 
     def __str__(self) -> str:
-        if self.properties.get(ownership.OWNER) == "":
+        if self.properties.get(TOPIC_OWNER) == "":
             return f"took the mark off {self.topic}"
-        if ownership.OWNER in self.properties:
-            return f"marked {self.topic} as kept by {self.properties[ownership.OWNER]}"
+        if TOPIC_OWNER in self.properties:
+            return f"marked {self.topic} as kept by {self.properties[TOPIC_OWNER]}"
         return f"noted on {self.topic.local} what redrive added"
 
 

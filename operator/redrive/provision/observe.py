@@ -66,14 +66,10 @@ async def observe(
             else await _topic(desired.dead_letter, namespace, admin)
         ),
         ledger=await _records(
-            desired.ledger, namespace, admin, known=recent and desired.had_ledger, recent=recent
+            desired.ledger, namespace, admin, known=desired.had_ledger, recent=recent
         ),
         sequences=await _records(
-            desired.sequences,
-            namespace,
-            admin,
-            known=recent and desired.had_sequences,
-            recent=recent,
+            desired.sequences, namespace, admin, known=desired.had_sequences, recent=recent
         ),
         unused=await _unused(desired.unused, namespace, admin),
         permissions=namespace.permissions,

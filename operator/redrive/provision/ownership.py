@@ -15,9 +15,8 @@ from redrive.admin.model import RightsChange
 from redrive.kube.resources import TOPIC_OWNER, Body, Key
 from redrive.policy.naming import TopicName
 
-OWNER = TOPIC_OWNER
 OWNER_UID = "redrive.io/owner-uid"
-"""The uid of that object."""
+"""The uid of the policy that `TOPIC_OWNER` names."""
 SOURCE = "redrive.io/source"
 """What that policy retries: `topic/subscription`."""
 CREATED = "redrive.io/created"
@@ -33,7 +32,7 @@ SCHEMA = "redrive.io/schema"
 """The fingerprint of the source topic's schema that redrive copied last."""
 CREATING = "creating"
 """A field of a policy's status: the topics that were about to be created for it."""
-_KEYS = (OWNER, OWNER_UID, SOURCE, CREATED, GRANTED, SUBSCRIPTION, REPLACED)
+_KEYS = (TOPIC_OWNER, OWNER_UID, SOURCE, CREATED, GRANTED, SUBSCRIPTION, REPLACED)
 
 HAND_OVER_TO = "redrive.io/hand-over-to"
 """An annotation of a RetryPolicy: the id of another cluster, whose policy of the same namespace and
@@ -136,7 +135,7 @@ class OwnershipRecord:
     def of(cls, properties: Mapping[str, str]) -> OwnershipRecord:
         """Read *properties*; what is not as redrive writes it counts as empty."""
         return cls(
-            owner=properties.get(OWNER, ""),
+            owner=properties.get(TOPIC_OWNER, ""),
             uid=properties.get(OWNER_UID, ""),
             source=properties.get(SOURCE, ""),
             created=properties.get(CREATED) == "true",
@@ -149,7 +148,7 @@ class OwnershipRecord:
         """Write it; what is empty is left out."""
         granted = {role: sorted(actions) for role, actions in sorted(self.granted.items())}
         written = {
-            OWNER: self.owner,
+            TOPIC_OWNER: self.owner,
             OWNER_UID: self.uid,
             SOURCE: self.source,
             CREATED: "true" if self.created else "",

@@ -8,7 +8,7 @@ from typing import Any
 
 from redrive.admin.model import NamespaceState
 from redrive.errors import RedriveError
-from redrive.kube.resources import Body, is_owned_by
+from redrive.kube.resources import TOPIC_OWNER, Body, is_owned_by
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
 from redrive.provision.checks import Checks
@@ -24,7 +24,7 @@ from redrive.provision.errors import (
     TopicExistsError,
 )
 from redrive.provision.facts import Observed, Request, TopicState
-from redrive.provision.ownership import OWNER, TAKE_OVER_FROM, Owner, OwnershipRecord
+from redrive.provision.ownership import TAKE_OVER_FROM, Owner, OwnershipRecord
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def source_is_of_redrive(facts: PreflightFacts) -> RedriveError | None:
     return ChainedPolicyError(
         "the source topic is a retry, dead-letter or ledger topic of another RetryPolicy, and what "
         "waits or rests there would be retried once more, in topics of its own",
-        got=f"{OWNER}={record.owner}",
+        got=f"{TOPIC_OWNER}={record.owner}",
         remedy="name the topic that producers send to; where this one is meant, create the policy "
         "with spec.chained true",
     )
@@ -185,7 +185,7 @@ def _status(body: Body) -> Mapping[str, Any]:
 
 def _owner_conflict(topic: TopicName, record: OwnershipRecord, ours: Owner) -> RedriveError:
     """Refuse a topic of another owner, and say how it may become that of *ours* all the same."""
-    way = f"pulsar-admin topics remove-properties -k {OWNER} {topic}"
+    way = f"pulsar-admin topics remove-properties -k {TOPIC_OWNER} {topic}"
     named = Owner.parse(record.owner)
     if named is not None and record.may_pass_to(ours, {named.key.name}):
         way = (
@@ -195,7 +195,7 @@ def _owner_conflict(topic: TopicName, record: OwnershipRecord, ours: Owner) -> R
     return OwnerConflictError(
         f"the topic {topic} belongs to another RetryPolicy, which may be gone and have retained "
         "it, and nothing of it is changed",
-        got=f"{OWNER}={record.owner}",
+        got=f"{TOPIC_OWNER}={record.owner}",
         remedy=f"use other names for this policy's topics; where it is to take over, run: {way}",
     )
 

@@ -36,6 +36,22 @@ Forward = Callable[[Hop], pulsar.MessageId]
 _Stage = TypeVar("_Stage")
 
 
+def receive_accepted(
+    receive: Receive,
+    accepts: Callable[[pulsar.Message], bool],
+    monotonic: Callable[[], float],
+    timeout: float | None,
+) -> pulsar.Message | None:
+    """Return the next message that *accepts* says yes to; None if none came within *timeout*."""
+    end = None if timeout is None else monotonic() + timeout
+    left = timeout
+    while True:
+        message = receive(left)
+        if message is None or accepts(message):
+            return message
+        left = None if end is None else max(0.0, end - monotonic())
+
+
 class BoundConsumer(Protocol):
     """The consumer that a middleware serves; every kind of ours has more."""
 

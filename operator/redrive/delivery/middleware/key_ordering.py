@@ -12,7 +12,7 @@ import pulsar
 
 from redrive.copying import reading
 from redrive.copying.reading import id_text
-from redrive.delivery.middleware.chain import Middleware, Receive, Settle
+from redrive.delivery.middleware.chain import Middleware, Receive, Settle, receive_accepted
 from redrive.delivery.middleware.settlement import HandBack, RetryInPlace, Settlement
 from redrive.delivery.parts import Clock, Incoming
 from redrive.delivery.receiving.origin import topic_of
@@ -51,11 +51,8 @@ class KeyOrdering(Middleware):
             if not self._taking.acquire(timeout=-1 if timeout is None else timeout):
                 return None
             try:
-                while True:
-                    left = None if end is None else max(0.0, end - self._clock.monotonic())
-                    message = receive(left)
-                    if message is None or self._may_go(message):
-                        return message
+                left = None if end is None else max(0.0, end - self._clock.monotonic())
+                return receive_accepted(receive, self._may_go, self._clock.monotonic, left)
             finally:
                 self._taking.release()
 

@@ -16,7 +16,13 @@ import pulsar
 from redrive.copying import reading
 from redrive.copying.errors import NotSentError
 from redrive.copying.reading import id_text
-from redrive.delivery.middleware.chain import Forward, Middleware, Receive, Settle
+from redrive.delivery.middleware.chain import (
+    Forward,
+    Middleware,
+    Receive,
+    Settle,
+    receive_accepted,
+)
 from redrive.delivery.middleware.settlement import Hop, Settlement
 from redrive.delivery.parts import Parts, SequenceLog
 from redrive.delivery.retrying.attempts import Attempts
@@ -73,12 +79,7 @@ class Sequencing(Middleware):
         """Receive the next message that is not behind a dead letter; the others follow it."""
 
         def receive_in_sequence(timeout: float | None) -> pulsar.Message | None:
-            end = None if timeout is None else self._clock.monotonic() + timeout
-            while True:
-                left = None if end is None else max(0.0, end - self._clock.monotonic())
-                message = receive(left)
-                if message is None or self._may_be_handled(message):
-                    return message
+            return receive_accepted(receive, self._may_be_handled, self._clock.monotonic, timeout)
 
         return receive_in_sequence
 
