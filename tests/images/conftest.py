@@ -91,6 +91,9 @@ def engine() -> Iterator[Engine]:
     cache.mkdir(parents=True, exist_ok=True)
     made = Engine(store, cache)
     _make_base(made, store)
+    # What earlier trees left, tens of gigabytes in time; the layers of the last build stay.
+    made("rm", "--all")
+    made("prune")
     yield made
     mounted = store / "root" / "overlay"
     if mounted.is_mount():
