@@ -66,6 +66,16 @@ class Sandbox:
             raise
         return sandbox
 
+    def restart_broker(self) -> None:
+        """Start Pulsar once more if it has ended, and return when it answers.
+
+        Raises:
+            SandboxError: it ended or did not answer in time.
+        """
+        if not self.processes.alive(pulsar.NAME):
+            pulsar.start(self.pulsar, self.processes)
+            pulsar.wait(self.pulsar, self.processes)
+
     @classmethod
     def attach(cls, state: Path) -> Self:
         """The sandbox that was started with *state* and still runs.

@@ -73,10 +73,8 @@ def test_the_broker_is_killed_while_policies_are_made(harness: Harness) -> None:
     wait_for(
         lambda: bool(harness.made(names[0]).keys() > {harness.shop.topic("it")}), "no topic made"
     )
-    processes = harness.sandbox.processes
-    processes.kill(pulsar.NAME)
-    pulsar.start(harness.sandbox.pulsar, processes)
-    pulsar.wait(harness.sandbox.pulsar, processes)
+    harness.sandbox.processes.kill(pulsar.NAME)
+    harness.sandbox.restart_broker()
     for name in names:
         harness.shop.ready(name)
         assert harness.made(name) == harness.right

@@ -22,8 +22,8 @@ from redrive.replay.job import run as runs
 from redrive.replay.ledger import ledger
 from redrive.replay.ledger.records import Records
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import broker, reading, snapshot
-from redrive.replay.topic.position import NOWHERE, Source
+from redrive.replay.topic import broker, snapshot
+from redrive.replay.topic.position import Source
 from sandbox import toolchain
 
 RUN = """
@@ -170,16 +170,11 @@ def leases(provisioned: Any) -> int:  # noqa: ANN401
 
 def moved(provisioned: Any) -> list[tuple[str, Source]]:  # noqa: ANN401
     """Return the id of each message that the retry topic holds, and where it was moved from."""
-    admin_url, policy = provisioned.broker.admin_url, provisioned.policy
-    topic = reading.ReadableTopic(provisioned.client, admin_url, policy.retry_topic)
     found = []
-    for partition in snapshot.look(admin_url, policy.retry_topic):
-        if partition.end > NOWHERE:
-            bounds = NOWHERE, partition.end
-            for message in reading.messages(topic, partition.index, bounds, reading.MAX_PREFETCH):
-                carried = properties(message) or {}
-                source = Source.parse(carried[REPLAY_SOURCE])
-                assert source is not None
-                found.append((carried["id"], source))
+    for message in provisioned.read_all(provisioned.policy.retry_topic):
+        carried = properties(message) or {}
+        source = Source.parse(carried[REPLAY_SOURCE])
+        assert source is not None
+        found.append((carried["id"], source))
     assert len(found) == stored(provisioned)
     return sorted(found)

@@ -155,12 +155,11 @@ class Soak:
         )
 
     def _kill_broker(self) -> None:
-        processes, start = self._sandbox.processes, time.time()
+        start = time.time()
         # Acknowledgements are written down every 10 s (managedLedgerDefaultMarkDeleteRateLimit of
         # a standalone broker; every second in others), and a little later on a busy machine.
-        processes.kill(pulsar.NAME)
-        pulsar.start(self._sandbox.pulsar, processes)
-        pulsar.wait(self._sandbox.pulsar, processes)
+        self._sandbox.processes.kill(pulsar.NAME)
+        self._sandbox.restart_broker()
         self.disturbances.append(
             Disturbance(
                 "killed broker",

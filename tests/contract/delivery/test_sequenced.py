@@ -10,6 +10,7 @@ import pytest
 
 from redrive.delivery.middleware import sequencing
 from redrive.policy.model import SubscriptionType
+from tests.support.messages import handle_until_quiet
 
 MakeWorld = Callable[..., Any]
 SECOND = timedelta(seconds=1)
@@ -40,15 +41,8 @@ def handled_until_quiet(
     quiet: timedelta = 4 * SECOND,
 ) -> list[bytes]:
     """Handle all there is with a consumer of its own; those that are *bad* fail."""
-    handled = []
     with world.consumer() as consumer:
-        while (message := consumer.receive(quiet)) is not None:
-            if message.data() in bad:
-                consumer.reconsume_later(message, cause=ValueError("bad"))
-            else:
-                handled.append(message.data())
-                consumer.acknowledge(message)
-    return handled
+        return handle_until_quiet(consumer, bad, quiet=quiet)
 
 
 def test_later_messages_of_a_dead_key_follow_it_and_a_replay_brings_all_back_in_order(

@@ -24,6 +24,7 @@ from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.policy.sequences import Letter, record_name
 from sandbox.pulsar import SUPERUSER
+from tests.support.messages import handle_until_quiet
 from tests.support.provisioned_policy import ProvisionedPolicy, path
 from tests.support.user_programs import StartProgram, start_program
 
@@ -78,14 +79,8 @@ def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def handled(provisioned: ProvisionedPolicy, *bad: bytes) -> list[bytes]:
     """Handle all that comes; *bad* ones fail."""
-    found = []
     with provisioned.consumer() as consumer:
-        while (message := consumer.receive(QUIET)) is not None:
-            if message.data() in bad:
-                consumer.reconsume_later(message, cause=ValueError("bad"))
-            else:
-                found.append(message.data())
-                consumer.acknowledge(message)
+        found = handle_until_quiet(consumer, bad, quiet=QUIET)
     assert provisioned.unsettled() == 0
     return found
 

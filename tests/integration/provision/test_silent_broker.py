@@ -29,13 +29,7 @@ def away(installed: Sandbox) -> Iterator[Callable[[], None]]:
         installed.processes.stop(pulsar.NAME)
 
     yield go
-    come_back(installed)
-
-
-def come_back(sandbox: Sandbox) -> None:
-    if not sandbox.processes.alive(pulsar.NAME):
-        pulsar.start(sandbox.pulsar, sandbox.processes)
-        pulsar.wait(sandbox.pulsar, sandbox.processes)
+    installed.restart_broker()
 
 
 def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recovers(
@@ -72,7 +66,7 @@ def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recov
     probes = 1 + (time.monotonic() - since) / SHORTEST_PAUSE
     assert made <= 2 * probes * len(connections)
 
-    come_back(installed)
+    installed.restart_broker()
     since = time.monotonic()
     wait_for_all(shop, "Provisioned")
     assert time.monotonic() - since < 30

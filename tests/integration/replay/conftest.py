@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from redrive.api.crds import crds
 from redrive.policy.model import Policy
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, LEDGER_SUBSCRIPTION, TopicName
 from redrive.policy.properties import CAUSE_TYPE, REPLAYS
+from redrive.replay import audit
 from redrive.replay.job.progress import Progress
 from redrive.replay.spark import query
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
@@ -80,19 +81,24 @@ class ProvisionedPolicy:
 
         Or in another *target*.
         """
-        found = []
-        target = target or self.policy.retry_topic
+        return self.ids(self.read_all(target or self.policy.retry_topic))
+
+    def read_all(self, target: TopicName) -> Iterator[pulsar.Message]:
+        """Read all that *target* holds, partition by partition."""
         for partition in snapshot.look(self.broker.admin_url, target):
             if partition.end > NOWHERE:
                 bounds = NOWHERE, partition.end
                 topic = reading.ReadableTopic(self.client, self.broker.admin_url, target)
-                found += [
-                    message.properties()["id"]
-                    for message in reading.messages(
-                        topic, partition.index, bounds, reading.MAX_PREFETCH
-                    )
-                ]
-        return sorted(found)
+                yield from reading.messages(topic, partition.index, bounds, reading.MAX_PREFETCH)
+
+    def check_audit(self, *targets: TopicName) -> None:
+        """Check that dead-letter topic, ledger and targets agree, message by message.
+
+        The target is the retry topic, or *targets* are all that Replays have moved to.
+        """
+        urls = self.broker.service_url, self.broker.admin_url
+        topics = self.policy.dead_letter_topic, *(targets or (self.policy.retry_topic,))
+        assert audit.main([*urls, *map(str, topics), "--complete"]) == 0
 
     def admin(self, method: str, topic: TopicName, what: str, body: object = None) -> str:
         """Ask the broker as its super-user, below *topic*."""
@@ -102,7 +108,7 @@ class ProvisionedPolicy:
         return answer.body
 
     @staticmethod
-    def ids(messages: list[pulsar.Message]) -> list[str]:
+    def ids(messages: Iterable[pulsar.Message]) -> list[str]:
         """Return the ids that `bury` gave, in alphabetical order."""
         return sorted(message.properties()["id"] for message in messages)
 

@@ -21,7 +21,6 @@ from redrive.replay.ledger.account import Account
 from redrive.replay.topic import reading, snapshot
 from redrive.replay.topic.position import NOWHERE
 from tests.integration.replay.test_mover import (
-    check_audit,
     job_of,
     numbers,
     replay,
@@ -77,12 +76,12 @@ def test_a_suspended_run_rests_with_a_true_account_and_goes_on_where_it_was(
         account = author.accounts[-1]
         assert (account.matched, account.moved, account.left) == (COUNT, moved, COUNT - moved)
         assert provisioned.backlog_of_dead_letters() == COUNT - moved
-        check_audit(provisioned)
+        provisioned.check_audit()
         author.wish = Wish.RUN
         account = run.result(120)
     assert (account.moved, account.left) == (COUNT, 0)
     assert provisioned.in_target() == numbers(COUNT)
-    check_audit(provisioned)
+    provisioned.check_audit()
 
 
 def test_a_run_whose_replay_is_deleted_settles_what_is_under_way_and_ends(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -27,29 +26,11 @@ ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
 
 
-@dataclass(frozen=True)
-class BrokerProcess:
-    """What can be done to the broker from outside."""
-
-    sandbox: Sandbox
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        self.sandbox.processes.kill(pulsar.NAME)
-
-    def start(self) -> None:
-        """Have it again, if it has ended."""
-        if not self.sandbox.processes.alive(pulsar.NAME):
-            pulsar.start(self.sandbox.pulsar, self.sandbox.processes)
-            pulsar.wait(self.sandbox.pulsar, self.sandbox.processes)
-
-
 @pytest.fixture
-def broker_process(sandbox: Sandbox) -> Iterator[BrokerProcess]:
-    """The broker; it runs again after the test."""
-    process = BrokerProcess(sandbox)
-    yield process
-    process.start()
+def killable(sandbox: Sandbox) -> Iterator[Sandbox]:
+    """The sandbox; its broker runs again after the test."""
+    yield sandbox
+    sandbox.restart_broker()
 
 
 def findings(provisioned: Any) -> AuditFindings:  # noqa: ANN401
@@ -60,34 +41,39 @@ def findings(provisioned: Any) -> AuditFindings:  # noqa: ANN401
     return audit.audit(urls, *dead_letter, policy.retry_topic)
 
 
+def check(provisioned: Any, moved: list[str], *, left: int) -> None:  # noqa: ANN401
+    """Check that these dead letters are moved, each once, and that *left* others rest."""
+    assert provisioned.in_target() == moved
+    assert findings(provisioned) == AuditFindings()
+    assert provisioned.backlog_of_dead_letters() == left
+
+
 def test_a_run_goes_on_when_the_broker_is_killed(
-    provision_policy: ProvisionPolicy, broker_process: BrokerProcess
+    provision_policy: ProvisionPolicy, killable: Sandbox
 ) -> None:
     count = 20_000
     provisioned = provision_policy()
     provisioned.bury_many(count)
     with process(job_of(provisioned)) as running:
         wait_until_moved(provisioned, 1_000)
-        broker_process.kill()
+        killable.processes.kill(pulsar.NAME)
         assert running.poll() is None
-        broker_process.start()
+        killable.restart_broker()
         _, said = running.communicate(timeout=200)
     assert running.returncode == 0, said
-    assert provisioned.in_target() == numbers(count)
-    assert findings(provisioned) == AuditFindings()
-    assert provisioned.backlog_of_dead_letters() == 0
+    check(provisioned, numbers(count), left=0)
 
 
 def test_what_a_killed_broker_forgets_of_a_completed_replay_is_acknowledged_again(
-    provision_policy: ProvisionPolicy, broker_process: BrokerProcess
+    provision_policy: ProvisionPolicy, killable: Sandbox
 ) -> None:
     """It keeps all that was stored. Of acknowledgements it keeps those of some time ago."""
     count = 8_000
     provisioned = provision_policy()
     provisioned.bury_many(count)
     assert runs.run(job_of(provisioned), EverySecond(), Notes()).moved == count // 2
-    broker_process.kill()
-    broker_process.start()
+    killable.processes.kill(pulsar.NAME)
+    killable.restart_broker()
     returned = provisioned.backlog_of_dead_letters() - count // 2
     assert returned > 0
     assert len(findings(provisioned).returned) == returned
@@ -95,13 +81,9 @@ def test_what_a_killed_broker_forgets_of_a_completed_replay_is_acknowledged_agai
     same = runs.run(job_of(provisioned), EverySecond(), Notes())
 
     assert (same.matched, same.moved) == (0, 0)
-    assert provisioned.in_target() == numbers(count)[::2]
-    assert findings(provisioned) == AuditFindings()
-    assert provisioned.backlog_of_dead_letters() == count // 2
+    check(provisioned, numbers(count)[::2], left=count // 2)
 
     other = replay(provisioned)
 
     assert (other.scanned, other.matched, other.moved) == (count // 2, count // 2, count // 2)
-    assert provisioned.in_target() == numbers(count)
-    assert findings(provisioned) == AuditFindings()
-    assert provisioned.backlog_of_dead_letters() == 0
+    check(provisioned, numbers(count), left=0)

@@ -27,7 +27,6 @@ from redrive.replay.topic import ranges
 from sandbox.pulsar import SUPERUSER
 from tests.integration.replay.test_mover import (
     Notes,
-    check_audit,
     job_of,
     process,
     replay,
@@ -80,7 +79,7 @@ def test_compressed_and_cut_messages_arrive_whole(provision_policy: ProvisionPol
     assert (account.matched, account.moved, account.refused) == (4, 4, 0)
     assert contents(provisioned.replayed()) == sorted(payloads, key=len)
     assert provisioned.backlog_of_dead_letters() == 0
-    check_audit(provisioned)
+    provisioned.check_audit()
 
 
 def test_chunks_may_lie_between_each_other_and_across_ranges(
@@ -134,7 +133,7 @@ def test_a_run_that_is_killed_between_chunks_is_gone_on_with(
     assert account.moved == len(sizes)
     assert provisioned.in_target() == list(map(str, sizes))
     assert provisioned.backlog_of_dead_letters() == 0
-    check_audit(provisioned)
+    provisioned.check_audit()
 
 
 CUT_OFF = """

@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
-from redrive.replay import audit
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local, Wish
 from redrive.replay.job.plan import PlannedRange, Scan
@@ -132,13 +131,6 @@ def wait_until_moved(
         time.sleep(0.01)
 
 
-def check_audit(provisioned: Any) -> None:  # noqa: ANN401
-    """Check that dead-letter topic, ledger and target agree, message by message."""
-    broker, policy = provisioned.broker, provisioned.policy
-    topics = [str(policy.dead_letter_topic), str(policy.retry_topic)]
-    assert audit.main([broker.service_url, broker.admin_url, *topics, "--complete"]) == 0
-
-
 def numbers(count: int) -> list[str]:
     return [f"{number:07}" for number in range(count)]
 
@@ -222,7 +214,7 @@ def test_a_run_that_is_killed_is_gone_on_with(
     account = replay(provisioned, uid=job.uid if next_replay == "same" else "")
 
     assert provisioned.in_target() == numbers(count)
-    check_audit(provisioned)
+    provisioned.check_audit()
     assert account.matched == account.moved + account.skipped
     if next_replay == "same":
         assert account.moved == count
@@ -245,7 +237,7 @@ def test_a_run_that_was_stopped_and_wakes_up_stores_nothing(
     assert stopped.returncode != 0
     assert FencedError.__name__ in said
     assert provisioned.in_target() == numbers(count)
-    check_audit(provisioned)
+    provisioned.check_audit()
 
 
 def test_a_backlog_that_is_cleared_by_hand_does_not_count_as_moved(
@@ -343,4 +335,4 @@ def test_topics_may_be_unloaded_meanwhile(provision_policy: ProvisionPolicy) -> 
         running.communicate(timeout=120)
         assert running.returncode == 0
     assert provisioned.in_target() == numbers(count)
-    check_audit(provisioned)
+    provisioned.check_audit()

@@ -15,7 +15,7 @@ from redrive.copying import reading
 from redrive.policy.naming import TopicName
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local
-from tests.integration.replay.test_mover import Notes, check_audit, job_of, replay
+from tests.integration.replay.test_mover import Notes, job_of, replay
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -87,7 +87,7 @@ def test_each_message_keeps_the_schema_it_was_written_with(
 
     assert (account.matched, account.moved) == (60, 60)
     assert written(provisioned, provisioned.policy.retry_topic, provisioned.replayed()) == dead
-    check_audit(provisioned)
+    provisioned.check_audit()
 
 
 def test_what_was_sent_before_a_crash_is_found_under_another_schema_too(
@@ -111,7 +111,7 @@ def test_what_was_sent_before_a_crash_is_found_under_another_schema_too(
     replay(provisioned, uid=job.uid)
 
     assert provisioned.in_target() == [f"{number:04}" for number in range(60)]
-    check_audit(provisioned)
+    provisioned.check_audit()
 
 
 def test_a_schema_that_the_retry_topic_does_not_take_refuses_its_messages_only(

@@ -17,6 +17,7 @@ from redrive.policy.naming import LEDGER_SUBSCRIPTION
 from redrive.replay.job import run as jobs
 from redrive.replay.spark.query import Spark
 from redrive.replay.spec import Choice
+from tests.support.messages import handle_until_quiet
 
 ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
@@ -34,16 +35,8 @@ def send(provisioned: Any, *contents: bytes) -> None:  # noqa: ANN401 - see conf
 
 def handled(provisioned: Any, *bad: bytes) -> list[bytes]:  # noqa: ANN401 - see conftest
     """Handle what comes until nothing more does; *bad* ones fail."""
-    found, wait = [], SOON
     with RetryConsumer(provisioned.client, provisioned.policy) as consumer:
-        while (message := consumer.receive(wait)) is not None:
-            wait = QUIET
-            if message.data() in bad:
-                consumer.reconsume_later(message, cause=ValueError("bad"))
-            else:
-                found.append(message.data())
-                consumer.acknowledge(message)
-    return found
+        return handle_until_quiet(consumer, bad, quiet=QUIET, soon=SOON)
 
 
 def test_a_sequence_comes_back_in_order_also_if_a_replay_takes_a_part_of_it(

@@ -20,7 +20,6 @@ from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.rows import DeadLetterRow
 from tests.integration.replay.test_mover import (
     Notes,
-    check_audit,
     job_of,
     numbers,
     replay,
@@ -79,7 +78,7 @@ def test_a_task_knows_of_what_it_has_sent_itself_that_none_is_stored(
 
     assert (account.matched, account.moved, account.refused) == (10, 10, 0)
     assert provisioned.in_target() == numbers(10)
-    check_audit(provisioned)
+    provisioned.check_audit()
 
 
 def test_what_may_have_been_stored_and_trimmed_is_refused(
@@ -131,7 +130,7 @@ def test_a_run_that_goes_on_accounts_for_dead_letters_that_are_trimmed(
 
     assert (account.matched, account.moved, account.skipped) == (20, 20, 0)
     assert provisioned.in_target() == numbers(20)
-    check_audit(provisioned)
+    provisioned.check_audit()
 
 
 def wait_until_trimmed(provisioned: Any, before: tuple[Partition, ...]) -> None:  # noqa: ANN401

@@ -15,7 +15,6 @@ import pytest
 from redrive.admin.errors import AdminForbiddenError
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import ORIGIN_MESSAGE_ID, RECONSUMETIMES, REPLAYS
-from redrive.replay import audit
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local
 from redrive.replay.ledger.account import Account
@@ -77,12 +76,6 @@ def kill_at(provisioned: Any, job: ReplayJob, moved: int) -> int:  # noqa: ANN40
     return stored
 
 
-def check_audit(provisioned: Any, *targets: TopicName) -> None:  # noqa: ANN401
-    broker, dead = provisioned.broker, provisioned.policy.dead_letter_topic
-    urls = [broker.service_url, broker.admin_url]
-    assert audit.main([*urls, str(dead), *map(str, targets), "--complete"]) == 0
-
-
 @pytest.mark.parametrize("partitions", [0, 3])
 def test_the_source_topic_gets_each_message_once_as_a_new_one(
     provision_policy: ProvisionPolicy, partitions: int
@@ -124,7 +117,7 @@ def test_a_killed_run_to_a_busy_source_topic_is_gone_on_with_exactly_once(
     assert [each for each in found if each != "new"] == numbers(COUNT)
     assert found.count("new") == 400
     assert provisioned.backlog_of_dead_letters() == 0
-    check_audit(provisioned, source)
+    provisioned.check_audit(source)
 
 
 def _produce(provisioned: Any, topic: TopicName, count: int) -> None:  # noqa: ANN401
@@ -151,7 +144,7 @@ def test_what_a_killed_run_has_moved_elsewhere_is_found_there_by_the_next(
     assert len(in_first) >= before  # the broker stores what it had received
     assert len(in_then) == account.moved > 0
     assert sorted([*in_first, *in_then]) == numbers(COUNT)
-    check_audit(provisioned, source, retry)
+    provisioned.check_audit(source, retry)
 
 
 def test_three_targets_in_turn_each_after_a_kill(provision_policy: ProvisionPolicy) -> None:
@@ -167,7 +160,7 @@ def test_three_targets_in_turn_each_after_a_kill(provision_policy: ProvisionPoli
     move(job_to(provisioned, checked))
     found = [each for topic in (source, retry, checked) for each in provisioned.in_target(topic)]
     assert sorted(found) == numbers(COUNT)
-    check_audit(provisioned, source, retry, checked)
+    provisioned.check_audit(source, retry, checked)
 
 
 def test_without_deduplication_a_run_moves_all_only_if_it_may_move_more_than_once(
@@ -225,4 +218,4 @@ def test_a_schema_that_a_target_does_not_take_keeps_nothing_from_another_target(
 
     assert replay(provisioned).left == 0
     assert sorted([*stored, *provisioned.in_target()]) == [f"{n:04}" for n in range(20)]
-    check_audit(provisioned, source, provisioned.policy.retry_topic)
+    provisioned.check_audit(source, provisioned.policy.retry_topic)
