@@ -93,7 +93,7 @@ def engine() -> Iterator[Engine]:
     _make_base(made, store)
     # What earlier trees left, tens of gigabytes in time; the layers of the last build stay.
     made("rm", "--all")
-    made("prune")
+    made("rmi", "--prune")
     yield made
     mounted = store / "root" / "overlay"
     if mounted.is_mount():
