@@ -47,7 +47,7 @@ class AfterFailure(enum.Enum):
 
 
 @dataclass
-class _Open(Generic[_M]):
+class _OpenOutage(Generic[_M]):
     """An outage.
 
     Attributes:
@@ -77,7 +77,7 @@ class Circuit(Generic[_M]):
         self._dependency = dependency
         self._limits = limits
         self._window = OutcomeWindow(limits.window)
-        self._open: _Open[_M] | None = None
+        self._open: _OpenOutage[_M] | None = None
         self._ignored = False
 
     @property
@@ -137,7 +137,7 @@ class Circuit(Generic[_M]):
             if not self._window.is_outage(cause, self._limits):
                 return AfterFailure.COUNTED
             outage = Outage(cause, self._dependency, at)
-            self._open = _Open(outage, now, now + _FIRST_PAUSE_SECONDS, tried={key: message})
+            self._open = _OpenOutage(outage, now, now + _FIRST_PAUSE_SECONDS, tried={key: message})
             return AfterFailure.BEGINS
         if self._open.probing.pop(key, None) is not None:
             longest = self._limits.max_probe_interval.total_seconds()
