@@ -14,8 +14,10 @@ import pulsar
 import pytest
 
 from redrive import (
+    AsyncBroadcastConsumer,
     AsyncRetryConsumer,
     AsyncRetryProducer,
+    AsyncSimpleConsumer,
     BroadcastConsumer,
     Event,
     RetryConsumer,
@@ -136,17 +138,22 @@ def test_each_kind_closes_within_its_deadline(
     assert time.monotonic() - began < LONG
 
 
-@pytest.mark.parametrize("kind", [AsyncRetryConsumer, AsyncRetryProducer])
+@pytest.mark.parametrize("how", ["gone", "frozen"])
+@pytest.mark.parametrize(
+    "kind", [AsyncRetryConsumer, AsyncSimpleConsumer, AsyncBroadcastConsumer, AsyncRetryProducer]
+)
 async def test_each_asynchronous_kind_closes_within_its_deadline(
     provision_policy: ProvisionPolicy,
     proxy: WithholdingProxy,
     client: pulsar.Client,
+    how: str,
     kind: Any,  # noqa: ANN401 - they have no base with a constructor
 ) -> None:
     policy = (await asyncio.to_thread(provision_policy)).policy
-    opened = kind(client, policy if kind is AsyncRetryConsumer else str(policy.topic))
+    of_topic = kind in {AsyncBroadcastConsumer, AsyncRetryProducer}
+    opened = kind(client, str(policy.topic) if of_topic else policy)
     async with opened:
-        leave(proxy, "frozen")
+        leave(proxy, how)
         began = time.monotonic()
         await opened.close(timeout=1)
         assert time.monotonic() - began < LONG
