@@ -1,7 +1,8 @@
 """What a reconcile comes to, as one value, and the one place that writes it to the object.
 
-Only two writes to an object come earlier: its finalizer, which must be there before anything is
-created, and `Progressing`, which shows that its spec was seen.
+Only three writes to an object come earlier: its finalizer, which must be there before anything is
+created, `Progressing`, which shows that its spec was seen, and `intent.record`: which topics are
+about to be created, and by which naming scheme, which a crash must not lose.
 """
 
 from __future__ import annotations
