@@ -179,9 +179,6 @@ class Soak:
         self._provisioned.grant(topic, other, "produce")
         self.disturbances.append(Disturbance("refused sends", start, time.time(), unanswered=True))
 
-    def _note(self, disturbance: Disturbance) -> None:
-        self.disturbances.append(disturbance)
-
 
 def test_all_messages_end_as_planned_whatever_happens(
     sandbox: Sandbox,

@@ -52,7 +52,7 @@ TREES = ("charts", "crds", "docs", "examples", "operator/redrive", "release", "s
 FOLDERS = sorted(
     {str(path.parent.relative_to(ROOT)) for tree in TREES for path in written_in(ROOT / tree)}
 )
-FILES = ("CHANGELOG.md", "Makefile", "README.md")
+FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "README.md", "SECURITY.md")
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
