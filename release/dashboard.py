@@ -39,7 +39,7 @@ PANELS: Sequence[Panel] = (
         "{{reason}}",
     ),
     Panel(
-        "Replays by outcome",
+        "Replays by reason",
         'sum by (reason) (redrive_objects{kind="Replay", condition="Ready"})',
         "{{reason}}",
     ),
@@ -83,6 +83,35 @@ PANELS: Sequence[Panel] = (
         _rate("redrive_consumer_unsent_messages_total", "policy, policy_namespace", CHOSEN),
         _LEGEND,
         "ops",
+    ),
+    Panel(
+        "Replays by phase",
+        f"sum by (phase) (max by (policy, policy_namespace, phase) (redrive_replays{CHOSEN}))",
+        "{{phase}}",
+    ),
+    Panel(
+        "Progress of Replays under way",
+        f"max by (policy, policy_namespace) (redrive_replay_progress_messages{CHOSEN})",
+        _LEGEND,
+    ),
+    Panel(
+        "Messages of Replays that ended within an hour",
+        f"sum by (outcome) (increase(redrive_replay_messages_total{CHOSEN}[1h]))",
+        "{{outcome}}",
+    ),
+    Panel(
+        "Since the last Replay that was completed",
+        "time() - max by (policy, policy_namespace) "
+        f"(redrive_replay_last_success_timestamp_seconds{CHOSEN})",
+        _LEGEND,
+        "s",
+    ),
+    Panel(
+        "Nine of ten Replays took less than",
+        "histogram_quantile(0.9, sum by (le, outcome) "
+        "(rate(redrive_replay_duration_seconds_bucket[1d])))",
+        "{{outcome}}",
+        "s",
     ),
     Panel(
         "Reconciles",

@@ -12,11 +12,13 @@ from prometheus_client import REGISTRY
 
 from redrive import prometheus
 from redrive.admin import metrics as admin
+from redrive.api.replay import Phase
 from redrive.delivery.telemetry.events import Event, Name
 from redrive.kube import metrics as kube
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.provision import metrics as provision
+from redrive.replay.controller import metrics as replay
 
 POLICY = ("orders", "shop", "persistent://shop/prod/orders", "fulfilment")
 
@@ -34,6 +36,22 @@ def objects(kind: str, reason: str) -> Cache:
     return Cache([body])
 
 
+def replays() -> Cache:
+    """Return a Replay of each phase."""
+    name, namespace, *_ = POLICY
+    return Cache(
+        [
+            {
+                "kind": "Replay",
+                "metadata": {"name": phase.lower(), "namespace": namespace},
+                "spec": {"policyRef": {"name": name}},
+                "status": {"phase": phase, "moved": 1, "completionTime": "1970-01-01T00:01:00Z"},
+            }
+            for phase in Phase
+        ]
+    )
+
+
 def work() -> None:
     """Count one of each."""
     kube.LEASE_HELD.set(1)
@@ -46,6 +64,8 @@ def work() -> None:
     provision.OLDEST_DEAD_LETTER.labels(*POLICY).set(1)
     provision.DELIVERIES.labels(*POLICY, "source").inc()
     provision.REPAIRS.labels("CreateTopic").inc()
+    replay.MESSAGES.labels(*POLICY[:2], "moved").inc()
+    replay.SECONDS.labels("Completed").observe(60)
     name, namespace, topic, subscription = POLICY
     for event in (Name.ATTEMPT_FAILED, Name.RETRIED, Name.UNSENT):
         prometheus.count(
@@ -64,7 +84,7 @@ def main() -> None:
         resources.REPLAYS: objects("Replay", "Completed"),
     }
     series = {}
-    with kube.counting(shown):
+    with kube.counting(shown), replay.counting(replays()):
         for family in REGISTRY.collect():
             for sample in family.samples:
                 if sample.name.startswith("redrive_") and not sample.name.endswith("_created"):

@@ -29,10 +29,11 @@ SECONDS = Histogram(
     buckets=(10, 30, 60, 300, 900, 3_600, 4 * 3_600, 24 * 3_600),
 )
 _OUTCOMES = ("moved", "skipped", "refused", "left")
+_UNDER_WAY = frozenset({Phase.SUBMITTED, Phase.RUNNING})
 
 
 class ReplayMetrics(Collector):
-    """Replays by policy and phase, and when the last one of each policy succeeded."""
+    """Replays by policy and phase, how far one is, and when the last ones of a policy ended."""
 
     def __init__(self, replays: Cache) -> None:
         self._replays = replays
@@ -41,7 +42,9 @@ class ReplayMetrics(Collector):
         """Count them, now; dry runs are none."""
         moving = [body for body in self._replays if not is_dry_run(body)]
         yield _by_phase(moving)
-        yield _last_success(moving)
+        yield _progress(moving)
+        yield _last(Phase.COMPLETED, "success", "was completed", moving)
+        yield _last(Phase.FAILED, "failure", "failed", moving)
 
 
 def ended(replay: Body, status: ReplayStatus, phase: Phase, now: datetime) -> None:
@@ -85,16 +88,31 @@ def _by_phase(replays: Iterable[Body]) -> GaugeMetricFamily:
     return family
 
 
-def _last_success(replays: Iterable[Body]) -> GaugeMetricFamily:
+def _progress(replays: Iterable[Body]) -> GaugeMetricFamily:
+    """Of those with an application that has to do something: one of a policy at most."""
     family = GaugeMetricFamily(
-        "redrive_replay_last_success_timestamp_seconds",
-        "When the last Replay of a policy was completed.",
+        "redrive_replay_progress_messages",
+        "Selected messages that the Replay under way has moved, skipped or refused so far.",
+        labels=_LABELS,
+    )
+    for body in replays:
+        status = body.get("status") or {}
+        if status.get("phase") in _UNDER_WAY:
+            done = sum(status.get(outcome, 0) for outcome in _OUTCOMES if outcome != "left")
+            family.add_metric(_policy(body), done)
+    return family
+
+
+def _last(phase: Phase, name: str, ended_so: str, replays: Iterable[Body]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        f"redrive_replay_last_{name}_timestamp_seconds",
+        f"When the last Replay of a policy {ended_so}.",
         labels=_LABELS,
     )
     latest: dict[tuple[str, str], float] = {}
     for body in replays:
         status = body.get("status") or {}
-        if status.get("phase") == Phase.COMPLETED and "completionTime" in status:
+        if status.get("phase") == phase and "completionTime" in status:
             at = datetime.fromisoformat(status["completionTime"]).timestamp()
             latest[_policy(body)] = max(at, latest.get(_policy(body), at))
     for labels, at in latest.items():

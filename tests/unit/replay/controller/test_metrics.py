@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -42,9 +42,53 @@ def test_replays_are_counted_by_phase_and_dry_runs_are_not() -> None:
             phase: value("redrive_replays", **POLICY, phase=phase)
             for phase in ("Pending", "Completed", "Failed")
         }
-        at = value("redrive_replay_last_success_timestamp_seconds", **POLICY)
+        succeeded = value("redrive_replay_last_success_timestamp_seconds", **POLICY)
+        had_failed = value("redrive_replay_last_failure_timestamp_seconds", **POLICY)
     assert phases == {"Pending": 1, "Completed": 2, "Failed": 1}
-    assert at == datetime.fromisoformat("2026-11-22T11:00:00Z").timestamp()
+    assert succeeded == datetime.fromisoformat("2026-11-22T11:00:00Z").timestamp()
+    assert had_failed == datetime.fromisoformat("2026-11-22T12:00:00Z").timestamp()
+
+
+def test_progress_is_shown_of_the_replay_that_is_under_way() -> None:
+    """Also before its job has written a number; not of one that waits, rests or has ended."""
+
+    def progress(**status: object) -> float | None:
+        with counting(Cache([replay("it", status=status)])):
+            return REGISTRY.get_sample_value("redrive_replay_progress_messages", POLICY)
+
+    account = {"moved": 4, "skipped": 3, "refused": 2, "left": 9}
+    assert progress(phase="Running", **account) == 9
+    assert progress(phase="Running") == 0
+    assert progress(phase="Submitted") == 0
+    for phase in ("Pending", "Suspended", "Completed", "Failed"):
+        assert progress(phase=phase, **account) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "reported"),
+    [
+        ({"deadline": "1h"}, {"startTime": "2020-01-01T00:00:00Z"}),  # DeadlineExceeded
+        ({}, {"failure": {"reason": "Why", "message": "so"}}),  # ReplayFailed
+    ],
+)
+async def test_a_replay_that_fails_for_whatever_reason_shows_when(
+    spec: dict[str, Any], reported: dict[str, Any]
+) -> None:
+    body = replay(spec=spec, status=reported)
+    application = named("SparkApplication", launch.name_of(body), {})
+    application["metadata"]["ownerReferences"] = [{"uid": body["metadata"]["uid"]}]
+    state = "RUNNING" if spec else "FAILED"
+    application["status"] = {"applicationState": {"state": state}}
+    api = FakeKubernetes()
+    api.add(resources.REPLAYS, body)
+    context = ctx(replays=[body], applications=[application])
+    now = datetime(2026, 11, 22, 12, tzinfo=UTC)
+    context = dataclasses.replace(context, kubernetes=api, clock=lambda: now)
+    with counting(context.replays):
+        assert value("redrive_replay_last_failure_timestamp_seconds", **POLICY) == 0
+        await reconcile(Key.of(body), context, asyncio.Lock())
+        at = value("redrive_replay_last_failure_timestamp_seconds", **POLICY)
+    assert at == now.timestamp()
 
 
 @pytest.mark.parametrize(("state", "outcome"), [("COMPLETED", "Completed"), ("FAILED", "Failed")])
