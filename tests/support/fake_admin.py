@@ -95,6 +95,7 @@ class FakeBroker:
         fault: see `Fault`.
         url: where its admin API is.
         version: its release.
+        in_force: topic policy → what topics have without one of their own.
     """
 
     def __init__(self) -> None:
@@ -104,6 +105,7 @@ class FakeBroker:
         self.fault: Fault | None = None
         self.url = ""
         self.version = "4.0.8"
+        self.in_force: dict[str, Any] = dict(_DEFAULTS)
 
     @classmethod
     @asynccontextmanager
@@ -441,7 +443,7 @@ class FakeBroker:
     async def _policy(self, request: web.Request) -> Any:  # noqa: ANN401
         _, topic = self._find(request, "read a policy")
         policy = request.match_info["policy"]
-        inherited = _DEFAULTS.get(policy) if request.query.get("applied") == "true" else None
+        inherited = self.in_force.get(policy) if request.query.get("applied") == "true" else None
         return topic.policies.get(policy, inherited)
 
     async def _set_policy(self, request: web.Request) -> None:

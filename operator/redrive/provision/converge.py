@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, AdminNotFoundError
@@ -24,6 +24,7 @@ from redrive.provision.observe import AWAITED_SECONDS, around, observe
 from redrive.provision.preflight_checks import PREFLIGHT, PreflightFacts
 from redrive.provision.resolve import admit
 from redrive.provision.status_warnings import Seen, warnings
+from redrive.provision.topic_policies import DELAYS
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     done = tuple(each for each in actions if not any(each is other.action for other in refused))
     if done:
         logger.info("RetryPolicy %s: %s", request.key, in_words(done))
+    if have.retry is None and not want.sets_tick and not request.only_observes:
+        have = await _as_delayed(want, have, connection.admin)
     found = warnings(Seen(request, rivals, want, have, refused))
     return Converged(want, request, done, planned_changes, found)
 
@@ -96,6 +99,12 @@ async def _observe(
     elif _awaits_source(body):
         await around(want.policy.topic, admin, max_age=AWAITED_SECONDS)
     return await observe(want, admin, ctx)
+
+
+async def _as_delayed(want: Desired, have: Observed, admin: Admin) -> Observed:
+    """Add how a retry topic that was just made delays messages, where that is the broker's."""
+    delays = await admin.topic_policy(want.retry.name, DELAYS)
+    return replace(have, inherited={**have.inherited, DELAYS.read: delays})
 
 
 def _awaits_source(body: Body) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redrive.admin.model import Grant
-from redrive.admin.policies import TopicPolicy
+from redrive.admin.policies import DelaysWithin, TopicPolicy
 from redrive.kube import resources
 from redrive.kube.resources import Body, Key
 from redrive.policy import codec, naming
@@ -75,6 +75,11 @@ class Desired:
     had_ledger: bool = False
     sequences: DesiredTopic | None = None
     had_sequences: bool = False
+
+    @property
+    def sets_tick(self) -> bool:
+        """Whether the retry topic gets a tick of its own."""
+        return any(isinstance(policy, DelaysWithin) for policy in self.retry.policies)
 
     @property
     def records(self) -> tuple[DesiredTopic, ...]:
@@ -150,8 +155,7 @@ def owner_of(request: Request, cluster: str) -> Owner:
 
 def _retry(request: Request, release: tuple[int, ...]) -> DesiredTopic:
     policy, spec = request.policy, request.spec
-    levels = () if spec.delay_levels is None else policy.levels.rungs
-    delays = topic_policies.delays(min((*policy.ladder.rungs, *levels)), release)
+    delays = topic_policies.delays(request.shortest_delay, release)
     policies = topic_policies.of_retry(spec.retry, delays)
     return DesiredTopic(policy.retry_topic, policy.subscription, policies)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from redrive.admin.model import Schema, TopicSubscriptions
@@ -56,6 +57,12 @@ class Request:
         if self.only_observes:
             return DeletionPolicy.RETAIN
         return self.spec.deletion_policy or DeletionPolicy.RETAIN
+
+    @property
+    def shortest_delay(self) -> timedelta:
+        """Return the shortest delay that consumers ask for by the policy."""
+        levels = () if self.spec.delay_levels is None else self.policy.levels.rungs
+        return min((*self.policy.ladder.rungs, *levels))
 
     @property
     def broker(self) -> str:

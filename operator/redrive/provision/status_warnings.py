@@ -31,6 +31,8 @@ MAX_DELIVERY_DELAY = "MaxDeliveryDelay"
 """The broker delays messages of the retry topic for a shorter time than some retry waits."""
 DELAYED_DELIVERY_REFUSED = "DelayedDeliveryRefused"
 """The broker refuses to keep the delays of the retry topic as exactly as the ladder needs it."""
+RETRIES_EARLY = "RetriesEarly"
+"""The broker delivers retries of the shortest delay at once, and its tick can't be set."""
 PARTITIONS_NEVER_SHRINK = "PartitionsNeverShrink"
 """The retry or the dead-letter topic has more partitions than it should have."""
 
@@ -154,17 +156,33 @@ def delayed_delivery_is_refused(seen: Seen) -> StatusWarning | None:
     refused = [each for each in seen.refused if not isinstance(each.action, CopySchema)]
     if not refused:
         return None
-    early, shortest = earliness(_policies_of_retry(seen)), min(seen.request.policy.ladder.rungs)
+    early, shortest = earliness(_policies_of_retry(seen)), seen.request.shortest_delay
     effect = (
         "retries come at once, whatever their delay"
         if early is None
-        else f"retries may come {early.total_seconds():g} s early, and the shortest delay of the "
-        f"ladder is {durations.text_of(shortest)}"
+        else f"retries may come {early.total_seconds():g} s early, and the shortest delay is "
+        f"{durations.text_of(shortest)}"
     )
     return StatusWarning(
         DELAYED_DELIVERY_REFUSED,
         f"delayed delivery of {seen.desired.retry.name} could not be set, so {effect}: "
         f"{refused[0].error}; allow the operator's role to set it",
+    )
+
+
+def retries_come_early(seen: Seen) -> StatusWarning | None:
+    """Find delays that are over at once: within a tick, at a broker whose tick can't be set."""
+    early, shortest = earliness(_policies_of_retry(seen)), seen.request.shortest_delay
+    if seen.desired.sets_tick or early is None or early < shortest:
+        return None
+    return StatusWarning(
+        RETRIES_EARLY,
+        "the broker may deliver each retry a tick early, and so one of "
+        f"{durations.text_of(shortest)} at once; a topic gets no finer tick, for brokers since 4.1 "
+        "keep delays in buckets of half their own; "
+        f"got a tick of {early.total_seconds():g} s on {seen.desired.retry.name}; set "
+        "delayedDeliveryTickTimeMillis=50 in the configuration of the brokers, or make the "
+        "shortest delay longer",
     )
 
 
@@ -255,6 +273,7 @@ CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
     topics_have_too_many_partitions,
     delay_is_limited,
     delayed_delivery_is_refused,
+    retries_come_early,
     topics_are_replicated,
     schema_is_refused,
     schema_is_unsupported,

@@ -50,9 +50,10 @@ BUCKETS_SINCE = (4, 1)
 With a finer tick of a topic, messages that are due may wait until another one comes (seen with
 4.2.4): topics keep the broker's there.
 """
-_DELAYS = Holds(
+DELAYS = Holds(
     DELAYED_DELIVERY, (("active", True),), (("tickTime", 1_000), ("maxDeliveryDelayInMillis", 0))
 )
+"""Messages are delayed, as exactly and for as long as the namespace and the broker have it."""
 
 
 def inherited(namespace: NamespaceState) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def inherited(namespace: NamespaceState) -> dict[str, Any]:
     A broker delays messages unless its configuration, or the namespace, disables that.
     """
     return {
-        _DELAYS.read: namespace.delayed_delivery or {"active": True},
+        DELAYS.read: namespace.delayed_delivery or {"active": True},
         KeepsBacklog.read: namespace.backlog_quotas,
     }
 
@@ -77,13 +78,13 @@ def in_force(found: Mapping[str, Any], namespace: NamespaceState) -> dict[str, A
 
 def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:
     """Return the longest delay that the broker makes, by a topic's *policies*; None is any."""
-    limit = (policies.get(_DELAYS.read) or {}).get("maxDeliveryDelayInMillis") or 0
+    limit = (policies.get(DELAYS.read) or {}).get("maxDeliveryDelayInMillis") or 0
     return timedelta(milliseconds=limit) if limit > 0 else None
 
 
 def earliness(policies: Mapping[str, Any]) -> timedelta | None:
     """Return by how much the broker may be early, by a topic's *policies*; None: it delays none."""
-    found = {**DELAYS_BY_DEFAULT, **(policies.get(_DELAYS.read) or {})}
+    found = {**DELAYS_BY_DEFAULT, **(policies.get(DELAYS.read) or {})}
     return found["tickTime"] * _MILLISECOND if found["active"] else None
 
 
@@ -95,7 +96,7 @@ def delays(shortest: timedelta, release: tuple[int, ...]) -> TopicPolicy:
         release: of the broker; empty where that is not known.
     """
     if not release or release >= BUCKETS_SINCE:
-        return _DELAYS
+        return DELAYS
     return DelaysWithin(min(COARSEST_TICK, shortest / TICKS_PER_RUNG) // _MILLISECOND)
 
 

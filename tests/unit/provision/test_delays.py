@@ -90,7 +90,7 @@ async def test_a_broker_that_forbids_it_is_warned_of_and_all_else_is_done(
     assert status.is_ready(found)
     warning = find(found, "DelayedDeliveryRefused")
     assert warning is not None
-    assert "so retries may come 1 s early, and the shortest delay" in warning.message
+    assert "so retries may come 1 s early, and the shortest delay is 1s" in warning.message
     assert "not allowed" in warning.message
     assert retry_topic(harness).subscriptions == ["fulfilment"]
     retry_topic(harness).policies["delayedDelivery"] = {"active": False, "tickTime": 1_000}
@@ -102,3 +102,43 @@ async def test_a_broker_that_forbids_it_is_warned_of_and_all_else_is_done(
     found = await look(harness)
     assert find(found, "DelayedDeliveryRefused") is None
     assert retry_topic(harness).policies["delayedDelivery"]["active"] is True
+
+
+@pytest.mark.parametrize("version", ["4.2.4", "not told"])
+async def test_a_delay_that_is_over_at_once_is_warned_of_where_no_tick_can_be_set(
+    harness: ReconcileHarness, version: str
+) -> None:
+    harness.broker.version = version
+    found = await look(harness)
+    warning = find(found, "RetriesEarly")
+    assert warning is not None
+    assert "so one of 1s at once" in warning.message
+    assert "got a tick of 1 s on persistent://shop/prod/orders-fulfilment-RETRY" in warning.message
+    assert "set delayedDeliveryTickTimeMillis=50 in the configuration" in warning.message
+    assert status.is_ready(found)
+    found = await look(harness)
+    assert find(found, "RetriesEarly") == warning
+    found = await look(harness, delayLadder={"delays": ["2s", "10s"]})
+    assert find(found, "RetriesEarly") is None
+    found = await look(harness, delayLevels=["1s"])
+    assert find(found, "RetriesEarly") is not None
+
+
+async def test_a_broker_of_a_finer_tick_is_not_warned_of_when_the_topic_is_new_either(
+    harness: ReconcileHarness,
+) -> None:
+    harness.broker.version = "4.2.4"
+    harness.broker.in_force["delayedDelivery"] = BY_DEFAULT | {"tickTime": 50}
+    found = await look(harness)
+    assert status.is_ready(found)
+    assert find(found, "RetriesEarly") is None
+    harness.broker.in_force["delayedDelivery"] = BY_DEFAULT | {"tickTime": 1_000}
+    found = await look(harness)
+    assert find(found, "RetriesEarly") is not None
+
+
+async def test_a_delay_of_which_the_tick_is_set_is_not_warned_of(
+    harness: ReconcileHarness,
+) -> None:
+    assert find(await look(harness), "RetriesEarly") is None
+    assert find(await look(harness), "RetriesEarly") is None

@@ -19,6 +19,7 @@ MakeRequest = Callable[..., Request]
 NO_SUBSCRIPTIONS = TopicSubscriptions((frozenset(),))
 OWN = "persistent://shop/prod/own"
 SHORT = {"scheme": "tdmq-2.7.2"}
+KEEPS_TICKS = (4, 0, 8)
 
 
 def found(  # noqa: PLR0913 - each is a part of the case
@@ -33,7 +34,9 @@ def found(  # noqa: PLR0913 - each is a part of the case
     """What is found where the source topic has two partitions and the retry topic *retry*."""
     state = TopicState(retry, NO_SUBSCRIPTIONS, {"delayedDelivery?applied=true": delayed}, {})
     observed = Observed(2, None, state, None, {}, {}, None)
-    return warnings(Seen(requested, rivals, desired(requested, body, "here"), observed, refused))
+    return warnings(
+        Seen(requested, rivals, desired(requested, body, "here", KEEPS_TICKS), observed, refused)
+    )
 
 
 def test_a_policy_that_nobody_contests_needs_no_caution(
@@ -95,7 +98,7 @@ def test_topics_that_are_replicated_to_other_clusters_need_caution(
         for clusters in (retry, dead_letter)
     )
     observed = Observed(2, None, waits, rests, {}, {}, None, frozenset({"here", "there"}))
-    wanted = desired(requested(body), body, "here")
+    wanted = desired(requested(body), body, "here", KEEPS_TICKS)
     seen = warnings(Seen(requested(body), (), wanted, observed, ()))
     assert [caution.reason for caution in seen] == ["GeoReplicated"] * bool(named)
     for caution in seen:
@@ -131,7 +134,7 @@ def test_a_schema_that_python_cannot_send_needs_caution(
     body = policy()
     observed = Observed(2, Schema(kind, "", {}), enforces_schemas=enforced)
     request = requested(body)
-    seen = warnings(Seen(request, (), desired(request, body, "here"), observed, ()))
+    seen = warnings(Seen(request, (), desired(request, body, "here", KEEPS_TICKS), observed, ()))
     assert [caution.reason for caution in seen] == ["SchemaUnsupported"] * (remedy is not None)
     for caution in seen:
         assert f"got {kind} on {request.policy.topic}; " in caution.message
@@ -178,7 +181,7 @@ def test_a_dead_letter_topic_that_would_have_to_shrink_needs_caution(  # noqa: P
     body = policy(deadLetter=asks)
     waits, rests = (TopicState(count, NO_SUBSCRIPTIONS, {}, {}) for count in (retry, have))
     observed = Observed(2, None, waits, rests, {}, {}, None)
-    wanted = desired(requested(body), body, "here")
+    wanted = desired(requested(body), body, "here", KEEPS_TICKS)
     seen = warnings(Seen(requested(body), (), wanted, observed, ()))
     assert [caution.reason for caution in seen] == ["PartitionsNeverShrink"] * (warns or retry == 3)
     message = "".join(caution.message for caution in seen)
