@@ -150,6 +150,17 @@ class Processes:
             child.wait()
         self._record(name).unlink(missing_ok=True)
 
+    def pid(self, name: str) -> int:
+        """Return the id of *name*, which runs.
+
+        Raises:
+            SandboxError: it does not.
+        """
+        process = self._find(name)
+        if process is None:
+            raise SandboxError(f"{name} does not run", remedy=self._last_words(name))
+        return int(process.pid)
+
     def stop_all(self) -> None:
         """Stop every process of this sandbox, the youngest first."""
         for name in reversed(self.names()):

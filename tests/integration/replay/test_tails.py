@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local
-from redrive.replay.moving import window
+from redrive.replay.moving import tail, window
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.sending import Sender
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.topic import snapshot
+from redrive.replay.topic.broker_credentials import BrokerCredentials
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.rows import DeadLetterRow
+from sandbox import pulsar
+from sandbox.sandbox import Sandbox
 from tests.integration.replay.test_mover import (
     Notes,
     job_of,
     numbers,
     replay,
+    wait_until_moved,
 )
+from tests.support.frozen_threads import frozen_threads
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -78,6 +86,40 @@ def test_a_task_knows_of_what_it_has_sent_itself_that_none_is_stored(
 
     assert (account.matched, account.moved, account.refused) == (10, 10, 0)
     assert provisioned.in_target() == numbers(10)
+    provisioned.check_audit()
+
+
+def test_what_the_broker_has_received_and_not_yet_stored_is_waited_for(
+    provision_policy: ProvisionPolicy, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bookie does not answer for longer than it takes to give a producer up."""
+    count = 400
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+    client, find, looks = BrokerCredentials.client, tail.find, threading.Event()
+
+    def impatient_client(self: BrokerCredentials, url: str) -> dict[str, Any]:
+        return {**client(self, url), "operation_timeout_seconds": 5}
+
+    def note_and_find(*given: Any) -> None:  # noqa: ANN401 - as it takes them
+        looks.set()
+        find(*given)
+
+    monkeypatch.setattr(BrokerCredentials, "client", impatient_client)
+    monkeypatch.setattr(tail, "find", note_and_find)
+    monkeypatch.setattr(window, "STALL_SECONDS", 1.0)
+    # So slow that the threads to freeze wait for work.
+    job = dataclasses.replace(job_of(provisioned), rate_limit=100)
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(runs.run, job, Local(), Notes())
+        wait_until_moved(provisioned, count // 4)
+        with frozen_threads(sandbox.processes.pid(pulsar.NAME), "BookieJournal"):
+            assert looks.wait(120)
+            time.sleep(5)
+        account = run.result(120)
+
+    assert (account.matched, account.moved, account.refused) == (count, count, 0)
+    assert provisioned.in_target() == numbers(count)
     provisioned.check_audit()
 
 

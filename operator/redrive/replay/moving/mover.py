@@ -34,7 +34,7 @@ from redrive.replay.topic.rows import DeadLetterRow
 
 MAX_TRIES = 200
 GRACE_SECONDS = 1.0
-"""How long a broker may take to store what it had received of a producer that is gone."""
+"""How long a broker may take to begin to write what it had received of a producer that is gone."""
 
 
 class SendFailedError(RedriveError):

@@ -7,17 +7,29 @@ something at or above was stored, and is lost after some hours.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
+from typing import ClassVar
 
 from redrive.copying.reading import properties
+from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import REPLAY_SOURCE
 from redrive.replay.moving.outcome import Found
-from redrive.replay.topic import reading, snapshot
+from redrive.replay.topic import broker, reading, snapshot
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import EntryId, Source, TargetPartition
 from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.reading import ReadableTopic
+
+WRITE_SECONDS = 300.0
+POLL_SECONDS = 0.2
+
+
+class WritesPendingError(RedriveError):
+    """The broker has received messages, and neither stores nor refuses them."""
+
+    reason: ClassVar[str] = "WritesPending"
 
 
 def marks(admin_url: str, target: TopicName) -> dict[TargetPartition, EntryId]:
@@ -30,10 +42,41 @@ def marks(admin_url: str, target: TopicName) -> dict[TargetPartition, EntryId]:
     return {TargetPartition(target, each.index): each.tail for each in partitions}
 
 
+def wait_for_writes(admin_url: str, place: TargetPartition) -> None:
+    """Return once the broker has written all that it has received for a partition by now.
+
+    Writes are done in their order, and may wait for minutes while the storage does not answer.
+
+    Raises:
+        AdminError: the broker refuses to tell.
+        WritesPendingError: they are not done after `WRITE_SECONDS`.
+    """
+    deadline = time.monotonic() + WRITE_SECONDS
+    goal = math.inf
+    before = None
+    while True:
+        now = snapshot.look_at(admin_url, place.topic, place.partition)
+        if not now.pending or now.written >= goal:
+            return
+        if before is None or now.written < before.written:  # it was loaded, maybe again
+            goal = math.inf
+        elif goal == math.inf:
+            # A broker counts what is written first, then what is pending, while it goes on.
+            goal = now.written + before.pending
+        if time.monotonic() > deadline:
+            raise WritesPendingError(
+                f"the broker does not write to {broker.partition_of(place.topic, place.partition)}",
+                got=f"{now.pending} entries pending after {WRITE_SECONDS:g} s",
+                remedy="look at its bookies; another Replay goes on from what was moved",
+            )
+        before = now
+        time.sleep(POLL_SECONDS)
+
+
 def find(
     found: Found, target: ReadableTopic, tails: Mapping[TargetPartition, EntryId], of: Range
 ) -> None:
-    """Read *target* behind *tails*, up to its end as it is now, for messages of a range.
+    """Read *target* behind *tails* for messages of a range, all that the broker has received.
 
     Args:
         found: takes in what there is.
@@ -43,7 +86,11 @@ def find(
 
     Raises:
         RedriveError: it can't be read.
+        WritesPendingError: as for `wait_for_writes`.
     """
+    for place in tails:
+        if place.topic == target.topic:
+            wait_for_writes(target.admin_url, place)
     for partition in snapshot.look(target.admin_url, target.topic):
         place = TargetPartition(target.topic, partition.index)
         after = tails.get(place)

@@ -29,14 +29,18 @@ class ReplayRoleRefusedError(RedriveError):
 
 @contextmanager
 def connect(service_url: str, shown: BrokerCredentials | None = None) -> Iterator[pulsar.Client]:
-    """Open a client, and close it with all it has opened; it shows those of the job by default."""
+    """Open a client, and close it with all it has opened; it shows those of the job by default.
+
+    Closing is no error, whatever the state of its connections.
+    """
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn)
     options = (shown or credentials.of_this_job()).client(service_url)
     client = pulsar.Client(service_url, logger=quiet, **options)
     try:
         yield client
     finally:
-        client.close()
+        with suppress(pulsar.PulsarException):  # a producer may wait for its receipts yet
+            client.close()
 
 
 @contextmanager

@@ -57,6 +57,8 @@ class Partition:
         tail: in the ledger that is being written, the last entry, or what is before the first.
             All that is written from now on lies behind it.
         entry_bytes: the average size of an entry.
+        written: how many entries were written since the broker loaded the topic.
+        pending: how many it has received, and neither written nor refused yet.
         held: the ids of all ledgers, empty ones too; others are trimmed, or still to come.
     """
 
@@ -66,6 +68,8 @@ class Partition:
     tail: EntryId = NOWHERE
     held: frozenset[int] = frozenset()
     entry_bytes: float = 0.0
+    written: int = 0
+    pending: int = 0
 
     @property
     def end(self) -> EntryId:
@@ -95,6 +99,8 @@ class Partition:
             tail=EntryId(newest, counts.get(newest, 0) - 1),
             held=frozenset(counts),
             entry_bytes=stats.get("totalSize", 0) / max(1, stats.get("numberOfEntries", 0)),
+            written=stats.get("entriesAddedCounter", 0),
+            pending=stats.get("pendingAddEntriesCount", 0),
         )
         if not subscription:
             return found

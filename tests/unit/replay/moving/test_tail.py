@@ -1,0 +1,57 @@
+"""Waiting for what a broker has received, and has not written yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from redrive.policy.naming import TopicName
+from redrive.replay.moving import tail
+from redrive.replay.moving.tail import WritesPendingError
+from redrive.replay.topic import snapshot
+from redrive.replay.topic.partition import Partition
+from redrive.replay.topic.position import TargetPartition
+
+TARGET = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 0)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What the broker tells each time: entries written, and pending."""
+    told: list[tuple[int, int]] = []
+
+    def look_at(*_: object) -> Partition:
+        written, pending = told.pop(0)
+        return Partition(0, (), written=written, pending=pending)
+
+    monkeypatch.setattr(snapshot, "look_at", look_at)
+    monkeypatch.setattr(tail, "POLL_SECONDS", 0.0)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("told", "left"),
+    [
+        pytest.param([(7, 0), (7, 9)], 1, id="nothing is pending"),
+        pytest.param([(7, 3), (7, 3), (10, 0), (10, 9)], 1, id="it is done"),
+        # Of others, which go on: what was pending at first is done once as many are written.
+        pytest.param([(7, 3), (8, 4), (9, 5), (10, 6), (11, 4), (12, 4)], 1, id="others write"),
+        pytest.param(
+            [(7, 3), (7, 3), (0, 2), (1, 2), (2, 2), (3, 2), (9, 9)], 1, id="it is loaded again"
+        ),
+    ],
+)
+def test_all_that_was_received_is_written(
+    looks: list[tuple[int, int]], told: list[tuple[int, int]], left: int
+) -> None:
+    looks.extend(told)
+    tail.wait_for_writes("http://broker", TARGET)
+    assert len(looks) == left
+
+
+def test_a_storage_that_never_answers_is_an_error(
+    looks: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "WRITE_SECONDS", 0.0)
+    looks.extend([(7, 3)] * 3)
+    with pytest.raises(WritesPendingError, match="3 entries pending after 0 s"):
+        tail.wait_for_writes("http://broker", TARGET)
