@@ -90,7 +90,7 @@ def test_a_subcommand_names_the_extra_that_it_lacks_in_one_line(plain: Path) -> 
     done = run(plain, "operator")
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("redrive: `redrive operator` needs redrive[operator]: ")
+    assert line.startswith("redrive: MissingExtra: `redrive operator` needs redrive[operator]: ")
     assert line.endswith("; pip install 'redrive[operator]'")
 
 

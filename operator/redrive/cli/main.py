@@ -22,7 +22,8 @@ class MissingExtraError(RedriveError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code.
 
-    An error that the user can fix is one line on standard error and the code 1.
+    An error that the user can fix is one line on standard error, which begins with its reason, and
+    the code 1.
     """
     parser = argparse.ArgumentParser(
         prog="redrive", description="Retry and dead-letter topics for Apache Pulsar on Kubernetes."
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _module_of(options).run(options)
     except RedriveError as error:
-        print(f"redrive: {error}", file=sys.stderr)  # noqa: T201  what a command answers
+        print(f"redrive: {error.reason}: {error}", file=sys.stderr)  # noqa: T201  what a command answers
         return 1
     return 0
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from sandbox import chart
+from sandbox import SOURCE_ROOT, chart
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from tests.support.invalid_manifests import manifest
@@ -64,6 +66,21 @@ def test_the_uid_of_kube_system_may_be_read_which_identifies_the_cluster(
 ) -> None:
     assert may(cluster, operator(release), "get", "namespaces/kube-system")
     assert not may(cluster, operator(release), "list", "namespaces")
+
+
+def test_an_operator_that_may_not_read_that_uid_says_what_to_give_it(
+    cluster: Cluster, kube_namespace: str
+) -> None:
+    account = cluster.service_account_kubeconfig(kube_namespace, "default")
+    ran = subprocess.run(
+        [sys.executable, "-m", "redrive", "operator", f"--namespace={kube_namespace}"],
+        env={"KUBECONFIG": str(account), "PYTHONPATH": str(SOURCE_ROOT)},
+        check=False, text=True, capture_output=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    *_, last = (ran.stdout + ran.stderr).splitlines()
+    assert last.startswith("redrive: ClusterUnknown: ")
+    assert "start the operator with --cluster-id, clusterId in the Helm chart" in last
 
 
 @pytest.mark.usefixtures("release")

@@ -24,7 +24,7 @@ def test_what_a_user_can_fix_is_one_line_and_the_code_1(tmp_path: Path) -> None:
     done = run("operator", KUBECONFIG=str(tmp_path / "absent"))
     assert done.returncode == 1
     told = done.stderr.splitlines()[-1]
-    assert told.startswith("redrive: no Kubernetes cluster to talk to; got ")
+    assert told.startswith("redrive: NoCluster: no Kubernetes cluster to talk to; got ")
     assert told.endswith("; set KUBECONFIG, or run this in a cluster")
     assert "Traceback" not in done.stderr
 
