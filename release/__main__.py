@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from release import chart_readme, dashboard, versions
+from release import chart_readme, dashboard, values_schema, versions
 
 GENERATED = {
     chart_readme.README: chart_readme.render,
     dashboard.DASHBOARD: dashboard.render,
+    values_schema.SCHEMA: values_schema.render,
     versions.CHART_FILE: versions.render_chart_file,
 }
 

@@ -56,3 +56,22 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- $image := merge (dict "repository" (default $default .Values.replay.image.repository)) .Values.replay.image }}
 {{- include "redrive.reference" (dict "image" $image "tag" (default .Chart.AppVersion .Values.image.tag)) }}
 {{- end }}
+
+{{- /* Where Replays run, as a JSON list. */ -}}
+{{- define "redrive.replayNamespaces" -}}
+{{- $namespaces := list }}
+{{- $outside := list }}
+{{- if .Values.replay.enabled }}
+{{- $namespaces = default .Values.namespaces .Values.replay.namespaces }}
+{{- range $namespaces }}
+{{- if and $.Values.namespaces (not (has . $.Values.namespaces)) }}{{ $outside = append $outside . }}{{ end }}
+{{- end }}
+{{- if $outside }}
+{{- fail (printf "replay.namespaces: %s can't run Replays, because they are not served; add them to namespaces" (join ", " $outside)) }}
+{{- end }}
+{{- if and .Values.replay.secret.token (not $namespaces) }}
+{{- fail "replay.secret.token: the Secret is made in no namespace; list those that run Replays in replay.namespaces" }}
+{{- end }}
+{{- end }}
+{{- toJson $namespaces }}
+{{- end }}

@@ -74,13 +74,48 @@ def test_a_volume_of_credentials_is_mounted_where_the_operator_looks_for_it() ->
         ({"image": {"tag": 1.1}}, r"'/image/tag': got number, want integer or string"),
         ({"image": {"digest": "sha256:1"}}, r"'/image/digest': 'sha256:1' does not match pattern"),
         ({"namespaces": ["shop"]}, r"'/clusterId': minLength: got 0, want 1"),
-        ({"replay": {"job": {"env": []}}}, r"invalid propertyName 'env'"),
+        ({"replay": {"job": {"env": []}}}, r"'/replay/job': additional properties 'env' not"),
         ({"extraEnv": [{"value": "x"}]}, r"'/extraEnv/0': missing property 'name'"),
         ({"image": {"tag": "a b"}}, r"'/image/tag': 'a b' does not match pattern"),
         ({"replay": {"application": "https://x"}}, r"'/replay/application': .* does not match"),
         ({"crds": {"install": "yes"}}, r"'/crds/install': got string, want boolean"),
         ({"image": {"repository": ""}}, r"image.repository: no image is published yet"),
         ({"serviceAccount": {"create": False}}, r"serviceAccount.name: say which one to use"),
+        ({"securityContext": {"runAsNonroot": True}}, r"properties 'runAsNonroot' not allowed"),
+        ({"securityContext": {"runAsUser": "1"}}, r"'/securityContext/runAsUser': got string"),
+        ({"podSecurityContext": {"fsgroup": 1}}, r"additional properties 'fsgroup' not allowed"),
+        ({"tolerations": [{"efect": "NoSchedule"}]}, r"properties 'efect' not allowed"),
+        ({"affinity": {"nodeAfinity": {}}}, r"additional properties 'nodeAfinity' not allowed"),
+        (
+            {"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}]},
+            r"'/topologySpreadConstraints/0': missing property 'topologyKey'",
+        ),
+        ({"replay": {"job": {"driver": 5}}}, r"'/replay/job/driver': got number, want object"),
+        ({"replay": {"job": {"driver": {"core": 1}}}}, r"properties 'core' not allowed"),
+        (
+            {"replay": {"job": {"executor": {"memory": "2Gi"}}}},
+            r"'/replay/job/executor/memory': '2Gi' does not match pattern",
+        ),
+        (
+            {"serviceMonitor": {"enabled": True}, "service": {"enabled": False}},
+            r"'/service/enabled': value must be true",
+        ),
+        (
+            {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}},
+            r"'/podMonitor/enabled': value must be false",
+        ),
+        (
+            {"namespaces": ["a"], "clusterId": "c", "replay": {"namespaces": ["a", "b", "c"]}},
+            r"replay.namespaces: b, c can't run Replays, .* not served; add them to namespaces",
+        ),
+        (
+            {"replay": {"secret": {"token": "t"}}},
+            r"replay.secret.token: .* no namespace; list those .* in replay.namespaces",
+        ),
+        (
+            {"replay": {"enabled": False, "namespaces": ["a"], "secret": {"token": "t"}}},
+            r"'/replay/enabled': value must be true",
+        ),
     ],
 )
 def test_values_that_make_no_sense_are_refused(values: dict[str, Any], told: str) -> None:

@@ -2,89 +2,48 @@
 
 from __future__ import annotations
 
+import base64
 import json
-import secrets
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from redrive.api.job import JobDefaults
-from redrive.replay.controller.application import RESTRICTED
 from sandbox import chart
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
+from tests.integration.chart.combinations import COMBINATIONS, IMAGE, TOKEN
+from tests.support.documented import INSTALL, ROOT
 
-IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
-DIGEST = f"sha256:{'0' * 64}"
-COMBINATIONS: dict[str, dict[str, Any]] = {
-    "defaults": {},
-    "named namespaces": {"namespaces": ["default"], "clusterId": "ours"},
-    "no rights on the cluster": {
-        "namespaces": ["default"],
-        "clusterId": "ours",
-        "crds": {"install": False},
-        "rbac": {"aggregate": False},
-        "admissionPolicy": {"create": False},
-    },
-    "no Replays, Secrets of one namespace": {
-        "replay": {"enabled": False},
-        "rbac": {"secretNamespaces": ["default"]},
-    },
-    "replays in two namespaces": {
-        "imagePullSecrets": [{"name": "registry"}],
-        "replay": {
-            "namespaces": ["default", "kube-public"],
-            "image": {"repository": "registry.test/job", "digest": DIGEST},
-            "secret": {"token": 'a "token": #'},
-            "job": {"driver": {"coreRequest": "100m"}, "tolerations": [{"operator": "Exists"}]},
-        },
-    },
-    "monitoring": {
-        "podMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}},
-        "serviceMonitor": {"enabled": True},
-        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
-        "dashboard": {"enabled": True},
-    },
-    "everything about pods": {
-        "image": {"repository": "registry.test/redrive", "digest": DIGEST},
-        "fullnameOverride": "retries",
-        "nameOverride": "retry",
-        "replicas": 3,
-        "logFormat": "text",
-        "podAnnotations": {"a.test/b": "c"},
-        "podLabels": {"team": "shop"},
-        "extraEnv": [
-            {"name": "HTTPS_PROXY", "value": "http://proxy:3128"},
-            {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-        ],
-        "priorityClassName": "system-cluster-critical",
-        "credentials": {"volume": {"csi": {"driver": "secrets-store.csi.k8s.io"}}},
-        "endpoint": {"address": "[::]", "port": 9090},
-        "service": {"port": 80, "annotations": {"a.test/b": "c"}},
-        "podDisruptionBudget": {"maxUnavailable": "50%"},
-        "nodeSelector": {"kubernetes.io/os": "linux"},
-        "tolerations": [{"key": "a", "operator": "Exists", "effect": "NoSchedule"}],
-        "affinity": {"nodeAffinity": {}},
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": 1,
-                "topologyKey": "topology.kubernetes.io/zone",
-                "whenUnsatisfiable": "DoNotSchedule",
-            },
-        ],
-        "serviceAccount": {"name": "ours", "annotations": {"a.test/role": "b"}},
-    },
-    "the least": {
-        "replicas": 1,
-        "service": {"enabled": False},
-        "podDisruptionBudget": {"enabled": False},
-        "serviceAccount": {"create": False, "name": "ours"},
-        "topologySpreadConstraints": [],
-    },
-}
+
+def paths(values: dict[str, Any], folder: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of everything in *values*, of folders too."""
+    for name, value in values.items():
+        yield f"{folder}{name}", value
+        if isinstance(value, dict):
+            yield from paths(value, f"{folder}{name}.")
+
+
+def test_the_documented_combinations_are_those_that_are_tested() -> None:
+    text = (ROOT / INSTALL).read_text("utf-8").partition("| to | set, beside `image` |")[2]
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", text.partition("\n\n")[0], re.MULTILINE)
+    assert [to for to, _ in rows] == list(COMBINATIONS)
+    for to, said in rows:
+        given = {path: json.dumps(value) for path, value in paths(COMBINATIONS[to])}
+        for name, value in re.findall(r"`([\w.]+)(?:=(\w+))?`", said):
+            assert name in given, to
+            assert value in ("", given[name]), to
+
+
+def test_what_is_not_asked_for_is_not_made() -> None:
+    """No kind of the Prometheus operator, which the cluster may not have, and no dashboard."""
+    assert {body["kind"] for body in chart.render(IMAGE)} == {
+        "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Deployment", "Pod",
+        "PodDisruptionBudget", "Role", "RoleBinding", "Service", "ServiceAccount",
+        "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +71,16 @@ def test_the_api_server_admits_what_the_chart_renders(cluster: Cluster, name: st
     assert len(admitted.splitlines()) == len(rendered)
 
 
+def test_the_secret_holds_the_token_as_it_was_given(cluster: Cluster, kube_namespace: str) -> None:
+    named = {"name": "replayer", "key": "a.token", "token": TOKEN}
+    replay = {"namespaces": [kube_namespace], "secret": named}
+    (secret,) = (o for o in chart.render(IMAGE | {"replay": replay}) if o["kind"] == "Secret")
+    cluster.kubectl("create", "-f", "-", input=json.dumps(secret))
+    read = cluster.kubectl("get", "secret/replayer", "-n", kube_namespace, "--output=json")
+    held = {name: base64.b64decode(data) for name, data in json.loads(read)["data"].items()}
+    assert held == {"a.token": TOKEN.encode()}
+
+
 def test_a_field_that_the_api_server_does_not_know_would_be_found(cluster: Cluster) -> None:
     (account,) = (o for o in chart.render(IMAGE) if o["kind"] == "ServiceAccount")
     account["metadata"]["namespace"] = "default"
@@ -120,81 +89,6 @@ def test_a_field_that_the_api_server_does_not_know_would_be_found(cluster: Clust
             "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-",
             input=json.dumps({**account, "mountToken": True}),
         )  # fmt: skip
-
-
-@pytest.fixture
-def restricted(cluster: Cluster) -> Iterator[str]:
-    """A namespace that admits only pods of the restricted pod security."""
-    name = f"t-{secrets.token_hex(4)}"
-    cluster.kubectl("create", "namespace", name)
-    label = "pod-security.kubernetes.io/enforce=restricted"
-    cluster.kubectl("label", "namespace", name, label)
-    yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
-
-
-def admit(cluster: Cluster, namespace: str, spec: dict[str, Any]) -> None:
-    """Have the API server admit a pod without creating it."""
-    metadata = {"name": "pod", "namespace": namespace}
-    # A ServiceAccount that is not there is no matter of pod security.
-    checked = {name: value for name, value in spec.items() if name != "serviceAccountName"}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": checked}
-    cluster.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(pod))
-
-
-def test_every_pod_passes_the_restricted_pod_security(cluster: Cluster, restricted: str) -> None:
-    pods = [
-        rendered["spec"]["template"]["spec"]
-        if rendered["kind"] == "Deployment"
-        else rendered["spec"]
-        for rendered in chart.render(IMAGE)
-        if rendered["kind"] in {"Deployment", "Pod"}
-    ]
-    assert len(pods) == 2  # the operator, and the test of the release
-    job = {
-        "name": "driver",
-        "image": "job",
-        "securityContext": RESTRICTED,
-    }
-    for spec in (*pods, {"containers": [job]}):
-        admit(cluster, restricted, spec)
-    with pytest.raises(SandboxError, match="violates PodSecurity"):
-        admit(cluster, restricted, {"containers": [{"name": "driver", "image": "job"}]})
-
-
-def test_a_tag_may_be_a_number() -> None:
-    def image(**given: object) -> str:
-        values = {"image": {"repository": "r", **given}}
-        (pod,) = (o for o in chart.render(values) if o["kind"] == "Deployment")
-        shown: str = pod["spec"]["template"]["spec"]["containers"][0]["image"]
-        return shown
-
-    assert image(tag=1) == "r:1"
-    assert image(tag=20261122) == "r:20261122"
-    assert image(tag="1.10") == "r:1.10"
-    assert image(digest=DIGEST, tag="1") == f"r@{DIGEST}"
-
-
-def test_replays_use_the_image_beside_the_operators_unless_another_is_named() -> None:
-    def arguments(**replay: object) -> list[str]:
-        rendered = chart.render({"image": {"repository": "r/redrive", "tag": 7}, "replay": replay})
-        (pod,) = (o for o in rendered if o["kind"] == "Deployment")
-        found: list[str] = pod["spec"]["template"]["spec"]["containers"][0]["args"]
-        return found
-
-    assert "--replay-image=r/redrive-replay:7" in arguments()
-    assert "--replay-image=job:1" in arguments(image={"repository": "job", "tag": 1})
-    assert not [word for word in arguments(enabled=False) if word.startswith("--replay")]
-    said = {"executor": {"memory": "2g"}, "images": ["r/*"], "labels": {"team": "shop"}}
-    (job,) = (word for word in arguments(job=said) if "--replay-job" in word)
-    assert yaml.safe_load(job.partition("=")[2]) == said
-
-
-def test_the_chart_knows_the_fields_of_a_job() -> None:
-    schema = json.loads((chart.CHART / "values.schema.json").read_text("utf-8"))
-    written = schema["properties"]["replay"]["properties"]["job"]["propertyNames"]["enum"]
-    aliases = {field.alias for field in JobDefaults.model_fields.values()}
-    assert set(written) == aliases
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from release import CHART, chart_readme
+from redrive.api.job import JobDefaults
+from release import CHART, chart_readme, values_schema
 
 TEXT = """\
 # A file.
@@ -29,7 +30,7 @@ def leaves(value: dict[str, Any], schema: dict[str, Any], path: str = "") -> Ite
     for name, inner in value.items():
         known = schema["properties"][name]
         here = f"{path}{name}"
-        if known.get("properties") and here != "resources":
+        if known.get("properties") and here not in WHOLE:
             yield from leaves(inner, known, f"{here}.")
         elif reference := known.get("$ref"):
             definition = DEFINITIONS[reference.rpartition("/")[2]]
@@ -41,6 +42,8 @@ def leaves(value: dict[str, Any], schema: dict[str, Any], path: str = "") -> Ite
             yield here
 
 
+WHOLE = {"resources", "affinity", "securityContext", "podSecurityContext", "replay.job"}
+"""Values that are passed on as they are: their fields have no defaults of the chart's."""
 SCHEMA = json.loads((CHART / "values.schema.json").read_text("utf-8"))
 DEFINITIONS = SCHEMA["definitions"]
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
@@ -57,6 +60,12 @@ def test_the_readme_is_generated_from_the_values() -> None:
     assert chart_readme.README.read_text("utf-8") == chart_readme.render()
 
 
+def test_the_fields_of_a_job_in_the_schema_are_generated_from_the_model() -> None:
+    assert values_schema.SCHEMA.read_text("utf-8") == values_schema.render()
+    job = SCHEMA["properties"]["replay"]["properties"]["job"]
+    assert set(job["properties"]) == {field.alias for field in JobDefaults.model_fields.values()}
+
+
 def test_every_value_is_described_and_known_to_the_schema() -> None:
     text = (CHART / "values.yaml").read_text("utf-8")
     described = [value.path for value in chart_readme.values(text)]
@@ -66,9 +75,9 @@ def test_every_value_is_described_and_known_to_the_schema() -> None:
 def test_the_schema_knows_no_value_that_the_chart_has_not() -> None:
     def unknown(schema: dict[str, Any], value: dict[str, Any], path: str = "") -> Iterator[str]:
         for name, inner in schema.get("properties", {}).items():
-            if name not in value and path != "resources.":
+            if name not in value:
                 yield f"{path}{name}"
-            elif isinstance(value.get(name), dict):
+            elif isinstance(value[name], dict) and f"{path}{name}" not in WHOLE:
                 yield from unknown(inner, value[name], f"{path}{name}.")
 
     assert list(unknown(SCHEMA, VALUES)) == ["global"]

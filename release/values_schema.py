@@ -1,0 +1,37 @@
+"""The part of the chart's values.schema.json that follows from the models: `replay.job`.
+
+The rest of that file is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from redrive.api.job import JobDefaults
+from redrive.api.schema import structural
+from release import CHART
+
+SCHEMA = CHART / "values.schema.json"
+
+
+def render() -> str:
+    """Return the schema, with the fields of a job as they are now."""
+    schema = json.loads(SCHEMA.read_text("utf-8"))
+    schema["properties"]["replay"]["properties"]["job"] = _closed(structural(JobDefaults))
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def _closed(node: dict[str, Any]) -> dict[str, Any]:
+    """Refuse fields that are not named, and leave out what only an API server reads."""
+    closed: dict[str, Any] = {}
+    for key, value in node.items():
+        match key:
+            case "properties":
+                closed[key] = {name: _closed(field) for name, field in value.items()}
+                closed["additionalProperties"] = False
+            case "items" | "additionalProperties":
+                closed[key] = _closed(value)
+            case _ if key != "description" and not key.startswith("x-kubernetes-"):
+                closed[key] = value
+    return closed

@@ -1,0 +1,87 @@
+"""The documented combinations of the chart's values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
+DIGEST = f"sha256:{'0' * 64}"
+TOKEN = 'a "token": #'  # noqa: S105  to be quoted
+PODS = "say more about the pods"
+COMBINATIONS: dict[str, dict[str, Any]] = {
+    "serve all namespaces": {},
+    "serve some namespaces only, with nothing but a Role in each": {
+        "namespaces": ["default"],
+        "clusterId": "ours",
+    },
+    "install it without any right on the cluster as a whole": {
+        "namespaces": ["default"],
+        "clusterId": "ours",
+        "crds": {"install": False},
+        "rbac": {"aggregate": False},
+        "admissionPolicy": {"create": False},
+    },
+    "have no right to SparkApplications, so that no Replay runs": {"replay": {"enabled": False}},
+    "read Secrets in some namespaces only": {"rbac": {"secretNamespaces": ["default"]}},
+    "prepare namespaces for Replays": {
+        "imagePullSecrets": [{"name": "registry"}],
+        "replay": {
+            "namespaces": ["default", "kube-public"],
+            "image": {"repository": "registry.test/job", "digest": DIGEST},
+            "secret": {"token": TOKEN},
+            "job": {"driver": {"coreRequest": "100m"}, "tolerations": [{"operator": "Exists"}]},
+        },
+    },
+    "run Replays by both Spark operators": {
+        "replay": {"launchers": {"apache": True}, "job": {"launcher": "Apache"}},
+    },
+    "run Replays by Apache's Spark operator alone": {
+        "replay": {"launchers": {"apache": True, "kubeflow": False}},
+    },
+    "have the Prometheus operator scrape the pods, with alerts and a dashboard": {
+        "podMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboard": {"enabled": True},
+    },
+    "have the Prometheus operator scrape the Service": {"serviceMonitor": {"enabled": True}},
+    PODS: {
+        "image": {"repository": "registry.test/redrive", "digest": DIGEST},
+        "fullnameOverride": "retries",
+        "nameOverride": "retry",
+        "replicas": 3,
+        "logFormat": "text",
+        "podAnnotations": {"a.test/b": "c"},
+        "podLabels": {"team": "shop"},
+        "extraEnv": [
+            {"name": "HTTPS_PROXY", "value": "http://proxy:3128"},
+            {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        ],
+        "priorityClassName": "system-cluster-critical",
+        "credentials": {"volume": {"csi": {"driver": "secrets-store.csi.k8s.io"}}},
+        "endpoint": {"address": "[::]", "port": 9090},
+        "service": {"port": 80, "annotations": {"a.test/b": "c"}},
+        "podDisruptionBudget": {"maxUnavailable": "50%"},
+        "podSecurityContext": {"runAsUser": 1234, "fsGroup": 1234},
+        "securityContext": {"runAsGroup": 1234, "privileged": False},
+        "resources": {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}},
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"key": "a", "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {"nodeAffinity": {}},
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "topology.kubernetes.io/zone",
+                "whenUnsatisfiable": "DoNotSchedule",
+            },
+        ],
+        "serviceAccount": {"name": "ours", "annotations": {"a.test/role": "b"}},
+    },
+    "have as little as possible, for a trial": {
+        "replicas": 1,
+        "service": {"enabled": False},
+        "podDisruptionBudget": {"enabled": False},
+        "serviceAccount": {"create": False, "name": "ours"},
+        "topologySpreadConstraints": [],
+    },
+}
+"""What the guide to installing says to set, by what for; and more that goes with it."""

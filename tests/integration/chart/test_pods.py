@@ -1,0 +1,144 @@
+"""The pods that the chart makes: what is said about them arrives, and they are restricted."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from redrive.replay.controller.application import RESTRICTED
+from sandbox import chart
+from sandbox.errors import SandboxError
+from sandbox.kubernetes import Cluster
+from tests.integration.chart.combinations import COMBINATIONS, DIGEST, IMAGE, PODS
+
+
+def test_what_is_said_about_pods_arrives_in_them() -> None:
+    values = COMBINATIONS[PODS]
+    rendered = chart.render(IMAGE | values)
+    (deployment,) = (body for body in rendered if body["kind"] == "Deployment")
+    (test,) = (body["spec"] for body in rendered if body["kind"] == "Pod")
+    metadata, pod = (deployment["spec"]["template"][part] for part in ("metadata", "spec"))
+    assert deployment["spec"]["replicas"] == values["replicas"]
+    assert metadata["annotations"] == values["podAnnotations"]
+    assert metadata["labels"].items() >= values["podLabels"].items()
+    for field in ("priorityClassName", "affinity"):
+        assert pod[field] == values[field]
+    (spread,) = pod["topologySpreadConstraints"]
+    selector = deployment["spec"]["selector"]
+    assert spread == {**values["topologySpreadConstraints"][0], "labelSelector": selector}
+    (container,) = pod["containers"]
+    assert container["env"][1:] == values["extraEnv"]
+    assert container["resources"] == {
+        "requests": {"cpu": "1", "memory": "128Mi"},
+        "limits": {"memory": "1Gi"},
+    }
+    for each in (pod, test):
+        assert each["nodeSelector"] == values["nodeSelector"]
+        assert each["tolerations"] == values["tolerations"]
+        # Beside the defaults, which are of the restricted pod security.
+        given = values["podSecurityContext"]
+        assert each["securityContext"].items() >= {**given, "runAsNonRoot": True}.items()
+        given = {**values["securityContext"], "readOnlyRootFilesystem": True}
+        assert each["containers"][0]["securityContext"].items() >= given.items()
+        assert each["containers"][0]["image"] == f"registry.test/redrive@{DIGEST}"
+
+
+def test_a_selector_of_ones_own_spreads_pods_by_that() -> None:
+    spread = {
+        "maxSkew": 2,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {"team": "shop"}},
+    }
+    rendered = chart.render(IMAGE | {"topologySpreadConstraints": [spread]})
+    (deployment,) = (body for body in rendered if body["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["spec"]["topologySpreadConstraints"] == [spread]
+
+
+@pytest.fixture
+def restricted(cluster: Cluster) -> Iterator[str]:
+    """A namespace that admits only pods of the restricted pod security."""
+    name = f"t-{secrets.token_hex(4)}"
+    cluster.kubectl("create", "namespace", name)
+    label = "pod-security.kubernetes.io/enforce=restricted"
+    cluster.kubectl("label", "namespace", name, label)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def admit(cluster: Cluster, namespace: str, spec: dict[str, Any]) -> None:
+    """Have the API server admit a pod without creating it."""
+    metadata = {"name": "pod", "namespace": namespace}
+    # A ServiceAccount that is not there is no matter of pod security.
+    checked = {name: value for name, value in spec.items() if name != "serviceAccountName"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": checked}
+    cluster.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(pod))
+
+
+def test_every_pod_passes_the_restricted_pod_security(cluster: Cluster, restricted: str) -> None:
+    pods = [
+        rendered["spec"]["template"]["spec"]
+        if rendered["kind"] == "Deployment"
+        else rendered["spec"]
+        for rendered in chart.render(IMAGE)
+        if rendered["kind"] in {"Deployment", "Pod"}
+    ]
+    assert len(pods) == 2  # the operator, and the test of the release
+    job = {
+        "name": "driver",
+        "image": "job",
+        "securityContext": RESTRICTED,
+    }
+    for spec in (*pods, {"containers": [job]}):
+        admit(cluster, restricted, spec)
+    with pytest.raises(SandboxError, match="violates PodSecurity"):
+        admit(cluster, restricted, {"containers": [{"name": "driver", "image": "job"}]})
+
+
+def test_a_tag_may_be_a_number() -> None:
+    def image(**given: object) -> str:
+        values = {"image": {"repository": "r", **given}}
+        (pod,) = (o for o in chart.render(values) if o["kind"] == "Deployment")
+        shown: str = pod["spec"]["template"]["spec"]["containers"][0]["image"]
+        return shown
+
+    assert image(tag=1) == "r:1"
+    assert image(tag=20261122) == "r:20261122"
+    assert image(tag="1.10") == "r:1.10"
+    assert image(digest=DIGEST, tag="1") == f"r@{DIGEST}"
+
+
+def test_replays_use_the_image_beside_the_operators_unless_another_is_named() -> None:
+    def arguments(**replay: object) -> list[str]:
+        rendered = chart.render({"image": {"repository": "r/redrive", "tag": 7}, "replay": replay})
+        (pod,) = (o for o in rendered if o["kind"] == "Deployment")
+        found: list[str] = pod["spec"]["template"]["spec"]["containers"][0]["args"]
+        return found
+
+    assert "--replay-image=r/redrive-replay:7" in arguments()
+    assert "--replay-image=job:1" in arguments(image={"repository": "job", "tag": 1})
+    assert not [word for word in arguments(enabled=False) if word.startswith("--replay")]
+    said = {"executor": {"memory": "2g"}, "images": ["r/*"], "labels": {"team": "shop"}}
+    (job,) = (word for word in arguments(job=said) if "--replay-job" in word)
+    assert yaml.safe_load(job.partition("=")[2]) == said
+
+
+def test_the_chart_knows_the_fields_of_pods_that_the_api_server_knows(cluster: Cluster) -> None:
+    kinds = json.loads(cluster.kubectl("get", "--raw", "/openapi/v3/api/v1"))["components"]
+    schema = json.loads((chart.CHART / "values.schema.json").read_text("utf-8"))
+    properties = schema["properties"]
+    known = {
+        "PodSecurityContext": properties["podSecurityContext"],
+        "SecurityContext": properties["securityContext"],
+        "Affinity": properties["affinity"],
+        "Toleration": properties["tolerations"]["items"],
+        "TopologySpreadConstraint": properties["topologySpreadConstraints"]["items"],
+    }
+    for kind, ours in known.items():
+        served = kinds["schemas"][f"io.k8s.api.core.v1.{kind}"]
+        assert set(ours["properties"]) == set(served["properties"]), kind
