@@ -1,0 +1,312 @@
+"""Each field of a spec is changed, and changed back: what comes of it is what a new object gets.
+
+The fields are read from the CRDs (`tests.support.crd_fields`), and so are their values. For each
+field one object goes from value to value; beside it, objects with each of the values are new. The
+two have to end alike: spec, finalizers, status, the ConfigMap, and all that the broker holds.
+`tests/integration/provision/test_transitions.py` takes some fields, and
+`tests/chaos/chaos_transitions.py` all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from redrive.kube.resources import Body
+from tests.integration.provision.conftest import Shop, redrive
+from tests.integration.provision.test_tenants import consumed_topic
+from tests.support.crd_fields import SpecField, SpecFields
+from tests.support.whole_states import NAME, Lasting, World, difference
+
+ROUND_SECONDS = 60.0
+"""A round ends without success once nothing has changed for so long."""
+LOOK_SECONDS = 3.0
+"""Between looks at all there is, which cost more than what they wait for."""
+AT_ONCE = 8
+
+
+def given(shop: Shop) -> dict[str, dict[str, tuple[Any, ...]]]:
+    """Kind → field → values, where one of the right form is not enough: it has to be there."""
+    here = shop.namespace
+    return {
+        "RetryPolicy": {
+            "connectionRef.name": ("second",),
+            "connectionRef.namespace": (here, "elsewhere"),
+            # More than the broker's own default of the quota, or it refuses it.
+            "deadLetter.retention.megabytes": (20_480, 40_960),
+            "deadLetter.retention.size": ("20Gi", "40Gi"),
+            "outageBreaker.maxProbeInterval": ("10s", "20s"),
+        },
+        "PulsarConnection": {
+            "adminUrl": (shop.broker.admin_url.replace("127.0.0.1", "localhost"),),
+            "authentication.token.secretRef.name": ("second-admin", "none"),
+            "authentication.token.secretRef.key": ("second", "none"),
+            "allow[].namespaces.names": ([here], [here, "elsewhere"]),
+            "allow[].namespaces.selector.matchLabels": (
+                {"kubernetes.io/metadata.name": here},
+                {"kubernetes.io/metadata.name": "elsewhere"},
+            ),
+            "allow[].namespaces.selector.matchExpressions[].key": (
+                "kubernetes.io/metadata.name",
+                "team",
+            ),
+            "allow[].namespaces.selector.matchExpressions[].values": ([here], [here, "elsewhere"]),
+            "allow[].topics": (
+                [f"persistent://{shop.tenant}/prod/*"],
+                ["persistent://elsewhere/*/*", f"persistent://{shop.tenant}/*/*"],
+            ),
+            "allow[].roles": (["*"], ["f*", "billing"]),
+            "policyDefaults.outageBreaker.maxProbeInterval": ("10s", "20s"),
+            "job.sparkConf": ({"spark.log.level": "INFO"}, {"spark.log.level": "WARN"}),
+            "job.volumes[].name": ("scratch", "other"),
+            "job.overrides.sparkConf": (
+                ["spark.log.level"],
+                ["spark.log.level", "spark.ui.enabled"],
+            ),
+        },
+    }
+
+
+def beside(shop: Shop) -> dict[str, dict[str, dict[str, Any]]]:
+    """Kind → field → what the object has before the field is given; None takes a field away."""
+    lists: dict[str, Any] = {
+        "allow": None,
+        "allowedTopics": [f"persistent://{shop.tenant}/*/*"],
+        "allowedRoles": ["fulfilment"],
+    }
+    return {
+        "RetryPolicy": {
+            "ordering": {"subscriptionType": "Key_Shared"},
+            "delayLadder.ordered": {"subscriptionType": "Key_Shared"},
+            # A topic without partitions never gets any.
+            "deadLetter.sequenced": {"subscriptionType": "Key_Shared", "ordering": "PerKey"},
+            "retry.partitions": {"retry": {"partitions": 1}},
+            "deadLetter.partitions": {"deadLetter": {"partitions": 1}},
+        },
+        "PulsarConnection": {
+            **dict.fromkeys(("allowedTopics", "allowedRoles", "allowedNamespaces"), lists),
+            "job.volumes[].name": {"job": {"volumes": [{"name": "first", "emptyDir": {}}]}},
+        },
+    }
+
+
+ONE_VALUE = dict.fromkeys(
+    ("PulsarConnection authentication.none", "PulsarConnection replay.authentication.none"),
+    "an empty object is its only value",
+)
+"""Fields of fewer than two values, and why."""
+
+
+_NEVER_SHRINK = Lasting(
+    "no topic can lose partitions: a warning tells",
+    (".*-(RETRY|DLQ)-partition-[12]", "/policy/status/conditions"),
+)
+_DEAD_LETTERS_REST = Lasting(
+    "dead letters rest in the topic, and consumers may still run with the policy before",
+    (".*-DLQ(-LEDGER)?",),
+)
+LASTING = {
+    "RetryPolicy retry.partitions": _NEVER_SHRINK,
+    "RetryPolicy deadLetter.partitions": _NEVER_SHRINK,
+    "RetryPolicy deadLetter.mode": _DEAD_LETTERS_REST,
+    "RetryPolicy deadLetter.enabled": _DEAD_LETTERS_REST,
+    "RetryPolicy deadLetter.sequenced": Lasting(
+        "consumers may still run with the policy before, and records rest with their dead letters",
+        (".*-DLQ-SEQUENCES",),
+    ),
+    "RetryPolicy deadLetter.subscription": Lasting(
+        "the subscription of before may hold dead letters, and consumers: it is deleted by hand",
+        (".*-DLQ/subscriptions",),
+    ),
+}
+"""Fields of which something stays."""
+LAST_SEEN = Lasting(
+    "of a broker that is not reached any more, and of one that was read a moment ago, the release "
+    "that was last seen is shown",
+    ("/connection/status/brokerVersion",),
+)
+"""What stays whatever field is changed."""
+FOR_NEW_OBJECTS = {
+    "PulsarConnection policyDefaults.naming.scheme": "messages wait under the names of before"
+}
+"""Fields whose change concerns new objects only, and why."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A field, the specs that an object has one after the other, and new objects with each.
+
+    Attributes:
+        name: of the object that changes.
+        new: the names of the new ones, by the step.
+    """
+
+    kind: str
+    leaf: SpecField
+    specs: tuple[Body, ...]
+    name: str
+    new: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.leaf}"
+
+
+def cases(shop: Shop) -> list[Case]:
+    """Return a case for each field that may change; fails for those that have no values."""
+    found: list[Case] = []
+    poor: list[str] = []
+    names: dict[str, str] = {}
+    for kind in ("RetryPolicy", "PulsarConnection"):
+        fields, before = SpecFields(kind, given(shop)[kind]), beside(shop)[kind]
+        unknown = {*fields.given, *before} - set(map(str, fields.all))
+        assert not unknown, f"{kind} has no fields {unknown}"
+        for leaf in fields.all:
+            if leaf.immutable:
+                continue
+            start = base(kind, shop) | before.get(str(leaf), {})
+            start = {key: value for key, value in start.items() if value is not None}
+            values = fields.specs(leaf, start, len(leaf.schema.get("enum", "ab")))
+            there = [spec for spec in (start, *values) if leaf.of(spec) is not None]
+            if len(there) < 2 and f"{kind} {leaf}" not in ONE_VALUE:
+                poor.append(f"{kind} {leaf}: {values}")
+            specs = (start, *values, start)
+            new = (names.setdefault(f"{kind}{spec}", f"n{len(names):03d}n") for spec in specs)
+            found.append(Case(kind, leaf, specs, f"c{len(found):03d}c", tuple(new)))
+    assert not poor, f"give these values, or a reason for which they have none: {poor}"
+    return found
+
+
+def prepared(shop: Shop) -> Shop:
+    """Give *shop* the Secrets and connections that the specs name."""
+    token = shop.token(shop.role)
+    shop.secret("pulsar-admin", token=token, second=token)
+    shop.secret("second-admin", token=token)
+    for name in ("main", "second"):
+        shop.connection(name, **connection_base(shop))
+        shop.ready(name, "pulsarconnection")
+    return shop
+
+
+def some(all_: Sequence[Case], share: int) -> list[Case]:
+    """Return one of *share* cases, of each kind, from all over its fields.
+
+    Which ones follows from the names of the fields alone: the same tree gives the same ones, and
+    another field gives others.
+    """
+    found: list[Case] = []
+    for _, group in itertools.groupby(all_, key=lambda case: case.kind):
+        of_kind = list(group)
+        first = zlib.crc32("".join(map(str, of_kind)).encode()) % share
+        found += of_kind[first::share]
+    return found
+
+
+def problems_of(shop: Shop, changing: Sequence[Case]) -> list[str]:
+    """Take an object of each case from spec to spec; say where it is not as a new one is."""
+    new = {name: case for case in changing for name in case.new}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        names = [*new, *(case.name for case in changing)]
+        list(pool.map(lambda name: consumed_topic(shop, shop.topic(name)), names))
+        apply(shop, ((case, case.new.index(name), name) for name, case in new.items()))
+        world = World(shop, pool)
+        problems: list[str] = []
+        for step in range(max(len(case.specs) for case in changing)):
+            changing = [case for case in changing if step < len(case.specs)]
+            apply(shop, ((case, step, case.name) for case in changing))
+            found = differences(world, changing, step)
+            problems += [f"{c}, step {step}:\n{found[c.name]}" for c in changing if c.name in found]
+            changing = [case for case in changing if case.name not in found]
+    return problems
+
+
+def base(kind: str, shop: Shop) -> dict[str, Any]:
+    """The spec that all begin with."""
+    return connection_base(shop) if kind == "PulsarConnection" else policy_base(shop, NAME)
+
+
+def connection_base(shop: Shop) -> dict[str, Any]:
+    """The spec of a connection whose policies can be replayed."""
+    token = {"secretRef": {"name": "pulsar-replayer", "key": "token"}}
+    topics = [f"persistent://{shop.tenant}/*/*"]
+    return {
+        "serviceUrl": shop.broker.service_url,
+        "adminUrl": shop.broker.admin_url,
+        "authentication": {"token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}},
+        "allow": [{"topics": topics, "roles": ["*"], "adopt": True, "delete": True}],
+        "replay": {"role": "replayer", "token": token},
+    }
+
+
+def policy_base(shop: Shop, name: str) -> dict[str, Any]:
+    """The spec of a policy; its topic has the policy's name."""
+    return {
+        "connectionRef": {"name": "main"},
+        "topic": shop.topic(name),
+        "subscription": name,
+        "consumerRoles": ["fulfilment"],
+    }
+
+
+def apply(shop: Shop, which: Iterable[tuple[Case, int, str]]) -> None:
+    """Give an object of this name the spec of a step of a case."""
+    items = [item for case, step, name in which for item in manifests(shop, case, step, name)]
+    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    shop.cluster.kubectl("apply", "--server-side", "-f", "-", input=manifest)
+
+
+def manifests(shop: Shop, case: Case, step: int, name: str) -> list[dict[str, Any]]:
+    """The objects of one name: a policy, and its connection where that is what changes."""
+    meta = {"metadata": {"name": name, "namespace": shop.namespace}}
+    spec = json.loads(json.dumps(case.specs[step]).replace(NAME, name))
+    changing = redrive(case.kind, spec) | meta
+    if case.kind == "RetryPolicy":
+        return [changing]
+    policy = policy_base(shop, name) | {"connectionRef": {"name": name}}
+    return [changing, redrive("RetryPolicy", policy) | meta]
+
+
+def differences(world: World, changing: Sequence[Case], step: int) -> dict[str, str | None]:
+    """Wait until each of *changing* is as the new object with its spec; return what is not."""
+    left = {case.name: case for case in changing}
+    found: dict[str, str | None] = {}
+    deadline = time.monotonic() + ROUND_SECONDS
+    while left and time.monotonic() < deadline:
+        world.look()
+        for name, case in list(left.items()):
+            told = compare(world, case, step)
+            if told is None:
+                del left[name]
+            if found.get(name, "") != told:
+                deadline = time.monotonic() + ROUND_SECONDS
+            found[name] = told
+        time.sleep(LOOK_SECONDS)
+    return {name: found[name] for name in left}
+
+
+def compare(world: World, case: Case, step: int) -> str | None:
+    """Say how the object that changed differs from the new one; None where it does not."""
+    name, new = case.name, case.new[step]
+    one, other = (world.object_state(case.kind, each) for each in (name, new))
+    reason = world.reason(new)
+    if reason in {"", "Progressing"} or (step == 0 and reason != "Provisioned"):
+        return f"{new} is not ready: {reason}"
+    kept = str(case) in FOR_NEW_OBJECTS and case.specs[step] != case.specs[0]
+    works = reason == "Provisioned" and not kept
+    if not works:
+        # What is refused, or only observed, changes nothing that an earlier spec has made.
+        for state, each in ((one, name), (other, new)):
+            state.pop("config map")
+            state["policy"]["status"] = world.reason(each)
+    if (told := difference(other, one, LASTING.get(str(case), LAST_SEEN))) is not None:
+        return told
+    now = world.broker_state(name)
+    expected = world.broker_state(new) if works else world.before[name]
+    if (told := difference(expected, now, LASTING.get(str(case)))) is None:
+        world.before[name] = now
+    return told
