@@ -24,6 +24,7 @@ from redrive.admin.granting import Granter, Granting, Permissions
 from redrive.admin.http import Call, Http
 from redrive.admin.model import NamespaceState
 from redrive.admin.paths import quoted
+from redrive.admin.policies import default_backlog_quota
 from redrive.admin.topic_calls import TopicCalls
 
 PROBE_SECONDS = 10.0
@@ -52,7 +53,7 @@ class Admin(TopicCalls):
     ) -> None:
         super().__init__(http, admin_url, credentials, breaker)
         self._version = CachedRead(self._read_version)
-        self._ack_persistence = CachedRead(self._read_ack_persistence)
+        self._configuration = CachedRead(self._read_configuration)
         self._tenants: dict[str, CachedRead[frozenset[str]]] = {}
         self._namespaces: dict[str, CachedRead[NamespaceState]] = {}
         self._grantings: dict[str, Granting] = {}
@@ -94,14 +95,28 @@ class Admin(TopicCalls):
         Raises:
             AdminError: it does not answer, or rejects the token.
         """
-        return await self._ack_persistence.get(max_age=CONFIGURATION_SECONDS)
+        found, _ = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
+        return found
 
-    async def _read_ack_persistence(self) -> AckPersistence:
+    async def default_backlog_quota(self) -> int | None:
+        """Return the bytes of backlog that the broker permits a topic without a quota.
+
+        Read as `ack_persistence` is; None where it sets no limit, or the role may not read it.
+
+        Raises:
+            AdminError: it does not answer, or rejects the token.
+        """
+        _, found = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
+        return found
+
+    async def _read_configuration(self) -> tuple[AckPersistence, int | None]:
         release = await self.version()
         path = "brokers/configuration/runtime"
         try:
             return await self._get(
-                "read the configuration", path, lambda found: AckPersistence.of(found, release)
+                "read the configuration",
+                path,
+                lambda found: (AckPersistence.of(found, release), default_backlog_quota(found)),
             )
         except (
             AdminForbiddenError,
@@ -109,7 +124,7 @@ class Admin(TopicCalls):
             AuthenticationFailedError,  # so a broker says that the role is no super-user
             UnsupportedError,
         ):
-            return AckPersistence.of({}, release)
+            return AckPersistence.of({}, release), None
 
     async def tenant_exists(self, tenant: str, *, max_age: float = 0.0) -> bool:
         """Whether there is such a tenant, or was at most so many seconds ago."""

@@ -165,6 +165,31 @@ Quotas = Mapping[str, Mapping[str, Any]]
 """The backlog quotas of a topic or a namespace, by their type."""
 
 
+_GIGABYTE = 2**30
+
+
+def size_limit(quotas: Quotas) -> int | None:
+    """Return the bytes of backlog that *quotas* permit; None where they limit no size."""
+    found = quotas.get(_BY_SIZE) or {}
+    limit = found.get("limitSize") or found.get("limit") or 0
+    return limit if limit > 0 else None
+
+
+def default_backlog_quota(settings: Mapping[str, str]) -> int | None:
+    """Return the bytes of backlog that a broker permits a topic without a quota; None is any.
+
+    Args:
+        settings: the configuration of the broker, by name.
+
+    Raises:
+        ValueError: a setting is no number.
+    """
+    gigabytes = float(settings.get("backlogQuotaDefaultLimitGB", -1))
+    limit = int(settings.get("backlogQuotaDefaultLimitBytes", -1))
+    found = int(gigabytes * _GIGABYTE) if gigabytes > 0 else limit
+    return found if found > 0 else None
+
+
 @dataclass(frozen=True)
 class KeepsBacklog:
     """No quota evicts messages: those that would refuse them instead, at the same limit."""

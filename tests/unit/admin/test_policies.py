@@ -10,10 +10,13 @@ from redrive.admin.policies import (
     Holds,
     KeepsBacklog,
     LimitsBacklog,
+    Quotas,
     TopicPolicy,
     Ttl,
     Write,
+    default_backlog_quota,
     restoring,
+    size_limit,
     withdrawing,
 )
 
@@ -120,3 +123,33 @@ def test_what_is_restored_is_all_that_was_there_and_nothing_else() -> None:
     assert list(restoring(KeepsBacklog.name, before)) == [Write(SIZE, EVICTS), age]
     assert list(restoring(LimitsBacklog.name, before)) == [Write(SIZE, EVICTS)]
     assert list(restoring("retention", None)) == [Write("retention", None, "DELETE")]
+
+
+@pytest.mark.parametrize(
+    ("quotas", "expected"),
+    [
+        ({}, None),
+        ({"message_age": {"limitTime": 60, "limitSize": 0}}, None),
+        ({"destination_storage": {"limitSize": -1, "limitTime": -1}}, None),
+        ({"destination_storage": {"limitSize": 500}}, 500),
+        ({"destination_storage": {"limit": 500}}, 500),  # as older brokers write it
+    ],
+)
+def test_quotas_permit_the_size_that_is_set(quotas: Quotas, expected: int | None) -> None:
+    assert size_limit(quotas) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, None),
+        ({"backlogQuotaDefaultLimitGB": "-1.0", "backlogQuotaDefaultLimitBytes": "-1"}, None),
+        ({"backlogQuotaDefaultLimitGB": "-1.0", "backlogQuotaDefaultLimitBytes": "500"}, 500),
+        # The older setting goes before the newer one, as in the broker.
+        ({"backlogQuotaDefaultLimitGB": "0.5", "backlogQuotaDefaultLimitBytes": "500"}, 2**29),
+    ],
+)
+def test_a_broker_permits_what_it_is_configured_to(
+    settings: dict[str, str], expected: int | None
+) -> None:
+    assert default_backlog_quota(settings) == expected

@@ -77,8 +77,8 @@ class CheckInput:
         unconsumed_before: whether the previous reading found `unconsumed`, too.
         published: the warnings of the policy so far, by reason.
         now: the moment before the statistics were read.
-        quota: the bytes that a partition of the dead-letter topic may hold; None where the policy
-            sets no quota.
+        quota: the bytes that a partition of the dead-letter topic may hold, be that set by the
+            policy, on the topic, on its namespace or at the broker; None is any.
         persistence: what the broker remembers of acknowledgements.
         acknowledged: how many messages of the retry topic are acknowledged behind one that is not,
             see `Admin.acknowledged`; 0 where that was not read.
@@ -233,8 +233,8 @@ def quota_is_nearly_reached(given: CheckInput, limits: Thresholds) -> StatusWarn
         QUOTA_NEARLY_REACHED,
         f"the dead-letter topic {given.policy.dead_letter_topic.local} nears its backlog quota, "
         "beyond which the broker refuses dead letters, and consumers keep them; got "
-        f"{dead_letter.bytes} of {given.quota} bytes; replay or delete dead letters, or raise "
-        "deadLetter.backlogQuota",
+        f"{dead_letter.bytes} of {given.quota} bytes; replay or delete dead letters, or set a "
+        "higher deadLetter.backlogQuota",
     )
 
 

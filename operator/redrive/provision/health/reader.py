@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import SubscriptionStats
+from redrive.admin.policies import KeepsBacklog, size_limit
 from redrive.policy.naming import TopicName
 from redrive.policy.outage import BEACON
 from redrive.provision.rate_limit import RateLimit
 
 FORGET_AFTER_SECONDS = 3_600.0
+QUOTA_SECONDS = 900.0
+"""How old what is known of a quota may be: as old as a namespace between two resyncs."""
 
 TopicStats = Mapping[str, SubscriptionStats]
 
@@ -39,6 +42,7 @@ class Reader:
         self._interval = interval
         self._paces = paces
         self._answers: dict[tuple[TopicName, bool], _Answer] = {}
+        self._quotas: dict[TopicName, tuple[float, int | None]] = {}
 
     async def read(
         self, admin: Admin, topic: TopicName, *, oldest: bool = False, fresh: bool = False
@@ -94,9 +98,30 @@ class Reader:
         producers = await admin.producers(topic, partitioned=self._is_partitioned(topic))
         return tuple(sorted(each[BEACON] for each in producers if BEACON in each))
 
+    async def quota(self, admin: Admin, topic: TopicName) -> int | None:
+        """Return the bytes of backlog that *topic* may hold; None is any.
+
+        What is set on it, or else on its namespace, or else at the broker; read every 15 minutes.
+
+        Raises:
+            AdminNotFoundError: there is no such topic.
+            AdminError: it can't be read.
+        """
+        known = self._quotas.get(topic)
+        if known is None or known[0] + QUOTA_SECONDS <= _now():
+            for pace in self._paces:
+                await pace.turn()
+            own = await admin.topic_policy(topic, KeepsBacklog())
+            around = await admin.namespace(topic.namespace_name, max_age=QUOTA_SECONDS)
+            limit = size_limit({**around.backlog_quotas, **(own or {})})
+            known = _now(), limit or await admin.default_backlog_quota()
+            self._quotas[topic] = known
+        return known[1]
+
     def tidy(self) -> None:
         """Forget topics that were not asked for in an hour."""
         recent = _now() - FORGET_AFTER_SECONDS
+        self._quotas = {topic: known for topic, known in self._quotas.items() if known[0] > recent}
         self._answers = {t: found for t, found in self._answers.items() if found.at > recent}
 
     def _is_partitioned(self, topic: TopicName) -> bool:

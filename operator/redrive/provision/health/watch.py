@@ -32,6 +32,7 @@ from redrive.kube.resources import Body, Key
 from redrive.kube.status import StatusWarning
 from redrive.policy.model import Policy
 from redrive.provision.admission_checks import ADMISSION
+from redrive.provision.facts import Request
 from redrive.provision.health import backlog
 from redrive.provision.health.checks import REASONS, THRESHOLDS, Thresholds
 from redrive.provision.health.findings import Findings, Reading
@@ -208,25 +209,24 @@ class Health:
         self._requested.discard(_uid(body))
         asked = resolve(body, self._ctx)
         ADMISSION.check(asked)
-        policy, quota = asked.policy, asked.spec.dead_letter.backlog_quota
+        policy = asked.policy
         connection = await self._ctx.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
         admin = connection.admin
         begun, seconds = self._ctx.clock(), _now()
         retry = await reader.read(admin, policy.retry_topic, oldest=True, fresh=True)
         persistence, acknowledged = await self._acknowledgements(policy, retry, admin, reader)
+        rests: TopicStats = {}
+        if policy.dead_letters:
+            rests = await reader.read(admin, policy.dead_letter_topic, oldest=True, fresh=True)
         reading = Reading(
             policy=policy,
             begun=begun,
             seconds=seconds,
             requested=requested,
-            quota=None if quota is None else quota.bytes,
+            quota=await self._quota(asked, rests, admin, reader),
             source=await reader.read(admin, policy.topic),
             retry=retry,
-            dead_letter=(
-                await reader.read(admin, policy.dead_letter_topic, oldest=True, fresh=True)
-                if policy.dead_letters
-                else {}
-            ),
+            dead_letter=rests,
             persistence=persistence,
             acknowledged=acknowledged,
             outages=(
@@ -238,6 +238,18 @@ class Health:
         latest = self._ctx.policies.get(asked.key)
         if latest is not None and _uid(latest) == _uid(body):
             await self._publish(latest, reading)
+
+    async def _quota(
+        self, asked: Request, rests: TopicStats, admin: Admin, reader: Reader
+    ) -> int | None:
+        """Return what the dead-letter topic may hold: of an empty one that is not read."""
+        policy, quota = asked.policy, asked.spec.dead_letter.backlog_quota
+        if quota is not None:
+            return quota.bytes
+        own = rests.get(policy.dead_letter_subscription)
+        if own is None or not own.bytes:
+            return None
+        return await reader.quota(admin, policy.dead_letter_topic)
 
     async def _acknowledgements(
         self, policy: Policy, retry: TopicStats, admin: Admin, reader: Reader

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,7 @@ from redrive.admin.model import SubscriptionStats
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.kube.context import Context
 from redrive.kube.resources import POLICIES, Body, Key
+from redrive.kube.status import StatusWarning
 from redrive.provision.health import watch
 from redrive.provision.health.reader import Reader
 from redrive.provision.health.watch import INTERVAL_SECONDS, Health
@@ -61,7 +63,7 @@ async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
     assert other is not first
 
 
-NOTHING_WAITS = SubscriptionStats(0, 0, 0, durable=True, ack_holes=0, oldest=None)
+NOTHING_WAITS = SubscriptionStats(0, 0, 0, durable=False, ack_holes=0, oldest=None)
 ORDERS = Key("shop", "orders")
 
 
@@ -71,6 +73,9 @@ class Cluster:
     def __init__(self, ctx: Context, connection: Mapping[str, Any], body: Body) -> None:
         self.kubernetes = FakeKubernetes()
         self.seen = self.waits = 0
+        self.found: dict[str, SubscriptionStats] = {}
+        self.quotas: dict[str, dict[str, Any]] = {"topic": {}, "namespace": {}}
+        self.of_broker: int | None = None
         self.now = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
         self.ctx = dataclasses.replace(
             ctx, kubernetes=self.kubernetes, brokers=cast("Any", self), clock=lambda: self.now
@@ -88,7 +93,19 @@ class Cluster:
     async def stats(self, *_: object, **__: object) -> dict[str, SubscriptionStats]:
         """Answer for every topic that as much waits there."""
         waits = dataclasses.replace(NOTHING_WAITS, backlog=self.waits)
-        return {"fulfilment": waits, "redrive": waits}
+        return {"fulfilment": waits, "redrive": waits, **self.found}
+
+    async def topic_policy(self, *_: object) -> dict[str, Any]:
+        """Answer with the quotas that are set on the dead-letter topic."""
+        return self.quotas["topic"]
+
+    async def namespace(self, *_: object, **__: object) -> SimpleNamespace:
+        """Answer with those of the namespace."""
+        return SimpleNamespace(backlog_quotas=self.quotas["namespace"])
+
+    async def default_backlog_quota(self) -> int | None:
+        """Answer with that of the broker."""
+        return self.of_broker
 
     async def ack_persistence(self) -> AckPersistence:
         """Answer as an old broker does."""
@@ -210,4 +227,72 @@ async def test_a_policy_that_is_not_ready_any_more_keeps_its_series_until_it_is_
     await reaches(7)
     cluster.ctx.policies.drop(policy())
     assert shown() is None
+    await health.stop()
+
+
+MEBIBYTE = 2**20
+QUOTA = {"destination_storage": {"limitSize": MEBIBYTE, "policy": "producer_exception"}}
+
+
+async def shown(health: Health, cluster: Cluster, enqueued: list[Key]) -> list[str]:
+    """Wait for two looks; return what they find, and forget for which policies they enqueued."""
+    await asyncio.sleep(2 * INTERVAL_SECONDS + 1)
+    body = cluster.ctx.policies.get(ORDERS) or {}
+    found = health.warnings(body)
+    assert (ORDERS in enqueued) == (set(found) != set(_conditions(body)))
+    conditions = [READY, *({**READY, "type": w.reason, "message": w.message} for w in found)]
+    cluster.change({**body, "status": {**body["status"], "conditions": conditions}})
+    enqueued.clear()
+    return [warning.reason for warning in found]
+
+
+def _conditions(body: Body) -> list[StatusWarning]:
+    found = body["status"]["conditions"]
+    return [StatusWarning(c["type"], c["message"]) for c in found if c["type"] != "Ready"]
+
+
+@pytest.mark.parametrize("by", ["policy", "topic", "namespace", "broker"])
+async def test_a_dead_letter_topic_nears_its_quota_whoever_has_set_it(
+    cluster: Cluster, policy: MakeBody, by: str
+) -> None:
+    if by == "policy":
+        status = (cluster.ctx.policies.get(ORDERS) or {})["status"]
+        cluster.change(policy(deadLetter={"backlogQuota": {"size": "1Mi"}}) | {"status": status})
+    elif by == "broker":
+        cluster.of_broker = MEBIBYTE
+    else:
+        # What a topic has goes before what its namespace has, and that before the broker's.
+        cluster.of_broker = 1
+        cluster.quotas["namespace"] = {"destination_storage": {"limitSize": 1}}
+        cluster.quotas[by] = QUOTA
+    enqueued: list[Key] = []
+    health = Health(cluster.ctx, enqueued.append)
+    near = ["QuotaNearlyReached"]
+    for percent, reasons in ((0, []), (79, []), (81, near), (71, near), (69, [])):
+        size = percent * MEBIBYTE // 100
+        cluster.found["redrive"] = dataclasses.replace(NOTHING_WAITS, bytes=size)
+        assert await shown(health, cluster, enqueued) == reasons, percent
+    await health.stop()
+
+
+async def test_retries_that_are_due_and_not_delivered_are_overdue_until_they_are_delivered(
+    cluster: Cluster,
+) -> None:
+    due = dataclasses.replace(
+        NOTHING_WAITS, backlog=1, consumers=1, oldest=cluster.now - timedelta(days=1)
+    )
+    enqueued: list[Key] = []
+    health = Health(cluster.ctx, enqueued.append)
+    for found, reasons in (
+        (NOTHING_WAITS, []),
+        (dataclasses.replace(due, consumers=0), []),
+        (due, ["RetriesOverdue"]),
+        (dataclasses.replace(due, oldest=due.oldest and due.oldest + timedelta(hours=1)),
+         ["RetriesOverdue"]),
+        (dataclasses.replace(due, oldest=cluster.now), []),
+        (due, ["RetriesOverdue"]),
+        (dataclasses.replace(due, delivered=1), []),
+    ):  # fmt: skip
+        cluster.found["fulfilment"] = found
+        assert await shown(health, cluster, enqueued) == reasons, found
     await health.stop()
