@@ -218,13 +218,21 @@ def test_a_topic_of_others_is_adopted_only_if_told_and_is_as_before_when_the_pol
     assert {topic: whole(busy, topic) for topic in (payroll, audit)} == before
 
 
-def test_retry_dead_letter_and_ledger_topic_are_handed_over_together(busy: Shop) -> None:
+def test_all_topics_of_a_policy_are_handed_over_together(busy: Shop) -> None:
     token = {"secretRef": {"name": "replayer", "key": "token"}}
     busy.connection("replaying", replay={"role": "replayer", "token": token})
     busy.create_topic(busy.topic("blue"))
-    busy.policy("blue", topic=busy.topic("blue"), connectionRef={"name": "replaying"})
+    busy.policy(
+        "blue",
+        topic=busy.topic("blue"),
+        connectionRef={"name": "replaying"},
+        subscriptionType="Key_Shared",
+        ordering="PerKey",
+        deadLetter={"sequenced": True},
+    )
     status = busy.ready("blue")["status"]
-    topics = [status[field] for field in ("retryTopic", "deadLetterTopic", "ledgerTopic")]
+    fields = ("retryTopic", "deadLetterTopic", "ledgerTopic", "sequencesTopic")
+    topics = [status[field] for field in fields]
     ours = [properties(busy, topic) for topic in topics]
     owner = ours[0]["redrive.io/owner"]
     theirs = owner.replace(owner.partition("/")[0], "green")
