@@ -57,6 +57,16 @@ _COUNTERS = {
         "Messages handled well, but after their time-out; they may be handled again.",
         _WHERE,
     ),
+    Name.TAKING_STOPPED: Counter(
+        "redrive_consumer_taking_stopped",
+        "How often a consumer stopped to take messages, as too many waited to be sent on.",
+        _WHERE,
+    ),
+    Name.TAKING_RESUMED: Counter(
+        "redrive_consumer_taking_resumed",
+        "How often it went on after that.",
+        _WHERE,
+    ),
     Name.LEFT_UNSETTLED: Counter(
         "redrive_consumer_left_unsettled_messages",
         "Messages in hand when their consumer was closed; the broker delivers them again.",

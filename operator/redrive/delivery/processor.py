@@ -85,7 +85,7 @@ class Processor:
         send: Forward = functools.partial(forward, parts.outgoing)
         self.receive = compose([m.receive for m in middleware], receive)
         self._settle = compose([m.settle for m in middleware], settle)
-        self._unsent = UnsentMessages(parts, self._settle)
+        self._unsent = UnsentMessages(parts, self._settle, reporting.taking)
         self._wrapped = self._settle is not settle
         self._end = reporting.settle(self._end_failed)
         self._forward = compose([m.forward for m in middleware], send)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from redrive import Event
+from redrive.delivery.retrying import unsent
 from redrive.policy.model import SubscriptionType
 
 MakeWorld = Callable[..., Any]
@@ -78,6 +79,33 @@ def test_what_a_consumer_could_not_send_goes_to_the_next_as_the_same_attempt(
         )  # fmt: skip
         consumer.acknowledge(again)
     assert_nothing_left(world)
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
+def test_a_consumer_with_too_many_that_wait_says_that_it_takes_nothing_and_when_it_goes_on(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unsent, "MAX_UNSENT", 2)
+    world = make_world(max_retries=0)
+    world.refuse(world.policy.dead_letter_topic)
+    world.send(b"1", b"2", b"3")
+    events: list[Event] = []
+    with world.consumer(on_event=events.append) as consumer:
+        for _ in range(2):
+            consumer.reconsume_later(consumer.receive(SOON))
+        assert consumer.receive(TWO_TRIES) is None
+        assert of_taking(events) == ["redrive.taking_stopped"]
+        world.accept(world.policy.dead_letter_topic)
+        last = consumer.receive(SOON)
+        assert last.data() == b"3"
+        consumer.acknowledge(last)
+        assert of_taking(events) == ["redrive.taking_stopped", "redrive.taking_resumed"]
+    world.dead_letters(2)
+    assert_nothing_left(world)
+
+
+def of_taking(events: list[Event]) -> list[str]:
+    return [event.event for event in events if event.event.startswith("redrive.taking")]
 
 
 def test_what_waits_to_be_sent_on_is_stored_once_however_often_its_topic_moves(

@@ -119,7 +119,8 @@ class Receiver(PolicyConsumer):
         message is either stored on its next hop and acknowledged, or, if that could not be had
         within some seconds, kept by this consumer, unacknowledged, and sent later: after 5 s, then
         with back-off up to a minute; each try that fails is the event `redrive.unsent`. With 1 000
-        of them nothing new is received. In both cases the caller is done with it.
+        of them nothing new is received: the event `redrive.taking_stopped`. In both cases the
+        caller is done with it.
 
         Args:
             delay: wait this long, 1 s … 864 000 s.

@@ -32,6 +32,13 @@ _OUTAGES = {
 }
 
 
+_TAKING = {
+    Name.TAKING_STOPPED: "too many messages wait to be sent on: this consumer takes nothing new "
+    "from the broker until one of them is sent",
+    Name.TAKING_RESUMED: "messages that waited were sent on: this consumer takes new ones again",
+}
+
+
 class Reporting(Middleware):
     """Reports failed attempts, hops and late successes as `Event`."""
 
@@ -95,6 +102,11 @@ class Reporting(Middleware):
         event = self._of_no_message(Name.LEFT_UNSETTLED, count=count)
         text = "closed with %d messages in hand, which the broker delivers again"
         self._events.report(event, text, count)
+
+    def taking(self, *, stopped: bool) -> None:
+        """Report that nothing new is taken while too many messages wait to be sent on, or again."""
+        name = Name.TAKING_STOPPED if stopped else Name.TAKING_RESUMED
+        self._events.report(self._of_no_message(name), _TAKING[name])
 
     def _of_no_message(self, name: Name, *, reason: str = "", count: int = 1) -> Event:
         policy = self._policy()

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from redrive.copying.errors import NotSentError
 from redrive.copying.reading import id_text
@@ -32,6 +33,10 @@ class _Waiting:
     settlements: deque[Settlement] = field(default_factory=deque)
 
 
+class _Report(Protocol):
+    def __call__(self, *, stopped: bool) -> None: ...
+
+
 class UnsentMessages:
     """Keeps settlements whose message could not be sent, and tries the send again.
 
@@ -41,11 +46,14 @@ class UnsentMessages:
 
     Args:
         send: settles again; raises NotSentError if there is no receipt.
+        taking: reports that nothing new is taken, as too many wait, and that it goes on.
     """
 
-    def __init__(self, parts: Parts, send: Callable[[Settlement], object]) -> None:
+    def __init__(self, parts: Parts, send: Callable[[Settlement], object], taking: _Report) -> None:
         self._parts = parts
         self._send = send
+        self._taking = taking
+        self._full = False
         self._waiting: dict[TopicName, _Waiting] = {}
         self._timer: AnyTimer | None = None
         self._closed = False
@@ -110,4 +118,9 @@ class UnsentMessages:
     def _bound(self) -> None:
         with self._changing:
             count = sum(len(topic.settlements) for topic in self._waiting.values())
-        self._parts.incoming.hold_new(self, held=count >= MAX_UNSENT)
+            full = count >= MAX_UNSENT
+            if full == self._full:
+                return
+            self._full = full
+            self._parts.incoming.hold_new(self, held=full)  # in the order of what was counted
+        self._taking(stopped=full)

@@ -26,6 +26,8 @@ class Name(enum.StrEnum):
     DEAD_LETTERED = "redrive.dead_lettered"
     DISCARDED = "redrive.discarded"
     UNSENT = "redrive.unsent"
+    TAKING_STOPPED = "redrive.taking_stopped"
+    TAKING_RESUMED = "redrive.taking_resumed"
     LATE_SUCCESS = "redrive.late_success"
     DROPPED = "redrive.dropped"
     HELD = "redrive.held"
@@ -43,6 +45,8 @@ _LEVELS = {
     Name.DEAD_LETTERED: logging.INFO,
     Name.DISCARDED: logging.WARNING,
     Name.UNSENT: logging.ERROR,
+    Name.TAKING_STOPPED: logging.ERROR,
+    Name.TAKING_RESUMED: logging.INFO,
     Name.LATE_SUCCESS: logging.WARNING,
     Name.DROPPED: logging.WARNING,
     Name.HELD: logging.WARNING,

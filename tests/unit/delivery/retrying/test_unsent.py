@@ -12,6 +12,7 @@ from redrive import CrashLog, Event, Policy
 from redrive.copying.reading import id_text
 from redrive.delivery.middleware.crash_log_file import CrashLogFile
 from redrive.delivery.retrying import unsent
+from redrive.delivery.telemetry.events import Name
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
@@ -21,6 +22,7 @@ POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=2, ladder=Ladder.from_fixed("10m")
 )
 MINUTE = timedelta(minutes=1)
+TAKING = [Name.TAKING_STOPPED, Name.TAKING_RESUMED]
 
 
 class Failing:
@@ -112,16 +114,19 @@ def test_an_attempt_is_reported_as_failed_once_however_often_its_send_is_tried()
 
 def test_nothing_new_is_taken_while_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unsent, "MAX_UNSENT", 3)
-    consumer, handle = InMemoryConsumer(POLICY), Failing()
+    events: list[Event] = []
+    consumer, handle = InMemoryConsumer(POLICY, on_event=events.append), Failing()
     consumer.broker.refused.add(POLICY.retry_topic)
     for _ in range(10):
         consumer.send(b"x")
     consumer.run(handle)
     assert handle.calls == 3
+    assert [event.event for event in events if event.event in TAKING] == TAKING[:1]
 
     consumer.broker.refused.clear()
     consumer.run(handle)
     assert handle.calls == 30
+    assert [event.event for event in events if event.event in TAKING] == TAKING
     assert len(consumer.dead_letters) == 10
 
 
