@@ -66,15 +66,21 @@ class ProvisionedPolicy:
         """The same for asyncio; whoever enters it leaves it."""
         return AsyncRetryConsumer(self.client(self.role), policy or self.policy, **options)
 
-    def simple_consumer(self) -> SimpleConsumer:
+    def simple_consumer(
+        self,
+        **options: Any,  # noqa: ANN401 - as the consumer takes them
+    ) -> SimpleConsumer:
         """The same for those who ask for messages."""
-        consumer = SimpleConsumer(self.client(self.role), self.policy)
+        consumer = SimpleConsumer(self.client(self.role), self.policy, **options)
         self.closing.callback(consumer.close)
         return consumer
 
-    def async_simple_consumer(self) -> AsyncSimpleConsumer:
+    def async_simple_consumer(
+        self,
+        **options: Any,  # noqa: ANN401 - as the consumer takes them
+    ) -> AsyncSimpleConsumer:
         """The same for asyncio; whoever enters it leaves it."""
-        return AsyncSimpleConsumer(self.client(self.role), self.policy)
+        return AsyncSimpleConsumer(self.client(self.role), self.policy, **options)
 
     def send(
         self,

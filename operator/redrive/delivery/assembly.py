@@ -24,7 +24,7 @@ from redrive.delivery.middleware.outage_breaker import OutageBreaker, OutageGuar
 from redrive.delivery.parts import BrokerConnection, Subscribing
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.processor import Processor
-from redrive.delivery.receiving.subscribe import PREFETCH
+from redrive.delivery.receiving.subscribe import PREFETCH, check_prefetch
 from redrive.delivery.retrying.attempts import Attempts
 from redrive.delivery.retrying.decisions import Decisions
 from redrive.delivery.retrying.reporting import Reporting
@@ -86,12 +86,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
         InvalidSpecError: a duration is out of bounds, *prefetch* is below 1, or the crash log can't
             be written.
     """
-    if prefetch < 1:
-        raise InvalidSpecError(
-            "at least one message waits in a consumer",
-            got=prefetch,
-            remedy="give prefetch= 1 or more, or leave it out",
-        )
+    check_prefetch(prefetch)
     connection = client if isinstance(client, BrokerConnection) else ClientConnection(client)
     in_force_now = in_force(policy, connection.clock)
     name = name or identity()

@@ -54,10 +54,10 @@ class World(Protocol):
     ) -> AsyncRetryConsumer:
         """Make the same for asyncio."""
 
-    def simple_consumer(self) -> SimpleConsumer:
+    def simple_consumer(self, **options: Any) -> SimpleConsumer:  # noqa: ANN401 - see above
         """Make one for those who ask for messages."""
 
-    def async_simple_consumer(self) -> AsyncSimpleConsumer:
+    def async_simple_consumer(self, **options: Any) -> AsyncSimpleConsumer:  # noqa: ANN401
         """Make the same for asyncio."""
 
     def send(self, *contents: bytes | None, **fields: Any) -> list[pulsar.MessageId]:  # noqa: ANN401
@@ -103,11 +103,11 @@ class InMemoryWorld:
     ) -> AsyncRetryConsumer:
         return AsyncInMemoryConsumer(policy or self.policy, broker=self._broker, **options)
 
-    def simple_consumer(self) -> SimpleConsumer:
-        return InMemorySimpleConsumer(self.policy, broker=self._broker)
+    def simple_consumer(self, **options: Any) -> SimpleConsumer:  # noqa: ANN401 - see World
+        return InMemorySimpleConsumer(self.policy, broker=self._broker, **options)
 
-    def async_simple_consumer(self) -> AsyncSimpleConsumer:
-        return AsyncInMemorySimpleConsumer(self.policy, broker=self._broker)
+    def async_simple_consumer(self, **options: Any) -> AsyncSimpleConsumer:  # noqa: ANN401
+        return AsyncInMemorySimpleConsumer(self.policy, broker=self._broker, **options)
 
     def send(self, *contents: bytes | None, **fields: Any) -> list[pulsar.MessageId]:  # noqa: ANN401
         producer = InMemoryConsumer(self.policy, broker=self._broker)
@@ -150,8 +150,8 @@ class AsyncWorld:
     def consumer(self, *given: Any, **named: Any) -> SynchronousAdapter:  # noqa: ANN401
         return SynchronousAdapter(self._world.async_consumer(*given, **named))
 
-    def simple_consumer(self) -> SynchronousAdapter:
-        return SynchronousAdapter(self._world.async_simple_consumer())
+    def simple_consumer(self, **options: Any) -> SynchronousAdapter:  # noqa: ANN401 - see World
+        return SynchronousAdapter(self._world.async_simple_consumer(**options))
 
 
 MakeWorld = Callable[..., Any]

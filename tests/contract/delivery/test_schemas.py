@@ -8,6 +8,7 @@ from typing import Any
 
 import pulsar
 import pulsar.schema
+import pytest
 
 from redrive import FailureRules
 
@@ -21,6 +22,7 @@ class Order(pulsar.schema.Record):  # type: ignore[misc]  # the client has no ty
     number = pulsar.schema.Integer(required=True)
 
 
+@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
 def test_a_handler_gets_what_the_schema_decodes_and_what_it_does_not_is_dead_lettered(
     make_world: MakeWorld,
 ) -> None:
@@ -43,3 +45,15 @@ def test_a_handler_gets_what_the_schema_decodes_and_what_it_does_not_is_dead_let
     assert handled == [(7, 1), (7, 2)]
     (dead,) = world.dead_letters(1)
     assert dead.data() == b"\xff no order"
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
+def test_who_asks_for_messages_gets_what_the_schema_decodes(make_world: MakeWorld) -> None:
+    world = make_world()
+    orders = pulsar.schema.JsonSchema(Order)
+    with world.simple_consumer(schema=orders) as consumer:
+        world.send(orders.encode(Order(number=7)))
+        (message,) = consumer.receive(1, timedelta(minutes=1), SOON)
+        assert message.value().number == 7
+        consumer.acknowledge(message)
+    assert world.backlog(world.policy.topic) == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -7,12 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 import pulsar
+import pulsar.schema
 import pytest
 from prometheus_client import REGISTRY
 
 from redrive import AsyncBroadcastConsumer, BroadcastConsumer, Event, prometheus
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError, SubscriptionLostError
 from redrive.delivery.receiving.subscribe import SubscribeError
+from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 from tests.support.provisioned_policy import path
 from tests.support.synchronous_adapter import SynchronousAdapter
@@ -91,6 +94,29 @@ def test_every_consumer_gets_every_message_from_its_beginning_on(provisioned: An
     provisioned.send(b"later")
     assert contents(second, 1) == [b"later"]
     assert contents(listen(provisioned), 0) == []
+
+
+def test_a_schema_decodes_what_is_broadcast(provisioned: Any) -> None:  # noqa: ANN401
+    consumer = listen(provisioned, schema=pulsar.schema.StringSchema())
+    provisioned.send("21 °C".encode())
+    assert consumer.receive(SOON).value() == "21 °C"
+
+
+def test_no_more_than_its_prefetch_of_each_partition_waits_in_it(provisioned: Any) -> None:  # noqa: ANN401
+    listen(provisioned, prefetch=7)
+    for number in (0, 1):
+        answer = provisioned.broker.request(
+            "GET", f"{path(provisioned.policy.topic.partition(number))}/stats"
+        )
+        subscriptions = json.loads(answer.body)["subscriptions"]
+        (reader,) = [each for of in subscriptions.values() for each in of["consumers"]]
+        assert reader["availablePermits"] == 7
+
+
+@pytest.mark.parametrize("prefetch", [0, -1])
+def test_one_without_room_for_a_message_is_refused(provisioned: Any, prefetch: int) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="prefetch"):
+        listen(provisioned, prefetch=prefetch)
 
 
 def test_a_failed_message_is_dropped_and_told(

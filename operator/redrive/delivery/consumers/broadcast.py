@@ -7,7 +7,7 @@ no policy, no retry topic, and no right but to consume the topic.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TypedDict, overload
+from typing import Any, TypedDict, overload
 
 import pulsar
 import pulsar.schema
@@ -27,7 +27,7 @@ from redrive.delivery.middleware.chain import Outcome
 from redrive.delivery.middleware.rate_limiter import RateLimiter
 from redrive.delivery.parts import SystemClock
 from redrive.delivery.receiving.fetcher import Fetcher
-from redrive.delivery.receiving.subscribe import SubscribeError
+from redrive.delivery.receiving.subscribe import PREFETCH, SubscribeError, check_prefetch
 from redrive.delivery.telemetry.events import Event, Events, Hook, Name
 from redrive.policy.cause import Cause, Redaction
 from redrive.policy.durations import given
@@ -39,8 +39,10 @@ class BroadcastOptions(TypedDict, total=False):
 
     name: str | None
     schema: pulsar.schema.Schema
+    crypto: Crypto | None
     redaction: Redaction
     on_event: Hook | None
+    prefetch: int
 
 
 class BroadcastConsumer(Closing):
@@ -62,9 +64,13 @@ class BroadcastConsumer(Closing):
         crypto: decrypts messages.
         redaction: what must not appear in the log of why a message failed.
         on_event: called with every message that was dropped, or handled too late; see `Event`.
+        prefetch: at most so many messages of each partition wait in this consumer.
+
+    It takes no middleware: that is bound to a policy, and to attempts that are settled.
 
     Raises:
         SubscribeError: the broker refused to let this role read.
+        InvalidSpecError: *prefetch* is below 1.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
@@ -77,13 +83,21 @@ class BroadcastConsumer(Closing):
         crypto: Crypto | None = None,
         redaction: Redaction = Redaction(),
         on_event: Hook | None = None,
+        prefetch: int = PREFETCH,
     ) -> None:
+        check_prefetch(prefetch)
         name = name or identity()
         self.name = name
         self._topic = topic
         release_at_exit(client)
         self._clock = SystemClock()
-        self._incoming = Fetcher([_Reading(_reader(client, topic, name, schema, crypto))])
+        options = {
+            "reader_name": name,
+            "receiver_queue_size": prefetch,
+            "schema": schema,
+            **for_consumer(crypto),
+        }
+        self._incoming = Fetcher([_Reading(_reader(client, topic, **options))])
         self._redact = redaction
         self._events = Events(on_event)
 
@@ -181,18 +195,10 @@ class _Reading:
 def _reader(
     client: pulsar.Client,
     topic: str,
-    name: str,
-    schema: pulsar.schema.Schema,
-    crypto: Crypto | None,
+    **options: Any,  # noqa: ANN401 - as the client takes them
 ) -> pulsar.Reader:
     try:
-        return client.create_reader(
-            topic,
-            pulsar.MessageId.latest,
-            reader_name=name,
-            schema=schema,
-            **for_consumer(crypto),
-        )
+        return client.create_reader(topic, pulsar.MessageId.latest, **options)
     except pulsar.Interrupted:
         raise  # the client's word for KeyboardInterrupt
     except pulsar.exceptions.PulsarException as error:

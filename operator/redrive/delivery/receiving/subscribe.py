@@ -12,7 +12,7 @@ import pulsar
 
 from redrive.delivery.crypto import for_consumer
 from redrive.delivery.parts import Subscribing
-from redrive.errors import RedriveError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 
@@ -34,6 +34,20 @@ class SubscribeError(RedriveError):
     """The broker refused a subscription that the policy asks for."""
 
     reason = "SubscribeFailed"
+
+
+def check_prefetch(prefetch: int) -> None:
+    """Check how many messages may wait in a consumer.
+
+    Raises:
+        InvalidSpecError: it is below 1.
+    """
+    if prefetch < 1:
+        raise InvalidSpecError(
+            "at least one message waits in a consumer",
+            got=prefetch,
+            remedy="give prefetch= 1 or more, or leave it out",
+        )
 
 
 def subscribe(
