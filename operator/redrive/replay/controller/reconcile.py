@@ -149,7 +149,8 @@ async def _check_service_account(namespace: str, ctx: Context) -> None:
             "the ServiceAccount that replay jobs run as does not exist",
             got=str(account),
             remedy=f"add {namespace} to replay.namespaces of the Helm chart, which creates it with "
-            "its rights; this Replay starts by itself then",
+            f"its rights, or run kubectl create serviceaccount {account.name} -n {namespace} and "
+            "give it the rights of a Spark driver; this Replay starts by itself then",
         ) from None
 
 

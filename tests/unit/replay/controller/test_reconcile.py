@@ -68,6 +68,7 @@ async def test_a_replay_without_its_service_account_waits_and_looks_again(
     assert ready["reason"] == "ServiceAccountNotFound"
     assert "got 'shop/redrive-replay'" in ready["message"]
     assert "add shop to replay.namespaces of the Helm chart" in ready["message"]
+    assert "kubectl create serviceaccount redrive-replay -n shop" in ready["message"]
     assert all(c["type"] != "Stalled" for c in status["conditions"])
 
 
