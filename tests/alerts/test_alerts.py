@@ -22,6 +22,11 @@ TESTS = Path(__file__).with_name("alerts.yaml")
 ALERTS: list[dict[str, Any]] = [
     rule for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"] for rule in group["rules"]
 ]
+LABELS = (
+    '{policy="orders", policy_namespace="shop", source_topic="persistent://shop/prod/orders", '
+    'subscription="fulfilment"}'
+)
+"""Of what `record` counts."""
 HEADINGS = ["What it means", "What to look at", "What to do"]
 
 
@@ -104,9 +109,17 @@ def recorded() -> dict[str, float]:
     return samples
 
 
-def test_every_panel_shows_something_of_recorded_metrics(tmp_path: Path) -> None:
-    """Each query is evaluated by Prometheus over the recorded series, which grow every minute."""
+def assert_holds(checks: list[dict[str, Any]], folder: Path) -> None:
+    """Let Prometheus evaluate *checks* over the recorded series, which grow every minute."""
     series = [{"series": name, "values": f"{value:g}+1x60"} for name, value in recorded().items()]
+    test = {"input_series": series, "interval": "1m", "promql_expr_test": checks}
+    file = folder / "checks.yaml"
+    file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}), "utf-8")
+    ran = promtool("test", "rules", file)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_panel_shows_something_of_recorded_metrics(tmp_path: Path) -> None:
     checks = [
         {
             "expr": f"count({chosen_all(panel.query)}) > bool 0",
@@ -115,11 +128,30 @@ def test_every_panel_shows_something_of_recorded_metrics(tmp_path: Path) -> None
         }
         for panel in dashboard.PANELS
     ]
-    test = {"input_series": series, "interval": "1m", "promql_expr_test": checks}
-    file = tmp_path / "panels.yaml"
-    file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}), "utf-8")
-    ran = promtool("test", "rules", file)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert_holds(checks, tmp_path)
+
+
+def test_series_of_consumers_and_of_the_operator_join(tmp_path: Path) -> None:
+    """Of each policy: without a label more or less, or Prometheus finds no pairs."""
+    by_side: dict[bool, set[str]] = {True: set(), False: set()}
+    for series in recorded():
+        if 'source_topic="' in series:
+            name = series.partition("{")[0]
+            by_side[name.startswith("redrive_consumer_")].add(name)
+    ours, theirs = (sorted(by_side[side]) for side in (True, False))
+    assert "redrive_consumer_failed_attempts_total" in ours
+    assert {"redrive_policy_ready", "redrive_backlog_messages"} <= set(theirs)
+    whose = "policy, policy_namespace, source_topic, subscription"
+    checks = [
+        {
+            "expr": f"sum by ({whose}) ({one}) * 0 + on ({whose}) sum by ({whose}) ({other}) ^ 0",
+            "eval_time": "30m",
+            "exp_samples": [{"labels": LABELS, "value": 1}],
+        }
+        for one in ours
+        for other in theirs
+    ]
+    assert_holds(checks, tmp_path)
 
 
 def chosen_all(query: str) -> str:
