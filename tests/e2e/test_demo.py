@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from sandbox.demo import __main__ as demo
+from sandbox.demo import screen
 from sandbox.demo.account import Account
 from sandbox.demo.orders import Logs
 from sandbox.demo.story import Story
 from sandbox.sandbox import Sandbox
 
 ORDERS = 300
+POLICY = "retrypolicy.redrive.io/orders-fulfilment"
 # The story has limits of its own, each with a message that says what did not happen.
 pytestmark = pytest.mark.timeout(600)
 
@@ -25,6 +27,7 @@ def story(installed: Sandbox) -> Story:
 
 @pytest.fixture(scope="module")
 def account(story: Story) -> Account:
+    screen.console.record = True
     return story.play()
 
 
@@ -35,6 +38,18 @@ def test_every_order_is_accounted_for(account: Account) -> None:
     malformed = {f"order-{n:06}" for n in range(ORDERS) if n % 100 < 2}
     assert account.resting == malformed
     assert account.done == account.produced - malformed
+
+
+def test_the_policy_that_is_shown_at_the_end_agrees_with_the_account(account: Account) -> None:
+    shown = screen.console.export_text(clear=False).splitlines()
+    last = max(n for n, line in enumerate(shown) if line.startswith(POLICY))
+    header = next(line for line in reversed(shown[:last]) if line.startswith("NAME "))
+
+    def column(title: str) -> str:
+        at = header.index(title)
+        return shown[last][at:].split()[0]
+
+    assert (column("WAITING"), column("DEAD")) == ("0", f"{len(account.resting)}")
 
 
 @pytest.mark.usefixtures("account")
