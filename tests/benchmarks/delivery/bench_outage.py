@@ -1,10 +1,12 @@
 """What an outage costs: a thousand messages a second, the dependency down for an hour.
 
-In virtual time, with the real consumer: only the broker is in memory.
+And what a dependency costs that fails now and then, which is no outage. In virtual time, with the
+real consumer: only the broker is in memory.
 """
 
 from __future__ import annotations
 
+import random
 from datetime import datetime, timedelta
 
 import pulsar
@@ -20,6 +22,8 @@ PER_SECOND = 1_000
 UP = timedelta(seconds=10)
 DOWN = timedelta(hours=1)
 AFTER = timedelta(seconds=60)
+UNRELIABLE = timedelta(minutes=5)
+FAILING = 0.05
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", outage_breaker=OutageLimits())
 
 
@@ -78,3 +82,28 @@ def test_an_hour_without_the_dependency(figures: list[Figure]) -> None:
     )
     name = "an hour of outage, 1 000 messages a second"
     figures += [Figure(name, *row) for row in rows]
+
+
+def test_a_dependency_that_fails_now_and_then(figures: list[Figure]) -> None:
+    broker, events, handled = Stream(), list[Event](), 0
+    consumer = InMemoryConsumer(POLICY, broker=broker, on_event=events.append)
+    end, luck = broker.clock.now() + UNRELIABLE, random.Random(7)  # noqa: S311 - no secret
+
+    def handle(_message: pulsar.Message) -> None:
+        nonlocal handled
+        if broker.clock.now() >= end:
+            consumer.stop()
+        if luck.random() < FAILING:
+            raise ConnectionError
+        handled += 1
+
+    consumer.run(handle)
+    names = [event.event for event in events]
+    missing = broker.sent - handled - len(broker.dead_letters) - len(broker.unsettled())
+    name = "five minutes of a dependency that fails at 5 %"
+    figures += [
+        Figure(name, "attempts failed", names.count(Name.ATTEMPT_FAILED), ""),
+        Figure(name, "pauses", names.count(Name.OUTAGE_BEGAN), "", 0),
+        Figure(name, "dead letters", len(broker.dead_letters), "", 0),
+        Figure(name, "messages missing in the account", missing, "", 0, 0),
+    ]

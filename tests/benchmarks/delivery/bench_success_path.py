@@ -20,7 +20,7 @@ from tests.benchmarks.figures import Figure
 from tests.support.provisioned_policy import ProvisionedPolicy
 
 PAIRS = 5
-FLOOR = 0.7
+FLOOR = 0.9
 
 
 class Receiving(Protocol):
