@@ -22,8 +22,6 @@ from redrive.kube.status import ObjectEvent, Publisher
 from redrive.provision import finalizer
 from redrive.provision.errors import ContestedError
 
-_OF_SERVERS = (AdminError, KubernetesError)
-
 logger = logging.getLogger(__name__)
 
 
@@ -54,9 +52,15 @@ class Outcome:
         fields = {"blockedBy": str(error.rival)} if isinstance(error, ContestedError) else {}
         return cls(status.failed(error), fields, requeue=error.requeue, error=error)
 
+    def of_gone(self) -> Outcome:
+        """Return this for an object that is gone: Events are all that can be written."""
+        last = () if self.last_event is None else (self.last_event,)
+        return Outcome(events=(*self.events, *last))
+
     def unless_it_passes(self) -> Outcome:
         """Return this without an error of a server that may pass by itself within a second."""
-        if self.requeue is not Requeue.BACKOFF or not isinstance(self.error, _OF_SERVERS):
+        of_server = isinstance(self.error, (AdminError, KubernetesError))
+        if self.requeue is not Requeue.BACKOFF or not of_server:
             return self
         logger.info("a look at what is settled failed, and is repeated: %s", self.error)
         return Outcome(requeue=self.requeue)

@@ -133,9 +133,7 @@ async def _clean_up_after(
             ctx.policies.put(listed)
             return Requeue.ON_CHANGE
     outcome = await finalize(body, ctx, conflicts)
-    for event in (*outcome.events, outcome.last_event):
-        if event is not None:
-            await _publisher(ctx).emit(body, event)
+    await publish(body, outcome.of_gone(), _publisher(ctx))
     if not outcome.finalized:
         return outcome.requeue
     lost.forget(key)
