@@ -9,7 +9,15 @@ from redrive.errors import RedriveError, Requeue
 
 
 class AdminError(RedriveError):
-    """The broker failed at, or refused, a call to its admin API."""
+    """The broker failed at, or refused, a call to its admin API.
+
+    Attributes:
+        may_be_done: whether the broker may have done what it was asked, or be doing it.
+        meets_all: whether other calls to this broker, with the same credentials, would meet it too.
+    """
+
+    may_be_done: ClassVar[bool] = False
+    meets_all: ClassVar[bool] = False
 
 
 class BrokerRefusedError(AdminError):
@@ -27,6 +35,8 @@ class BrokerUnreachableError(AdminError):
     """Nothing answers at the admin URL, or not in time."""
 
     reason = "BrokerUnreachable"
+    may_be_done = True
+    meets_all = True
 
 
 class BrokerDownError(BrokerUnreachableError):
@@ -56,6 +66,7 @@ class UnexpectedAnswerError(AdminError):
     """Something answers, but not as Pulsar's admin API does."""
 
     reason = "UnexpectedAnswer"
+    may_be_done = True
     requeue = Requeue.SLOW_BACKOFF
 
 
@@ -63,6 +74,7 @@ class AuthenticationFailedError(AdminError):
     """The broker does not accept the token (401)."""
 
     reason = "AuthenticationFailed"
+    meets_all = True
     stalls = True
     requeue = Requeue.SLOW_BACKOFF
     private = True
@@ -99,15 +111,21 @@ class AdminNotFoundError(AdminError):
 
 
 class AdminConflictError(AdminError):
-    """It exists already, or is being changed by another client (409)."""
+    """It exists already, or is being changed by another client (409).
+
+    The first is the answer to a call that was sent again on another connection, too.
+    """
 
     reason = "BrokerConflict"
+    may_be_done = True
 
 
 class BrokerFailedError(AdminError):
     """The broker itself failed (5xx), or limits the rate of calls (429)."""
 
     reason = "BrokerFailed"
+    may_be_done = True
+    meets_all = True
 
 
 class UnsupportedError(AdminError):

@@ -91,7 +91,7 @@ async def _observe(
     """
     if status.is_settled(body):
         # The policy was ready: what a cached read finds missing may be there again.
-        with suppress(AdminNotFoundError, errors.SubscriptionExpiryError, *errors.AWAITED):
+        with suppress(AdminNotFoundError, errors.SubscriptionExpiryError, errors.AwaitedError):
             have = await observe(want, admin, ctx, recent=True)
             actions = diff(want, have)
             if request.only_observes or all(map(is_refusable, actions)):
@@ -109,5 +109,5 @@ async def _as_delayed(want: Desired, have: Observed, admin: Admin) -> Observed:
 
 def _awaits_source(body: Body) -> bool:
     """Whether the source topic, or what it lies in, was missing at the last reconcile."""
-    awaited = {error.reason for error in errors.AWAITED}
+    awaited = {error.reason for error in errors.AwaitedError.__subclasses__()}
     return status.reason(body) in awaited and not status.is_new(body)

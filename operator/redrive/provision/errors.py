@@ -115,19 +115,23 @@ class InUseError(RedriveError):
     reason = "InUse"
 
 
-class TenantNotFoundError(RedriveError):
+class AwaitedError(RedriveError):
+    """It ends when the source topic is created; a thousand policies may wait for theirs."""
+
+
+class TenantNotFoundError(AwaitedError):
     """A tenant, of the source topic or of a connection's topics, does not exist (yet)."""
 
     reason = "TenantNotFound"
 
 
-class NamespaceNotFoundError(RedriveError):
+class NamespaceNotFoundError(AwaitedError):
     """The source topic's Pulsar namespace does not exist (yet)."""
 
     reason = "NamespaceNotFound"
 
 
-class TopicNotFoundError(RedriveError):
+class TopicNotFoundError(AwaitedError):
     """The source topic does not exist (yet)."""
 
     reason = "TopicNotFound"
@@ -155,7 +159,3 @@ class ConfigMapNotOursError(RedriveError):
     reason = "ConfigMapNotOurs"
     stalls = True
     requeue = Requeue.ON_CHANGE
-
-
-AWAITED = (TenantNotFoundError, NamespaceNotFoundError, TopicNotFoundError)
-"""What ends when the source topic is created; a thousand policies may wait for theirs."""

@@ -13,13 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redrive.admin.errors import (
-    AdminConflictError,
-    AdminError,
-    BrokerFailedError,
-    BrokerUnreachableError,
-    UnexpectedAnswerError,
-)
+from redrive.admin.errors import AdminError
 from redrive.api.naming import NAMING_SCHEME
 from redrive.kube import resources
 from redrive.kube.context import Context
@@ -27,17 +21,6 @@ from redrive.kube.resources import Body, Key
 from redrive.policy.naming import Scheme
 from redrive.provision.actions import Action, CreateTopic
 from redrive.provision.ownership import CREATING, creating
-
-_UNKNOWN = (
-    AdminConflictError,
-    BrokerFailedError,
-    BrokerUnreachableError,
-    UnexpectedAnswerError,
-)
-"""After these a broker may have done what it was asked, or be doing it.
-
-That a topic exists already is the answer to a call that was sent again on another connection, too.
-"""
 
 
 async def record(planned: Sequence[Action], scheme: Scheme, body: Body, ctx: Context) -> Body:
@@ -70,7 +53,7 @@ async def clear(error: AdminError, body: Body, ctx: Context) -> None:
     Raises:
         KubernetesError: it could not be written.
     """
-    if creating(body) and not isinstance(error, _UNKNOWN):
+    if creating(body) and not error.may_be_done:
         await _write({CREATING: None}, body, ctx)
 
 

@@ -1,6 +1,6 @@
 """Looks at the topics of every provisioned policy once a minute, and at once when requested.
 
-Made by `handlers`, beside the controllers. For each connection one task asks the broker, all that
+Made by `queues`, beside the controllers. For each connection one task asks the broker, all that
 lead to one broker at most ten times a second, and all together 75 times: with more policies
 than that is enough for, a look comes later than every minute. A policy that is not ready any more
 is looked at all the same: its messages still wait.
@@ -15,12 +15,7 @@ from collections.abc import Callable, Sequence
 
 from redrive.admin.acknowledgements import AckPersistence
 from redrive.admin.client import Admin
-from redrive.admin.errors import (
-    AdminNotFoundError,
-    AuthenticationFailedError,
-    BrokerFailedError,
-    BrokerUnreachableError,
-)
+from redrive.admin.errors import AdminError, AdminNotFoundError
 from redrive.api.replay import FINAL
 from redrive.api.retrypolicy_status import Backlog
 from redrive.errors import RedriveError
@@ -51,8 +46,6 @@ AT_A_TIME = 20
 """After so many policies, those that are new or requested come first again."""
 REST_SECONDS = 15.0
 """A broker that fails is left alone for so long."""
-_OF_THE_WHOLE_BROKER = (BrokerUnreachableError, BrokerFailedError, AuthenticationFailedError)
-"""What other policies of the connection would meet, too."""
 
 logger = logging.getLogger(__name__)
 
@@ -192,13 +185,13 @@ class Health:
         try:
             await self._look(body, reader)
         except AdminNotFoundError as error:
-            # The rounds find that as drift, and say what they do about it.
+            # A resync finds that as drift, and says what it does about it.
             logger.info("RetryPolicy %s: no statistics: %s", Key.of(body), error)
         except RedriveError as error:
             # Of one that is not ready, its status says why.
             level = logging.WARNING if status.is_ready(body) else logging.DEBUG
             logger.log(level, "RetryPolicy %s: no statistics: %s", Key.of(body), error)
-            return not isinstance(error, _OF_THE_WHOLE_BROKER)
+            return not (isinstance(error, AdminError) and error.meets_all)
         except Exception:
             logger.exception("RetryPolicy %s: reading statistics failed", Key.of(body))
         return True
