@@ -17,5 +17,6 @@ Reading order:
 - deletions: `finalize`, `removal`, `finalizer` and `deletion_events`;
 - PulsarConnections: `connection`;
 - drift: `resync`, which asks `namespace_facts` and `stall_checks`, within a `rate_limit`;
-- how the topics fare: `health`; what starts it all: `handlers`.
+- how the topics fare: `health`; what starts it all: `handlers`, and `queues`, which says what a
+  change affects.
 """

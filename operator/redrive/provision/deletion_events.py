@@ -1,6 +1,6 @@
 """Events about policies that were deleted at once: what stays of them at the broker.
 
-Made by `handlers`. The deletion of a policy with `deletionPolicy: Retain` waits for nothing, so the
+Made by `queues`. The deletion of a policy with `deletionPolicy: Retain` waits for nothing, so the
 Event comes after it, if the operator runs then.
 """
 
