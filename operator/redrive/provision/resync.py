@@ -1,20 +1,20 @@
 """Drift: changes at a broker, which has no watch, are found by comparing again and again.
 
-Topics and grants of a whole Pulsar namespace come in three calls, so a *survey* compares them for
-all policies every minute. For subscriptions, partitions and topic policies a broker has no call for
-many topics at once below the super-user, so a *rotation* has one policy after the other reconciled:
-the more policies, at its broker or at all together, the longer it takes. A connection has a survey
-of its own, and a broker one rotation for all connections that lead to it, so that neither many of
-them call it too often, nor one with few policies slows down one with many. A slow broker delays
-only its own policies. While many policies are being provisioned, the rotation of their broker
-rests: for each call about a topic policy a broker reads the list of all topics of a namespace,
-which is expensive just then.
+Topics and grants of a whole Pulsar namespace come in three calls, its *namespace facts*, which are
+compared with all policies every minute. For subscriptions, partitions and topic policies a broker
+has no call for many topics at once below the super-user, so a *rotation* has one policy after the
+other reconciled: the more policies, at its broker or at all together, the longer it takes. A
+connection has facts of its own, and a broker one rotation for all connections that lead to it, so
+that neither many of them call it too often, nor one with few policies slows down one with many. A
+slow broker delays only its own policies. While many policies are being provisioned, the rotation of
+their broker rests: for each call about a topic policy a broker reads the list of all topics of a
+namespace, which is expensive just then.
 
 Policies that are not ready are no part of that: they are reconciled when something changes, or
 after a back-off. Those that are stalled by what is at a broker, or by a ConfigMap with another
 owner, have a rotation for each connection, in which `stall_checks` asks whether that is over.
 
-So an operator that starts needs one survey to know that all is well.
+So an operator that starts needs the facts once to know that all is well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from redrive.provision.namespace_facts import NamespaceFacts
 from redrive.provision.rate_limit import RateLimits
 from redrive.provision.stall_checks import StallChecks, is_checked
 
-SURVEY_SECONDS = 60.0
+FACTS_SECONDS = 60.0
 ROTATION_SECONDS = 15.0
 """How long a rotation takes, unless that were too fast for the broker."""
 CALLS_PER_SECOND = 20.0
@@ -86,7 +86,7 @@ class Turns:
 
 
 class Resync:
-    """Surveys and rotations over the policies of all connections; needs a running event loop.
+    """Compares and rotates the policies of all connections; needs a running event loop.
 
     Args:
         facts: finds which settled policies have drifted.
@@ -130,7 +130,7 @@ class Resync:
             self._end(gone)
         for key in keys - self._tasks.keys():
             self._tasks[key] = [
-                asyncio.create_task(self._survey_for_ever(key), name=f"survey {key}"),
+                asyncio.create_task(self._compare_for_ever(key), name=f"namespace facts {key}"),
                 asyncio.create_task(self._ask_for_ever(key), name=f"questions {key}"),
             ]
         for broker in brokers - self._tasks.keys():
@@ -143,16 +143,16 @@ class Resync:
             task.cancel()
         return tasks
 
-    async def _survey_for_ever(self, connection: Key) -> None:
+    async def _compare_for_ever(self, connection: Key) -> None:
         while True:
             try:
                 for key in await self._facts.drifted(connection, self._settled.get(connection)):
                     self._enqueue(key)
             except RedriveError as error:
-                logger.info("survey of PulsarConnection %s: %s", connection, error)
+                logger.info("namespace facts of PulsarConnection %s: %s", connection, error)
             except Exception:
-                logger.exception("survey of PulsarConnection %s: failed", connection)
-            await asyncio.sleep(SURVEY_SECONDS)
+                logger.exception("namespace facts of PulsarConnection %s: failed", connection)
+            await asyncio.sleep(FACTS_SECONDS)
             # Not before the pause: a new connection is reconciled anyway.
             self._enqueue_connection(connection)
 

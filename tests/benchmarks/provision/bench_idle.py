@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from redrive.provision.resync import SURVEY_SECONDS
+from redrive.provision.resync import FACTS_SECONDS
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.provision.in_process import (
     brokers,
@@ -33,9 +33,9 @@ async def test_what_does_not_change_takes_a_quarter_of_a_core_at_most(
         operator(cluster(urls, range(policies))) as ctx,
     ):
         figures.append(Figure(name, "until all Ready", await settled(ctx), "s"))
-        await asyncio.sleep(SURVEY_SECONDS)  # what was provisioned is looked at first
+        await asyncio.sleep(FACTS_SECONDS)  # what was provisioned is looked at first
         made, used, began = calls(), time.process_time(), time.monotonic()
-        await asyncio.sleep(2 * SURVEY_SECONDS)
+        await asyncio.sleep(2 * FACTS_SECONDS)
         seconds = time.monotonic() - began
         share = 100 * (time.process_time() - used) / seconds
         figures += [

@@ -10,7 +10,7 @@ import asyncio
 import time
 
 from redrive.kube import resources
-from redrive.provision.resync import SURVEY_SECONDS
+from redrive.provision.resync import FACTS_SECONDS
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.provision.in_process import (
     brokers,
@@ -59,9 +59,9 @@ async def provision(policies: int, connections: int) -> tuple[float, float]:
 
 async def quiet() -> list[Figure]:
     """Measure while nothing happens."""
-    await asyncio.sleep(SURVEY_SECONDS)  # what was provisioned is looked at first
+    await asyncio.sleep(FACTS_SECONDS)  # what was provisioned is looked at first
     made, used, began = calls(), time.process_time(), time.monotonic()
-    await asyncio.sleep(2 * SURVEY_SECONDS)
+    await asyncio.sleep(2 * FACTS_SECONDS)
     seconds = time.monotonic() - began
     share = 100 * (time.process_time() - used) / seconds
     name = f"{MANY:,} policies at one broker, nothing happens"
@@ -75,7 +75,7 @@ async def restart(kubernetes: FakeKubernetes, urls: list[str]) -> list[Figure]:
     """Start another operator over what is there, and over one policy more."""
     written = calls(only_writes=True)
     async with operator(kubernetes):
-        await asyncio.sleep(SURVEY_SECONDS)
+        await asyncio.sleep(FACTS_SECONDS)
         written = calls(only_writes=True) - written
     kubernetes.add(resources.POLICIES, policy(MANY, urls))
     async with operator(kubernetes) as ctx:

@@ -7,7 +7,7 @@ import itertools
 import statistics
 import time
 
-from redrive.provision.resync import SURVEY_SECONDS
+from redrive.provision.resync import FACTS_SECONDS
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.provision.counting import Call, Proxy, counting
 from tests.benchmarks.provision.crowd import Crowd, crowd
@@ -39,7 +39,7 @@ async def test_a_thousand_ready_policies_cost_little(
 async def standing(proxy: Proxy, namespace: str) -> list[Figure]:
     """Count the calls while nothing happens."""
     began = time.monotonic()
-    await asyncio.sleep(SURVEY_SECONDS + 5)
+    await asyncio.sleep(FACTS_SECONDS + 5)
     calls = proxy.since(began)
     name = f"{POLICIES:,} policies, nothing happens"
     of_namespace = [call for call in calls if is_of_namespace(call, namespace)]

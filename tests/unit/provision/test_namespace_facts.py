@@ -31,7 +31,7 @@ NAMES = [f"orders-{number}" for number in range(30)]
 
 
 @pytest.fixture
-async def survey(
+async def made(
     connection: dict[str, Any], policy: MakeBody
 ) -> AsyncIterator[tuple[NamespaceFacts, FakeBroker]]:
     """Thirty policies, ten to a Pulsar namespace, with no drift."""
@@ -74,72 +74,72 @@ async def survey(
         yield NamespaceFacts(ctx, Conflicts(ctx.policies, ctx.connections, lambda _: None)), broker
 
 
-async def drifted_of(survey: NamespaceFacts) -> set[str]:
-    return {key.name for key in await survey.drifted(MAIN, survey.ctx.policies)}
+async def drifted_of(facts: NamespaceFacts) -> set[str]:
+    return {key.name for key in await facts.drifted(MAIN, facts.ctx.policies)}
 
 
-async def test_a_survey_costs_three_calls_for_each_pulsar_namespace(
-    survey: tuple[NamespaceFacts, FakeBroker],
+async def test_facts_cost_three_calls_for_each_pulsar_namespace(
+    made: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
-    surveyor, broker = survey
-    assert await drifted_of(surveyor) == set()
+    facts, broker = made
+    assert await drifted_of(facts) == set()
     assert len(broker.calls) == 9
 
 
 async def test_what_is_missing_at_the_broker_or_beside_it_is_found(
-    survey: tuple[NamespaceFacts, FakeBroker],
+    made: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
-    surveyor, broker = survey
+    facts, broker = made
     del broker.namespaces["shop/n0"].topics["orders-0-fulfilment-RETRY"]
     del broker.namespaces["shop/n1"].grants["persistent://shop/n1/orders-1-fulfilment-DLQ"]
-    (lost,) = (b for b in surveyor.ctx.config_maps if b["metadata"]["name"] == "orders-2-redrive")
-    surveyor.ctx.config_maps.drop(lost)
-    assert await drifted_of(surveyor) == {"orders-0", "orders-1", "orders-2"}
-    found = {body["metadata"]["name"]: body for body in surveyor.ctx.policies}
-    assert surveyor.lacks_config_map(found["orders-2"])
-    assert not surveyor.lacks_config_map(found["orders-3"])
+    (lost,) = (b for b in facts.ctx.config_maps if b["metadata"]["name"] == "orders-2-redrive")
+    facts.ctx.config_maps.drop(lost)
+    assert await drifted_of(facts) == {"orders-0", "orders-1", "orders-2"}
+    found = {body["metadata"]["name"]: body for body in facts.ctx.policies}
+    assert facts.lacks_config_map(found["orders-2"])
+    assert not facts.lacks_config_map(found["orders-3"])
 
 
 async def test_what_may_not_be_obeyed_any_more_is_found_without_asking_the_broker(
-    survey: tuple[NamespaceFacts, FakeBroker], connection: dict[str, Any], policy: MakeBody
+    made: tuple[NamespaceFacts, FakeBroker], connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    surveyor, broker = survey
+    facts, broker = made
     changed = {"namespace": "shop", "name": "main", **NEW, "resourceVersion": "2", "generation": 2}
     narrowed = {**connection, "allow": [{"topics": ["persistent://shop/n2/*"], "roles": ["*"]}]}
     for table, body in (
-        (surveyor.ctx.connections, {"metadata": changed, "spec": narrowed}),
-        (surveyor.ctx.policies, policy("broken", maxRetries=-1, generation=8)),
+        (facts.ctx.connections, {"metadata": changed, "spec": narrowed}),
+        (facts.ctx.policies, policy("broken", maxRetries=-1, generation=8)),
     ):
         table.put(body)
-    found = await drifted_of(surveyor)
+    found = await drifted_of(facts)
     assert found == {"broken"} | {name for i, name in enumerate(NAMES) if i % 3 != 2}
     assert len(broker.calls) == 3
 
 
 async def test_policies_that_only_observe_may_differ(
-    survey: tuple[NamespaceFacts, FakeBroker], policy: MakeBody
+    made: tuple[NamespaceFacts, FakeBroker], policy: MakeBody
 ) -> None:
-    surveyor, broker = survey
+    facts, broker = made
     observes = {"topic": "persistent://shop/n0/other", "managementPolicy": "Observe"}
-    surveyor.ctx.policies.put(policy("observes", **observes))
-    assert await drifted_of(surveyor) == set()
+    facts.ctx.policies.put(policy("observes", **observes))
+    assert await drifted_of(facts) == set()
     assert len(broker.calls) == 9
 
 
 async def test_a_namespace_that_is_gone_is_for_its_policies_to_tell(
-    survey: tuple[NamespaceFacts, FakeBroker],
+    made: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
-    surveyor, broker = survey
+    facts, broker = made
     del broker.namespaces["shop/n1"]
-    assert await drifted_of(surveyor) == {name for i, name in enumerate(NAMES) if i % 3 == 1}
+    assert await drifted_of(facts) == {name for i, name in enumerate(NAMES) if i % 3 == 1}
 
 
 async def test_a_broker_that_fails_for_once_sets_nobody_astir(
-    survey: tuple[NamespaceFacts, FakeBroker],
+    made: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
-    surveyor, broker = survey
+    facts, broker = made
     broker.fault = at_call(1, answering(500))
-    assert await drifted_of(surveyor) == set()
+    assert await drifted_of(facts) == set()
 
 
 ORDERS = "persistent://shop/prod/orders"

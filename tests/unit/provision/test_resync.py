@@ -25,7 +25,7 @@ OVERHEAD_SECONDS = 0.03
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
-class Surveys(NamespaceFacts):
+class StubbedFacts(NamespaceFacts):
     """Finds drifted what it is given, and remembers what it was asked about."""
 
     asked: asyncio.Queue[tuple[Key, list[str]]]
@@ -40,8 +40,8 @@ class Surveys(NamespaceFacts):
 
 
 @pytest.fixture
-def survey(ctx: Context) -> Surveys:
-    made = Surveys(ctx, Conflicts(ctx.policies, ctx.connections, lambda _: None))
+def facts(ctx: Context) -> StubbedFacts:
+    made = StubbedFacts(ctx, Conflicts(ctx.policies, ctx.connections, lambda _: None))
     for name, value in (("asked", asyncio.Queue()), ("drifted_now", []), ("fails", [])):
         object.__setattr__(made, name, value)
     return made
@@ -72,11 +72,11 @@ def settled(
 
 
 async def test_every_settled_policy_is_looked_at_in_turn_those_that_come_and_go_too(
-    policy: MakeBody, survey: Surveys
+    policy: MakeBody, facts: StubbedFacts
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Resync(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
-    survey.ctx.connections.put(connection("main"))
+    walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    facts.ctx.connections.put(connection("main"))
 
     async def only(*names: str) -> None:
         async with asyncio.timeout(HOUR):
@@ -84,29 +84,29 @@ async def test_every_settled_policy_is_looked_at_in_turn_those_that_come_and_go_
                 pass
 
     for name in "abc":
-        survey.ctx.policies.put(settled(policy(name)))
-    survey.ctx.policies.put(policy("waits"))
-    survey.ctx.policies.put(settled(policy("elsewhere", connectionRef={"name": "other"})))
+        facts.ctx.policies.put(settled(policy(name)))
+    facts.ctx.policies.put(policy("waits"))
+    facts.ctx.policies.put(settled(policy("elsewhere", connectionRef={"name": "other"})))
     await only("a", "b", "c")
-    survey.ctx.policies.drop(policy("b"))
+    facts.ctx.policies.drop(policy("b"))
     await only("a", "c")
     await walk.stop()
 
 
 async def test_connections_to_one_broker_share_a_rotation_in_which_each_policy_has_its_turn(
-    policy: MakeBody, survey: Surveys
+    policy: MakeBody, facts: StubbedFacts
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Resync(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     names = {f"of-many-{n}" for n in range(38)} | {"of-one", "of-another"}
     for name in names:
         through = "many" if name.startswith("of-many") else name.removeprefix("of-")
-        survey.ctx.policies.put(settled(policy(name, connectionRef={"name": through})))
+        facts.ctx.policies.put(settled(policy(name, connectionRef={"name": through})))
     loop = asyncio.get_running_loop()
     begun = loop.time()
     for through, url in (("many", "http://pulsar:8080"), ("one", "http://pulsar:8080/")):
-        survey.ctx.connections.put(connection(through, url))
-    survey.ctx.connections.put(connection("another"))
+        facts.ctx.connections.put(connection(through, url))
+    facts.ctx.connections.put(connection("another"))
     async with asyncio.timeout(HOUR):
         laps = [{await woken.get() for _ in names} for _ in range(2)]
     assert laps == [names, names]
@@ -116,98 +116,98 @@ async def test_connections_to_one_broker_share_a_rotation_in_which_each_policy_h
 
 
 async def test_a_policy_is_in_the_rotation_of_the_broker_that_its_connection_has_now(
-    policy: MakeBody, survey: Surveys
+    policy: MakeBody, facts: StubbedFacts
 ) -> None:
-    walk = Resync(survey, NOTHING, ignore, ignore)
-    survey.ctx.policies.put(settled(policy("a")))
+    walk = Resync(facts, NOTHING, ignore, ignore)
+    facts.ctx.policies.put(settled(policy("a")))
 
     def rotations() -> set[str]:
         names = (task.get_name() for task in asyncio.all_tasks() if not task.cancelling())
         return {name for name in names if name.startswith("rotation ")}
 
-    survey.ctx.connections.put(connection("main", "http://first"))
-    survey.ctx.connections.put(connection("other", "http://first"))
+    facts.ctx.connections.put(connection("main", "http://first"))
+    facts.ctx.connections.put(connection("other", "http://first"))
     assert rotations() == {"rotation http://first"}
-    survey.ctx.connections.put(connection("main", "http://second", version=2))
+    facts.ctx.connections.put(connection("main", "http://second", version=2))
     assert rotations() == {"rotation http://first", "rotation http://second"}
-    survey.ctx.connections.drop(connection("other", "http://first"))
+    facts.ctx.connections.drop(connection("other", "http://first"))
     assert rotations() == {"rotation http://second"}
     await walk.stop()
     assert rotations() == set()
 
 
 async def test_the_rotation_of_a_broker_rests_while_many_of_its_policies_are_new(
-    policy: MakeBody, survey: Surveys
+    policy: MakeBody, facts: StubbedFacts
 ) -> None:
     new = [f"new-{number}" for number in range(resync.MANY_BEGUN)]
     for name in new:
-        survey.ctx.policies.put(settled(policy(name), "Progressing", "Unknown"))
-    survey.ctx.policies.put(settled(policy("a")))
+        facts.ctx.policies.put(settled(policy(name), "Progressing", "Unknown"))
+    facts.ctx.policies.put(settled(policy("a")))
     elsewhere = policy("elsewhere", connectionRef={"name": "other"})
-    survey.ctx.policies.put(settled(elsewhere))
+    facts.ctx.policies.put(settled(elsewhere))
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Resync(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
-    survey.ctx.connections.put(connection("main"))
-    survey.ctx.connections.put(connection("other", "http://elsewhere"))
+    walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    facts.ctx.connections.put(connection("main"))
+    facts.ctx.connections.put(connection("other", "http://elsewhere"))
 
     async with asyncio.timeout(HOUR):
         assert {await woken.get() for _ in range(5)} == {"elsewhere"}
-        survey.ctx.policies.drop(policy(new[0]))
+        facts.ctx.policies.drop(policy(new[0]))
         while await woken.get() != "a":
             pass
     await walk.stop()
 
 
-async def test_a_connection_is_surveyed_again_and_again_until_it_goes(
-    policy: MakeBody, survey: Surveys, caplog: pytest.LogCaptureFixture
+async def test_the_facts_of_a_connection_are_read_again_and_again_until_it_goes(
+    policy: MakeBody, facts: StubbedFacts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    survey.ctx.connections.put(connection("main"))
-    survey.ctx.policies.put(settled(policy("a")))
-    survey.ctx.policies.put(policy("waits"))
-    survey.fails.extend(
+    facts.ctx.connections.put(connection("main"))
+    facts.ctx.policies.put(settled(policy("a")))
+    facts.ctx.policies.put(policy("waits"))
+    facts.fails.extend(
         [KeyError("surprise"), BrokerUnreachableError("no broker", remedy="start it")]
     )
-    walk = Resync(survey, NOTHING, ignore, ignore)
+    walk = Resync(facts, NOTHING, ignore, ignore)
     async with asyncio.timeout(HOUR):
         for _ in range(4):
-            assert await survey.asked.get() == (Key("shop", "main"), ["a"])
-    assert "survey of PulsarConnection shop/main: failed" in caplog.text
-    survey.ctx.connections.put(connection("other"))
+            assert await facts.asked.get() == (Key("shop", "main"), ["a"])
+    assert "facts of PulsarConnection shop/main: failed" in caplog.text
+    facts.ctx.connections.put(connection("other"))
     async with asyncio.timeout(HOUR):
-        while await survey.asked.get() != (Key("shop", "other"), []):
+        while await facts.asked.get() != (Key("shop", "other"), []):
             pass
-    survey.ctx.connections.drop(connection("main"))
-    survey.ctx.connections.drop(connection("other"))
-    await asyncio.sleep(resync.SURVEY_SECONDS)
-    while not survey.asked.empty():
-        survey.asked.get_nowait()
-    await asyncio.sleep(2 * resync.SURVEY_SECONDS)
-    assert survey.asked.empty()
+    facts.ctx.connections.drop(connection("main"))
+    facts.ctx.connections.drop(connection("other"))
+    await asyncio.sleep(resync.FACTS_SECONDS)
+    while not facts.asked.empty():
+        facts.asked.get_nowait()
+    await asyncio.sleep(2 * resync.FACTS_SECONDS)
+    assert facts.asked.empty()
     await walk.stop()
 
 
-async def test_a_connection_is_looked_at_with_each_survey_also_where_that_fails(
-    survey: Surveys,
+async def test_a_connection_is_looked_at_with_its_facts_also_where_that_fails(
+    facts: StubbedFacts,
 ) -> None:
-    survey.fails.extend([BrokerUnreachableError("no broker", remedy="start it")] * 2)
+    facts.fails.extend([BrokerUnreachableError("no broker", remedy="start it")] * 2)
     woken: asyncio.Queue[Key] = asyncio.Queue()
-    walk = Resync(survey, NOTHING, ignore, woken.put_nowait)
-    survey.ctx.connections.put(connection("main"))
+    walk = Resync(facts, NOTHING, ignore, woken.put_nowait)
+    facts.ctx.connections.put(connection("main"))
     async with asyncio.timeout(HOUR):
-        for surveys in range(1, 4):
+        for times in range(1, 4):
             assert await woken.get() == Key("shop", "main")
-            assert survey.asked.qsize() >= surveys
+            assert facts.asked.qsize() >= times
     await walk.stop()
 
 
 async def test_a_rotation_goes_on_after_a_failure(
-    policy: MakeBody, survey: Surveys, caplog: pytest.LogCaptureFixture
+    policy: MakeBody, facts: StubbedFacts, caplog: pytest.LogCaptureFixture
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Resync(survey, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     surprises = dict[str, str]()
-    survey.ctx.policies.put(settled(policy("a")))
-    survey.ctx.connections.put(connection("main"))
+    facts.ctx.policies.put(settled(policy("a")))
+    facts.ctx.connections.put(connection("main"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resync, "broker_of", lambda *_: surprises["one"])
         await asyncio.sleep(2.5 * resync.ROTATION_SECONDS)
@@ -218,12 +218,14 @@ async def test_a_rotation_goes_on_after_a_failure(
     await walk.stop()
 
 
-async def test_what_a_survey_finds_drifted_is_looked_at(policy: MakeBody, survey: Surveys) -> None:
-    survey.ctx.policies.put(settled(policy("a")))
-    survey.drifted_now.append(Key("shop", "a"))
+async def test_what_the_facts_show_drifted_is_looked_at(
+    policy: MakeBody, facts: StubbedFacts
+) -> None:
+    facts.ctx.policies.put(settled(policy("a")))
+    facts.drifted_now.append(Key("shop", "a"))
     woken: asyncio.Queue[Key] = asyncio.Queue()
-    walk = Resync(survey, NOTHING, woken.put_nowait, ignore)
-    survey.ctx.connections.put(connection("main"))
+    walk = Resync(facts, NOTHING, woken.put_nowait, ignore)
+    facts.ctx.connections.put(connection("main"))
     async with asyncio.timeout(resync.ROTATION_SECONDS / 2):
         assert await woken.get() == Key("shop", "a")
     await walk.stop()
@@ -252,9 +254,9 @@ def asked_nothing_yet(ctx: Context) -> Questions:
 
 
 async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is_over(
-    policy: MakeBody, survey: Surveys, caplog: pytest.LogCaptureFixture
+    policy: MakeBody, facts: StubbedFacts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    questions = asked_nothing_yet(survey.ctx)
+    questions = asked_nothing_yet(facts.ctx)
     for name, reason in (
         ("owned", "OwnerConflict"),
         ("surprise", "PartitionsDiffer"),
@@ -263,15 +265,15 @@ async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is
         ("waits", "TopicNotFound"),
         ("collides", "NameCollision"),
     ):
-        survey.ctx.policies.put(settled(policy(name), reason, "False"))
+        facts.ctx.policies.put(settled(policy(name), reason, "False"))
     going = settled(policy("going"), "OwnerConflict", "False")
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     elsewhere = policy("elsewhere", connectionRef={"name": "other"})
     for body in (going, settled(elsewhere, "OwnerConflict", "False"), settled(policy("ready"))):
-        survey.ctx.policies.put(body)
+        facts.ctx.policies.put(body)
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Resync(survey, questions, lambda key: woken.put_nowait(key.name), ignore)
-    survey.ctx.connections.put(connection("main"))
+    walk = Resync(facts, questions, lambda key: woken.put_nowait(key.name), ignore)
+    facts.ctx.connections.put(connection("main"))
     found = set[str]()
     async with asyncio.timeout(HOUR):
         while not {"owned", "room"} <= found:
@@ -283,15 +285,15 @@ async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is
 
 
 async def test_connections_to_one_broker_share_the_pace_of_questions(
-    policy: MakeBody, survey: Surveys
+    policy: MakeBody, facts: StubbedFacts
 ) -> None:
-    questions = asked_nothing_yet(survey.ctx)
+    questions = asked_nothing_yet(facts.ctx)
     for number in range(10):
         name = f"stands-{number}"
-        survey.ctx.connections.put(connection(name))
+        facts.ctx.connections.put(connection(name))
         body = policy(name, connectionRef={"name": name})
-        survey.ctx.policies.put(settled(body, "OwnerConflict", "False"))
-    walk = Resync(survey, questions, ignore, ignore)
+        facts.ctx.policies.put(settled(body, "OwnerConflict", "False"))
+    walk = Resync(facts, questions, ignore, ignore)
     while len(questions.asked) < 30:  # noqa: ASYNC110 - a queue has no event for its length
         await asyncio.sleep(1)
     await walk.stop()
