@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -14,63 +14,15 @@ from aiohttp import web
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import Body
+from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.fake_admin import Do
-from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reconcile_harness import KEY, ReconcileHarness, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
 STATUS, FINALIZER = ("patch_status", "RetryPolicy"), ("patch", "RetryPolicy")
 LOOKS = 6
 """So many reconciles are enough for any fault."""
-
-
-class Crash(BaseException):
-    """The operator ends here, with whatever it was about to do."""
-
-
-class Fault:
-    """Lets an operator crash at one of its writes, and counts them all.
-
-    Args:
-        at: at which write, counted from 1; 0 is none.
-        done: whether that write is done, and only its answer is lost.
-    """
-
-    def __init__(self, at: int, *, done: bool) -> None:
-        self.at, self.done, self.count = at, done, 0
-
-    async def befall(self, write: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401
-        self.count += 1
-        if self.count != self.at:
-            return await write()
-        if self.done:
-            await write()
-        raise Crash
-
-
-class Faulty(FakeKubernetes):
-    """An API server, and an operator that crashes at one of its writes there."""
-
-    fault = Fault(0, done=False)
-
-    async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
-        found: Body = await self.fault.befall(
-            lambda: super(Faulty, self).patch(resource, key, patch)
-        )
-        return found
-
-    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
-        found: Body = await self.fault.befall(
-            lambda: super(Faulty, self).patch_status(resource, key, status)
-        )
-        return found
-
-    async def create(self, resource: Resource, body: Body) -> Body:
-        if resource == resources.EVENTS:  # a lost Event changes nothing
-            return await super().create(resource, body)
-        found: Body = await self.fault.befall(lambda: super(Faulty, self).create(resource, body))
-        return found
 
 
 def at_broker(fault: Fault) -> Callable[[web.Request, Do], Any]:

@@ -1,0 +1,61 @@
+"""An operator that crashes at one of its writes to the API server, before or after it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redrive.kube import resources
+from redrive.kube.resources import Body, Key, Resource
+from tests.support.fake_kubernetes import FakeKubernetes
+
+
+class Crash(BaseException):
+    """The operator ends here, with whatever it was about to do."""
+
+
+class Fault:
+    """Lets an operator crash at one of its writes, and counts them all.
+
+    Args:
+        at: at which write, counted from 1; 0 is none.
+        done: whether that write is done, and only its answer is lost.
+    """
+
+    def __init__(self, at: int, *, done: bool) -> None:
+        self.at, self.done, self.count = at, done, 0
+
+    async def befall(self, write: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401
+        self.count += 1
+        if self.count != self.at:
+            return await write()
+        if self.done:
+            await write()
+        raise Crash
+
+
+class Faulty(FakeKubernetes):
+    """An API server, and an operator that crashes at one of its writes there."""
+
+    fault = Fault(0, done=False)
+
+    async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
+        found: Body = await self.fault.befall(
+            lambda: super(Faulty, self).patch(resource, key, patch)
+        )
+        return found
+
+    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
+        found: Body = await self.fault.befall(
+            lambda: super(Faulty, self).patch_status(resource, key, status)
+        )
+        return found
+
+    async def create(self, resource: Resource, body: Body) -> Body:
+        if resource == resources.EVENTS:  # a lost Event changes nothing
+            return await super().create(resource, body)
+        found: Body = await self.fault.befall(lambda: super(Faulty, self).create(resource, body))
+        return found
+
+    async def delete(self, resource: Resource, body: Body) -> None:
+        await self.fault.befall(lambda: super(Faulty, self).delete(resource, body))
