@@ -28,6 +28,9 @@ from redrive.replay.topic.rows import DeadLetterRow
 OPEN_SECONDS = 300.0
 """So long a producer waits for a broker that is away, or for another process to lose its name."""
 MAX_PENDING_MESSAGES = 2_000
+SEND_SECONDS = 30
+"""Without a receipt a message is given up after so long. A process that was stopped sends no more
+of what it had on its way when it wakes: others may have the names of its producers by then."""
 
 
 class DeduplicationOffError(RedriveError):
@@ -217,6 +220,7 @@ class Sender:
                         chunking_enabled=True,
                         max_pending_messages=MAX_PENDING_MESSAGES,
                         block_if_queue_full=True,
+                        send_timeout_millis=SEND_SECONDS * 1_000,
                     )
             except SchemaError:
                 raise
