@@ -106,7 +106,7 @@ REPLAY = Kind(
         Column("Policy", ".spec.policyRef.name", "Whose dead letters are moved."),
         Column("Phase", ".status.phase", "The phase of the run."),
         Column("Matched", ".status.matched", "Dead letters selected.", "integer"),
-        Column("Moved", ".status.moved", "Sent to the retry topic.", "integer"),
+        Column("Moved", ".status.moved", "Stored in the target.", "integer"),
         Column("Refused", ".status.refused", "Selected, and can't be moved.", "integer"),
         Column("Left", ".status.left", "Selected, and yet to be moved.", "integer"),
         Column("Rate", ".status.rate", "Messages moved in a second.", "number"),
