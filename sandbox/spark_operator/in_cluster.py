@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import command, output, template
+from . import command, template
 from .cluster import KUBEFLOW, POLL_SECONDS, Cluster, PodState, connected
 from .controller import Controller, serve
 from .errors import RefusedError, UnavailableError
@@ -127,7 +127,8 @@ async def _spark_submit(arguments: list[str]) -> None:
         process.kill()
         raise
     if process.returncode:
-        raise RefusedError(output.refusal(written.decode(errors="replace").splitlines()))
+        # As the real one does: all that was written, the stack of the JVM included.
+        raise RefusedError(f"failed to run spark-submit: {written.decode(errors='replace')}")
 
 
 async def _serve() -> None:

@@ -21,7 +21,6 @@ from .cluster import Cluster
 from .errors import GoneError, MissingConfigError, RefusedError, UnavailableError
 from .lifecycle import Observation, Phase
 from .objects import Application
-from .output import Output
 from .process import Process
 from .runner import Submission
 
@@ -30,6 +29,9 @@ KUBECONFIG = "kubeconfig"
 
 # How long a pod that lacks a Secret or a ConfigMap waits before it looks again.
 CONFIG_RETRY_SECONDS = 2
+
+# Written once the SparkContext has its executor; until then the JVM is only starting.
+_RUNNING = b"Starting executor ID driver"
 
 log = logging.getLogger(__name__)
 
@@ -141,14 +143,12 @@ class Pod:
             file.write_text(content)
         for name, content in self._files.items():
             (self._folder / name).write_text(content)
-        output = Output()
         with self._log.open("wb") as written:
 
             def on_line(line: bytes) -> None:
                 written.write(line + b"\n")
                 written.flush()
-                output.add(line)
-                if output.running and self.observation.phase is Phase.PENDING:
+                if _RUNNING in line and self.observation.phase is Phase.PENDING:
                     self._become(Observation(Phase.RUNNING))
 
             known = {**self._image(), **mounts.environment(variables, self._app, root)}
@@ -162,8 +162,9 @@ class Pod:
             code = await self._process.run(on_line)
         if code == 0:
             return Observation(Phase.SUCCEEDED)
+        # No word of why: the real one does not look into the log either.
         reason = f"driver container failed with ExitCode: {code}, Reason: Error"
-        return Observation(Phase.FAILED, f"{reason}: {output.cause}" if output.cause else reason)
+        return Observation(Phase.FAILED, reason)
 
     def _spark_submit(self) -> str:
         path = self._machine.image.get("PATH", "")

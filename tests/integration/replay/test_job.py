@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,7 +26,9 @@ from redrive.replay.job.engine import Local, Wish
 from redrive.replay.job.progress import Progress
 from redrive.replay.ledger.account import Account
 from redrive.replay.moving.sending import DeduplicationOffError
+from redrive.replay.spark import query
 from redrive.replay.spark.query import Spark
+from redrive.replay.spec import ReplayJob
 from sandbox.kubernetes import Cluster
 
 ProvisionPolicy = Callable[..., Any]
@@ -133,18 +136,34 @@ def _fails(*_: object) -> None:
     raise RuntimeError(msg)
 
 
-def test_what_a_task_is_refused_is_raised_as_what_it_is(
-    provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
+def test_a_job_that_fails_has_written_what_a_task_was_refused_into_the_status(
+    provision_policy: ProvisionPolicy,
+    make_job: MakeJob,
+    replay_api: Cluster,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     provisioned = provision_policy(deduplicate=False)
     provisioned.bury(2)
     job, progress = make_job(provisioned)
+    monkeypatch.setattr(query, "session", lambda _job: nullcontext(spark))  # it goes on after
     with pytest.raises(DeduplicationOffError, match="deduplication is off") as refused:
-        jobs.run(job, Spark(spark, job), progress)
-    progress.fail(refused.value)
-    failure = progress.read().failure
-    assert failure.reason == "DeduplicationOff"
-    assert failure.message == str(refused.value)
+        main([job.encode()])
+    status = progress.read()
+    assert status.failure.reason == "DeduplicationOff"
+    assert status.failure.message == str(refused.value)
+    assert not status.finished
+
+    def begin_and_lose_the_replay(_job: ReplayJob) -> Any:  # noqa: ANN401
+        replay_api.kubectl(
+            "--namespace", job.namespace, "delete", resources.REPLAYS.plural, job.name
+        )
+        raise RuntimeError("Spark does not start")
+
+    # What can't be written hides nothing: the log has it, and the exit code.
+    monkeypatch.setattr(query, "session", begin_and_lose_the_replay)
+    with pytest.raises(RuntimeError, match="Spark does not start"):
+        main([job.encode()])
 
 
 def test_an_empty_topic_is_replayed_at_once(

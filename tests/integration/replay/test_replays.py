@@ -110,6 +110,14 @@ class Shop:
             assert time.monotonic() < deadline, f"{name} is not {phase} but {status}"
             time.sleep(0.3)
 
+    def fails(self, name: str) -> dict[str, str]:
+        """Wait until the job of a Replay has failed, and return why, as it says itself."""
+        deadline = time.monotonic() + SECONDS
+        while (failure := self.status(name).get("failure")) is None:
+            assert time.monotonic() < deadline, f"the job of {name} does not fail"
+            time.sleep(0.3)
+        return dict(failure)
+
     def client(self) -> pulsar.Client:
         """Return a client that may do everything."""
         token = pulsar.AuthenticationToken(self.sandbox.pulsar.token(SUPERUSER))
@@ -156,19 +164,32 @@ def shop(installed: Sandbox) -> Iterator[Shop]:
     installed.cluster.kubectl("delete", "namespace", shop.name, "--wait=false")
 
 
-@pytest.mark.timeout(2 * SECONDS + 60)
-def test_replays_of_one_policy_run_in_turn_and_tell_how_far_they_are(shop: Shop) -> None:
+@pytest.mark.timeout(3 * SECONDS + 60)
+def test_replays_of_one_policy_run_in_turn_and_tell_how_far_they_are_or_why_they_fail(
+    shop: Shop,
+) -> None:
     shop.declare()
     shop.bury(8, "WarehouseDown")
     shop.bury(5, "JSONDecodeError")
+    shop.kubectl("annotate", "rp/orders", "redrive.io/paused=true")  # rights that go stay away
+    right = f"persistent/{shop.name}/prod/{shop.policy.ledger_topic.local}/permissions/replayer"
+    shop.rest("DELETE", right)
 
     shop.replay("first", "cause_type = 'WarehouseDown'")
     shop.reaches("first", "Submitted")
     shop.replay("second")
     waiting = shop.reaches("second", "Pending", "ReplayInProgress")
     assert "got '" + shop.name + "/first'" in waiting["Reconciling"]["message"]
-    assert len(shop.applications()) == 1
+    failure = shop.fails("first")
+    assert failure["reason"] == "ReplayRoleRefused"
+    assert f"refused to open the ledger {shop.policy.ledger_topic}" in failure["message"]
+    (application,) = shop.applications()
+    said = application["status"]["applicationState"].get("errorMessage")
+    # The Spark operator knows no more, and has the job run again by and by.
+    assert said in {None, "driver container failed with ExitCode: 1, Reason: Error"}
+    shop.rest("POST", right, ["produce", "consume"])
     first = shop.reaches("first", "Completed")
+    assert "failure" not in first
     second = shop.reaches("second", "Completed")
 
     numbers = ("scanned", "matched", "moved", "skipped", "refused", "left")

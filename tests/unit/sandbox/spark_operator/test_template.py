@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.spark_operator import output, template
+from sandbox.spark_operator import template
 from sandbox.spark_operator.errors import RefusedError
 from sandbox.spark_operator.objects import Application
 
@@ -69,13 +69,3 @@ def test_what_is_not_known_is_refused_by_name(application: Callable[..., Applica
     secrets = [{"name": "role", "path": "/etc", "secretType": "Generic"}]
     with pytest.raises(RefusedError, match=r"spec\.driver\.secrets"):
         template.check(application(driver={"secrets": secrets}))
-
-
-def test_the_exception_that_ended_a_submission_is_its_reason() -> None:
-    lines = [
-        "26/11/22 18:00:00 INFO SparkKubernetesClientFactory: Auto-configuring K8S client",
-        'Exception in thread "main" io.fabric8.KubernetesClientException: pods is forbidden',
-        "\tat io.fabric8.OperationSupport.requestFailure(OperationSupport.java:1)",
-    ]
-    assert output.refusal(lines) == "io.fabric8.KubernetesClientException: pods is forbidden"
-    assert output.refusal(["JAVA_HOME is not set"]) == "JAVA_HOME is not set"
