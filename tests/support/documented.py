@@ -1,4 +1,4 @@
-"""The blocks of commands in the pages that people install from, for tests to run as written."""
+"""The blocks of commands in the pages that people work from, for tests to run as written."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 README, INSTALL = "README.md", "docs/howto/install.md"
-QUICK_START = "docs/howto/quick-start.md"
-PAGES = README, INSTALL, QUICK_START
+QUICK_START, AUDIT = "docs/howto/quick-start.md", "docs/howto/audit.md"
+PAGES = README, INSTALL, QUICK_START, AUDIT
 
 _HEADING_OR_BLOCK = re.compile(
     r"^#+ (?P<heading>[^\n]+)$|^```(?P<language>\w*)\n(?P<text>.+?)^```", re.MULTILINE | re.DOTALL

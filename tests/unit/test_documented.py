@@ -1,4 +1,4 @@
-"""Each block of commands that people install by is run by a test, as it is written."""
+"""Each block of commands that people work by is run by a test, as it is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.support.documented import INSTALL, PAGES, QUICK_START, README, ROOT, blocks, commands
+from tests.support.documented import (
+    AUDIT,
+    INSTALL,
+    PAGES,
+    QUICK_START,
+    README,
+    ROOT,
+    blocks,
+    commands,
+)
 
 HERE = "tests/unit/test_documented.py"
 NODE_INSTALL = "tests/node/node_install.py"
@@ -22,6 +31,9 @@ RUN_BY: Mapping[str, Mapping[str, str]] = {
     },
     QUICK_START: dict.fromkeys(
         (block.heading for block in commands(QUICK_START)), "tests/node/node_quick_start.py"
+    ),
+    AUDIT: dict.fromkeys(
+        (block.heading for block in commands(AUDIT)), "tests/integration/replay/test_audit_page.py"
     ),
 }
 """The headings of pages → the test that runs the commands under them."""

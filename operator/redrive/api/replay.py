@@ -274,7 +274,7 @@ class ReplayStatus(StatusModel):
     """How long the run still takes at that rate, as `1h30m`."""
 
     refusals: Annotated[tuple[Refusal, ...] | None, Field(max_length=100)] = None
-    """The first 100 of what was refused."""
+    """The first 100 of what was refused; `python -m redrive.replay.refused` lists all."""
 
     preview: Preview | None = None
     """What a dry run has found."""

@@ -17,5 +17,6 @@ The folders, each with its spine, and each importing from those below it only:
 
 Operator and job share `spec`, what the one hands to the other, and `selection`, which checks and
 writes the `where` of a Replay. `python -m redrive.replay` is the job; `python -m
-redrive.replay.audit` compares both topics with the ledger.
+redrive.replay.audit` compares both topics with the ledger, and `python -m redrive.replay.refused`
+lists what it has of messages that could not be moved.
 """
