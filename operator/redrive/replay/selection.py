@@ -25,9 +25,8 @@ from redrive.policy import properties
 _DIALECT = "spark"
 
 
-def _property(name: str, kind: str = "STRING") -> str:
-    read = f"properties['{name}']"
-    return read if kind == "STRING" else f"TRY_CAST({read} AS {kind})"
+def _property(name: str) -> str:
+    return f"properties['{name}']"
 
 
 def _moment(name: str) -> str:
@@ -38,16 +37,16 @@ def _moment(name: str) -> str:
 
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {
-        "cause_type": _property(properties.CAUSE_TYPE),
+        "cause_type": "cause_type",
         "cause_message": _property(properties.CAUSE_MESSAGE),
         "failed_at": _moment(properties.FAILED_AT),
         "consumer": _property(properties.CONSUMER),
         "dead_reason": _property(properties.DEAD_REASON),
-        "reconsume_times": f"COALESCE({_property(properties.RECONSUMETIMES, 'INT')}, 0)",
-        "replays": f"COALESCE({_property(properties.REPLAYS, 'INT')}, 0)",
+        "reconsume_times": "reconsume_times",
+        "replays": "replays",
         "key": "key",
         "value": "value",
-        "size": "COALESCE(LENGTH(value), 0)",
+        "size": "size",
         "event_time": "event_time",
         "publish_time": "publish_time",
     }
@@ -122,6 +121,12 @@ def to_sql(where: str) -> str:
         raise InvalidSpecError(
             "the condition of a selection is nested too deeply", remedy="write it more flatly"
         ) from None
+
+
+def columns(where: str) -> frozenset[str]:
+    """Return the columns of the source that `to_sql` reads for *where*; errors are the same."""
+    written = sqlglot.parse_one(to_sql(where), dialect=_DIALECT)
+    return frozenset(column.name.lower() for column in written.find_all(exp.Column))
 
 
 def _parse(where: str) -> exp.Expr:

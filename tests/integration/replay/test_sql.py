@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+import pulsar
+import pyarrow as pa
+import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 from sqlglot import exp
 
 from redrive.policy.properties import CAUSE_TYPE, FAILED_AT, RECONSUMETIMES, REPLAYS
 from redrive.replay import selection
+from redrive.replay.spark import query
 from redrive.replay.topic import rows
+from redrive.replay.topic.position import Position
+from redrive.replay.topic.rows import DeadLetterRow
 
 NASTY = [
     "it's",
@@ -30,12 +37,16 @@ NASTY = [
 
 def dead_letters(spark: SparkSession, *keys: str, **properties: str) -> DataFrame:
     """Return a dead letter for each of *keys*."""
-    fields = {
-        "partition": 0, "ledger": 1, "entry": 2, "batch_index": 0, "batch_size": 1,
-        "encrypted": False, "unreadable": False, "properties": properties,
-        "value": bytearray(b'{"needs": "warehouse"}'),
-    }  # fmt: skip
-    return spark.createDataFrame([{"key": key, **fields} for key in keys], rows.DDL)
+    letters = [
+        DeadLetterRow(
+            0, Position(1, 2, 0), 1, pulsar.MessageId(0, 1, 2, -1), None,
+            encrypted=False, unreadable=False, schema_version=None, key=key, ordering_key=None,
+            value=b'{"needs": "warehouse"}', properties=properties, publish_time=1, event_time=None,
+        )
+        for key in keys
+    ]  # fmt: skip
+    table = pa.Table.from_batches([rows.to_batch(letters, rows.COLUMNS)])
+    return spark.createDataFrame(table, rows.ddl(rows.COLUMNS))
 
 
 def verdicts(frame: DataFrame, conditions: list[str]) -> list[list[bool]]:
@@ -69,6 +80,24 @@ def test_a_cause_a_property_and_a_value_can_be_selected_by(spark: SparkSession) 
     assert found == [True] * len(conditions)
     (forged,) = verdicts(dead_letters(spark, "k", **{FAILED_AT: "10:00:00"}), ["failed_at is null"])
     assert forged == [True]
+
+
+@pytest.mark.parametrize(
+    ("where", "read"),
+    [
+        ("cause_type = 'TimeoutError' and size > 5 and replays = 0", set()),
+        ("consumer is null", {"properties"}),
+        ("contains(cast(value as string), 'x')", {"value"}),
+    ],
+)
+def test_values_and_properties_stay_out_of_the_jvm_unless_a_condition_reads_them(
+    spark: SparkSession, where: str, read: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    query.selected(spark, where, []).explain(extended=True)
+    relation = re.findall(r"Relation.*?\[(.+?)\]", capsys.readouterr().out)[0]
+    source = {column.partition("#")[0].strip() for column in relation.split(",")}
+    assert source & {"value", "properties"} == read
+    assert "cause_type" in source
 
 
 def test_the_source_is_good_on_its_own(

@@ -39,10 +39,14 @@ class PulsarReader(DataSourceReader):
     Options:
         serviceUrl, adminUrl, topic: all that is there.
         scans: instead of those, what `encode` wrote.
+
+    Args:
+        options: see there.
+        columns: of `rows`: no other one crosses into the JVM.
     """
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._options = options
+    def __init__(self, options: Mapping[str, str], columns: Sequence[str]) -> None:
+        self._options, self._columns = options, columns
 
     def partitions(self) -> Sequence[InputPartition]:
         """Decide what each task reads."""
@@ -59,7 +63,8 @@ class PulsarReader(DataSourceReader):
         if not isinstance(partition, ScanPartition):
             return  # Spark makes one up where there is nothing to read.
         with broker.connect(partition.scan.service_url) as client:
-            yield from map(rows.to_batch, rows.in_batches(plan.letters(client, partition.scan)))
+            for batch in rows.in_batches(plan.letters(client, partition.scan)):
+                yield rows.to_batch(batch, self._columns)
 
     def _everything(self) -> Iterator[Scan]:
         topic = TopicName.parse_whole(self._options["topic"])
@@ -79,12 +84,12 @@ class PulsarDataSource(DataSource):
         return "pulsar"
 
     def schema(self) -> str:
-        """Return the columns of a message."""
-        return rows.DDL
+        """Return the columns of a message; a query may name some of them as its schema."""
+        return rows.ddl(rows.COLUMNS)
 
-    def reader(self, schema: StructType) -> PulsarReader:  # noqa: ARG002  it is always `schema()`
+    def reader(self, schema: StructType) -> PulsarReader:
         """Read in a batch query."""
-        return PulsarReader(self.options)
+        return PulsarReader(self.options, schema.fieldNames())
 
 
 def encode(scans: Sequence[Scan]) -> str:

@@ -27,9 +27,16 @@ from redrive.replay.moving.task import RangeTask
 from redrive.replay.spark import datasource
 from redrive.replay.spark.datasource import PulsarDataSource
 from redrive.replay.spec import Choice, ReplayJob
-from redrive.replay.topic import broker
+from redrive.replay.topic import broker, rows
 from redrive.replay.topic.position import EntryId, Position
 from redrive.replay.topic.ranges import Range
+
+_PLANNED = (
+    "partition", "ledger", "entry", "batch_index", "batch_size", "first_chunk", "encrypted",
+    "unreadable", "schema_version", "key", "publish_time", "cause_type", "size", "replays",
+)  # fmt: skip
+"""The columns that a plan is made of. A condition may read others; what neither does, such as the
+values for most, does not cross into the JVM."""
 
 
 @contextmanager
@@ -78,18 +85,20 @@ class Spark:
             return
         if self._job.where is None:
             # No value has to cross into the JVM for that.
-            rows = self._spark.sparkContext.parallelize(scans, len(scans)).map(_plan).collect()
+            written = self._spark.sparkContext.parallelize(scans, len(scans)).map(_plan).collect()
         else:
             choices = {scan.piece.range: scan.choice for scan in scans}
             fold = functools.partial(_fold, self._job, choices)
-            rows = self._selected(self._job.where, scans).rdd.mapPartitions(fold).collect()
-        for written in map(json.loads, rows):
+            written = (
+                selected(self._spark, self._job.where, scans).rdd.mapPartitions(fold).collect()
+            )
+        for each in map(json.loads, written):
             yield PlannedRange(
-                Range.parse(written["range"]),
-                RangePlan.from_json(written["plan"]),
-                written["causes"],
-                tuple(Position(*sample) for sample in written["samples"]),
-                written["size"],
+                Range.parse(each["range"]),
+                RangePlan.from_json(each["plan"]),
+                each["causes"],
+                tuple(Position(*sample) for sample in each["samples"]),
+                each["size"],
             )
 
     def move(self, task: RangeTask) -> RangeResult:
@@ -104,18 +113,21 @@ class Spark:
             raise result.kind.__new__(result.kind, result.message)
         return result
 
-    def _selected(self, where: str, scans: Sequence[Scan]) -> DataFrame:
-        reading = self._spark.read.format("pulsar").option("scans", datasource.encode(scans)).load()
-        condition = sql.expr(selection.to_sql(where))
-        return reading.select(
-            "partition", "ledger", "entry", "batch_index", "batch_size", "first_chunk", "encrypted",
-            "unreadable", "schema_version", "key",
+
+def selected(spark: SparkSession, where: str, scans: Sequence[Scan]) -> DataFrame:
+    """Return what a plan has to know of each message of *scans*, and whether *where* takes it."""
+    columns = rows.ddl([*_PLANNED, *sorted(selection.columns(where) - set(_PLANNED))])
+    source = spark.read.format("pulsar").schema(columns)
+    condition = sql.expr(selection.to_sql(where))
+    return (
+        source.option("scans", datasource.encode(scans))
+        .load()
+        .select(
+            *_PLANNED,
             sql.unix_millis("publish_time").alias("published"),
-            sql.expr(selection.COLUMNS["cause_type"]).alias("cause"),
-            sql.expr(selection.COLUMNS["size"]).alias("size"),
-            sql.expr(selection.COLUMNS["replays"]).alias("replays"),
             sql.coalesce(condition, sql.lit(False)).alias("selected"),  # noqa: FBT003
-        )  # fmt: skip
+        )
+    )
 
 
 def _plan(scan: Scan) -> str:
@@ -136,11 +148,11 @@ def _move(task: RangeTask) -> RangeResult | _Failed:
         return _Failed(type(error), str(error))
 
 
-def _fold(job: ReplayJob, choices: Mapping[Range, Choice], rows: Iterable[Row]) -> Iterator[str]:
+def _fold(job: ReplayJob, choices: Mapping[Range, Choice], found: Iterable[Row]) -> Iterator[str]:
     """Plan the range that a task has read."""
     with broker.connect(job.service_url) as client:
         refusal = plan.schema_refusals(client, job.policy.dead_letter_topic)
-        for of, group in itertools.groupby(rows, key=_range):
+        for of, group in itertools.groupby(found, key=_range):
             chooser = Chooser(choices[of])
             seen = (_sighting(row, chooser) for row in group)
             yield _written(plan.plan(of, seen, refusal, choices[of]))
@@ -153,7 +165,7 @@ def _range(row: Row) -> Range:
 def _sighting(row: Row, chooser: Chooser) -> Sighting:
     position = Position(row.ledger, row.entry, row.batch_index)
     first = None if row.first_chunk is None else EntryId.parse(row.first_chunk)
-    kinds = first, row.encrypted, row.unreadable, row.schema_version, row.cause or ""
+    kinds = first, row.encrypted, row.unreadable, row.schema_version, row.cause_type or ""
     selected = row.selected and chooser.takes(position, row.key, row.published)
     return Sighting(
         position, row.batch_size, *kinds, row.size, replays=row.replays, selected=selected

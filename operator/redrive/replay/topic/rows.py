@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 import pulsar
 import pyarrow as pa
 
 from redrive.copying import reading
+from redrive.policy import envelope
+from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay.topic import messageid
 from redrive.replay.topic.position import EntryId, Position
 
 BATCH_ROWS = 1_000
 BATCH_BYTES = 4 * 2**20
-
-DDL = (
-    "partition INT, ledger BIGINT, entry BIGINT, batch_index INT, batch_size INT, "
-    "first_chunk STRING, encrypted BOOLEAN, unreadable BOOLEAN, schema_version BIGINT, "
-    "key STRING, ordering_key STRING, value BINARY, properties MAP<STRING, STRING>, "
-    "publish_time TIMESTAMP, event_time TIMESTAMP"
-)
-"""The columns of `spark.read.format("pulsar")`. What a message does not have is NULL, and so is
-the value of one that carries a null instead of bytes. An unbatched message is index 0 of 1."""
-
-_MOMENT = pa.timestamp("us", tz="UTC")
-_SCHEMA = pa.schema(
-    {
-        "partition": pa.int32(),
-        "ledger": pa.int64(),
-        "entry": pa.int64(),
-        "batch_index": pa.int32(),
-        "batch_size": pa.int32(),
-        "first_chunk": pa.string(),
-        "encrypted": pa.bool_(),
-        "unreadable": pa.bool_(),
-        "schema_version": pa.int64(),
-        "key": pa.string(),
-        "ordering_key": pa.string(),
-        "value": pa.binary(),
-        "properties": pa.map_(pa.string(), pa.string()),
-        "publish_time": _MOMENT,
-        "event_time": _MOMENT,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -133,26 +107,64 @@ def in_batches(letters: Iterable[DeadLetterRow]) -> Iterator[list[DeadLetterRow]
         yield batch
 
 
-def to_batch(letters: Sequence[DeadLetterRow]) -> pa.RecordBatch:
-    """Write *letters* as rows, in their order."""
-    return pa.RecordBatch.from_pylist([_row(letter) for letter in letters], schema=_SCHEMA)
+class _RowColumn(NamedTuple):
+    """A column: its type in Spark's words and in those of Arrow, and what a message has there."""
+
+    type: str
+    arrow: pa.DataType
+    of: Callable[[DeadLetterRow], object]
 
 
-def _row(letter: DeadLetterRow) -> dict[str, object]:
-    return {
-        "partition": letter.partition,
-        "ledger": letter.position.ledger,
-        "entry": letter.position.entry,
-        "batch_index": letter.position.batch_index,
-        "batch_size": letter.batch_size,
-        "first_chunk": None if letter.first_chunk is None else str(letter.first_chunk),
-        "encrypted": letter.encrypted,
-        "unreadable": letter.unreadable,
-        "schema_version": letter.schema_version,
-        "key": letter.key,
-        "ordering_key": letter.ordering_key,
-        "value": letter.value,
-        "properties": list(letter.properties.items()),
-        "publish_time": letter.publish_time * 1_000,
-        "event_time": None if letter.event_time is None else letter.event_time * 1_000,
+_MOMENT = pa.timestamp("us", tz="UTC")
+_COLUMNS: Mapping[str, _RowColumn] = MappingProxyType(
+    {
+        "partition": _RowColumn("INT", pa.int32(), lambda row: row.partition),
+        "ledger": _RowColumn("BIGINT", pa.int64(), lambda row: row.position.ledger),
+        "entry": _RowColumn("BIGINT", pa.int64(), lambda row: row.position.entry),
+        "batch_index": _RowColumn("INT", pa.int32(), lambda row: row.position.batch_index),
+        "batch_size": _RowColumn("INT", pa.int32(), lambda row: row.batch_size),
+        "first_chunk": _RowColumn(
+            "STRING", pa.string(), lambda row: row.first_chunk and str(row.first_chunk)
+        ),
+        "encrypted": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.encrypted),
+        "unreadable": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.unreadable),
+        "schema_version": _RowColumn("BIGINT", pa.int64(), lambda row: row.schema_version),
+        "key": _RowColumn("STRING", pa.string(), lambda row: row.key),
+        "ordering_key": _RowColumn("STRING", pa.string(), lambda row: row.ordering_key),
+        "value": _RowColumn("BINARY", pa.binary(), lambda row: row.value),
+        "size": _RowColumn("BIGINT", pa.int64(), lambda row: row.size),
+        "properties": _RowColumn(
+            "MAP<STRING, STRING>",
+            pa.map_(pa.string(), pa.string()),
+            lambda row: list(row.properties.items()),
+        ),
+        "cause_type": _RowColumn("STRING", pa.string(), lambda row: row.properties.get(CAUSE_TYPE)),
+        "reconsume_times": _RowColumn(
+            "INT", pa.int32(), lambda row: envelope.reconsume_times(row.properties)
+        ),
+        "replays": _RowColumn("INT", pa.int32(), lambda row: envelope.replays(row.properties)),
+        "publish_time": _RowColumn("TIMESTAMP", _MOMENT, lambda row: row.publish_time * 1_000),
+        "event_time": _RowColumn(
+            "TIMESTAMP",
+            _MOMENT,
+            lambda row: None if row.event_time is None else row.event_time * 1_000,
+        ),
     }
+)
+COLUMNS = tuple(_COLUMNS)
+"""What a row may have. What a message does not have is NULL, and so is the value of one that
+carries a null instead of bytes. An unbatched message is index 0 of 1."""
+
+
+def ddl(names: Sequence[str]) -> str:
+    """Return the schema of some columns in Spark's words."""
+    return ", ".join(f"{name} {_COLUMNS[name].type}" for name in names)
+
+
+def to_batch(letters: Sequence[DeadLetterRow], names: Sequence[str]) -> pa.RecordBatch:
+    """Write some columns of *letters*, in their order."""
+    columns = [_COLUMNS[name] for name in names]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(map(column.of, letters), column.arrow) for column in columns],
+        schema=pa.schema(zip(names, (column.arrow for column in columns), strict=True)),
+    )

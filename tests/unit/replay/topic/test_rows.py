@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pulsar
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.policy.properties import CAUSE_TYPE, RECONSUMETIMES, REPLAYS
 from redrive.replay.topic import messageid, rows
 from redrive.replay.topic.messageid import Entry
 from redrive.replay.topic.position import EntryId, Position
@@ -39,7 +42,7 @@ letters = st.builds(
 
 @given(st.lists(letters, max_size=5))
 def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetterRow]) -> None:
-    batch = rows.to_batch(some)
+    batch = rows.to_batch(some, rows.COLUMNS)
     found = batch.to_pylist()
     assert [Position(r["ledger"], r["entry"], r["batch_index"]) for r in found] == [
         letter.position for letter in some
@@ -52,6 +55,17 @@ def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetterRow]) -
     assert [dict(row["properties"]) for row in found] == [letter.properties for letter in some]
     published = batch["publish_time"].cast(pa.int64()).to_pylist()
     assert published == [letter.publish_time * 1_000 for letter in some]
+    assert [row["size"] for row in found] == [len(letter.value or b"") for letter in some]
+
+
+def test_only_the_columns_that_are_asked_for_are_written() -> None:
+    carried = {CAUSE_TYPE: "TimeoutError", REPLAYS: "2", RECONSUMETIMES: "not a number"}
+    letter = dataclasses.replace(DeadLetterRow.of(message_with(), -1), properties=carried)
+    names = ("replays", "cause_type", "reconsume_times")
+    assert rows.to_batch([letter], names).to_pylist() == [
+        {"replays": 2, "cause_type": "TimeoutError", "reconsume_times": 0}
+    ]
+    assert rows.ddl(names) == "replays INT, cause_type STRING, reconsume_times INT"
 
 
 def test_keys_that_are_no_text_are_read_as_the_base64_that_consumers_send_on_too() -> None:
