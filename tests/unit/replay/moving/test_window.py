@@ -60,3 +60,42 @@ def test_receipts_are_taken_in_with_each_look_at_the_lease(monkeypatch: pytest.M
     assert acknowledged == [0, 1, 2, 3]
     window.drain()
     assert acknowledged == [0, 1, 2, 3, 4]
+
+
+class Clock:
+    """In the place of the module `time`: what sleeps does not wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("rate", [0.5, 40.0, 400.0, 5_000.0])
+def test_a_task_is_as_fast_as_it_may_be_and_no_faster(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a tenth, though a look at the lease, and each message, take their time."""
+    clock, messages = Clock(), 2_000
+    monkeypatch.setattr(windows, "time", clock)
+
+    def look() -> Permit:
+        clock.sleep(0.02)
+        return Permit(rate)
+
+    class Slow(AtOnce):
+        def send(self, sent: DeadLetterRow, properties: Mapping[str, str]) -> None:
+            clock.sleep(0.5 / rate)
+            super().send(sent, properties)
+
+    outcome = RangeOutcome({}, "uid", proven=True)
+    window = Window(cast("Sender", Slow()), outcome, look, lambda _: None, first=0)
+    window.send(letter(0), {})
+    begin = clock.now
+    for entry in range(1, messages):
+        window.send(letter(entry), {})
+    assert (messages - 1) / (clock.now - begin) == pytest.approx(rate, rel=0.1)

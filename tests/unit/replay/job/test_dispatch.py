@@ -1,0 +1,138 @@
+"""Ranges go to an engine side by side, or in their order; together they keep to the rate."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import cast
+
+import pulsar
+import pytest
+
+from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.naming import TopicName
+from redrive.replay.job.dispatch import Dispatch
+from redrive.replay.job.engine import Wish
+from redrive.replay.job.plan import PlannedRange, Scan
+from redrive.replay.ledger.account import Account
+from redrive.replay.ledger.ledger import Ledger
+from redrive.replay.ledger.permit import PERMIT, Permit
+from redrive.replay.ledger.records import RangePlan, Records
+from redrive.replay.moving import tail
+from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.moving.task import RangeTask, Route
+from redrive.replay.spec import ReplayJob
+from redrive.replay.topic import snapshot
+from redrive.replay.topic.partition import Acknowledged, Partition
+from redrive.replay.topic.position import NOWHERE
+from redrive.replay.topic.ranges import RANGE_ENTRIES, Range
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
+ORDERED = replace(POLICY, subscription_type=SubscriptionType.KEY_SHARED, ordered=True)
+RANGES = 4
+WAIT_SECONDS = 60.0
+
+
+class InMemory:
+    """A ledger that no other run takes over."""
+
+    def __init__(self, partitions: int) -> None:
+        self.records = Records()
+        self.permits: list[Permit] = []
+        self.records.plans["uid"] = {
+            Range(index, index, number * RANGE_ENTRIES, (number + 1) * RANGE_ENTRIES - 1): (
+                RangePlan(1, 0b1, {}, ())
+            )
+            for index in range(partitions)
+            for number in range(RANGES)
+        }
+
+    def write(self, key: str, value: object) -> pulsar.MessageId:
+        if key == PERMIT:
+            self.permits.append(Permit.from_json(cast("dict[str, bool]", value)))
+        self.records.apply(key, json.dumps(value).encode())
+        return pulsar.MessageId(-1, 0, 0, -1)
+
+
+class InStep:
+    """An engine whose tasks end once so many of them are under way, *beside* each other."""
+
+    def __init__(self, slots: int, beside: int) -> None:
+        self.slots = slots
+        self.moved: list[Range] = []
+        self.most: Counter[int] = Counter()
+        self._beside = threading.Barrier(beside)
+        self._under_way: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
+        raise AssertionError(scans)
+
+    def move(self, task: RangeTask) -> RangeResult:
+        index = task.range.partition
+        with self._lock:
+            self._under_way[index] += 1
+            self.most[index] = max(self.most[index], self._under_way[index])
+            self.moved.append(task.range)
+        self._beside.wait(WAIT_SECONDS)
+        with self._lock:
+            self._under_way[index] -= 1
+        return RangeResult({"uid": task.entries}, {}, (), 0, {})
+
+
+class Silent:
+    """Has the run go on."""
+
+    def report(self, account: Account, *, suspended: bool = False) -> Wish:
+        assert account.matched
+        return Wish.SUSPEND if suspended else Wish.RUN
+
+
+@pytest.fixture(autouse=True)
+def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a dispatch asks the broker for, besides what is in the ledger."""
+    monkeypatch.setattr(tail, "marks", lambda *_: {})
+    monkeypatch.setattr(snapshot, "look_at", lambda _, __, index, ___: partition(index))
+
+
+def partition(index: int) -> Partition:
+    return Partition(index, ((index, RANGES * RANGE_ENTRIES),), Acknowledged(NOWHERE))
+
+
+def run(policy: Policy, engine: InStep, partitions: int, rate: float | None = None) -> InMemory:
+    """Have *engine* move all ranges of some partitions."""
+    ledger = InMemory(partitions)
+    job = ReplayJob("shop", "a", "uid", policy, "pulsar://p", "http://p", None, rate_limit=rate)
+    route = Route(
+        "pulsar://p", "http://p", policy.dead_letter_topic, "redrive", policy.retry_topic, 0,
+        exactly_once=True, ledger=policy.ledger_topic, replay="shop/a", uid="uid", owner="uid/1",
+    )  # fmt: skip
+    resting = [partition(index) for index in range(partitions)]
+    Dispatch(job, route, engine, cast("Ledger", ledger), resting, Silent()).run()
+    assert Account.of("uid", ledger.records).moved == partitions * RANGES
+    return ledger
+
+
+def test_of_an_ordered_policy_one_range_of_a_partition_is_under_way_at_a_time() -> None:
+    """The partitions are moved beside each other, each in the order of its positions."""
+    engine = InStep(slots=5, beside=3)
+    run(ORDERED, engine, partitions=3)
+    assert set(engine.most.values()) == {1}
+    for index in range(3):
+        own = [of for of in engine.moved if of.partition == index]
+        assert own == sorted(own)
+        assert len(own) == RANGES
+
+
+def test_of_another_policy_ranges_of_one_partition_are_under_way_beside_each_other() -> None:
+    engine = InStep(slots=RANGES, beside=RANGES)
+    run(POLICY, engine, partitions=1)
+    assert engine.most[0] == RANGES
+
+
+def test_the_tasks_that_are_under_way_have_all_of_the_rate_between_them() -> None:
+    ledger = run(POLICY, InStep(slots=RANGES, beside=RANGES), partitions=1, rate=400.0)
+    assert ledger.permits[0] == Permit(100.0)
