@@ -11,13 +11,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import yaml
 from pyspark.sql import SparkSession
 
 from redrive.api.replay import APPROVED_BY
 from redrive.kube import resources
 from redrive.kube.context import wall_clock
 from redrive.policy import envelope
-from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
+from redrive.policy.naming import TopicName
+from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE, REPLAYS
 from redrive.replay.__main__ import main
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as jobs
@@ -30,7 +32,9 @@ from redrive.replay.spark import query
 from redrive.replay.spark.query import Spark
 from redrive.replay.spec import ReplayJob
 from sandbox.kubernetes import Cluster
+from tests.support.documented import blocks
 
+REPLAYS_PAGE = "docs/reference/replays.md"
 ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
 
@@ -75,6 +79,36 @@ def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_re
             replay=message.properties()[REPLAY],
             source=message.properties()[REPLAY_SOURCE],
         )
+
+
+def test_what_was_replayed_too_often_is_parked_as_the_page_says(
+    provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
+) -> None:
+    (parking,) = [block for block in blocks(REPLAYS_PAGE) if block.heading == "Parking"]
+    spec = yaml.safe_load(parking.text)
+    provisioned = provision_policy(partitions=2)
+    parked = dataclasses.replace(
+        provisioned.policy.topic, local=TopicName.parse(spec["targetTopic"]).local
+    )
+    provisioned.create(parked, "people", partitions=2)
+    provisioned.deduplicate(parked)
+    provisioned.grant(parked, "produce", "consume")
+    for replays in range(5):
+        provisioned.bury(2, replays=replays)
+    often = provisioned.ids(
+        message for message in provisioned.resting()
+        if int(message.properties().get(REPLAYS, "0")) >= 3
+    )  # fmt: skip
+    job, progress = make_job(provisioned, spec["select"]["where"])
+    job = dataclasses.replace(job, target=parked)
+
+    account = jobs.run(job, Spark(spark, job), progress)
+
+    assert (account.matched, account.moved, account.left) == (4, 4, 0)
+    assert provisioned.in_target(parked) == often
+    assert provisioned.in_target() == []
+    assert len(provisioned.resting()) == 6
+    provisioned.check_audit(parked)
 
 
 def test_a_run_takes_every_range_and_reports_on_its_way(
