@@ -70,7 +70,7 @@ class Receiver(PolicyConsumer):
         return messages
 
     def acknowledge(self, message: pulsar.Message) -> None:
-        """Settle *message* as handled. It may come again if the broker doesn't hear of this.
+        """Settle *message* as handled. It may come again if this does not reach the broker.
 
         One that is out of its ack time-out has failed already and is not acknowledged: it is
         reported as the event `redrive.late_success`.

@@ -123,7 +123,7 @@ class SimpleConsumer(PolicyConsumer):
         return messages
 
     def acknowledge(self, message: pulsar.Message) -> None:
-        """Settle *message* as handled. It may come again if the broker doesn't hear of this.
+        """Settle *message* as handled. It may come again if this does not reach the broker.
 
         Raises:
             NotInFlightError: its invisible duration has ended, or it was settled before. What was
