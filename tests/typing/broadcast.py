@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pulsar
 
-from redrive import BroadcastConsumer, Redaction
+from redrive import AsyncBroadcastConsumer, BroadcastConsumer, Redaction
 
 client = pulsar.Client("pulsar://localhost:6650")
 
@@ -23,3 +23,5 @@ with BroadcastConsumer(client, "prices", redaction=Redaction([r"\d{16}"])) as co
     consumer.pause()
     consumer.resume()
     consumer.stop()
+AsyncBroadcastConsumer(client, "prices", prefetch=10, crypto=None)
+BroadcastConsumer(client, "prices", middleware=[])  # type: ignore[call-arg]
