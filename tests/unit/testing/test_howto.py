@@ -1,9 +1,14 @@
-"""What the guides to handling and to outages show works as it stands, on a broker in memory."""
+"""What the guides to consuming, handling and outages show works as it stands, in memory.
+
+What takes a broker is in `tests/integration/delivery/test_howto.py`.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
-import re
+import logging
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,24 +17,40 @@ import pulsar
 import pytest
 
 import redrive
+from redrive import CrashLog
+from redrive.copying.reading import id_text
+from redrive.delivery.middleware.crash_log_file import CrashLogFile
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryBroker, InMemoryConsumer
+from redrive.testing import (
+    AsyncInMemoryConsumer,
+    InMemoryBroker,
+    InMemoryConsumer,
+    InMemorySimpleConsumer,
+)
+from tests.support.documented import blocks
 
-HOWTO = Path(__file__).parents[3] / "docs" / "howto"
-GUIDES = [HOWTO / "handle.md", HOWTO / "outages.md"]
-PARTS = [part.split("\n", 1) for guide in GUIDES for part in guide.read_text().split("\n## ")[1:]]
+GUIDES = [f"docs/howto/{name}.md" for name in ("consume", "handle", "outages")]
 SECTIONS = {
-    heading: shown.group(1)
-    for heading, text in PARTS
-    if (shown := re.search("^```python\n(.+?)^```", text, re.MULTILINE | re.DOTALL))
+    block.heading: block.text
+    for guide in GUIDES
+    for block in blocks(guide)
+    if block.language == "python"
 }
+AT_A_BROKER = "Broadcast"
 HOSTILE = (b"", b"{}", b"[]", b"null", b"\xff", b"{", b"[" * 100_000)
 GOOD = b'{"needs": "nothing"}'
 POLICY = redrive.Policy(
     TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("20m")
 )
+
+
+KINDS = {
+    "RetryConsumer": InMemoryConsumer,
+    "AsyncRetryConsumer": AsyncInMemoryConsumer,
+    "SimpleConsumer": InMemorySimpleConsumer,
+}
 
 
 class Harness:
@@ -40,21 +61,22 @@ class Harness:
         monkeypatch.setenv("REDRIVE_POLICY", str(file))
         self.broker = InMemoryBroker(POLICY)
         self.handled: list[bytes] = []
-        monkeypatch.setattr(redrive, "RetryConsumer", self._consumer)
+        for name, kind in KINDS.items():
+            monkeypatch.setattr(redrive, name, functools.partial(self._consumer, kind))
 
     def _consumer(
         self,
+        kind: Callable[..., Any],
         _client: object,
         policy: redrive.PolicyFile,
         **options: Any,  # noqa: ANN401 - as a consumer takes them
-    ) -> InMemoryConsumer:
-        return InMemoryConsumer(policy, broker=self.broker, **options)
+    ) -> Any:  # noqa: ANN401 - of that kind
+        return kind(policy, broker=self.broker, **options)
 
-    def send(self, *contents: bytes) -> None:
+    def send(self, *contents: bytes) -> list[pulsar.MessageId]:
         """Produce messages for an example."""
         producer = InMemoryConsumer(POLICY, broker=self.broker)
-        for content in contents:
-            producer.send(content)
+        return [producer.send(content) for content in contents]
 
     def run(self, section: str, **names: object) -> dict[str, Any]:
         """Run the example of *section* with *names*, and return all its names."""
@@ -70,6 +92,10 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
 
 def test_every_section_with_an_example_is_known() -> None:
     assert list(SECTIONS) == [
+        "With asyncio",
+        "Ask for messages",
+        AT_A_BROKER,
+        "Survive messages that kill the process",
         "Say what a retry fixes",
         "Decode by a schema",
         "Say from the handler what becomes of a message",
@@ -115,6 +141,66 @@ def test_a_hostile_message_ends_no_example(harness: Harness, section: str) -> No
     assert done == [GOOD]
     assert sorted(letter.data() for letter in harness.broker.dead_letters) == sorted(HOSTILE)
     assert harness.broker.unsettled() == []
+
+
+async def test_a_hostile_message_does_not_end_the_example_for_asyncio(harness: Harness) -> None:
+    done: list[bytes] = []
+
+    async def handle(message: pulsar.Message) -> None:
+        json.loads(message.data())["needs"]
+        done.append(message.data())
+
+    harness.send(*HOSTILE, GOOD)
+    await harness.run("With asyncio", handle=handle)["main"]()
+    assert done == [GOOD]
+    assert sorted(letter.data() for letter in harness.broker.dead_letters) == sorted(HOSTILE)
+    assert harness.broker.unsettled() == []
+
+
+def test_a_hostile_message_ends_no_job_that_asks_for_messages(harness: Harness) -> None:
+    done: list[bytes] = []
+
+    def size_of(message: pulsar.Message) -> int:
+        return len(json.loads(message.data())["needs"])
+
+    def has_room() -> bool:
+        return bool(harness.broker.unsettled())
+
+    harness.send(*HOSTILE, b'{"needs": "%s"}' % (b"x" * 1_001), GOOD)
+    harness.run(
+        "Ask for messages",
+        has_room=has_room, size_of=size_of, work=lambda message: done.append(message.data()),
+        log=logging.getLogger("job"),
+    )  # fmt: skip
+    assert (len(done), done[-1]) == (2, GOOD)
+    assert sorted(letter.data() for letter in harness.broker.dead_letters) == sorted(HOSTILE)
+
+
+def test_a_message_that_kills_the_process_is_dead_lettered_and_hostile_ones_as_ever(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash_log(folder: str, **options: int) -> redrive.CrashLog:
+        assert folder == "/var/lib/redrive"
+        return CrashLog(tmp_path, **options)
+
+    def handle(message: pulsar.Message) -> None:
+        json.loads(message.data())["needs"]
+        harness.handled.append(message.data())
+
+    killer, *_ = harness.send(b"killer", *HOSTILE, GOOD)
+    for _ in range(4):
+        notes = CrashLogFile(tmp_path, POLICY)
+        notes.begin(id_text(killer))
+        (file,) = tmp_path.glob("*.notes")
+        left_behind = file.read_text()
+        notes.close()
+        file.write_text(left_behind)  # as a kill leaves it
+    monkeypatch.setattr(redrive, "CrashLog", crash_log)
+    harness.run("Survive messages that kill the process", handle=handle)
+    assert harness.handled == [GOOD]
+    reasons = {letter.data(): letter.properties() for letter in harness.broker.dead_letters}
+    assert reasons.keys() == {b"killer", *HOSTILE}
+    assert reasons[b"killer"]["REDRIVE_DEAD_REASON"] == "ConsumerCrash"
 
 
 def test_rules_decide_by_the_exception(harness: Harness) -> None:

@@ -1,0 +1,73 @@
+"""What the guides show that takes a broker works as it stands, whatever messages hold."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pulsar
+import pytest
+
+import redrive
+from redrive import BroadcastConsumer, RetryProducer
+from tests.support.documented import blocks
+from tests.support.provisioned_policy import ProvisionedPolicy
+
+HOSTILE = (b"", b"{}", b"[]", b"null", b"\xff", b"{", b"[" * 100_000)
+GOOD = b'{"price": 7}'
+
+
+def example(guide: str, heading: str) -> str:
+    (found,) = [b.text for b in blocks(f"docs/howto/{guide}.md") if b.heading == heading]
+    return found
+
+
+def test_a_hostile_message_does_not_end_the_example_of_broadcasts(
+    provision_policy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provisioned: ProvisionedPolicy = provision_policy()
+    made: list[BroadcastConsumer] = []
+    opened = threading.Event()
+    prices: list[int] = []
+
+    def open_(client: pulsar.Client, topic: str) -> BroadcastConsumer:
+        assert topic == "persistent://shop/prod/prices"
+        made.append(BroadcastConsumer(client, str(provisioned.policy.topic)))
+        opened.set()
+        return made[-1]
+
+    def forget_price(message: pulsar.Message) -> None:
+        prices.append(json.loads(message.data())["price"])
+        made[-1].stop()
+
+    monkeypatch.setattr(redrive, "BroadcastConsumer", open_)
+    code = compile(example("consume", "Broadcast"), "Broadcast", "exec")
+    known = {"client": provisioned.client(provisioned.role), "forget_price": forget_price}
+    running = threading.Thread(target=exec, args=(code, known))
+    running.start()
+    assert opened.wait(30)
+    provisioned.send(*HOSTILE, GOOD)
+    running.join(30)
+    assert not running.is_alive()
+    assert prices == [7]
+
+
+def test_the_example_of_producing_sends_its_message(
+    provision_policy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provisioned: ProvisionedPolicy = provision_policy()
+
+    def open_(client: pulsar.Client, topic: str) -> RetryProducer:
+        assert topic == "persistent://shop/prod/orders"
+        return RetryProducer(client, str(provisioned.policy.topic))
+
+    monkeypatch.setattr(redrive, "RetryProducer", open_)
+    heading = "Produce without losing or doubling messages"
+    code = compile(example("produce", heading), heading, "exec")
+    exec(code, {"client": provisioned.client("superuser")})  # noqa: S102 - our own guide
+    message = provisioned.consumer().receive(30)
+    assert message is not None
+    assert json.loads(message.data()) == {"items": [1]}
+    assert message.partition_key() == "customer-7"
