@@ -13,8 +13,8 @@ from pydantic import ConfigDict, Field
 
 from redrive.api.fields import ObjectKey, ObjectName, SecretKeyRef, TokenSource
 from redrive.api.model import ApiModel
-from redrive.api.oneof import OneOf, exactly_one
-from redrive.api.rules import VALIDATIONS, Form
+from redrive.api.oneof import OneOf, exactly_one, one_given
+from redrive.api.rules import Form
 
 Url = Annotated[
     str,
@@ -76,7 +76,7 @@ class TokenOrigin(OneOf):
     """Where a token (a JWT) lies; a token itself never stands in a manifest."""
 
     ONE = exactly_one("the origin of a token", "secretRef", "file")
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
+    model_config = ConfigDict(json_schema_extra=one_given(ONE))
 
     secret_ref: SecretKeyRef | None = None
     """The Secret and the key in it that hold the token, as text."""
@@ -139,7 +139,7 @@ class Authentication(OneOf):
     """The operator's credentials at the broker."""
 
     ONE = exactly_one("authentication", "token", "tls", "oauth2", "none")
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
+    model_config = ConfigDict(json_schema_extra=one_given(ONE))
 
     token: TokenOrigin | None = None
     """A token (a JWT) of a role that administers the tenants concerned; a super-user is not
@@ -163,7 +163,7 @@ class ReplayAuthentication(OneOf):
     """
 
     ONE = exactly_one("replay.authentication", "token", "tls", "oauth2", "none")
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
+    model_config = ConfigDict(json_schema_extra=one_given(ONE))
 
     token: TokenSource | None = None
     """A token (a JWT) of the role."""

@@ -32,6 +32,16 @@ ObjectName = Annotated[
     ),
 ]
 
+LabelKey = Annotated[
+    str,
+    Field(max_length=317),
+    Form(
+        r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[a-zA-Z0-9]([-_.a-zA-Z0-9]{0,61}[a-zA-Z0-9])?",
+        "a key is letters, digits, '-', '_' and '.', which may follow the name of a domain and '/'",
+        "give the key as kubectl shows it",
+    ),
+]
+
 Role = Annotated[
     str,
     Field(max_length=255),

@@ -7,6 +7,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, ConfigDict, Field, Strict, WithJsonSchema, model_validator
 
 from redrive.api.model import ApiModel
+from redrive.api.oneof import one_given
 from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
 from redrive.errors import InvalidSpecError
 from redrive.policy import durations
@@ -87,8 +88,8 @@ Levels = Annotated[
 Factor = Annotated[
     float,
     Strict(),
-    WithJsonSchema({"type": "number"}),
-    # Not by bounds: the API server would cut 1.1 to 1 before it compares a whole number with it.
+    WithJsonSchema({"type": "number", "minimum": MIN_FACTOR, "maximum": MAX_FACTOR}),
+    # Beside bounds: the API server cuts 1.1 to 1 before it compares a whole number with it.
     Rule(
         f"double(self) >= {MIN_FACTOR} && double(self) <= {MAX_FACTOR}",
         f"the factor of an exponential ladder is from {MIN_FACTOR:g} to {MAX_FACTOR:g}",
@@ -159,7 +160,7 @@ _ONE_OF = Rule(
 class DelayLadder(ApiModel):
     """The delay before retry 1, 2, 3 …; past its end the last delay repeats."""
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_ONE_OF.to_schema()]})
+    model_config = ConfigDict(json_schema_extra=one_given(_ONE_OF))
 
     preset: Preset | None = None
     """A ladder by name. `tdmq`: 1s 5s 10s 30s, 1m to 10m by the minute, 20m 30m 1h 2h (18 rungs).

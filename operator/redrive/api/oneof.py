@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
 from redrive.api.model import ApiModel
-from redrive.api.rules import Rule, refusing
+from redrive.api.rules import VALIDATIONS, Rule, refusing
 from redrive.errors import InvalidSpecError
 
 
@@ -21,6 +21,17 @@ def exactly_one(what: str, *fields: str) -> Rule:
         "keep one of them",
         got=f"({count} == 0 ? 'none of them' : 'more than one of them')",
     )
+
+
+def one_given(rule: Rule, *, beside: int = 0) -> dict[str, Any]:
+    """Return the schema of an object of which *rule* wants one field: what tools see without CEL.
+
+    Args:
+        rule: see `exactly_one`.
+        beside: how many other fields it has, all required.
+    """
+    fields = 1 + beside
+    return {VALIDATIONS: [rule.to_schema()], "minProperties": fields, "maxProperties": fields}
 
 
 def check_one(rule: Rule, *fields: object) -> None:

@@ -14,9 +14,9 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, Strict, model_validator
 
-from redrive.api.fields import MAX_TOPIC, SET, ObjectName
+from redrive.api.fields import MAX_TOPIC, SET, LabelKey, ObjectName
 from redrive.api.model import ApiModel
-from redrive.api.oneof import OneOf, exactly_one
+from redrive.api.oneof import OneOf, exactly_one, one_given
 from redrive.api.rules import VALIDATIONS, Form, Rule, refusing
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
@@ -70,7 +70,7 @@ class LabelExpression(ApiModel):
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_VALUES.to_schema()]})
 
-    key: Annotated[str, Field(max_length=317)]
+    key: LabelKey
     """The label's key."""
 
     operator: LabelOperator
@@ -123,7 +123,7 @@ class Namespaces(OneOf):
     """Kubernetes namespaces, by name or by their labels."""
 
     ONE = exactly_one("which namespaces a rule is for", "names", "selector")
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
+    model_config = ConfigDict(json_schema_extra=one_given(ONE))
 
     names: (
         Annotated[tuple[ObjectName, ...], Field(max_length=256, json_schema_extra=SET)] | None

@@ -13,9 +13,9 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import ConfigDict, Field, Strict, model_validator
 
-from redrive.api.fields import ObjectName
+from redrive.api.fields import LabelKey, ObjectName
 from redrive.api.model import ApiModel
-from redrive.api.oneof import check_one, exactly_one
+from redrive.api.oneof import check_one, exactly_one, one_given
 from redrive.api.rules import VALIDATIONS, Form, Rule, refusing
 from redrive.errors import InvalidSpecError
 
@@ -140,7 +140,7 @@ class TaintEffect(enum.StrEnum):
 class Toleration(ApiModel):
     """A taint of nodes that the pods tolerate, as in a pod."""
 
-    key: Annotated[str, Field(max_length=317)] | None = None
+    key: LabelKey | None = None
     """The taint's key. Left out: any, with `operator: Exists`."""
 
     operator: TolerationOperator | None = None
@@ -183,7 +183,7 @@ class JobVolume(ApiModel):
     """A volume of driver and executors, mounted at `/mnt/` and its name."""
 
     ONE: ClassVar[Rule] = exactly_one("a volume", "emptyDir", "persistentVolumeClaim", "configMap")
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
+    model_config = ConfigDict(json_schema_extra=one_given(ONE, beside=1))
 
     name: Annotated[
         str,

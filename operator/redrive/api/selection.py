@@ -66,7 +66,10 @@ class Selection(ApiModel):
     """Which dead letters a replay moves: those for which all holds that is given."""
 
     model_config = ConfigDict(
-        json_schema_extra={VALIDATIONS: [_GIVEN.to_schema(), _WINDOW.to_schema()]}
+        json_schema_extra={
+            VALIDATIONS: [_GIVEN.to_schema(), _WINDOW.to_schema()],
+            "minProperties": 1,
+        }
     )
 
     where: Annotated[str, Field(min_length=1, max_length=4096)] | None = None

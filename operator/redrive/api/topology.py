@@ -182,7 +182,9 @@ _SOME_SIZE = Rule(
 class BacklogQuota(ApiModel):
     """How much the topic holds. Once it is full, it refuses messages and drops none."""
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_SOME_SIZE.to_schema()]})
+    model_config = ConfigDict(
+        json_schema_extra={VALIDATIONS: [_SOME_SIZE.to_schema()], "minProperties": 1}
+    )
 
     size: Size | None = None
     """How much, `1Mi` to `1024Ti`; it has to be given. A message that can't be dead-lettered

@@ -288,6 +288,21 @@ def test_kubectl_explains_every_field(cluster: Cluster, kind: Kind, part: str) -
     listed = re.findall(r"^ +(\w+)\t", explained, re.MULTILINE)
     assert sorted(listed) == sorted(fields(schema))
     assert schema["description"][:40] in explained
+    words = [enum for field in leaves(schema) if (enum := field.get("enum"))]
+    shown = re.findall(r"^ +enum: (.+)$", explained, re.MULTILINE)
+    assert sorted(shown) == sorted(", ".join(abridged(enum)) for enum in words)
+
+
+def abridged(enum: list[str]) -> list[str]:
+    """Return the words as `kubectl explain --recursive` lists them: of many the first four."""
+    return enum if len(enum) <= 4 else [*enum[:4], "...."]
+
+
+def leaves(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The schemas of all fields below *schema*, and of the items of lists."""
+    for field in schema.get("properties", {}).values():
+        yield field
+        yield from leaves(field.get("items", field))
 
 
 def test_kubectl_shows_policies_and_replays_in_readable_columns(

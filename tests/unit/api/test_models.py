@@ -102,7 +102,7 @@ expressions = st.builds(
         "operator": operator,
         "values": values if operator in {"In", "NotIn"} else [],
     },
-    words,
+    st.builds("{}{}".format, st.just("") | st.builds("{}/".format, names), names),
     st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist"]),
     st.lists(words, min_size=1, max_size=2),
 )
