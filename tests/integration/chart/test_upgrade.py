@@ -11,7 +11,8 @@ import pytest
 
 from sandbox import CHECKOUT, chart, installation
 from sandbox.sandbox import Sandbox
-from tests.integration.provision.conftest import Shop, rest_path
+from tests.integration.provision.conftest import Shop, redrive, rest_path
+from tests.support.documented import INSTALL, commands
 
 PREVIOUS = Path(__file__).with_name("previous.tgz")
 """The chart as it was before; `helm package` made it."""
@@ -52,6 +53,19 @@ def topics(shop: Shop) -> set[str]:
     return {topic for topic in found if not topic.endswith("/__change_events")}
 
 
+def of_the_user(shop: Shop, *more: str) -> dict[str, Any]:
+    """What a user has made in the namespace, and *more*, as far as nothing else may change it."""
+    names = [
+        "retrypolicy/kept", "retrypolicy/deleted", "pulsarconnection/main", "replay/waits",
+        "secret/pulsar-admin", *more,
+    ]  # fmt: skip
+    bodies = {name: shop.get(*name.split("/")) for name in names}
+    return {
+        name: (body["metadata"]["uid"], body.get("spec"), body.get("data"))
+        for name, body in bodies.items()
+    }
+
+
 def test_policies_outlive_an_upgrade_and_an_uninstall_and_then_nothing_hangs(
     sandbox: Sandbox, shop: Shop
 ) -> None:
@@ -65,17 +79,22 @@ def test_policies_outlive_an_upgrade_and_an_uninstall_and_then_nothing_hangs(
     }
     shop.connection(allow=None, **lists)
     shop.policies({"kept": {}, "deleted": {"subscription": "b", "deletionPolicy": "Delete"}})
+    shop.apply({"waits": redrive("Replay", {"policyRef": {"name": "to-come"}})})
+    made = of_the_user(shop)
 
     chart.install(cluster, "redrive", release, values(shop))
+    assert of_the_user(shop) == made
     start(sandbox, shop)
-    made = [shop.ready(name) for name in ("kept", "deleted")]
+    for name in ("kept", "deleted"):
+        shop.ready(name)
+    shop.reaches("waits", "PolicyNotFound", "replay")
     lease = shop.get("lease", "redrive")
+    consumed = of_the_user(shop, "configmap/kept-redrive")
+    assert consumed.items() >= made.items()
 
     sandbox.processes.stop(OPERATOR)
     chart.uninstall(cluster, "redrive", release)
-    left = [shop.get("retrypolicy", name) for name in ("kept", "deleted")]
-    assert [each["metadata"]["uid"] for each in left] == [each["metadata"]["uid"] for each in made]
-    assert [each["spec"] for each in left] == [each["spec"] for each in made]
+    assert of_the_user(shop, "configmap/kept-redrive") == consumed
     found = topics(shop)
     assert len(found) == 5
     shop.kubectl("delete", "retrypolicy", "kept", "--timeout=10s")  # Retain asks no operator
@@ -87,4 +106,17 @@ def test_policies_outlive_an_upgrade_and_an_uninstall_and_then_nothing_hangs(
     shop.kubectl("wait", "--for=delete", "retrypolicy/deleted", "--timeout=60s")
     assert found - topics(shop) == {shop.topic(f"orders-b-{kind}") for kind in ("RETRY", "DLQ")}
     assert shop.get("lease", "redrive")["metadata"]["uid"] == lease["metadata"]["uid"]
+    sandbox.processes.stop(OPERATOR)
     chart.uninstall(cluster, "redrive", release)
+    assert left_of_the_release(shop) == {"lease.coordination.k8s.io/redrive"}
+    (removing,) = commands(INSTALL, "Remove all of it")
+    assert "kubectl delete lease redrive --namespace redrive-system\n" in removing.text
+    shop.kubectl("delete", "lease", "redrive")
+    shop.kubectl("delete", "replay", "waits", "--timeout=10s")
+
+
+def left_of_the_release(shop: Shop) -> set[str]:
+    """Return what is in the namespace that only the chart and its operator have made."""
+    kinds = "deployments,services,poddisruptionbudgets,serviceaccounts,roles,rolebindings,leases"
+    found = shop.kubectl("get", kinds, "--output=name").split()
+    return {name for name in found if name != "serviceaccount/default"}
