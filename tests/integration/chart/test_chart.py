@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,39 @@ def test_with_a_cluster_id_an_installer_needs_no_rights_on_the_cluster(
     (pod,) = of_kind("Deployment", chart.installed(cluster, "redrive", kube_namespace))
     arguments = pod["spec"]["template"]["spec"]["containers"][0]["args"]
     assert "--cluster-id=ours" in arguments
+
+
+@pytest.mark.parametrize("service", [True, False])
+def test_the_notes_of_an_installation_are_the_next_three_commands(
+    cluster: Cluster, kube_namespace: str, *, service: bool
+) -> None:
+    values = IMAGE | {
+        "namespaces": [kube_namespace],
+        "clusterId": "ours",
+        "crds": {"install": False},
+        "rbac": {"aggregate": False},
+        "admissionPolicy": {"create": False},
+        "service": {"enabled": service},
+        "fullnameOverride": "retries",
+    }
+    where = f"--namespace={kube_namespace}"
+    chart.install(cluster, "redrive", kube_namespace, values)
+    notes = chart.helm("get", "notes", "redrive", where, f"--kubeconfig={cluster.kubeconfig}")
+    in_it = f"--namespace {kube_namespace}"
+    check = f"helm test redrive {in_it}" if service else f"kubectl {in_it} get lease retries"
+    assert re.findall(r"^   (\S.+)$", notes, re.MULTILINE) == [
+        f"kubectl {in_it} rollout status deployment/retries",
+        check,
+        "kubectl explain pulsarconnection.spec",
+    ]
+    assert f"serves the namespaces {kube_namespace}." in notes
+    assert "No namespace can run Replays yet" not in notes
+    upgraded = values | {"namespaces": [], "replay": {"namespaces": []}}
+    chart.install(cluster, "redrive", kube_namespace, upgraded)
+    notes = chart.helm("get", "notes", "redrive", where, f"--kubeconfig={cluster.kubeconfig}")
+    assert "serves all namespaces." in notes
+    assert "No namespace can run Replays yet: list those that shall in replay.namespaces." in notes
+    chart.uninstall(cluster, "redrive", kube_namespace)
 
 
 def name(body: dict[str, Any]) -> str:
