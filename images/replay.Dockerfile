@@ -25,16 +25,21 @@ RUN apt-get update && \
     # Java finds no name for a user without an entry.
     echo 'spark:x:185:185::/work:/usr/sbin/nologin' >> /etc/passwd && echo 'spark:x:185:' >> /etc/group && \
     install --directory --owner=185 --group=185 /work
-ARG VERSION=""
-LABEL org.opencontainers.image.title="redrive-replay" \
-      org.opencontainers.image.description="Retry and dead-letter topics for Apache Pulsar on Kubernetes: replay jobs" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}"
 COPY --from=build /opt/redrive /opt/redrive
 COPY --chmod=755 images/replay-entrypoint.sh /opt/entrypoint.sh
 ENV JAVA_HOME=/usr/lib/jvm/default-java SPARK_HOME=/opt/redrive/spark PYSPARK_PYTHON=/opt/redrive/bin/python3 \
     PATH=/opt/redrive/bin:/opt/redrive/spark/bin:$PATH PYTHONDONTWRITEBYTECODE=1
 WORKDIR /work
+# What it was built from; docs/howto/release.md says what a release gives. Last, so that layers are used again.
+ARG VERSION=""
+ARG REVISION=""
+ARG SOURCE=""
+LABEL org.opencontainers.image.title="redrive-replay" \
+      org.opencontainers.image.description="Retry and dead-letter topics for Apache Pulsar on Kubernetes: replay jobs" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}"
 # A number, so that Kubernetes can tell that it is not root.
 USER 185:185
 ENTRYPOINT ["/opt/entrypoint.sh"]

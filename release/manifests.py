@@ -68,11 +68,14 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  any part of a manifest
         return [_plain(each) for each in value]
     if not isinstance(value, dict):
         return value
-    return {
+    plain = {
         name: _plain(inner)
         for name, inner in value.items()
         if name != _MANAGED_BY and not name.startswith("helm.sh/")
     }
+    if plain.get("annotations") == {}:
+        del plain["annotations"]
+    return plain
 
 
 def _rank(body: dict[str, Any]) -> int:

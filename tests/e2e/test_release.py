@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import re
+import subprocess
+import sys
 import tarfile
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from redrive import __version__
-from release import archives, manifests
+from release import CHECKOUT, archives, manifests
 from sandbox import chart
 from sandbox.kubernetes import Cluster
+
+PAGE = (CHECKOUT / "docs" / "howto" / "release.md").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +31,20 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_release_is_complete(dist: Path) -> None:
-    assert sorted(file.name for file in dist.iterdir()) == sorted(
-        [
-            f"redrive-{__version__}-py3-none-any.whl",
-            f"redrive-{__version__}.tar.gz",
-            f"redrive-{__version__}.tgz",
-            f"redrive-{__version__}-install.yaml",
-            f"redrive-{__version__}-kustomize.tar.gz",
-            archives.CHECKSUMS,
-        ]
-    )
+def test_a_release_holds_the_files_that_its_page_lists(dist: Path) -> None:
+    listed = re.findall(r"^ +\| `(\S+)` \|", PAGE.replace("X.Y.Z", __version__), re.MULTILINE)
+    assert len(listed) == 6
+    assert sorted(file.name for file in dist.iterdir()) == sorted(listed)
+
+
+def test_a_release_takes_all_runs_of_tests() -> None:
+    """But the benchmarks, which decide nothing."""
+    makefile = (CHECKOUT / "Makefile").read_text("utf-8")
+    targets = re.findall(r"^([a-z0-9-]+):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    runs = {name for name, recipe in targets if "-m pytest" in recipe} - {"bench"}
+    assert {"test", "e2e-node"} <= runs
+    said = PAGE.partition("have passed")[0].rpartition("whose")[2]
+    assert set(re.findall(r"`make (\S+)`", said)) == runs
 
 
 def test_checksums_are_those_of_the_files(dist: Path) -> None:
@@ -58,10 +67,22 @@ def test_the_packaged_chart_holds_the_kinds_and_renders_as_the_checkout(dist: Pa
     assert chart.helm("template", "redrive", str(packed), *flags) == from_checkout
 
 
-def test_the_source_archive_builds_without_the_repository(dist: Path) -> None:
+def test_the_source_archive_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
+    """Without the repository, as whoever packages redrive again has it."""
     with tarfile.open(dist / f"redrive-{__version__}.tar.gz") as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "operator/redrive/__init__.py", "LICENSE", "README.md"} <= names
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    assert (source / "LICENSE").is_file()
+    build = [sys.executable, "-m", "hatchling", "build", "--target=wheel", f"-d{tmp_path}/built"]
+    subprocess.run(build, cwd=source, check=True)
+    name = f"redrive-{__version__}-py3-none-any.whl"
+    assert contents(tmp_path / "built" / name) == contents(dist / name)
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """Return the files of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def test_the_api_server_admits_the_manifest_strictly(dist: Path, cluster: Cluster) -> None:
@@ -78,16 +99,44 @@ def test_the_api_server_admits_the_manifest_strictly(dist: Path, cluster: Cluste
     assert "helm" not in text.partition("\n")[2].lower()
 
 
-def test_the_kustomize_base_is_the_manifest(dist: Path, cluster: Cluster, tmp_path: Path) -> None:
+@pytest.fixture
+def base(dist: Path, tmp_path: Path) -> Path:
+    """The kustomize base, unpacked."""
     with tarfile.open(dist / f"redrive-{__version__}-kustomize.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
-    overlay = tmp_path / "overlay"
+    return tmp_path / "redrive"
+
+
+def kustomized(cluster: Cluster, folder: Path) -> dict[tuple[str, ...], dict[str, Any]]:
+    """Return what kustomize makes of a folder, by what each object is."""
+    built = list(yaml.safe_load_all(cluster.kubectl("kustomize", str(folder))))
+    return {address(body): body for body in built}
+
+
+def address(body: dict[str, Any]) -> tuple[str, ...]:
+    metadata = body["metadata"]
+    return body["kind"], metadata.get("namespace", ""), metadata["name"]
+
+
+def test_the_kustomize_base_is_the_manifest(dist: Path, base: Path, cluster: Cluster) -> None:
+    text = (dist / f"redrive-{__version__}-install.yaml").read_text("utf-8")
+    manifest = {address(body): body for body in yaml.safe_load_all(text) if body}
+    assert kustomized(cluster, base) == manifest
+
+
+def test_the_documented_kustomization_replaces_both_images_and_nothing_else(
+    base: Path, cluster: Cluster
+) -> None:
+    overlay = base.parent / "overlay"
     overlay.mkdir()
-    images = [{"name": manifests.IMAGE, "newName": "ours.test/redrive", "newTag": "7"}]
-    kustomization = {"resources": ["../redrive"], "images": images}
-    (overlay / "kustomization.yaml").write_text(json.dumps(kustomization))
-    built = list(yaml.safe_load_all(cluster.kubectl("kustomize", str(overlay))))
-    assert len(built) == len(manifests.objects())
-    (pod,) = (body for body in built if body["kind"] == "Deployment")
-    container = pod["spec"]["template"]["spec"]["containers"][0]
-    assert container["image"] == "ours.test/redrive:7"
+    (block,) = re.findall(r"^```yaml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (overlay / "kustomization.yaml").write_text(block, "utf-8")
+    plain, built = kustomized(cluster, base), kustomized(cluster, overlay)
+    deployment = ("Deployment", manifests.NAMESPACE, "redrive")
+    (container,) = plain[deployment]["spec"]["template"]["spec"]["containers"]
+    replaced = f"--replay-image={manifests.IMAGE}-replay:{__version__}"
+    container["args"][container["args"].index(replaced)] = (
+        "--replay-image=ours.example/redrive-replay:1"
+    )
+    container["image"] = "ours.example/redrive:1"
+    assert built == plain

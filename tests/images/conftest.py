@@ -25,6 +25,13 @@ from sandbox import cache as sandbox_cache
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "howto" / "install.md").read_text("utf-8").replace("\\\n", " ")
 BUILDS = re.findall(r"^docker (build .+)$", GUIDE, re.MULTILINE)
+_RELEASE = (ROOT / "docs" / "howto" / "release.md").read_text("utf-8").replace("\\\n", " ")
+VERSION, REVISION = "1.2.3", "0123456789abcdef"
+RELEASE_BUILDS = [
+    command.replace("X.Y.Z", VERSION).replace("$(git rev-parse HEAD)", REVISION)
+    for command in re.findall(r"^ +docker (build .+)$", _RELEASE, re.MULTILINE)
+]
+"""How a release builds both images, and then their SBOMs."""
 BASE = "localhost/redrive-test-base:1"
 
 
@@ -103,8 +110,19 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def images(engine: Engine) -> dict[str, str]:
     """The two images, by what they are for, under the names that the guide gives them."""
+    return _built(engine, BUILDS[:2])
+
+
+@pytest.fixture(scope="session")
+def released(engine: Engine, images: dict[str, str]) -> dict[str, str]:
+    """The same as a release builds them, which takes the layers of those."""
+    assert images
+    return _built(engine, RELEASE_BUILDS[:2])
+
+
+def _built(engine: Engine, commands: list[str]) -> dict[str, str]:
     names = {}
-    for command in BUILDS[:2]:
+    for command in commands:
         file = re.search(r"--file images/(\w+)\.Dockerfile", command)
         name = re.search(r"--tag (\S+)", command)
         assert file

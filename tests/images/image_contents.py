@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import redrive
-from tests.images.conftest import BUILDS, ROOT, Engine
+from tests.images.conftest import BUILDS, RELEASE_BUILDS, REVISION, ROOT, VERSION, Engine
 
 TOOLS = ("gcc", "cc", "g++", "make", "mvn", "go", "git")
 USERS = {"operator": "65532:65532", "replay": "185:185"}
@@ -67,8 +67,37 @@ def test_the_image_of_replays_holds_one_spark_and_the_job(
     assert f"version {version}" in shown
 
 
+@pytest.mark.parametrize("kind", USERS)
+def test_the_labels_of_a_release_say_what_it_was_built_from(
+    engine: Engine, released: dict[str, str], kind: str
+) -> None:
+    labels = engine.config(released[kind])["Labels"]
+    assert labels["org.opencontainers.image.version"] == VERSION
+    assert labels["org.opencontainers.image.revision"] == REVISION
+    assert labels["org.opencontainers.image.source"] == "https://git.example/redrive"
+
+
 @pytest.mark.usefixtures("images")
 def test_an_sbom_lists_the_packages(engine: Engine, tmp_path: Path) -> None:
     engine.build(BUILDS[2].replace("--output dist", f"--output {tmp_path}"))
-    listed = json.loads((tmp_path / "sbom.cdx.json").read_text("utf-8"))
-    assert {"redrive", "kopf", "pulsar-client"} <= {part["name"] for part in listed["components"]}
+    assert {"redrive", "kopf", "pulsar-client"} <= listed_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "packages"),
+    [("operator", {"redrive", "kopf"}), ("replay", {"redrive", "pyspark", "pulsar-client"})],
+)
+def test_a_release_has_an_sbom_of_each_image(
+    engine: Engine, released: dict[str, str], tmp_path: Path, kind: str, packages: set[str]
+) -> None:
+    (command,) = (each for each in RELEASE_BUILDS[2:] if f"IMAGE={released[kind]} " in each)
+    folder = f"sbom/{released[kind].rpartition('/')[2].partition(':')[0]} "
+    assert f"--output {folder}" in command
+    engine.build(command.replace(f"--output {folder}", f"--output {tmp_path} "))
+    assert packages <= listed_in(tmp_path)
+
+
+def listed_in(folder: Path) -> set[str]:
+    """Return the names of the packages that an SBOM lists."""
+    listed = json.loads((folder / "sbom.cdx.json").read_text("utf-8"))
+    return {part["name"] for part in listed["components"]}
