@@ -42,6 +42,8 @@ EVERYTHING: dict[str, Any] = {
     "timeToLiveSeconds": 600,
 }
 
+CREATE = "create", "--dry-run=server", "--validate=strict", "--output=json", "-f", "-"
+
 
 def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
     key = {"secretRef": {"name": "replayer", "key": "token"}}
@@ -62,13 +64,46 @@ def test_an_application_is_admitted_with_each_of_its_fields(
 ) -> None:
     cluster.define(spark_operator.CRD.read_text(encoding="utf-8"))
     made = manifest(launcher, template)
-    create = "create", "--dry-run=server", "--validate=strict", "--output=json", "-f", "-"
-    admitted = json.loads(cluster.kubectl(*create, input=json.dumps(made)))
+    admitted = json.loads(cluster.kubectl(*CREATE, input=json.dumps(made)))
     assert admitted["apiVersion"] == launcher.resource.api_version
     assert holds(admitted["spec"], made["spec"])
     made["spec"]["unheardOf"] = 1
     with pytest.raises(SandboxError, match="unheardOf"):
-        cluster.kubectl(*create, input=json.dumps(made))
+        cluster.kubectl(*CREATE, input=json.dumps(made))
+
+
+POD = ("driverSpec", "podTemplateSpec", "spec")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ((*POD, "nodeSelectors"), {"disk": "ssd"}, "unknown field .*nodeSelectors"),
+        ((*POD, "tolerations", 0, "keys"), ["a"], "unknown field .*keys"),
+        ((*POD, "containers", 0, "envs"), [], "unknown field .*envs"),
+        ((*POD, "volumes", 0, "emptyDirs"), {}, "unknown field .*emptyDirs"),
+        (("applicationTolerations", "restarts"), 3, "unknown field .*restarts"),
+        (("applicationTolerations", "restartConfig", "restartPolicy"), "Sometimes", "Unsupported"),
+        (("applicationTolerations", "ttlAfterStopMillis"), "1d", "must be of type integer"),
+        (("driverArgs",), [1], "must be of type string"),
+        (("sparkConf", "spark.executor.instances"), 2, "must be of type string"),
+        (("runtimeVersions",), {}, "sparkVersion: Required"),
+        (("mainApplicationFile",), "local:///replay.py", "unknown field .*mainApplicationFile"),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_what_the_api_of_apache_does_not_have_is_refused(
+    cluster: Cluster, field: tuple[str | int, ...], value: object, message: str
+) -> None:
+    cluster.define(spark_operator.CRD.read_text(encoding="utf-8"))
+    (launcher,) = (each for each in LAUNCHERS if each.resource.api_version == "spark.apache.org/v1")
+    made = json.loads(json.dumps(manifest(launcher, EVERYTHING)))
+    place = made["spec"]
+    for name in field[:-1]:
+        place = place[name]
+    place[field[-1]] = value
+    with pytest.raises(SandboxError, match=message):
+        cluster.kubectl(*CREATE, input=json.dumps(made))
 
 
 def holds(whole: Any, part: Any) -> bool:  # noqa: ANN401  JSON
