@@ -26,10 +26,12 @@ from redrive.replay.job.engine import Local, Wish
 from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import FencedError
+from redrive.replay.ledger.records import RefusedEntry
 from redrive.replay.moving.mover import RangeMover
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap
+from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import RANGE_ENTRIES
 
 ProvisionPolicy = Callable[..., Any]
@@ -271,13 +273,14 @@ def test_what_can_not_be_moved_is_refused_with_its_cause(
     encrypted = provisioned.client.create_producer(
         topic, encryption_key="key", crypto_key_reader=_keys(tmp_path)
     )
-    encrypted.send(b"secret", properties={"id": "secret"})
+    sent = encrypted.send(b"secret", properties={"id": "secret"})
     provisioned.bury(2)
 
     account = replay(provisioned)
 
     assert (account.matched, account.moved, account.refused, account.left) == (5, 4, 1, 0)
-    assert [refusal.cause for refusal in account.refusals] == ["Encrypted"]
+    (refusal,) = account.refusals
+    assert refusal == RefusedEntry(EntryId(sent.ledger_id(), sent.entry_id()), 1, "Encrypted")
     assert len(provisioned.in_target()) == 4
 
 
