@@ -105,6 +105,7 @@ REPLAY = Kind(
     columns=(
         Column("Policy", ".spec.policyRef.name", "Whose dead letters are moved."),
         Column("Phase", ".status.phase", "The phase of the run."),
+        Column("Scanned", ".status.scanned", "Dead letters looked at.", "integer"),
         Column("Matched", ".status.matched", "Dead letters selected.", "integer"),
         Column("Moved", ".status.moved", "Stored in the target.", "integer"),
         Column("Refused", ".status.refused", "Selected, and can't be moved.", "integer"),

@@ -248,7 +248,8 @@ class ReplayStatus(StatusModel):
 
     scanned: int | None = None
     """How many dead letters rested when the run was planned: of those that `select.ids` names, and
-    up to the last one that `select.limit` lets pass."""
+    up to the last one that `select.limit` lets pass. While it is planned, how many were looked at
+    by now."""
 
     matched: int | None = None
     """How many of them were selected: moved + skipped + refused + left."""

@@ -37,7 +37,7 @@ def _run(job: ReplayJob, progress: Progress) -> None:
         with query.session(job) as spark:
             engine = query.Spark(spark, job)
             if job.dry_run:
-                progress.preview(preview(job, engine))
+                progress.preview(preview(job, engine, progress))
             else:
                 run(job, engine, progress)
     except RunEndedError:

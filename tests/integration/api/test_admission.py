@@ -315,7 +315,7 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
     status = {"conditions": conditions, "maxRetries": 3, "backlog": backlog}
     status["warnings"] = "AckHoles, GeoReplicated"
     patch_status(cluster, kube_namespace, "rp", status)
-    account = {"phase": "Running", "matched": 8, "moved": 5, "refused": 1, "left": 2}
+    account = {"phase": "Running", "scanned": 9, "matched": 8, "moved": 5, "refused": 1, "left": 2}
     patch_status(cluster, kube_namespace, "replay", account)
     shown = cluster.kubectl("get", "rp,replay", f"--namespace={kube_namespace}")
     table = [re.split(r"\s{2,}|\t", line.strip()) for line in shown.splitlines() if line]
@@ -327,10 +327,10 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
         "True", "Provisioned", "AckHoles, GeoReplicated", "persistent://shop/prod/orders",
         "fulfilment", "3", "3", "41",
     ]  # fmt: skip
-    assert (
-        replay_header == "NAME POLICY PHASE MATCHED MOVED REFUSED LEFT RATE REMAINING AGE".split()
+    assert replay_header == (
+        "NAME POLICY PHASE SCANNED MATCHED MOVED REFUSED LEFT RATE REMAINING AGE".split()
     )
-    assert replay[1:-1] == ["orders-fulfilment", "Running", "8", "5", "1", "2"]
+    assert replay[1:-1] == ["orders-fulfilment", "Running", "9", "8", "5", "1", "2"]
 
 
 def test_short_names_and_the_category_lead_to_the_kinds(

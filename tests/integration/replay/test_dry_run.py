@@ -35,7 +35,7 @@ def test_nothing_is_moved_and_a_run_that_has_the_ledger_goes_on(
     with Ledger.open(job.service_url, job.policy.ledger_topic, "running") as running:
         before = running.records
 
-        found = runs.preview(job, Local())
+        found = runs.preview(job, Local(), Notes())
 
         running.write("plan/other", None)  # it was not fenced off
     account = found.account
@@ -59,7 +59,7 @@ def test_a_selection_is_counted_by_spark_and_shown_in_the_status(
     job, progress = make_job(provisioned, "cause_type = 'TimeoutError'")
     job = dataclasses.replace(job, dry_run=True)
 
-    progress.preview(runs.preview(job, Spark(spark, job)))
+    progress.preview(runs.preview(job, Spark(spark, job), progress))
 
     status = progress.read()
     assert (status.scanned, status.matched, status.refused, status.left) == (11, 6, 1, 5)
@@ -80,7 +80,7 @@ def test_all_parts_of_a_selection_have_to_hold_whoever_evaluates_them(
     job, _ = make_job(provisioned)
     engine = Spark(spark, job)
     by_key = Choice(keys=("eu",))
-    samples = runs.preview(dataclasses.replace(job, choice=by_key), Local()).samples
+    samples = runs.preview(dataclasses.replace(job, choice=by_key), Local(), Notes()).samples
     assert len(samples) == 6
     published = [message.publish_timestamp() for message in provisioned.resting()]
     whole = {"since": min(published), "until": max(published) + 1}
@@ -95,8 +95,8 @@ def test_all_parts_of_a_selection_have_to_hold_whoever_evaluates_them(
     ):
         everything = dataclasses.replace(job, choice=choice)
         selective = dataclasses.replace(everything, where="cause_type = 'TimeoutError'")
-        assert runs.preview(everything, Local()).account.left == all_causes
-        assert runs.preview(selective, Spark(spark, selective)).account.left == timeouts
+        assert runs.preview(everything, Local(), Notes()).account.left == all_causes
+        assert runs.preview(selective, Spark(spark, selective), Notes()).account.left == timeouts
     assert (
         runs.run(dataclasses.replace(job, choice=Choice(samples, limit=4)), engine, Notes()).moved
         == 4

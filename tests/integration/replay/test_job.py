@@ -123,17 +123,25 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
     provisioned.bury_many(count)
     job, progress = make_job(provisioned, "size > 0")
     moved: list[int] = []
+    scanned: list[int] = []
     report: Callable[..., Wish] = progress.report
 
     def note_and_report(account: Account, *, suspended: bool = False) -> Wish:
-        assert account.matched == account.moved + account.left == count
-        moved.append(account.moved)
+        if account.planned:
+            assert account.matched == account.moved + account.left == count
+            moved.append(account.moved)
+        else:
+            assert not moved
+            scanned.append(account.scanned)
         return report(account, suspended=suspended)
 
     monkeypatch.setattr(progress, "report", note_and_report)
 
-    jobs.run(job, Spark(spark, job), progress)
+    engine = Spark(spark, job)
+    jobs.run(job, engine, progress)
 
+    assert scanned == sorted(scanned)
+    assert engine.scanned == count >= scanned[-1]
     assert moved == sorted(moved)
     assert len(set(moved)) > 3
     assert progress.read().moved == moved[-1] == count

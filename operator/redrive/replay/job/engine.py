@@ -21,6 +21,10 @@ class Engine(Protocol):
     def slots(self) -> int:
         """Return how many ranges to move at a time."""
 
+    @property
+    def scanned(self) -> int:
+        """Return how many messages scans have looked at by now, of ranges that are through."""
+
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         """Plan ranges; one that is left out has nothing to be planned."""
 
@@ -45,7 +49,7 @@ class Reporter(Protocol):
         """Show the latest account, and return what is wanted.
 
         Args:
-            account: the latest.
+            account: the latest; while the run is planned, one that is not `planned`.
             suspended: whether the run is at rest, because that is wanted.
         """
 
@@ -55,10 +59,14 @@ class Local:
 
     def __init__(self, slots: int = 2) -> None:
         self.slots = slots
+        self.scanned = 0
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         """Plan ranges one after the other."""
-        return map(plan.scan, scans)
+        for each in scans:
+            planned = plan.scan(each)
+            self.scanned += planned.plan.scanned
+            yield planned
 
     def move(self, task: RangeTask) -> RangeResult:
         """Move one range."""

@@ -73,7 +73,13 @@ class Progress:
             )
 
     def report(self, account: Account, *, suspended: bool = False) -> Wish:
-        """Write down how far the run has come, and return what the spec says by now."""
+        """Write down how far the run has come, and return what the spec says by now.
+
+        While the run is planned that is not looked at: what it says holds once there is a plan.
+        """
+        if not account.planned:
+            asyncio.run(self._exchange(account.to_status()))
+            return Wish.RUN
         if suspended:
             self._speed.restart()
         self._speed.note(time.monotonic(), account.moved)

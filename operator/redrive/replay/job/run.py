@@ -16,7 +16,7 @@ from typing import ClassVar
 import pulsar
 
 from redrive.errors import RedriveError
-from redrive.replay.job import planning
+from redrive.replay.job import planning, scanning
 from redrive.replay.job.dispatch import Dispatch
 from redrive.replay.job.engine import Engine, Reporter
 from redrive.replay.job.preview import RunPreview
@@ -55,7 +55,8 @@ def run(job: ReplayJob, engine: Engine, reporter: Reporter) -> Account:
         resting = _look(job)
         _forget(job, ledger, resting)
         if job.uid not in ledger.records.headers:
-            _plan(job, engine, ledger, resting)
+            with scanning.reported(engine, reporter):
+                _plan(job, engine, ledger, resting)
         _acknowledge_again(job, ledger, resting)
         route = _route(job, ledger, owner)
         _check_rights(route)
@@ -72,15 +73,18 @@ def run(job: ReplayJob, engine: Engine, reporter: Reporter) -> Account:
     return account
 
 
-def preview(job: ReplayJob, engine: Engine) -> RunPreview:
-    """Plan the run, and return what it would do. It moves nothing and disturbs no other run.
+def preview(job: ReplayJob, engine: Engine, reporter: Reporter) -> RunPreview:
+    """Plan the run, report on the way, and return what it would do.
+
+    It moves nothing and disturbs no other run.
 
     Raises:
         Exception: it could not be planned.
     """
     with broker.connect(job.service_url) as client:
         records = ledger_topic.read(client, job.policy.ledger_topic)
-    planned = list(planning.planned(job, engine, records, _look(job)))
+    with scanning.reported(engine, reporter):
+        planned = list(planning.planned(job, engine, records, _look(job)))
     records.plans[job.uid] = {each.range: each.plan for each in planned}
     return RunPreview.of(Account.of(job.uid, records), planned, engine.slots)
 

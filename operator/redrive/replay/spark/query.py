@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from pyspark import Accumulator
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 
@@ -69,11 +70,18 @@ class Spark:
     def __init__(self, spark: SparkSession, job: ReplayJob) -> None:
         self._spark = spark
         self._job = job
+        # Each task adds to it when it ends; one that runs again adds once more.
+        self._scanned = spark.sparkContext.accumulator(0)
 
     @property
     def slots(self) -> int:
         """Return how many tasks run at a time."""
         return max(1, self._spark.sparkContext.defaultParallelism)
+
+    @property
+    def scanned(self) -> int:
+        """Return how many messages scans have looked at by now, of ranges that are through."""
+        return self._scanned.value
 
     def scan(self, scans: Sequence[Scan]) -> Iterator[PlannedRange]:
         """Plan ranges, all of them in one job.
@@ -85,10 +93,12 @@ class Spark:
             return
         if self._job.where is None:
             # No value has to cross into the JVM for that.
-            written = self._spark.sparkContext.parallelize(scans, len(scans)).map(_plan).collect()
+            plan_each = functools.partial(_plan, self._scanned)
+            ranges = self._spark.sparkContext.parallelize(scans, len(scans))
+            written = ranges.map(plan_each).collect()
         else:
             choices = {scan.piece.range: scan.choice for scan in scans}
-            fold = functools.partial(_fold, self._job, choices)
+            fold = functools.partial(_fold, self._job, choices, self._scanned)
             written = (
                 selected(self._spark, self._job.where, scans).rdd.mapPartitions(fold).collect()
             )
@@ -130,8 +140,8 @@ def selected(spark: SparkSession, where: str, scans: Sequence[Scan]) -> DataFram
     )
 
 
-def _plan(scan: Scan) -> str:
-    return _written(plan.scan(scan))
+def _plan(scanned: Accumulator[int], scan: Scan) -> str:
+    return _written(plan.scan(scan), scanned)
 
 
 class _Failed(NamedTuple):
@@ -148,14 +158,19 @@ def _move(task: RangeTask) -> RangeResult | _Failed:
         return _Failed(type(error), str(error))
 
 
-def _fold(job: ReplayJob, choices: Mapping[Range, Choice], found: Iterable[Row]) -> Iterator[str]:
+def _fold(
+    job: ReplayJob,
+    choices: Mapping[Range, Choice],
+    scanned: Accumulator[int],
+    found: Iterable[Row],
+) -> Iterator[str]:
     """Plan the range that a task has read."""
     with broker.connect(job.service_url) as client:
         refusal = plan.schema_refusals(client, job.policy.dead_letter_topic)
         for of, group in itertools.groupby(found, key=_range):
             chooser = Chooser(choices[of])
             seen = (_sighting(row, chooser) for row in group)
-            yield _written(plan.plan(of, seen, refusal, choices[of]))
+            yield _written(plan.plan(of, seen, refusal, choices[of]), scanned)
 
 
 def _range(row: Row) -> Range:
@@ -172,7 +187,8 @@ def _sighting(row: Row, chooser: Chooser) -> Sighting:
     )
 
 
-def _written(planned: PlannedRange) -> str:
+def _written(planned: PlannedRange, scanned: Accumulator[int]) -> str:
+    scanned.add(planned.plan.scanned)
     return json.dumps(
         {
             "range": str(planned.range),

@@ -61,7 +61,7 @@ class InStep:
     """An engine whose tasks end once so many of them are under way, *beside* each other."""
 
     def __init__(self, slots: int, beside: int) -> None:
-        self.slots = slots
+        self.slots, self.scanned = slots, 0
         self.moved: list[Range] = []
         self.most: Counter[int] = Counter()
         self._beside = threading.Barrier(beside)

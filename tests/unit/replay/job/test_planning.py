@@ -145,6 +145,7 @@ class Held:
     rests: Entries
     slots: int
     read: int = 0
+    scanned: int = 0
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         for each in reversed(scans):  # in whatever order
