@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import pytest
-
 from redrive.provision.resync import FACTS_SECONDS
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.provision.in_process import (
@@ -19,14 +17,25 @@ from tests.benchmarks.provision.in_process import (
 )
 
 BROKERS = 100
+FEW, MANY = 1_000, 10_000
 SHARE_OF_A_CORE = 25.0
+TOLERANCE = 1.5
+"""How much more of a core a policy may take among many than among few."""
 MEGABYTES = 512
 
 
-@pytest.mark.parametrize("policies", [1_000, 10_000])
-async def test_what_does_not_change_takes_a_quarter_of_a_core_at_most(
-    policies: int, figures: list[Figure]
+async def test_what_does_not_change_takes_a_quarter_of_a_core_at_most_and_grows_by_the_policy(
+    figures: list[Figure],
 ) -> None:
+    few, many = await idle(FEW, figures), await idle(MANY, figures)
+    among = f"a policy among {MANY:,} beside one among {FEW:,}"
+    growth = (many / MANY) / (few / FEW)
+    name = f"policies over {BROKERS} brokers, nothing happens"
+    figures.append(Figure(name, among, growth, "times", at_most=TOLERANCE))
+
+
+async def idle(policies: int, figures: list[Figure]) -> float:
+    """Measure what so many policies take; return the share of a core."""
     name = f"{policies:,} policies over {BROKERS} brokers, nothing happens"
     async with (
         brokers(BROKERS, policies // BROKERS) as urls,
@@ -43,3 +52,4 @@ async def test_what_does_not_change_takes_a_quarter_of_a_core_at_most(
             Figure(name, "calls of an hour", 3_600 * (calls() - made) / seconds, "calls"),
             Figure(name, "memory at the most", peak(), "MB", at_most=MEGABYTES),
         ]
+    return share

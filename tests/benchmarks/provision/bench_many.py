@@ -17,12 +17,14 @@ from tests.benchmarks.provision.in_process import (
     calls,
     cluster,
     operator,
+    peak,
     policy,
     settled,
 )
 from tests.support.fake_kubernetes import FakeKubernetes
 
 FEW, MANY, CONNECTIONS = 1_000, 10_000, 20
+MEGABYTES = 512
 TOLERANCE = 1.5
 """How much more time a policy may take among many than among few."""
 
@@ -45,6 +47,7 @@ async def test_ten_thousand_policies_at_one_broker(figures: list[Figure]) -> Non
                 Figure(name, f"{MANY:,} policies until all Ready", many, "s"),
                 Figure(name, among, growth, "times", at_most=TOLERANCE),
                 *await quiet(),
+                Figure(name, "memory at the most", peak(), "MB", at_most=MEGABYTES),
             ]
         figures += await restart(kubernetes, urls)
 
