@@ -28,6 +28,8 @@ SEQUENCED = {
     "ordering": "PerKey",
     "deadLetter": {"sequenced": True},
 }
+NOT_YET = frozenset({"PolicyNotFound", "PolicyNotReady"})
+"""Reasons of a Replay whose policy is not Ready yet."""
 SEED = 10
 EARLIEST = {"ledgerId": -1, "entryId": -1}
 
@@ -65,7 +67,20 @@ class Tenants:
                 for name, body in policies.items()
             },
             "config maps": {name: body["data"] for name, body in config_maps.items()},
+            "connections": {name: self._connection(name) for name in ("main", "lent")},
+            "replay": self._replay(),
         }
+
+    def _connection(self, name: str) -> dict[str, Any]:
+        """A connection, without how many policies use it: of the one that is lent, these change."""
+        body = self.victim.get("pulsarconnection", name)
+        del body["status"]["policies"]
+        return {part: body[part] for part in ("spec", "status")}
+
+    def _replay(self) -> dict[str, Any]:
+        """The victim's Replay, which rests."""
+        body = self.victim.get("replay", "resting")
+        return {part: body[part] for part in ("spec", "status")}
 
     def backlogs(self, topic: str) -> dict[str, int]:
         """How many messages each subscription of a topic without partitions has left."""
@@ -126,6 +141,9 @@ def tenants(make_shop: MakeShop) -> Tenants:
     victim.kubectl("delete", "retrypolicy", "gone", "--timeout=60s")
     for name in ("own", "other"):
         consumed_topic(victim, victim.topic(name))
+    resting = {"policyRef": {"name": "live"}, "suspend": True}
+    victim.apply({"resting": redrive("Replay", resting)})
+    victim.reaches("resting", "Suspended", "replay")
     return Tenants(victim, attacker, (*topics, *map(victim.topic, BYSTANDERS)))
 
 
@@ -180,6 +198,63 @@ def hostile(tenants: Tenants) -> Iterator[tuple[str, dict[str, Any], dict[str, s
         yield policy(topic=victim.topic(name), subscription="fulfilment", adopt=True)
 
 
+def replays(tenants: Tenants) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield policies of the attacker that become Ready, and of each a Replay that is after more.
+
+    One Replay of a policy would wait for another.
+    """
+    jobs: list[dict[str, Any]] = [
+        {"image": "registry.example/mine:1"},
+        {"driver": {"memory": "64g"}},
+        {"nodeSelector": {"team": "victim"}},
+        {"sparkConf": {"spark.log.level": "INFO"}},
+    ]
+    asked: list[dict[str, Any]] = [
+        {"target": "Source", "guarantee": "AtLeastOnce"},
+        *({"job": job} for job in jobs),
+        *(
+            {"target": "Topic", "targetTopic": topic, "guarantee": "AtLeastOnce"}
+            for topic in tenants.topics
+        ),
+    ]
+    for number, spec in enumerate(asked):
+        policy = {
+            "connectionRef": {"name": "lent", "namespace": tenants.victim.namespace},
+            "topic": tenants.victim.topic("own"),
+            "subscription": f"replayed-{number}",
+            "consumerRoles": ["thief"],
+            "deletionPolicy": "Delete",
+        }
+        yield policy, spec
+
+
+def test_no_replay_of_one_namespace_moves_into_or_grants_what_another_has(
+    tenants: Tenants,
+) -> None:
+    attacker, before = tenants.attacker, tenants.snapshot()
+    made = {f"replayed-{number}": each for number, each in enumerate(replays(tenants))}
+    policies = {name: redrive("RetryPolicy", policy) for name, (policy, _) in made.items()}
+    attacker.apply(policies)
+    attacker.apply(
+        {
+            f"of-{name}": redrive("Replay", {"policyRef": {"name": name}, **spec})
+            for name, (_, spec) in made.items()
+        }
+    )
+    for name in policies:
+        attacker.ready(name)
+    # What goes as far as that may move where nothing of redrive is, by the word of the connection.
+    refused = {"TargetNotAllowed", "JobNotPermitted", "ServiceAccountNotFound"}
+    reasons = settled(attacker, len(made), "replay", but=NOT_YET)
+    assert set(reasons) == refused
+    assert sum(reason == "TargetNotAllowed" for reason in reasons) >= 12  # redrive's, in each role
+    assert json.loads(attacker.kubectl("get", "sparkapplications", "--output=json"))["items"] == []
+    assert tenants.snapshot() == before
+    attacker.kubectl("delete", "replay", "--all", "--timeout=60s")
+    attacker.kubectl("delete", "retrypolicy", "--all", f"--timeout={3 * SECONDS}s")
+    assert tenants.snapshot() == before
+
+
 def test_no_policy_or_replay_of_one_namespace_changes_what_another_has(tenants: Tenants) -> None:
     attacker, before, said = tenants.attacker, tenants.snapshot(), tenants.conditions()
     applied = list(hostile(tenants))
@@ -213,16 +288,23 @@ def test_no_policy_or_replay_of_one_namespace_changes_what_another_has(tenants: 
         time.sleep(0.5)
 
 
-def settled(shop: Shop, count: int) -> list[str]:
-    """The reasons of the Ready conditions of a namespace's policies, once all have one."""
+def settled(
+    shop: Shop, count: int, kind: str = "retrypolicy", but: frozenset[str] = frozenset()
+) -> list[str]:
+    """The reasons of the Ready conditions of a namespace's objects, once all have one.
+
+    Args:
+        but: reasons that pass.
+    """
     deadline = time.monotonic() + 3 * SECONDS
+    passing = but | {"Progressing"}
     while True:
-        bodies = json.loads(shop.kubectl("get", "retrypolicy", "--output=json"))["items"]
+        bodies = json.loads(shop.kubectl("get", kind, "--output=json"))["items"]
         reasons = [
             condition["reason"]
             for body in bodies
             for condition in body.get("status", {}).get("conditions", [])
-            if condition["type"] == "Ready" and condition["reason"] != "Progressing"
+            if condition["type"] == "Ready" and condition["reason"] not in passing
         ]
         if len(reasons) == count:
             return reasons
