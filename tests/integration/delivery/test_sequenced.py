@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import signal
 import subprocess
@@ -24,8 +23,9 @@ from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.policy.sequences import Letter, record_name
 from sandbox.pulsar import SUPERUSER
+from tests.support import compaction
 from tests.support.messages import handle_until_quiet
-from tests.support.provisioned_policy import ProvisionedPolicy, path
+from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.user_programs import StartProgram, start_program
 
 __all__ = ["start_program"]
@@ -250,25 +250,8 @@ def letters(provisioned: ProvisionedPolicy) -> dict[str, set[int]]:
 
 
 def compact(provisioned: ProvisionedPolicy) -> int:
-    """Compact the records, and return how many are left.
-
-    The first time may fail, for want of its cursor.
-    """
-    topic = path(provisioned.policy.sequences_topic)
-    url = f"{topic}/compaction"
-
-    def is_over() -> bool:
-        answer = provisioned.broker.request("GET", url)
-        answer.check("tell about the compaction")
-        status = json.loads(answer.body)["status"]
-        if status not in {"RUNNING", "SUCCESS"}:
-            provisioned.broker.request("PUT", url)
-        return bool(status == "SUCCESS")
-
-    provisioned.broker.request("PUT", url).check("compact")
-    wait_until(is_over)
-    stored = json.loads(provisioned.broker.request("GET", f"{topic}/internalStats").body)
-    return int(stored["compactedLedger"]["entries"])
+    """Compact the records, and return how many are left."""
+    return compaction.compact(provisioned.broker, provisioned.policy.sequences_topic)
 
 
 def write(topic: SequenceTopic, origins: Iterable[int], content: bytes) -> None:
