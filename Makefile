@@ -43,7 +43,7 @@ test-images: ## Build both images by the documented commands and look into them 
 
 e2e-node: ## Install and use redrive in the cluster of KUBECONFIG, by the documented commands (see tests/node)
 	$(python) -m sandbox prepare
-	$(python) -m pytest -o python_files='node_*.py' -o timeout=3600 --durations=5 tests/node
+	$(python) -m pytest -o python_files='node_*.py' -o timeout=3600 --durations=5 -rP tests/node
 
 chaos: ## Run the chaos tests in a sandbox of their own (50 minutes)
 	$(python) -m sandbox prepare

@@ -8,7 +8,7 @@ left as it was found. What it needs is in the environment:
   `kind load image-archive`; the path of an archive is added to it;
 - `REDRIVE_NODE_HOST`: the address of this machine, as pods reach it; by default that of its route;
 - `REDRIVE_NODE_SPARK=installed`: the cluster has a Spark operator, which serves the namespace
-  `shop`. Otherwise the stand-in of the sandbox runs in a pod.
+  `shop`. Otherwise the stand-in of the sandbox is installed, by the command for Kubeflow's.
 """
 
 from __future__ import annotations
@@ -32,12 +32,21 @@ from sandbox.process import Processes
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.images.conftest import Engine
 from tests.images.conftest import engine as engine  # noqa: PLC0414  a fixture
-from tests.support.documented import INSTALL, commands
+from tests.support.documented import INSTALL, QUICK_START, commands
 
 LOAD = "REDRIVE_NODE_LOAD"
-SPARK_INSTALLED = os.environ.get("REDRIVE_NODE_SPARK") == "installed"
+SPARK = os.environ.get("REDRIVE_NODE_SPARK", "")
+SPARK_INSTALLED = SPARK == "installed"
+SPARK_STEP = "7. The Spark operator"
+PUBLISHED = "spark-operator --repo https://kubeflow.github.io/spark-operator"
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 STAND_IN = Path(__file__).with_name("spark-operator.yaml")
+
+
+def pytest_configure() -> None:
+    if SPARK not in ("", "installed"):
+        msg = f"REDRIVE_NODE_SPARK has one value, installed; got {SPARK!r}: use that, or unset it"
+        raise pytest.UsageError(msg)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -167,24 +176,51 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
 
 
 @contextmanager
-def spark_operator_running(node: Node) -> Iterator[None]:
-    """A Spark operator in the cluster: its own, or the stand-in in a pod."""
+def spark_operator_running(node: Node, user: User) -> Iterator[None]:
+    """A Spark operator in the cluster: its own, or the stand-in in a pod, which is restricted."""
     if SPARK_INSTALLED:
         yield
         return
-    program = Path(spark_operator.__file__).parent
     try:
-        node.define(spark_operator.CRD.read_text("utf-8"))
         make_restricted(node, "spark-operator")
-        in_its_own = "--namespace=spark-operator"
-        node.kubectl("create", "configmap", "program", f"--from-file={program}", in_its_own)
-        node.kubectl("apply", "--filename", str(STAND_IN))
-        node.kubectl("rollout", "status", "deploy/spark-operator", "--timeout=3m", in_its_own)
+        install_spark_operator(user)
         yield
     finally:
-        for manifest in (spark_operator.CRD, STAND_IN):
-            node.kubectl("delete", "--ignore-not-found", "--filename", str(manifest))
-        node.kubectl("delete", "--ignore-not-found", "namespace", "spark-operator")
+        remove_spark_operator(node)
+
+
+def install_spark_operator(user: User) -> str:
+    """Run the command of the quick start, with the chart of the stand-in for Kubeflow's."""
+    (block,) = commands(QUICK_START, SPARK_STEP)
+    assert PUBLISHED in block.text
+    chart = write_chart_of_stand_in(user.folder / "stand-in")
+    return user.paste(block.text.replace(PUBLISHED, str(chart)))
+
+
+def write_chart_of_stand_in(folder: Path) -> Path:
+    """Make a chart in *folder* that installs the stand-in and its kinds."""
+    program = Path(spark_operator.__file__).parent
+    shutil.copytree(program, folder / "program", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("crds", "templates"):
+        (folder / name).mkdir()
+    shutil.copy(spark_operator.CRD, folder / "crds")
+    about = "{apiVersion: v2, name: spark-operator, version: 2.5.0}\n"
+    (folder / "Chart.yaml").write_text(about, "utf-8")
+    files = (
+        "---\napiVersion: v1\nkind: ConfigMap\n"
+        "metadata: {name: program, namespace: spark-operator}\n"
+        'data: {{- (.Files.Glob "program/*").AsConfig | nindent 2 }}\n'
+    )
+    template = folder / "templates" / STAND_IN.name
+    template.write_text(STAND_IN.read_text("utf-8") + files, "utf-8")
+    return folder
+
+
+def remove_spark_operator(node: Node) -> None:
+    """Remove the stand-in, as much of it as is there."""
+    for manifest in (spark_operator.CRD, STAND_IN):
+        node.kubectl("delete", "--ignore-not-found", "--filename", str(manifest))
+    node.kubectl("delete", "--ignore-not-found", "namespace", "spark-operator")
 
 
 def make_restricted(node: Node, namespace: str) -> None:
@@ -193,16 +229,23 @@ def make_restricted(node: Node, namespace: str) -> None:
     node.kubectl("label", "namespace", namespace, RESTRICTED)
 
 
-def left_in(node: Node, namespace: str) -> list[str]:
+def left_in(node: Node, namespace: str) -> set[str]:
     """Wait until no pod is left in *namespace*; return what is left of a release of the chart."""
     node.kubectl("wait", "--for=delete", "pod", "--all", "-n", namespace, "--timeout=2m")
-    found = node.kubectl("get", "all,pdb,secrets", "--output=name", "-n", namespace)
+    kinds = "all,pdb,secrets,configmaps,serviceaccounts,roles,rolebindings,leases"
     everywhere = (
         "clusterroles,clusterrolebindings,validatingadmissionpolicies,"
         "validatingadmissionpolicybindings"
     )
-    found += node.kubectl("get", everywhere, "--output=name")
-    return [name for name in found.split() if namespace in name or "redrive" in name]
+
+    def found(kinds: str, *where: str) -> set[str]:
+        return set(node.kubectl("get", kinds, "--output=name", *where).split())
+
+    inside = found(kinds, "-n", namespace)
+    labelled = found(kinds, "-A", "-l", "app.kubernetes.io/name=redrive")
+    named = {name for name in found(everywhere) if namespace in name or "redrive" in name}
+    # Kubernetes makes these in every namespace.
+    return (inside | labelled | named) - {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 
 
 def _host() -> str:

@@ -85,5 +85,5 @@ def test_all_of_it_can_be_removed(installed: User, node: Node) -> None:
         node.kubectl("apply", "--filename", str(examples / name))
     installed.paste("kubectl -n shop wait --for=condition=Ready rp/orders-fulfilment --timeout=60s")
     installed.follow(INSTALL, "Remove all of it")
-    assert left_in(node, "redrive-system") == []
+    assert left_in(node, "redrive-system") == set()
     assert "redrive.io" not in node.kubectl("get", "crds", "--output=name")
