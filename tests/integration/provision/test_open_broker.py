@@ -1,0 +1,61 @@
+"""A broker for development, which asks for no credentials: a connection and its policies work."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox import pulsar as brokers
+from sandbox.kubernetes import Cluster
+from sandbox.process import Processes
+from sandbox.pulsar import Broker
+from tests.integration.provision.conftest import Shop, rest_path
+
+OPEN = {
+    "authenticationEnabled": "false",
+    "authorizationEnabled": "false",
+    "brokerClientAuthenticationPlugin": "",
+    "brokerClientAuthenticationParameters": "",
+}
+
+
+@pytest.fixture
+def shop(
+    broker: Broker, tmp_path: Path, cluster: Cluster, operator_process: Path, kube_namespace: str
+) -> Iterator[Shop]:
+    assert operator_process.is_file()
+    processes = Processes(tmp_path)
+    try:
+        open_to_all = brokers.launch(tmp_path, processes, broker.version, settings=OPEN)
+        brokers.wait(open_to_all, processes)
+        tenant = f"t-{secrets.token_hex(4)}"
+        shop = Shop(open_to_all, cluster, tenant=tenant, namespace=kube_namespace)
+        shop.request("PUT", f"tenants/{tenant}", {"allowedClusters": ["standalone"]})
+        shop.request("PUT", f"namespaces/{tenant}/prod")
+        yield shop
+    finally:
+        processes.stop_all()
+
+
+def test_policies_of_a_broker_without_authentication_are_provisioned_and_deleted(
+    shop: Shop,
+) -> None:
+    shop.create_topic(shop.topic("orders"), 2)
+    shop.connection(authentication={"none": {}})
+    assert shop.ready("main", "pulsarconnection")["status"]["brokerVersion"] == shop.broker.version
+    # Roles are kept for the day on which the broker asks for them.
+    for name, roles in (("open", []), ("orders", ["fulfilment"])):
+        shop.policy(name, subscription=name, consumerRoles=roles, deletionPolicy="Delete")
+        status = shop.ready(name)["status"]
+        for topic, subscription in (
+            (status["retryTopic"], name),
+            (status["deadLetterTopic"], "redrive"),
+        ):
+            assert shop.request("GET", f"{rest_path(topic)}/subscriptions") == [subscription]
+    shop.kubectl("delete", "retrypolicy", "--all", "--timeout=60s")
+    assert set(shop.topics()) == {shop.topic("orders")} | {
+        f"{shop.topic('orders')}-partition-{number}" for number in range(2)
+    }
