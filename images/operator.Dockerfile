@@ -17,16 +17,10 @@ RUN /opt/redrive/bin/pip install --constraint constraints.txt '.[operator]' && \
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/redrive /opt/redrive
 ENV PATH=/opt/redrive/bin:$PATH PYTHONDONTWRITEBYTECODE=1
-# What it was built from; docs/howto/release.md says what a release gives. Last, so that layers are used again.
-ARG VERSION=""
-ARG REVISION=""
-ARG SOURCE=""
+# docs/howto/release.md says which ones a release adds.
 LABEL org.opencontainers.image.title="redrive" \
       org.opencontainers.image.description="Retry and dead-letter topics for Apache Pulsar on Kubernetes: the operator" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.source="${SOURCE}"
+      org.opencontainers.image.licenses="Apache-2.0"
 # A number, so that Kubernetes can tell that it is not root.
 USER 65532:65532
 ENTRYPOINT ["redrive"]

@@ -30,16 +30,10 @@ COPY --chmod=755 images/replay-entrypoint.sh /opt/entrypoint.sh
 ENV JAVA_HOME=/usr/lib/jvm/default-java SPARK_HOME=/opt/redrive/spark PYSPARK_PYTHON=/opt/redrive/bin/python3 \
     PATH=/opt/redrive/bin:/opt/redrive/spark/bin:$PATH PYTHONDONTWRITEBYTECODE=1
 WORKDIR /work
-# What it was built from; docs/howto/release.md says what a release gives. Last, so that layers are used again.
-ARG VERSION=""
-ARG REVISION=""
-ARG SOURCE=""
+# docs/howto/release.md says which ones a release adds.
 LABEL org.opencontainers.image.title="redrive-replay" \
       org.opencontainers.image.description="Retry and dead-letter topics for Apache Pulsar on Kubernetes: replay jobs" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.source="${SOURCE}"
+      org.opencontainers.image.licenses="Apache-2.0"
 # A number, so that Kubernetes can tell that it is not root.
 USER 185:185
 ENTRYPOINT ["/opt/entrypoint.sh"]
