@@ -196,11 +196,11 @@ def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[Provisio
 
     def provision_policy(
         *, partitions: int = 0, dead_partitions: int = 0, deduplicate: bool = True,
-        retry_rights: tuple[str, ...] = ("produce", "consume"),
+        retry_rights: tuple[str, ...] = ("produce", "consume"), topic: str = "orders",
     ) -> ProvisionedPolicy:  # fmt: skip
         client = pulsar.Client(broker.service_url, authentication=token, logger=quiet)
         closing.callback(client.close)
-        policy = Policy(TopicName.parse(f"persistent://{pulsar_namespace}/orders"), "fulfilment")
+        policy = Policy(TopicName.parse(f"persistent://{pulsar_namespace}/{topic}"), "fulfilment")
         provisioned = ProvisionedPolicy(broker, client, policy)
         provisioned.create(policy.retry_topic, policy.subscription, partitions)
         provisioned.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, dead_partitions)

@@ -1,0 +1,209 @@
+"""How fast dead letters are moved and counted, beside the loops people write.
+
+By Spark with two tasks, which runs already; small messages, sent one by one. What else the machine
+does weighs on all of it, so each trial compares within a minute.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pulsar
+import pytest
+from pyspark.sql import SparkSession
+
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.replay.job import run as runs
+from redrive.replay.spark.query import Spark
+from tests.benchmarks.figures import Figure
+from tests.integration.replay.test_mover import Notes, job_of
+
+ProvisionPolicy = Callable[..., Any]
+TRIALS = 3
+MESSAGES = 50_000
+SELECTIVE = 100_000, 1_000_000
+EVERY_SECOND = " or ".join(f"properties['id'] like '%{digit}'" for digit in "02468")
+WORKER = "pyspark.daemon"
+pytestmark = pytest.mark.usefixtures("replay_token")
+
+
+def test_a_replay_beside_a_bare_pipeline(
+    provision_policy: ProvisionPolicy, spark: SparkSession, figures: list[Figure]
+) -> None:
+    moved_by(spark, provision_policy, 1_000)  # its workers are there, and have their imports
+    bare, moved, synchronous = [], [], []
+    for _ in range(TRIALS):
+        bare.append(piped(provision_policy, MESSAGES))
+        moved.append(moved_by(spark, provision_policy, MESSAGES))
+        synchronous.append(sent_one_by_one(provision_policy, MESSAGES // 50))
+    name = "replay of everything"
+    figures += [
+        Figure(name, "bare pipeline", statistics.median(bare), "messages/s"),
+        Figure(name, "replay", statistics.median(moved), "messages/s"),
+        Figure(name, "of the pipeline", _ratio(moved, bare), "of bare", at_least=0.8),
+        Figure(name, "of a loop that waits for each receipt", _ratio(moved, synchronous), "times"),
+    ]
+
+
+def test_a_dry_run_beside_a_bare_reader(
+    provision_policy: ProvisionPolicy, spark: SparkSession, figures: list[Figure]
+) -> None:
+    provisioned = buried(provision_policy, 2 * MESSAGES)
+    job = replace(job_of(provisioned), dry_run=True)
+    read, counted = [], []
+    for _ in range(TRIALS + 1):
+        read.append(2 * MESSAGES / _seconds(lambda: read_all(provisioned, 2 * MESSAGES)))
+        took = _seconds(lambda: runs.preview(job, Spark(spark, job), Notes()))
+        counted.append(2 * MESSAGES / took)
+    name = "dry run of everything"
+    figures += [
+        Figure(name, "bare reader", statistics.median(read[1:]), "messages/s"),
+        Figure(name, "dry run", statistics.median(counted[1:]), "messages/s"),
+        Figure(name, "ratio", _ratio(counted[1:], read[1:]), "of bare", at_least=0.8),
+    ]
+
+
+def test_a_selective_replay_of_many_messages(
+    provision_policy: ProvisionPolicy, spark: SparkSession, figures: list[Figure]
+) -> None:
+    """Every second message is moved; the others rest, and make holes."""
+    moved_by(spark, provision_policy, 1_000, EVERY_SECOND)
+    few, many = SELECTIVE
+    each = few / moved_by(spark, provision_policy, few, EVERY_SECOND)
+    with peak_of_workers() as peak:
+        each_of_many = few / moved_by(spark, provision_policy, many, EVERY_SECOND)
+    name = f"replay of every second of {many:,}"
+    figures += [
+        Figure(name, "speed", few / each_of_many, "messages looked at/s"),
+        Figure(name, f"time of each, beside {few:,}", each_of_many / each, "times", at_most=1.3),
+        Figure(name, "both tasks", max(peak), "MiB at the most", at_most=512),
+    ]
+
+
+def buried(provision_policy: ProvisionPolicy, count: int) -> Any:  # noqa: ANN401 - see conftest
+    """Return a policy of its own with *count* dead letters."""
+    provisioned = provision_policy(topic=f"orders-{secrets.token_hex(4)}")
+    provisioned.bury_many(count)
+    return provisioned
+
+
+def moved_by(
+    spark: SparkSession, provision_policy: ProvisionPolicy, count: int, where: str | None = None
+) -> float:
+    """Replay *count* dead letters; return how many of them were looked at each second."""
+    provisioned = buried(provision_policy, count)
+    job = replace(job_of(provisioned), where=where)
+    accounts = []
+    took = _seconds(lambda: accounts.append(runs.run(job, Spark(spark, job), Notes())))
+    (account,) = accounts
+    expected = count if where is None else count // 2
+    assert (account.scanned, account.moved, account.left) == (count, expected, 0)
+    return count / took
+
+
+def piped(provision_policy: ProvisionPolicy, count: int) -> float:
+    """Receive, send, and acknowledge at each receipt; return the messages each second."""
+    provisioned = buried(provision_policy, count)
+    consumer, producer = _ends(provisioned)
+    acknowledged = 0
+    done = threading.Event()
+
+    def pipe() -> None:
+        for _ in range(count):
+            message = consumer.receive()
+            producer.send_async(
+                message.data(),
+                lambda result, _, message=message: settle(result, message),
+                properties=message.properties(),
+            )
+        assert done.wait(60)
+
+    def settle(result: pulsar.Result, message: pulsar.Message) -> None:
+        nonlocal acknowledged
+        if result == pulsar.Result.Ok:
+            consumer.acknowledge(message)
+            acknowledged += 1
+        if acknowledged == count:
+            done.set()
+
+    return count / _seconds(pipe)
+
+
+def sent_one_by_one(provision_policy: ProvisionPolicy, count: int) -> float:
+    """Move as most scripts do; return the messages each second."""
+    provisioned = buried(provision_policy, count)
+    consumer, producer = _ends(provisioned)
+
+    def move() -> None:
+        for _ in range(count):
+            message = consumer.receive()
+            producer.send(message.data(), properties=message.properties())
+            consumer.acknowledge(message)
+
+    return count / _seconds(move)
+
+
+def read_all(provisioned: Any, count: int) -> None:  # noqa: ANN401 - see conftest
+    """Read the dead-letter topic from its beginning."""
+    topic = str(provisioned.policy.dead_letter_topic)
+    reader = provisioned.client.create_reader(topic, pulsar.MessageId.earliest)
+    for _ in range(count):
+        reader.read_next()
+    reader.close()
+
+
+@contextmanager
+def peak_of_workers() -> Iterator[list[float]]:
+    """Append what Spark's Python workers take together, in MiB, twice a second."""
+    found: list[float] = [0.0]
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.5):
+            found.append(sum(map(_resident, psutil.Process().children(recursive=True))) / 2**20)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return process.memory_full_info().uss if WORKER in process.cmdline() else 0
+    except psutil.NoSuchProcess:  # a worker that has ended meanwhile
+        return 0
+
+
+def _ends(provisioned: Any) -> tuple[pulsar.Consumer, pulsar.Producer]:  # noqa: ANN401
+    policy = provisioned.policy
+    consumer = provisioned.client.subscribe(
+        str(policy.dead_letter_topic),
+        DEAD_LETTER_SUBSCRIPTION,
+        consumer_type=pulsar.ConsumerType.Shared,
+    )
+    producer = provisioned.client.create_producer(
+        str(policy.retry_topic), batching_enabled=False, block_if_queue_full=True
+    )
+    return consumer, producer
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> float:
+    return statistics.median(mine / its for mine, its in zip(ours, theirs, strict=True))
+
+
+def _seconds(done: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    done()
+    return time.perf_counter() - start
