@@ -159,8 +159,9 @@ class DelaysWithin:
 
 
 _QUOTA_MAP = "backlogQuotaMap"
-_BY_SIZE = "destination_storage"
-_QUOTAS = (_BY_SIZE, "message_age")
+BY_SIZE = "destination_storage"
+"""The type of a backlog quota in bytes."""
+_QUOTAS = (BY_SIZE, "message_age")
 Quotas = Mapping[str, Mapping[str, Any]]
 """The backlog quotas of a topic or a namespace, by their type."""
 
@@ -170,7 +171,7 @@ _GIGABYTE = 2**30
 
 def size_limit(quotas: Quotas) -> int | None:
     """Return the bytes of backlog that *quotas* permit; None where they limit no size."""
-    found = quotas.get(_BY_SIZE) or {}
+    found = quotas.get(BY_SIZE) or {}
     limit = found.get("limitSize") or found.get("limit") or 0
     return limit if limit > 0 else None
 
@@ -179,13 +180,13 @@ def default_backlog_quota(settings: Mapping[str, str]) -> int | None:
     """Return the bytes of backlog that a broker permits a topic without a quota; None is any.
 
     Args:
-        settings: the configuration of the broker, by name.
-
-    Raises:
-        ValueError: a setting is no number.
+        settings: the configuration of the broker, by name; what is no number sets no limit.
     """
-    gigabytes = float(settings.get("backlogQuotaDefaultLimitGB", -1))
-    limit = int(settings.get("backlogQuotaDefaultLimitBytes", -1))
+    try:
+        gigabytes = float(settings.get("backlogQuotaDefaultLimitGB", -1))
+        limit = int(settings.get("backlogQuotaDefaultLimitBytes", -1))
+    except ValueError:
+        return None
     found = int(gigabytes * _GIGABYTE) if gigabytes > 0 else limit
     return found if found > 0 else None
 
@@ -218,11 +219,11 @@ class LimitsBacklog:
 
     def writes(self, found: Quotas | None) -> Iterator[Write]:
         """Set the size where it is another one, or what is more is not refused."""
-        before = (found or {}).get(_BY_SIZE, {})
+        before = (found or {}).get(BY_SIZE, {})
         after = {**_refusing(before), "limitSize": self.size}
         after.pop("limit", None)  # an old name of the same, which would win
         if any(before.get(name) != value for name, value in after.items()):
-            yield _set_quota(_BY_SIZE, after)
+            yield _set_quota(BY_SIZE, after)
 
     def __str__(self) -> str:
         return f"backlog quota {self.size} bytes"
@@ -239,7 +240,7 @@ def restoring(name: str, before: Any) -> Iterator[Write]:  # noqa: ANN401  the b
         for kind in _QUOTAS:
             yield _restore_quota(kind, (before or {}).get(kind))
     elif name == LimitsBacklog.name:
-        yield _restore_quota(_BY_SIZE, (before or {}).get(_BY_SIZE))
+        yield _restore_quota(BY_SIZE, (before or {}).get(BY_SIZE))
     elif name == DelaysWithin.name:
         yield from restoring(DelaysWithin.own, before)
     elif before is None:
@@ -265,10 +266,10 @@ def withdrawing(
     if name != LimitsBacklog.name:
         yield from restoring(name, before)
         return
-    own = (before or {}).get(_BY_SIZE)
-    in_force = own or (inherited.get(LimitsBacklog.read) or {}).get(_BY_SIZE) or {}
+    own = (before or {}).get(BY_SIZE)
+    in_force = own or (inherited.get(LimitsBacklog.read) or {}).get(BY_SIZE) or {}
     evicts = in_force.get("policy") == EVICTS
-    yield _restore_quota(_BY_SIZE, _refusing(in_force) if evicts else own)
+    yield _restore_quota(BY_SIZE, _refusing(in_force) if evicts else own)
 
 
 def _refusing(quota: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -102,8 +102,14 @@ async def _observe(
 
 
 async def _as_delayed(want: Desired, have: Observed, admin: Admin) -> Observed:
-    """Add how a retry topic that was just made delays messages, where that is the broker's."""
-    delays = await admin.topic_policy(want.retry.name, DELAYS)
+    """Add how a retry topic that was just made delays messages, where that is the broker's.
+
+    Only a warning comes of it: where it can't be read, the next reconcile tries again.
+    """
+    try:
+        delays = await admin.topic_policy(want.retry.name, DELAYS)
+    except AdminError:
+        return have
     return replace(have, inherited={**have.inherited, DELAYS.read: delays})
 
 

@@ -18,7 +18,7 @@ from redrive.provision.actions import CopySchema
 from redrive.provision.apply import Refused
 from redrive.provision.desired import Desired, partitions_of_retry
 from redrive.provision.facts import Observed, Request
-from redrive.provision.topic_policies import delay_limit, earliness
+from redrive.provision.topic_policies import DELAYS, delay_limit, earliness
 
 DEPRECATED_FIELDS = "DeprecatedFields"
 """The spec has fields that others have replaced."""
@@ -172,7 +172,10 @@ def delayed_delivery_is_refused(seen: Seen) -> StatusWarning | None:
 
 def retries_come_early(seen: Seen) -> StatusWarning | None:
     """Find delays that are over at once: within a tick, at a broker whose tick can't be set."""
-    early, shortest = earliness(_policies_of_retry(seen)), seen.request.shortest_delay
+    policies = _policies_of_retry(seen)
+    if seen.observed.retry is None and DELAYS.read not in policies:
+        return None  # the topic is to be made, and what the broker gives it is not known
+    early, shortest = earliness(policies), seen.request.shortest_delay
     if seen.desired.sets_tick or early is None or early < shortest:
         return None
     return StatusWarning(

@@ -17,6 +17,8 @@ from redrive.policy.naming import TopicName
 
 MAX_UNSENT = 1_000
 """With so many messages that wait to be sent on, nothing new is taken from the broker."""
+_GO_ON = 0.9
+"""Below this share of them it is taken again."""
 
 _FIRST_SECONDS = 5.0
 _LONGEST_SECONDS = 60.0
@@ -118,7 +120,8 @@ class UnsentMessages:
     def _bound(self) -> None:
         with self._changing:
             count = sum(len(topic.settlements) for topic in self._waiting.values())
-            full = count >= MAX_UNSENT
+            # A broker that accepts few does not stop and resume the taking with each of them.
+            full = count >= (MAX_UNSENT * _GO_ON if self._full else MAX_UNSENT)
             if full == self._full:
                 return
             self._full = full

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import SubscriptionStats
-from redrive.admin.policies import KeepsBacklog, size_limit
+from redrive.admin.policies import BY_SIZE, KeepsBacklog, size_limit
 from redrive.policy.naming import TopicName
 from redrive.policy.outage import BEACON
 from redrive.provision.rate_limit import RateLimit
@@ -113,8 +113,12 @@ class Reader:
                 await pace.turn()
             own = await admin.topic_policy(topic, KeepsBacklog())
             around = await admin.namespace(topic.namespace_name, max_age=QUOTA_SECONDS)
-            limit = size_limit({**around.backlog_quotas, **(own or {})})
-            known = _now(), limit or await admin.default_backlog_quota()
+            set_here = {**around.backlog_quotas, **(own or {})}
+            if BY_SIZE in set_here:  # a limit, or none whatever the broker's default
+                limit = size_limit(set_here)
+            else:
+                limit = await admin.default_backlog_quota()
+            known = _now(), limit
             self._quotas[topic] = known
         return known[1]
 

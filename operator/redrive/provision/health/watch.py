@@ -235,14 +235,25 @@ class Health:
     async def _quota(
         self, asked: Request, rests: TopicStats, admin: Admin, reader: Reader
     ) -> int | None:
-        """Return what the dead-letter topic may hold: of an empty one that is not read."""
+        """Return what the dead-letter topic may hold: of an empty one that is not read.
+
+        Nor where the broker refuses to tell: what else is read of the policy is worth more.
+        """
         policy, quota = asked.policy, asked.spec.dead_letter.backlog_quota
         if quota is not None:
             return quota.bytes
         own = rests.get(policy.dead_letter_subscription)
         if own is None or not own.bytes:
             return None
-        return await reader.quota(admin, policy.dead_letter_topic)
+        try:
+            return await reader.quota(admin, policy.dead_letter_topic)
+        except AdminError as error:
+            if error.meets_all:
+                raise
+            logger.warning(
+                "RetryPolicy %s: the quota of dead letters is not known: %s", asked.key, error
+            )
+            return None
 
     async def _acknowledgements(
         self, policy: Policy, retry: TopicStats, admin: Admin, reader: Reader

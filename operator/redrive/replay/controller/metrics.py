@@ -92,13 +92,14 @@ def _progress(replays: Iterable[Body]) -> GaugeMetricFamily:
     """Of those with an application that has to do something: one of a policy at most."""
     family = GaugeMetricFamily(
         "redrive_replay_progress_messages",
-        "Selected messages that the Replay under way has moved, skipped or refused so far.",
+        "Messages that the Replay under way has scanned, moved, skipped or refused so far.",
         labels=_LABELS,
     )
     for body in replays:
         status = body.get("status") or {}
         if status.get("phase") in _UNDER_WAY:
-            done = sum(status.get(outcome, 0) for outcome in _OUTCOMES if outcome != "left")
+            steps = ("scanned", *(outcome for outcome in _OUTCOMES if outcome != "left"))
+            done = sum(status.get(step, 0) for step in steps)
             family.add_metric(_policy(body), done)
     return family
 

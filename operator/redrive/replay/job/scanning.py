@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from redrive.errors import RedriveError
 from redrive.replay.job import dispatch
 from redrive.replay.job.engine import Engine, Reporter
 from redrive.replay.ledger.account import Account
@@ -25,13 +23,13 @@ def reported(engine: Engine, reporter: Reporter) -> Iterator[None]:
         while not planned.wait(dispatch.REPORT_SECONDS):
             try:
                 reporter.report(Account(scanned=engine.scanned, planned=False))
-            except RedriveError:
-                logger.warning("the status can't be written; the scan goes on", exc_info=True)
+            except Exception as error:  # noqa: BLE001 - it is shown only: a plan must not fail by it
+                logger.warning("the status can't be written, and the scan goes on: %s", error)
 
-    with ThreadPoolExecutor(1) as thread:
-        reporting = thread.submit(report)
-        try:
-            yield
-        finally:
-            planned.set()
-        reporting.result()
+    thread = threading.Thread(target=report)
+    thread.start()
+    try:
+        yield
+    finally:
+        planned.set()
+        thread.join()

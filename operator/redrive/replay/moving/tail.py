@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import ClassVar
 
+from redrive.admin.errors import AdminError
 from redrive.copying.reading import properties
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
@@ -45,17 +46,25 @@ def marks(admin_url: str, target: TopicName) -> dict[TargetPartition, EntryId]:
 def wait_for_writes(admin_url: str, place: TargetPartition) -> None:
     """Return once the broker has written all that it has received for a partition by now.
 
-    Writes are done in their order, and may wait for minutes while the storage does not answer.
+    Writes are done in their order, and may wait for minutes while the storage does not answer. A
+    broker that does not answer itself is asked again, as one that is restarted is waited for.
 
     Raises:
-        AdminError: the broker refuses to tell.
+        AdminError: the broker refuses to tell, or does not answer for `WRITE_SECONDS`.
         WritesPendingError: they are not done after `WRITE_SECONDS`.
     """
     deadline = time.monotonic() + WRITE_SECONDS
     goal = math.inf
     before = None
     while True:
-        now = snapshot.look_at(admin_url, place.topic, place.partition)
+        try:
+            now = snapshot.look_at(admin_url, place.topic, place.partition)
+        except AdminError as error:
+            if not error.meets_all or error.stalls or time.monotonic() > deadline:
+                raise
+            before, goal = None, math.inf
+            time.sleep(POLL_SECONDS)
+            continue
         if not now.pending or now.written >= goal:
             return
         if before is None or now.written < before.written:  # it was loaded, maybe again

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from redrive.admin.acknowledgements import AckPersistence
+from redrive.admin.errors import AdminForbiddenError
 from redrive.admin.model import SubscriptionStats
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.kube.context import Context
@@ -75,6 +76,7 @@ class Cluster:
         self.seen = self.waits = 0
         self.found: dict[str, SubscriptionStats] = {}
         self.quotas: dict[str, dict[str, Any]] = {"topic": {}, "namespace": {}}
+        self.refuses_quotas = False
         self.of_broker: int | None = None
         self.now = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
         self.ctx = dataclasses.replace(
@@ -97,6 +99,8 @@ class Cluster:
 
     async def topic_policy(self, *_: object) -> dict[str, Any]:
         """Answer with the quotas that are set on the dead-letter topic."""
+        if self.refuses_quotas:
+            raise AdminForbiddenError("no", remedy="ask")
         return self.quotas["topic"]
 
     async def namespace(self, *_: object, **__: object) -> SimpleNamespace:
@@ -272,6 +276,25 @@ async def test_a_dead_letter_topic_nears_its_quota_whoever_has_set_it(
         size = percent * MEBIBYTE // 100
         cluster.found["redrive"] = dataclasses.replace(NOTHING_WAITS, bytes=size)
         assert await shown(health, cluster, enqueued) == reasons, percent
+    await health.stop()
+
+
+async def test_a_quota_that_is_lifted_or_can_not_be_read_warns_of_nothing(cluster: Cluster) -> None:
+    cluster.of_broker = 1
+    cluster.quotas["namespace"] = {"destination_storage": {"limitSize": -1}}
+    cluster.found["redrive"] = dataclasses.replace(NOTHING_WAITS, bytes=MEBIBYTE)
+    enqueued: list[Key] = []
+    health = Health(cluster.ctx, enqueued.append)
+    assert await shown(health, cluster, enqueued) == []
+    await health.stop()
+
+    cluster.quotas["namespace"] = QUOTA
+    cluster.refuses_quotas = True
+    cluster.found["fulfilment"] = dataclasses.replace(
+        NOTHING_WAITS, backlog=1, consumers=1, oldest=cluster.now - timedelta(days=1)
+    )
+    health = Health(cluster.ctx, enqueued.append)
+    assert await shown(health, cluster, enqueued) == ["RetriesOverdue"]
     await health.stop()
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from redrive.errors import RedriveError
 from redrive.replay.job import dispatch, scanning
 from redrive.replay.job.engine import Wish
 from redrive.replay.job.plan import PlannedRange, Scan
@@ -46,7 +45,7 @@ class Status:
             self.written.append(account)
             self.has_changed.notify_all()
         if len(self.written) == 1:
-            raise RedriveError("the API server is away", remedy="wait")
+            raise OSError("no connection to the API server")
         return Wish.RUN
 
     def waits_for(self, scanned: int) -> None:

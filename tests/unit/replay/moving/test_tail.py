@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from redrive.admin.errors import AdminError, AdminForbiddenError, BrokerFailedError
 from redrive.policy.naming import TopicName
 from redrive.replay.moving import tail
 from redrive.replay.moving.tail import WritesPendingError
@@ -11,16 +12,20 @@ from redrive.replay.topic import snapshot
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import TargetPartition
 
+AWAY = BrokerFailedError("503", remedy="wait")
 TARGET = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 0)
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What the broker tells each time: entries written, and pending."""
-    told: list[tuple[int, int]] = []
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int] | AdminError]:
+    """What the broker tells each time: entries written, and pending; or why it does not."""
+    told: list[tuple[int, int] | AdminError] = []
 
     def look_at(*_: object) -> Partition:
-        written, pending = told.pop(0)
+        found = told.pop(0)
+        if isinstance(found, AdminError):
+            raise found
+        written, pending = found
         return Partition(0, (), written=written, pending=pending)
 
     monkeypatch.setattr(snapshot, "look_at", look_at)
@@ -38,10 +43,13 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         pytest.param(
             [(7, 3), (7, 3), (0, 2), (1, 2), (2, 2), (3, 2), (9, 9)], 1, id="it is loaded again"
         ),
+        pytest.param([(7, 3), AWAY, (7, 2), AWAY, (0, 0), (9, 9)], 1, id="it is restarted"),
     ],
 )
 def test_all_that_was_received_is_written(
-    looks: list[tuple[int, int]], told: list[tuple[int, int]], left: int
+    looks: list[tuple[int, int] | AdminError],
+    told: list[tuple[int, int] | AdminError],
+    left: int,
 ) -> None:
     looks.extend(told)
     tail.wait_for_writes("http://broker", TARGET)
@@ -49,9 +57,17 @@ def test_all_that_was_received_is_written(
 
 
 def test_a_storage_that_never_answers_is_an_error(
-    looks: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    looks: list[tuple[int, int] | AdminError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tail, "WRITE_SECONDS", 0.0)
     looks.extend([(7, 3)] * 3)
     with pytest.raises(WritesPendingError, match="3 entries pending after 0 s"):
+        tail.wait_for_writes("http://broker", TARGET)
+
+
+def test_a_broker_that_refuses_to_tell_is_not_asked_again(
+    looks: list[tuple[int, int] | AdminError],
+) -> None:
+    looks.extend([AdminForbiddenError("403", remedy="grant"), (7, 0)])
+    with pytest.raises(AdminForbiddenError):
         tail.wait_for_writes("http://broker", TARGET)
