@@ -19,6 +19,7 @@ from redrive.admin.policies import (
     Holds,
     KeepsBacklog,
     LimitsBacklog,
+    Quotas,
     TopicPolicy,
     Ttl,
 )
@@ -68,12 +69,16 @@ def inherited(namespace: NamespaceState) -> dict[str, Any]:
 
 
 def in_force(found: Mapping[str, Any], namespace: NamespaceState) -> dict[str, Any]:
-    """Return what a topic of *namespace* has, where *found* was read of it.
+    """Return what a topic of *namespace* has, where *found* was read of it."""
+    return {**found, KeepsBacklog.read: quotas_in_force(found[KeepsBacklog.read], namespace)}
 
-    Backlog quotas are read of the topic alone; a type it has none of is the namespace's.
+
+def quotas_in_force(own: Quotas | None, namespace: NamespaceState) -> Quotas:
+    """Return the backlog quotas of a topic, whose *own* are read of it alone.
+
+    A type it has none of is the namespace's.
     """
-    quotas = {**namespace.backlog_quotas, **(found[KeepsBacklog.read] or {})}
-    return {**found, KeepsBacklog.read: quotas}
+    return {**namespace.backlog_quotas, **(own or {})}
 
 
 def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:

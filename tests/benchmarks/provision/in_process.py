@@ -16,20 +16,15 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import kopf
 from prometheus_client import REGISTRY
 
 from redrive.admin.http import Http
 from redrive.kube import resources, status
-from redrive.kube.cache import Cache
-from redrive.kube.connections import Connections
-from redrive.kube.context import Context, Settings, wall_clock
-from redrive.kube.credentials import CredentialReader
-from redrive.kube.namespaces import NamespaceLabels
+from redrive.kube.context import Context
 from redrive.kube.resources import Body
-from redrive.provision import handlers
 from tests.support.fake_admin import SUPERUSER, FakeBroker
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.operator_in_process import operator_in_process
 
 PATIENCE_SECONDS = 3_000
 
@@ -88,40 +83,8 @@ def cluster(urls: list[str], policies: Iterable[int]) -> FakeKubernetes:
 @asynccontextmanager
 async def operator(kubernetes: FakeKubernetes) -> AsyncIterator[Context]:
     """Run what the operator does for policies, from what is there on."""
-    async with Http.open() as http:
-        known = Cache(await kubernetes.list(resources.CONNECTIONS))
-        labels = NamespaceLabels(kubernetes)
-        reader = CredentialReader(kubernetes, http, None)
-        ctx = Context(
-            settings=Settings("here", (), "", "", ""),
-            kubernetes=kubernetes,
-            connections=known,
-            policies=Cache(await kubernetes.list(resources.POLICIES)),
-            replays=Cache(),
-            applications={},
-            config_maps=Cache(await kubernetes.list(resources.CONFIG_MAPS)),
-            brokers=Connections(known, http, reader, wall_clock, labels),
-            namespaces=labels,
-            clock=wall_clock,
-            began=wall_clock(),
-            missing=(),
-        )
-        watch = asyncio.create_task(_show(kubernetes, ctx))
-        stoppables = handlers.register(kopf.OperatorRegistry(), ctx)
-        try:
-            yield ctx
-        finally:
-            watch.cancel()
-            for each in stoppables:
-                await each.stop()
-
-
-async def _show(kubernetes: FakeKubernetes, ctx: Context) -> None:
-    """Put what is written into the caches, as watches do."""
-    while True:
-        write = await kubernetes.written()
-        ctx.caches[write.resource].put(write.body)
-        kubernetes.writes.clear()
+    async with Http.open() as http, operator_in_process(kubernetes, http) as ctx:
+        yield ctx
 
 
 def _object(version: str, kind: str, name: str) -> dict[str, Any]:

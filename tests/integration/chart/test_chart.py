@@ -17,6 +17,13 @@ from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 
 IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
+ALONE = IMAGE | {
+    "clusterId": "ours",
+    "crds": {"install": False},
+    "rbac": {"aggregate": False},
+    "admissionPolicy": {"create": False},
+}
+"""An installation without objects of the cluster, where `namespaces` are given."""
 KEEP = {"helm.sh/resource-policy": "keep"}
 
 
@@ -155,13 +162,7 @@ def test_with_a_cluster_id_an_installer_needs_no_rights_on_the_cluster(
         "create", "rolebinding", "installer", f"--namespace={kube_namespace}",
         "--clusterrole=cluster-admin", "--user=installer",
     )  # fmt: skip
-    values = IMAGE | {
-        "namespaces": [kube_namespace],
-        "clusterId": "ours",
-        "crds": {"install": False},
-        "rbac": {"aggregate": False},
-        "admissionPolicy": {"create": False},
-    }
+    values = ALONE | {"namespaces": [kube_namespace]}
     install = (
         "install", "redrive", str(chart.CHART), f"--namespace={kube_namespace}",
         f"--kubeconfig={cluster.kubeconfig}", "--kube-as-user=installer",
@@ -176,12 +177,8 @@ def test_with_a_cluster_id_an_installer_needs_no_rights_on_the_cluster(
 def test_the_notes_of_an_installation_are_the_next_three_commands(
     cluster: Cluster, kube_namespace: str, *, service: bool
 ) -> None:
-    values = IMAGE | {
+    values = ALONE | {
         "namespaces": [kube_namespace],
-        "clusterId": "ours",
-        "crds": {"install": False},
-        "rbac": {"aggregate": False},
-        "admissionPolicy": {"create": False},
         "service": {"enabled": service},
         "fullnameOverride": "retries",
     }

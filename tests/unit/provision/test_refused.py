@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-import kopf
 import pytest
 
 from redrive.admin.errors import error_for
 from redrive.admin.http import Call, Http, Way
 from redrive.errors import Requeue
 from redrive.kube import resources, status
-from redrive.kube.cache import Cache
-from redrive.kube.connections import Connections
-from redrive.kube.context import Context, Settings
-from redrive.kube.credentials import CredentialReader
-from redrive.kube.namespaces import NamespaceLabels
-from redrive.provision import handlers
 from tests.support.fake_admin import answering
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.operator_in_process import operator_in_process
 from tests.support.reconcile_harness import KEY, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -84,45 +77,11 @@ class Refusing(Http):
         raise error_for(call.does, 404, '{"reason": "not found"}')
 
 
-@asynccontextmanager
-async def operated(kubernetes: FakeKubernetes, http: Http) -> AsyncIterator[Context]:
-    """An operator for all that is there, in the time of the event loop."""
+def clock_of_the_loop() -> Callable[[], datetime]:
+    """Return a clock that goes as the event loop's."""
     loop, began = asyncio.get_running_loop(), datetime(2026, 1, 1, tzinfo=UTC)
     start = loop.time()
-    known, labels = Cache(await kubernetes.list(resources.CONNECTIONS)), NamespaceLabels(kubernetes)
-    reader = CredentialReader(kubernetes, http, None)
-
-    def clock() -> datetime:
-        return began + timedelta(seconds=loop.time() - start)
-
-    ctx = Context(
-        settings=Settings("here", (), "", "", ""),
-        kubernetes=kubernetes,
-        connections=known,
-        policies=Cache(await kubernetes.list(resources.POLICIES)),
-        replays=Cache(),
-        applications={},
-        config_maps=Cache(),
-        brokers=Connections(known, http, reader, clock, labels),
-        namespaces=labels,
-        clock=clock,
-        began=began,
-        missing=(),
-    )
-
-    async def show() -> None:
-        while True:
-            write = await kubernetes.written()
-            ctx.caches[write.resource].put(write.body)
-
-    watch = asyncio.create_task(show())
-    begun = handlers.register(kopf.OperatorRegistry(), ctx)
-    try:
-        yield ctx
-    finally:
-        watch.cancel()
-        for each in begun:
-            await each.stop()
+    return lambda: began + timedelta(seconds=loop.time() - start)
 
 
 @pytest.mark.usefixtures("virtual_time")
@@ -140,7 +99,8 @@ async def test_a_hundred_policies_that_are_refused_make_few_calls_within_an_hour
     for number in range(POLICIES):
         topic = f"persistent://shop/prod/orders-{number}"
         kubernetes.add(resources.POLICIES, policy(f"orders-{number}", topic=topic))
-    async with operated(kubernetes, cast("Http", http)) as ctx:
+    clock = clock_of_the_loop()
+    async with operator_in_process(kubernetes, cast("Http", http), clock) as ctx:
         await asyncio.sleep(HOUR)
         assert {status.reason(body) for body in ctx.policies} == {"BrokerRefused"}
     assert http.calls.total() / HOUR <= CALLS_PER_SECOND, http.calls

@@ -34,7 +34,7 @@ _OUTAGES = {
 
 _TAKING = {
     Name.TAKING_STOPPED: "too many messages wait to be sent on: this consumer takes nothing new "
-    "from the broker until one of them is sent",
+    "from the broker until a tenth of them are sent",
     Name.TAKING_RESUMED: "messages that waited were sent on: this consumer takes new ones again",
 }
 

@@ -13,6 +13,7 @@ from redrive.admin.policies import BY_SIZE, KeepsBacklog, size_limit
 from redrive.policy.naming import TopicName
 from redrive.policy.outage import BEACON
 from redrive.provision.rate_limit import RateLimit
+from redrive.provision.topic_policies import quotas_in_force
 
 FORGET_AFTER_SECONDS = 3_600.0
 QUOTA_SECONDS = 900.0
@@ -113,9 +114,9 @@ class Reader:
                 await pace.turn()
             own = await admin.topic_policy(topic, KeepsBacklog())
             around = await admin.namespace(topic.namespace_name, max_age=QUOTA_SECONDS)
-            set_here = {**around.backlog_quotas, **(own or {})}
-            if BY_SIZE in set_here:  # a limit, or none whatever the broker's default
-                limit = size_limit(set_here)
+            quotas = quotas_in_force(own, around)
+            if BY_SIZE in quotas:  # a limit, or none whatever the broker's default
+                limit = size_limit(quotas)
             else:
                 limit = await admin.default_backlog_quota()
             known = _now(), limit

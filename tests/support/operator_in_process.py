@@ -1,0 +1,63 @@
+"""The operator in this process, of a fake API server: what it does for policies and connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+
+import kopf
+
+from redrive.admin.http import Http
+from redrive.kube import resources
+from redrive.kube.cache import Cache
+from redrive.kube.connections import Connections
+from redrive.kube.context import Context, Settings, wall_clock
+from redrive.kube.credentials import CredentialReader
+from redrive.kube.namespaces import NamespaceLabels
+from redrive.provision import handlers
+from tests.support.fake_kubernetes import FakeKubernetes
+
+
+@asynccontextmanager
+async def operator_in_process(
+    kubernetes: FakeKubernetes, http: Http, clock: Callable[[], datetime] = wall_clock
+) -> AsyncIterator[Context]:
+    """Run what the operator does for policies, from what is there on.
+
+    What is written is forgotten once it is in the caches: tens of thousands of writes would fill
+    the memory.
+    """
+    known, labels = Cache(await kubernetes.list(resources.CONNECTIONS)), NamespaceLabels(kubernetes)
+    reader = CredentialReader(kubernetes, http, None)
+    ctx = Context(
+        settings=Settings("here", (), "", "", ""),
+        kubernetes=kubernetes,
+        connections=known,
+        policies=Cache(await kubernetes.list(resources.POLICIES)),
+        replays=Cache(),
+        applications={},
+        config_maps=Cache(await kubernetes.list(resources.CONFIG_MAPS)),
+        brokers=Connections(known, http, reader, clock, labels),
+        namespaces=labels,
+        clock=clock,
+        began=clock(),
+        missing=(),
+    )
+    watch = asyncio.create_task(_show(kubernetes, ctx))
+    stoppables = handlers.register(kopf.OperatorRegistry(), ctx)
+    try:
+        yield ctx
+    finally:
+        watch.cancel()
+        for each in stoppables:
+            await each.stop()
+
+
+async def _show(kubernetes: FakeKubernetes, ctx: Context) -> None:
+    """Put what is written into the caches, as watches do."""
+    while True:
+        write = await kubernetes.written()
+        ctx.caches[write.resource].put(write.body)
+        kubernetes.writes.clear()
