@@ -173,7 +173,7 @@ def delayed_delivery_is_refused(seen: Seen) -> StatusWarning | None:
 def retries_come_early(seen: Seen) -> StatusWarning | None:
     """Find delays that are over at once: within a tick, at a broker whose tick can't be set."""
     policies = _policies_of_retry(seen)
-    if seen.observed.retry is None and DELAYS.read not in policies:
+    if seen.observed.retry is None and "tickTime" not in policies.get(DELAYS.read, {}):
         return None  # the topic is to be made, and what the broker gives it is not known
     early, shortest = earliness(policies), seen.request.shortest_delay
     if seen.desired.sets_tick or early is None or early < shortest:

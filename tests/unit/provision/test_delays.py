@@ -142,3 +142,10 @@ async def test_a_delay_of_which_the_tick_is_set_is_not_warned_of(
 ) -> None:
     assert find(await look(harness), "RetriesEarly") is None
     assert find(await look(harness), "RetriesEarly") is None
+
+
+async def test_a_policy_that_observes_is_not_warned_of_a_tick_that_is_not_known(
+    harness: ReconcileHarness,
+) -> None:
+    harness.broker.version = "4.2.4"
+    assert find(await look(harness, managementPolicy="Observe"), "RetriesEarly") is None
