@@ -24,7 +24,7 @@ Duration = Annotated[
 
 _FIXED = (
     "policyRef", "select", "maxReplays", "dryRun", "rateLimit", "deadline", "reason", "ticket",
-    "reconciled", "job", "target", "targetTopic", "guarantee",
+    "reconciled", "job", "target", "targetTopic", "guarantee", "followFor",
 )  # fmt: skip
 _ONE_RUN = Rule(
     " && ".join(
@@ -42,6 +42,15 @@ _NAMED = Rule(
     "(has(self.target) && self.target == 'Topic') == has(self.targetTopic)",
     "targetTopic names the topic of target Topic, and of no other target",
     "give both, or leave targetTopic out",
+)
+
+
+_FOLLOWED = Rule(
+    "!has(self.followFor) || !((has(self.dryRun) && self.dryRun) "
+    "|| (has(self.target) && self.target == 'Topic'))",
+    "followFor is for messages that come to the policy's own consumers: not for target Topic, "
+    "and not for a dry run",
+    "leave followFor out",
 )
 
 
@@ -81,7 +90,9 @@ class ReplaySpec(ApiModel):
     """
 
     model_config = ConfigDict(
-        json_schema_extra={VALIDATIONS: [_ONE_RUN.to_schema(), _NAMED.to_schema()]}
+        json_schema_extra={
+            VALIDATIONS: [_ONE_RUN.to_schema(), _NAMED.to_schema(), _FOLLOWED.to_schema()]
+        }
     )
 
     policy_ref: PolicyRef
@@ -137,6 +148,11 @@ class ReplaySpec(ApiModel):
     """How long after its end the Replay deletes itself, with all that belongs to it. It can change
     at any time. Left out: it stays. Example: `7d`."""
 
+    follow_for: Duration | None = None
+    """How long to look, once all is moved, at what becomes of it: see `status.aftermath`. The run
+    has its end when all is settled, or this time is over; its driver stays until then. Left out: it
+    ends when all is moved. Example: `15m`."""
+
     reason: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Why these messages are replayed, for whoever asks later; in Events and in the ledger too.
     Example: `the warehouse is up again`."""
@@ -160,6 +176,8 @@ class ReplaySpec(ApiModel):
     def _check_target(self) -> None:
         if (self.target is Target.TOPIC) != (self.target_topic is not None):
             raise InvalidSpecError(_NAMED.problem, remedy=_NAMED.remedy)
+        if self.follow_for is not None and (self.dry_run or self.target is Target.TOPIC):
+            raise InvalidSpecError(_FOLLOWED.problem, remedy=_FOLLOWED.remedy)
 
 
 APPROVED_BY = "redrive.io/approved-by"
@@ -223,6 +241,28 @@ class Preview(StatusModel):
     """How long that would take, roughly, without Spark's start."""
 
 
+class ReplayAftermath(StatusModel):
+    """What became of the messages that were moved: `moved` = handled + waiting + diedAgain."""
+
+    observed_at: Timestamp
+    """When that was looked at."""
+
+    handled: int
+    """How many were handled, or expired: they neither wait nor have died."""
+
+    waiting: int
+    """How many the consumers have not acknowledged yet: to be delivered, delayed, or in hand."""
+
+    died_again: int
+    """How many were dead-lettered again."""
+
+    causes: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
+    """What these died of; the 20 most frequent causes."""
+
+    settled: bool
+    """Whether nothing waits any more, so that nothing of this changes."""
+
+
 class JobFailure(StatusModel):
     """Why the job ended before its run did."""
 
@@ -279,6 +319,9 @@ class ReplayStatus(StatusModel):
 
     preview: Preview | None = None
     """What a dry run has found."""
+
+    aftermath: ReplayAftermath | None = None
+    """What became of the messages that were moved, where `spec.followFor` asks for it."""
 
     suspended: bool | None = None
     """Whether the run is at rest, as `spec.suspend` asks; written by the job."""

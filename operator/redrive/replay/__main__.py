@@ -12,6 +12,7 @@ import sys
 
 from redrive.errors import RedriveError
 from redrive.kube.errors import NotFoundError
+from redrive.replay.job import aftermath
 from redrive.replay.job.dispatch import DeadlineError, RunEndedError
 from redrive.replay.job.progress import Progress, ReplayGoneError
 from redrive.replay.job.run import preview, run
@@ -40,6 +41,8 @@ def _run(job: ReplayJob, progress: Progress) -> None:
                 progress.preview(preview(job, engine, progress))
             else:
                 run(job, engine, progress)
+        if job.follow_for is not None:  # Spark, with its executors, has ended
+            aftermath.follow(job, progress)
     except RunEndedError:
         raise
     except Exception as error:

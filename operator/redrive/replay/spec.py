@@ -115,6 +115,7 @@ class ReplayJob:
         approval_above: how many messages it may move without approval; None for any number.
         target: where to move them; None for the retry topic.
         exactly_once: see `Route`.
+        follow_for: how many seconds to look at what becomes of what was moved; None for none.
     """
 
     namespace: str
@@ -132,6 +133,7 @@ class ReplayJob:
     approval_above: int | None = None
     target: TopicName | None = None
     exactly_once: bool = True
+    follow_for: float | None = None
 
     @property
     def destination(self) -> TopicName:
@@ -161,6 +163,7 @@ class ReplayJob:
                 "approvalAbove": self.approval_above,
                 "target": str(self.target) if self.target else None,
                 "exactlyOnce": self.exactly_once,
+                "followFor": self.follow_for,
             },
             ensure_ascii=False,
         )
@@ -193,6 +196,7 @@ class ReplayJob:
                 approval_above=document["approvalAbove"],
                 target=TopicName.parse(target) if target else None,
                 exactly_once=document["exactlyOnce"],
+                follow_for=document["followFor"],
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidSpecError(

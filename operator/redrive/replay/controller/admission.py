@@ -19,6 +19,7 @@ from redrive.api.selection import milliseconds
 from redrive.kube import connections, policies, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
+from redrive.policy import durations
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.replay import selection
@@ -126,6 +127,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         approval_above=min(bounds, default=None),
         target=target,
         exactly_once=spec.guarantee is Guarantee.EXACTLY_ONCE,
+        follow_for=_seconds(spec.follow_for),
     )
     may_grant = target is not None and permitted.allows_role(connection.replay.role, target)
     return Admitted(job, connection.replay, connection.redirect_hosts, pods, reference, may_grant)
@@ -158,6 +160,10 @@ def _choice(spec: ReplaySpec) -> Choice:
     since, until = milliseconds(select.since), milliseconds(select.until)
     ids, keys = select.ids or (), select.keys or ()
     return Choice(ids, keys, since, until, select.limit, spec.max_replays)
+
+
+def _seconds(duration: str | None) -> float | None:
+    return None if duration is None else durations.parse(duration).total_seconds()
 
 
 def is_final(replay: Body) -> bool:

@@ -241,9 +241,16 @@ def _outcome(reported: ReplayStatus) -> str:
     if reported.preview is not None:
         said = f"{reported.left} of {reported.scanned} dead letters would be moved"
         return f"a dry run: {said}, {reported.refused} can't be"
-    return (
+    said = (
         f"of {reported.matched} dead letters {reported.moved} were moved, "
         f"{reported.skipped} needed no move, {reported.refused} can't be moved"
+    )
+    after = reported.aftermath
+    if after is None:
+        return said
+    return (
+        f"{said}; of those that were moved {after.handled} were handled, "
+        f"{after.died_again} died again, {after.waiting} wait"
     )
 
 

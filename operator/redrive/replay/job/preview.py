@@ -72,13 +72,14 @@ class RunPreview:
         return {
             **self.account.to_status(),
             "preview": {
-                "causes": _counts(self.causes),
-                "refused": _counts(self.refused),
+                "causes": counts(self.causes),
+                "refused": counts(self.refused),
                 "samples": list(self.samples),
                 "estimatedSeconds": self.seconds,
             },
         }
 
 
-def _counts(counted: Mapping[str, int]) -> list[dict[str, Any]]:
+def counts(counted: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Write numbers by cause as a field of the Replay's status."""
     return [{"cause": cause[:MAX_CAUSE], "messages": n} for cause, n in counted.items()]

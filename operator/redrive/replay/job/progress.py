@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import ClassVar
 
-from redrive.api.replay import APPROVED_BY, FINAL, ReplayStatus
+from redrive.api.replay import APPROVED_BY, FINAL, ReplayAftermath, ReplayStatus
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
@@ -19,6 +19,7 @@ from redrive.kube.context import wall_clock
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.policy import durations
+from redrive.replay.job.aftermath import Aftermath
 from redrive.replay.job.engine import Wish
 from redrive.replay.job.preview import RunPreview
 from redrive.replay.job.speed import Speed
@@ -96,12 +97,20 @@ class Progress:
             return Wish.SUSPEND
         return self._wish(replay, account)
 
-    def _wish(self, replay: Body, account: Account) -> Wish:
-        status = ReplayStatus.model_validate(replay["status"])
-        if "deletionTimestamp" in replay["metadata"] or status.phase in FINAL:
+    def report_aftermath(self, aftermath: Aftermath) -> Wish:
+        """Write down what has become of what was moved, and return whether the run is to go on."""
+        observed = {**aftermath.to_status(), "observedAt": wall_clock()}
+        fields = {"aftermath": ReplayAftermath.model_validate(observed).to_manifest()}
+        try:
+            replay = asyncio.run(self._exchange(_AT_REST | fields))
+        except (ReplayGoneError, NotFoundError):
             return Wish.END
-        if _is_late(replay["spec"].get("deadline"), status):
-            return Wish.EXPIRE
+        return _ends(replay) or Wish.RUN
+
+    def _wish(self, replay: Body, account: Account) -> Wish:
+        ends = _ends(replay)
+        if ends is not None:
+            return ends
         bound = self._approval_above
         approved = (replay["metadata"].get("annotations") or {}).get(APPROVED_BY)
         self._awaiting = bound is not None and account.moved + account.left > bound and not approved
@@ -142,6 +151,14 @@ class Progress:
             if fields:
                 replay = await kubernetes.patch_status(resources.REPLAYS, self._key, fields)
         return replay
+
+
+def _ends(replay: Body) -> Wish | None:
+    """Return whether the run is to end, and for which of the two reasons."""
+    status = ReplayStatus.model_validate(replay["status"])
+    if "deletionTimestamp" in replay["metadata"] or status.phase in FINAL:
+        return Wish.END
+    return Wish.EXPIRE if _is_late(replay["spec"].get("deadline"), status) else None
 
 
 def _is_late(deadline: str | None, status: ReplayStatus) -> bool:

@@ -10,13 +10,12 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import ClassVar
 
 import pulsar
 
 from redrive.errors import RedriveError
-from redrive.replay.job import planning, scanning
+from redrive.replay.job import aftermath, planning, scanning
 from redrive.replay.job.dispatch import Dispatch
 from redrive.replay.job.engine import Engine, Reporter
 from redrive.replay.job.preview import RunPreview
@@ -24,10 +23,12 @@ from redrive.replay.ledger import ledger as ledger_topic
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import Ledger
 from redrive.replay.ledger.records import Header, header_key, plan_key
+from redrive.replay.moving import tail
 from redrive.replay.moving.task import Route
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap, broker, ranges, reading, rows, snapshot
 from redrive.replay.topic.partition import Partition
+from redrive.replay.topic.position import EntryId, TargetPartition
 from redrive.replay.topic.reading import ReadableTopic
 
 ACKNOWLEDGE_TRIES = 5
@@ -106,8 +107,18 @@ def _plan(job: ReplayJob, engine: Engine, ledger: Ledger, resting: Sequence[Part
         ledger.write(plan_key(job.uid, planned.range), planned.plan.to_json())
     target = snapshot.look(job.admin_url, job.destination)
     partitions = sum(partition.index != broker.UNPARTITIONED for partition in target)
-    header = Header(f"{job.namespace}/{job.name}", partitions, job.reason, job.ticket)
-    ledger.write(header_key(job.uid), asdict(header))
+    began = {} if job.follow_for is None else _tails(job, resting)
+    header = Header(f"{job.namespace}/{job.name}", partitions, job.reason, job.ticket, began)
+    ledger.write(header_key(job.uid), header.to_json())
+
+
+def _tails(job: ReplayJob, resting: Sequence[Partition]) -> dict[TargetPartition, EntryId]:
+    """Return behind which entries all lies that the run is going to cause."""
+    dead = job.policy.dead_letter_topic
+    tails = {TargetPartition(dead, each.index): each.tail for each in resting}
+    for topic in aftermath.live_topics(job):
+        tails |= tail.marks(job.admin_url, topic)
+    return tails
 
 
 def _route(job: ReplayJob, ledger: Ledger, owner: str) -> Route:

@@ -71,7 +71,7 @@ class RangeRecord:
                 uid: {str(offset): bits for offset, bits in entries.items()}
                 for uid, entries in self.partly.items()
             },
-            "tails": {str(place): str(entry) for place, entry in self.tails.items()},
+            "tails": _write_places(self.tails),
             "chunks": _write_entries(self.chunks),
         }
 
@@ -86,10 +86,7 @@ class RangeRecord:
                 uid: {int(offset): bits for offset, bits in entries.items()}
                 for uid, entries in written["partly"].items()
             },
-            {
-                TargetPartition.parse(place): EntryId.parse(entry)
-                for place, entry in written["tails"].items()
-            },
+            _read_places(written["tails"]),
             _read_entries(written.get("chunks", {})),
         )
 
@@ -186,12 +183,30 @@ class Header:
         target_partitions: of the target, 0 if it has none; they must not change meanwhile.
         reason: why it was made, in its author's words; empty if it gives none.
         ticket: where that was decided; likewise.
+        began: behind which entry all lies that was written since, in each partition that is
+            followed, see `ReplayJob.follow_for`.
     """
 
     replay: str
     target_partitions: int
     reason: str = ""
     ticket: str = ""
+    began: Mapping[TargetPartition, EntryId] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Write it."""
+        return {
+            "replay": self.replay,
+            "target_partitions": self.target_partitions,
+            "reason": self.reason,
+            "ticket": self.ticket,
+            "began": _write_places(self.began),
+        }
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> Header:
+        """Read what `to_json` wrote."""
+        return cls(**{**written, "began": _read_places(written.get("began", {}))})
 
 
 class Records:
@@ -217,7 +232,7 @@ class Records:
                 plan = self.plans.setdefault(uid, {})
                 _put(plan, Range.parse(written), content, RangePlan.from_json)
             case "plan":
-                _put(self.headers, uid, content, lambda of: Header(**of))
+                _put(self.headers, uid, content, Header.from_json)
 
     def range(self, of: Range) -> RangeRecord:
         """Return what is known of a range."""
@@ -262,6 +277,14 @@ def unite(bitmaps: Iterable[int]) -> int:
     for each in bitmaps:
         union |= each
     return union
+
+
+def _write_places(places: Mapping[TargetPartition, EntryId]) -> dict[str, str]:
+    return {str(place): str(entry) for place, entry in places.items()}
+
+
+def _read_places(written: Mapping[str, str]) -> dict[TargetPartition, EntryId]:
+    return {TargetPartition.parse(place): EntryId.parse(entry) for place, entry in written.items()}
 
 
 def _write_entries(entries: Mapping[int, EntryId]) -> dict[str, str]:

@@ -106,7 +106,7 @@ class Partition:
             return found
         if subscription not in stats["cursors"]:
             raise SubscriptionMissingError(
-                f"the dead-letter topic has no subscription {subscription}",
+                f"the topic has no subscription {subscription}",
                 got=sorted(stats["cursors"]),
                 remedy="wait until the RetryPolicy is Ready again: the operator creates it",
             )

@@ -190,6 +190,13 @@ def test_the_job_knows_its_target(asked: dict[str, str], target: str | None) -> 
     assert ReplayJob.decode(job.encode()) == job
 
 
+def test_the_job_knows_how_long_to_follow() -> None:
+    assert admit(replay(), ctx()).job.follow_for is None
+    job = admit(replay(spec={"followFor": "1m30s"}), ctx()).job
+    assert job.follow_for == 90
+    assert ReplayJob.decode(job.encode()) == job
+
+
 @pytest.mark.parametrize("asked", ["ExactlyOnce", "AtLeastOnce", None])
 def test_the_job_knows_what_is_guaranteed(asked: str | None) -> None:
     spec = {} if asked is None else {"guarantee": asked}

@@ -186,6 +186,16 @@ async def test_a_run_is_completed_by_the_word_of_its_job(api: FakeKubernetes) ->
     assert shown(api)[1] == ("of 8 dead letters 5 were moved, 2 needed no move, 1 can't be moved")
 
 
+async def test_a_run_that_was_followed_says_what_became_of_its_messages(
+    api: FakeKubernetes,
+) -> None:
+    after = {"handled": 3, "waiting": 0, "diedAgain": 2, "settled": True}
+    moment = {"observedAt": "2026-11-22T00:00:00Z"}
+    numbers = {"matched": 5, "moved": 5, "skipped": 0, "refused": 0, "left": 0}
+    await ended(api, "COMPLETED", **numbers, aftermath=after | moment, finished=True)
+    assert shown(api)[1].endswith("that were moved 3 were handled, 2 died again, 0 wait")
+
+
 async def test_a_dry_run_says_what_it_would_do(api: FakeKubernetes) -> None:
     numbers = {"scanned": 9, "matched": 8, "moved": 0, "refused": 1, "left": 7}
     await ended(api, "COMPLETED", **numbers, preview={"estimatedSeconds": 1}, finished=True)

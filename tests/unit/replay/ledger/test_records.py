@@ -18,6 +18,13 @@ from redrive.replay.topic.ranges import Range
 
 OF = Range(0, 7, 0, 9_999)
 UID = "uid-1"
+HEADER = Header(
+    "shop/again",
+    3,
+    reason="it is up again",
+    ticket="OPS-1432",
+    began={TargetPartition(TopicName("shop", "prod", "ü-RETRY"), -1): EntryId(7, -1)},
+)
 bits = st.sets(st.integers(0, 40)).map(lambda found: bitmap.of(found, 41))
 entries = st.builds(EntryId, st.integers(0, 99), st.integers(-1, 99))
 uids = st.sampled_from([UID, "uid-2", "uid-3"])
@@ -58,7 +65,7 @@ def with_records(record: RangeRecord, plan: RangePlan) -> Records:
     written: Mapping[str, object] = {
         records.range_key(OF): record.to_json(),
         records.plan_key(UID, OF): plan.to_json(),
-        records.header_key(UID): {"replay": "shop/again", "target_partitions": 3},
+        records.header_key(UID): HEADER.to_json(),
     }
     for key, value in written.items():
         ledger.apply(key, json.dumps(value).encode())
@@ -72,7 +79,7 @@ def test_a_record_is_read_as_it_was_written_and_taken_away_by_nothing(
     ledger = with_records(record, plan)
     assert ledger.range(OF) == record
     assert ledger.plans == {UID: {OF: plan}}
-    assert ledger.headers == {UID: Header("shop/again", 3)}
+    assert ledger.headers == {UID: HEADER}
     for key in (records.range_key(OF), records.plan_key(UID, OF), records.header_key(UID)):
         ledger.apply(key, b"")
     assert (ledger.ranges, ledger.headers, ledger.plans[UID]) == ({}, {}, {})

@@ -1,0 +1,144 @@
+"""What became of replayed messages is what their consumers have seen of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive import RetryConsumer
+from redrive.policy.ladder import Ladder
+from redrive.policy.model import Policy
+from redrive.replay.job import aftermath
+from redrive.replay.job import run as runs
+from redrive.replay.job.aftermath import Aftermath
+from redrive.replay.job.engine import Local, Wish
+from redrive.replay.spec import ReplayJob
+from tests.integration.replay.test_mover import Notes, job_of
+
+ProvisionPolicy = Callable[..., Any]
+MakeJob = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+COUNT = 60
+
+
+@dataclass
+class Handler:
+    """Handles two of three messages, one of these at the second attempt; counts both."""
+
+    seen: Counter[str] = field(default_factory=Counter)
+    handled: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, message: pulsar.Message) -> None:
+        number = message.data().decode()
+        with self.lock:
+            self.seen[number] += 1
+            attempt = self.seen[number]
+        if int(number) % 3 == 0:
+            raise ValueError(number)
+        if int(number) % 3 == 1 and attempt == 1:
+            raise TimeoutError(number)
+        with self.lock:
+            self.handled[number] += 1
+
+
+@contextmanager
+def consumed(provisioned: Any, policy: Policy) -> Iterator[Handler]:  # noqa: ANN401
+    """Handle the messages of *policy* meanwhile."""
+    handler = Handler()
+    with RetryConsumer(provisioned.client, policy) as consumer:
+        thread = threading.Thread(target=consumer.run, args=(handler,), kwargs={"workers": 4})
+        thread.start()
+        try:
+            yield handler
+        finally:
+            consumer.stop()
+            thread.join()
+
+
+class Shown:
+    """What was reported."""
+
+    def __init__(self) -> None:
+        self.found: list[Aftermath] = []
+
+    def report_aftermath(self, found: Aftermath) -> Wish:
+        self.found.append(found)
+        return Wish.RUN
+
+
+def buried(provisioned: Any, count: int) -> None:  # noqa: ANN401
+    """Lay dead letters with their numbers as content."""
+    for number in range(count):
+        provisioned.bury(1, "OldError", str(number).encode())
+
+
+@pytest.mark.parametrize("target", ["retry", "source"])
+def test_all_that_was_moved_is_followed_until_it_is_settled(
+    provision_policy: ProvisionPolicy, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aftermath, "LOOK_SECONDS", 0.3)
+    provisioned = provision_policy(partitions=3, dead_partitions=2)
+    policy = replace(provisioned.policy, max_retries=2, ladder=Ladder((1,)))
+    source = policy.topic
+    provisioned.create(source, policy.subscription, 2)
+    provisioned.deduplicate(source)
+    provisioned.grant(source, "produce", "consume")
+    provisioned.bury(7, "OldError", b"0")
+    runs.run(job_of(provisioned, "before"), Local(), Notes())  # of which nothing may be counted
+    buried(provisioned, COUNT)
+    job = replace(
+        job_of(provisioned), follow_for=120.0, target=source if target == "source" else None
+    )
+    assert runs.run(job, Local(), Notes()).moved == COUNT
+
+    shown = Shown()
+    with consumed(provisioned, policy) as handler:
+        aftermath.follow(job, shown)
+        found = shown.found[-1]
+
+    assert found.settled
+    assert found.moved == COUNT
+    assert (found.handled, found.waiting, found.dead) == (40, 0, 20)
+    assert sum(handler.handled.values()) == 40
+    assert found.causes == {"ValueError": 20}
+    for each in shown.found:
+        assert each.handled + each.waiting + each.dead == COUNT
+
+
+def test_without_consumers_all_waits_and_the_status_says_so(
+    provision_policy: ProvisionPolicy, make_job: MakeJob
+) -> None:
+    provisioned = provision_policy(partitions=2)
+    buried(provisioned, 5)
+    job, progress = make_job(provisioned, followFor="1s")
+    job = replace(job, follow_for=0.0)
+    runs.run(job, Local(), progress)
+
+    aftermath.follow(job, progress)
+
+    found = progress.read().aftermath
+    assert found is not None
+    assert (found.handled, found.waiting, found.died_again, found.settled) == (0, 5, 0, False)
+    assert found.causes == ()
+
+
+def test_a_batch_that_is_replayed_counts_message_by_message(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury_batch("A", "B", "C")
+    job: ReplayJob = replace(job_of(provisioned), follow_for=0.0)
+    runs.run(job, Local(), Notes())
+    shown = Shown()
+    aftermath.follow(job, shown)
+    assert [(each.moved, each.waiting) for each in shown.found] == [(3, 3)]
+    assert json.dumps(shown.found[-1].to_status())
