@@ -81,6 +81,11 @@ class FakeKubernetes(Kubernetes):
         self.before("get", resource, key)
         return copy.deepcopy(self._stored(resource, key))
 
+    async def exists(self, resource: Resource, key: Key) -> bool:
+        """Whether one object is there."""
+        self.before("exists", resource, key)
+        return key in self.objects[resource]
+
     async def create(self, resource: Resource, body: Body) -> Body:
         """Store an object that is not there yet; record an Event."""
         if resource == resources.EVENTS:

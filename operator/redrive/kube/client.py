@@ -40,7 +40,8 @@ PAGE = 500
 """So many objects come with one answer: a list of ten thousand is never in memory twice."""
 _MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
-_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_METADATA_OF_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class Kubernetes:
     async def versions(self, resource: Resource, namespace: str | None = None) -> Versions:
         """Read the versions of the same objects, and nothing else of them."""
         found, latest = dict[str, int](), 0
-        async for page in self._pages(resource, namespace, accept=_METADATA_ONLY):
+        async for page in self._pages(resource, namespace, accept=_METADATA_OF_LIST):
             latest = int(page["metadata"]["resourceVersion"])
             for item in page["items"] or ():  # null where there are none
                 found[item["metadata"]["uid"]] = int(item["metadata"]["resourceVersion"])
@@ -160,6 +161,14 @@ class Kubernetes:
             NotFoundError: it is not there.
         """
         return await self._call("GET", resource.path(*key))
+
+    async def exists(self, resource: Resource, key: Key) -> bool:
+        """Whether an object is there; nothing that it holds is read."""
+        try:
+            await self._call("GET", resource.path(*key), accept=_METADATA_ONLY)
+        except NotFoundError:
+            return False
+        return True
 
     async def create(self, resource: Resource, body: Body) -> Body:
         """Create *body*; a field that the schema does not know is refused, never dropped.

@@ -289,7 +289,7 @@ def test_what_a_replay_waits_for_is_said_and_noticed_when_it_comes(shop: Shop) -
     assert "Stalled" not in status
 
 
-def test_a_replay_waits_for_the_service_account_of_its_job(shop: Shop) -> None:
+def test_a_replay_waits_for_the_service_account_and_the_secret_of_its_job(shop: Shop) -> None:
     shop.kubectl("delete", "serviceaccount", "redrive-replay")
     shop.declare()
     shop.replay("early")
@@ -298,8 +298,26 @@ def test_a_replay_waits_for_the_service_account_of_its_job(shop: Shop) -> None:
     assert f"got '{shop.name}/redrive-replay'" in told
     assert f"add {shop.name} to replay.namespaces" in told
     assert shop.applications() == []
+    shop.kubectl("delete", "secret", "pulsar-replayer")
     chart.prepare_replays(shop.sandbox.cluster, shop.name)
+    told = shop.reaches("early", "Pending", "JobSecretNotFound")["Reconciling"]["message"]
+    assert f"got '{shop.name}/pulsar-replayer'" in told
+    assert shop.applications() == []
+    token = {"token": shop.tokens["pulsar-replayer"]}
+    shop.apply("v1", "Secret", "pulsar-replayer", stringData=token)
     shop.reaches("early", "Submitted")
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_a_replay_that_is_followed_says_what_waits_when_its_time_is_over(shop: Shop) -> None:
+    shop.declare()
+    shop.bury(4, "WarehouseDown")
+    shop.replay("followed", followFor="2s")
+    status = shop.reaches("followed", "Completed")
+    after = status["aftermath"]
+    assert (after["handled"], after["waiting"], after["diedAgain"]) == (0, 4, 0)
+    assert not after["settled"]
+    assert status["Ready"]["message"].endswith("0 were handled, 0 died again, 4 wait")
 
 
 STATES: list[tuple[dict[str, str], str, str, str]] = [

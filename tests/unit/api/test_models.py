@@ -143,7 +143,7 @@ targets = st.fixed_dictionaries(
     {
         "target": st.sampled_from(["Retry", "Source"]),
         "guarantee": st.sampled_from(["ExactlyOnce", "AtLeastOnce"]),
-        "dryRun": st.just(False),
+        "dryRun": st.sampled_from([False]),
         "followFor": st.sampled_from(["30s", "2h"]),
     }
 ) | st.just(

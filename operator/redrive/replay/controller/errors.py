@@ -64,6 +64,12 @@ class ServiceAccountNotFoundError(RedriveError):
     reason = "ServiceAccountNotFound"
 
 
+class JobSecretNotFoundError(RedriveError):
+    """The Replay's namespace lacks a Secret, or a ConfigMap, that the pods of its job mount."""
+
+    reason = "JobSecretNotFound"
+
+
 class ReplaysDisabledError(RedriveError):
     """The operator was started without an image for replay jobs."""
 

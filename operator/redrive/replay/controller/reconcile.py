@@ -16,8 +16,8 @@ from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
-from redrive.kube.errors import ForbiddenError, NotFoundError
-from redrive.kube.resources import Body, Key
+from redrive.kube.errors import ForbiddenError
+from redrive.kube.resources import Body, Key, Resource
 from redrive.kube.status import ObjectEvent, Publisher
 from redrive.replay.controller import (
     driver,
@@ -31,6 +31,7 @@ from redrive.replay.controller import (
 )
 from redrive.replay.controller.admission import admit, is_final, policy_of
 from redrive.replay.controller.launcher import SparkRun
+from redrive.replay.controller.mounts import PodAccess
 
 LAUNCHED = "Launched"
 """Reason of an Event: the SparkApplication was created."""
@@ -117,8 +118,8 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
             remedy=_ANOTHER,
         )
     launcher = launchers.choose(admitted.template.launcher, ctx)
-    await _check_service_account(Key.of(replay).namespace, ctx)
     access = mounts.access(admitted.identity, admitted.redirect_hosts)
+    await _check_provided(Key.of(replay).namespace, access, ctx)
     wanted = launch.application(replay, admitted.job, access, admitted.template, ctx.settings)
     created = await ctx.kubernetes.create(launcher.resource, launcher.manifest(wanted))
     ctx.applications[launcher.resource].put(created)
@@ -131,27 +132,38 @@ def _launched(replay: Body, run: SparkRun) -> ObjectEvent:
     return ObjectEvent(LAUNCHED, ": ".join([said, *given]))
 
 
-async def _check_service_account(namespace: str, ctx: Context) -> None:
-    """Check that the ServiceAccount of the job exists: without it, each submission would fail.
-
-    An operator that may not read ServiceAccounts leaves this to the Spark operator.
+async def _check_provided(namespace: str, access: PodAccess, ctx: Context) -> None:
+    """Check that what a job needs is in its namespace: else submissions fail, or pods wait.
 
     Raises:
-        ServiceAccountNotFoundError: it does not exist.
+        ServiceAccountNotFoundError: what it runs as does not exist.
+        JobSecretNotFoundError: what its pods mount does not exist.
     """
     account = Key(namespace, ctx.settings.replay_service_account)
-    try:
-        await ctx.kubernetes.get(resources.SERVICE_ACCOUNTS, account)
-    except ForbiddenError:
-        return
-    except NotFoundError:
+    if await _is_missing(resources.SERVICE_ACCOUNTS, account, ctx):
         raise errors.ServiceAccountNotFoundError(
             "the ServiceAccount that replay jobs run as does not exist",
             got=str(account),
             remedy=f"add {namespace} to replay.namespaces of the Helm chart, which creates it with "
             f"its rights, or run kubectl create serviceaccount {account.name} -n {namespace} and "
             "give it the rights of a Spark driver; this Replay starts by itself then",
-        ) from None
+        )
+    for resource, name in access.mounted:
+        if await _is_missing(resource, Key(namespace, name), ctx):
+            raise errors.JobSecretNotFoundError(
+                f"a {resource.kind} that the pods of replay jobs mount does not exist",
+                got=str(Key(namespace, name)),
+                remedy="create it in the namespace of the Replay, or correct spec.replay of the "
+                "PulsarConnection; this Replay starts by itself then",
+            )
+
+
+async def _is_missing(resource: Resource, key: Key, ctx: Context) -> bool:
+    """Whether an object is known not to exist; that of one that may not be read is not known."""
+    try:
+        return not await ctx.kubernetes.exists(resource, key)
+    except ForbiddenError:
+        return False
 
 
 def _run(replay: Body, ctx: Context) -> SparkRun | None:

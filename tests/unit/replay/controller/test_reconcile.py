@@ -24,6 +24,7 @@ from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.replay.controller.test_admission import SETTINGS, ctx, replay
 
 ACCOUNT = Key("shop", "redrive-replay")
+SECRET = Key("shop", "pulsar-replayer")
 
 
 @pytest.fixture
@@ -32,6 +33,12 @@ def api() -> FakeKubernetes:
     api = FakeKubernetes()
     api.add(resources.REPLAYS, replay())
     return api
+
+
+def provide(api: FakeKubernetes) -> None:
+    """Add what jobs need."""
+    api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
+    api.add(resources.SECRETS, {"metadata": SECRET._asdict()})
 
 
 async def look(
@@ -55,7 +62,7 @@ async def test_a_replay_without_its_service_account_waits_and_looks_again(
     read: list[tuple[Resource, Key]] = []
 
     def note(verb: str, resource: Resource, key: Key) -> None:
-        if verb == "get":
+        if verb == "exists":
             read.append((resource, key))
 
     api.before = note
@@ -72,6 +79,18 @@ async def test_a_replay_without_its_service_account_waits_and_looks_again(
     assert all(c["type"] != "Stalled" for c in status["conditions"])
 
 
+async def test_a_replay_without_the_secret_of_its_job_waits_and_looks_again(
+    api: FakeKubernetes,
+) -> None:
+    api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
+    assert await look(api) is Requeue.BACKOFF
+    assert [write.verb for write in api.writes] == ["patch_status"]
+    reason, message = shown(api)
+    assert reason == "JobSecretNotFound"
+    assert "a Secret that the pods of replay jobs mount does not exist" in message
+    assert "got 'shop/pulsar-replayer'" in message
+
+
 async def test_a_replay_in_a_cluster_without_a_spark_operator_says_so(api: FakeKubernetes) -> None:
     body = replay()
     context = dataclasses.replace(
@@ -86,17 +105,17 @@ async def test_a_replay_in_a_cluster_without_a_spark_operator_says_so(api: FakeK
 
 
 @pytest.mark.parametrize("forbidden", [False, True])
-async def test_a_replay_is_launched_when_the_account_exists_or_may_not_be_read(
+async def test_a_replay_is_launched_when_what_it_needs_exists_or_may_not_be_read(
     api: FakeKubernetes, *, forbidden: bool
 ) -> None:
     def refuse(_verb: str, resource: Resource, _key: Key) -> None:
-        if resource == resources.SERVICE_ACCOUNTS:
+        if resource in {resources.SERVICE_ACCOUNTS, resources.SECRETS}:
             raise ForbiddenError("it is not allowed", remedy="none")
 
     if forbidden:
         api.before = refuse
     else:
-        api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
+        provide(api)
     assert await look(api) is Requeue.BACKOFF  # until the application has a state
     created = [write.resource.kind for write in api.writes if write.verb == "create"]
     assert created == ["SparkApplication"]
@@ -221,7 +240,7 @@ async def test_the_event_of_a_launch_says_why_the_replay_was_made() -> None:
     api = FakeKubernetes()
     body = replay(spec={"reason": "the warehouse is up", "ticket": "OPS-1"})
     api.add(resources.REPLAYS, body)
-    api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
+    provide(api)
     context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
     await reconcile(Key.of(body), context, asyncio.Lock())
     said = [str(event) for event in api.events]
@@ -342,7 +361,7 @@ async def look_without_its_application(
     body = replay(status={"sparkApplication": "replay-now"})  # the cache is behind
     (known,) = api.objects[resources.REPLAYS].values()
     known["status"] = body["status"] | reported
-    api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
+    provide(api)
     job = JobDefaults(time_to_live_seconds=seconds)
     context = dataclasses.replace(
         ctx(replays=[body]), kubernetes=api, settings=dataclasses.replace(SETTINGS, replay_job=job)

@@ -22,7 +22,7 @@ from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.crd_fields import SpecField, SpecFields
 from tests.support.fake_kubernetes import edit
 from tests.unit.replay.controller.test_admission import SETTINGS, ctx, replay
-from tests.unit.replay.controller.test_reconcile import ACCOUNT
+from tests.unit.replay.controller.test_reconcile import provide
 
 KEY = Key("shop", "now")
 PARTS = ("Submitted", "Running", "Completed", "gone")
@@ -49,7 +49,7 @@ class Life:
         self.kubernetes = Faulty()
         self.kubernetes.fault = self.fault
         self.kubernetes.add(resources.REPLAYS, replay(spec=dict(self.spec)))
-        self.kubernetes.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
+        provide(self.kubernetes)
 
     @property
     def stored(self) -> dict[str, Any] | None:
