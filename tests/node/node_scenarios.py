@@ -226,12 +226,12 @@ def test_a_driver_that_is_deleted_half_way_is_followed_by_one_that_goes_on(repla
     assert int(replays.get(f"{APPLICATIONS}/{application}", ".status.executionAttempts")) > 1
 
 
-def secret(shop: Shop, token: str) -> None:
+def secret(shop: Shop, token: str, key: str = "token") -> None:
     manifest = {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": "pulsar-replayer"},
-        "stringData": {"token": token},
+        "stringData": {key: token},
     }
     shop.kubectl("apply", "-f", "-", given=json.dumps(manifest))
 
@@ -271,11 +271,15 @@ def not_started(shop: Shop, name: str) -> str:
     return why[0]
 
 
-def test_a_missing_secret_is_named_by_the_condition(replays: Shop) -> None:
+def test_a_missing_secret_or_key_is_named_by_the_condition(replays: Shop) -> None:
     token = replays.broker.token(REPLAYER)
     replays.kubectl("delete", "secret", "pulsar-replayer")
     replays.replay("no-secret")
-    assert 'secret "pulsar-replayer" not found' in not_started(replays, "no-secret")
+    message = replays.condition("no-secret", "JobSecretNotFound")
+    assert f"got '{NAMESPACE}/pulsar-replayer'" in message
+    secret(replays, token, key="other")
+    why = not_started(replays, "no-secret")
+    assert "references non-existent secret key: token" in why
     secret(replays, token)
     replays.completes("no-secret")
 
