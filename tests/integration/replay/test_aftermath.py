@@ -112,6 +112,7 @@ def test_all_that_was_moved_is_followed_until_it_is_settled(
     assert found.causes == {"ValueError": 20}
     for each in shown.found:
         assert each.handled + each.waiting + each.dead == COUNT
+        assert each.handled <= 40
 
 
 def test_without_consumers_all_waits_and_the_status_says_so(

@@ -42,7 +42,8 @@ class Aftermath:
 
     Attributes:
         moved: by the run.
-        waiting: not acknowledged: to be delivered, delayed, or in the hands of a consumer.
+        waiting: not acknowledged: to be delivered, delayed, or in the hands of a consumer. Too many
+            by those that a consumer has sent on, and not acknowledged yet.
         dead: dead-lettered again.
         causes: of these: the class of the exception → how many; the most frequent ones.
         settled: whether nothing waits, and nothing was on its way from one topic to the next.
@@ -151,28 +152,34 @@ class AftermathLook:
             RedriveError: the broker does not let the role look, or does not answer.
             PulsarException: likewise.
         """
-        # In the order in which messages go from one to the next: so they may count twice, for now.
+        # All before any is read, in the order in which messages go from one to the next: one on its
+        # way counts in both places, and none is missed.
+        policy, admin_url = self._job.policy, self._job.admin_url
+        live = [
+            (topic, partition)
+            for topic in self._live
+            for partition in snapshot.look(admin_url, topic, policy.subscription)
+        ]
+        dead = snapshot.look(admin_url, policy.dead_letter_topic)
         found = waiting = 0
-        for topic, live in self._live.items():
-            for partition in self._look(topic, self._job.policy.subscription):
-                for message in self._new(topic, partition):
-                    live.add(partition.index, message.message_id())
-                    found += 1
-                waiting += live.waiting(partition)
-        dead_letters = self._job.policy.dead_letter_topic
-        for partition in self._look(dead_letters):
+        for topic, partition in live:
+            messages = self._live[topic]
+            for message in self._new(topic, partition):
+                messages.add(partition.index, message.message_id())
+                found += 1
+            waiting += messages.waiting(partition)
+        for partition in dead:
             self._causes += Counter(
                 (properties(message) or {}).get(CAUSE_TYPE, "")
-                for message in self._new(dead_letters, partition)
+                for message in self._new(policy.dead_letter_topic, partition)
             )
         # A retry may go to a partition that was looked at just before: it is new in the next look.
         settled = self._was_empty and not waiting and not found
         self._was_empty = not waiting
         causes = dict(self._causes.most_common(SHOWN))
-        return Aftermath(self._moved, waiting, self._causes.total(), causes, settled)
-
-    def _look(self, topic: TopicName, subscription: str = "") -> tuple[Partition, ...]:
-        return snapshot.look(self._job.admin_url, topic, subscription)
+        died = self._causes.total()
+        waiting = min(waiting, max(0, self._moved - died))
+        return Aftermath(self._moved, waiting, died, causes, settled)
 
     def _new(self, topic: TopicName, partition: Partition) -> Iterator[pulsar.Message]:
         """Read what came to a partition since the last look, and names the Replay."""

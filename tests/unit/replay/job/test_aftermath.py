@@ -17,11 +17,12 @@ from redrive.replay.job import aftermath
 from redrive.replay.job.aftermath import Aftermath, AftermathLook, LiveMessages
 from redrive.replay.job.engine import Wish
 from redrive.replay.ledger import ledger
-from redrive.replay.ledger.records import Header, Records
+from redrive.replay.ledger.records import Header, RangePlan, RangeRecord, Records
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import broker, reading, snapshot
 from redrive.replay.topic.partition import Acknowledged, Partition
 from redrive.replay.topic.position import EntryId, TargetPartition
+from redrive.replay.topic.ranges import Range
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
 SOURCE, RETRY, DEAD = POLICY.topic, POLICY.retry_topic, POLICY.dead_letter_topic
@@ -183,8 +184,11 @@ class Notes:
 
 @pytest.fixture
 def recorded(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> Topics:
-    """A ledger whose run has moved nothing, and a broker."""
+    """A ledger whose run has moved one message, and a broker."""
     records = Records()
+    of = Range(0, 3, 0, 9_999)
+    records.plans["uid"] = {of: RangePlan(1, 0b1, {}, ())}
+    records.ranges[of] = RangeRecord(moved={"uid": 0b1})
     records.headers["uid"] = Header("shop/again", 0, began=BEGAN)
     monkeypatch.setattr(ledger, "read", lambda *_: records)
     monkeypatch.setattr(broker, "connect", lambda _: pytest.MonkeyPatch.context())
