@@ -63,7 +63,8 @@
 {{- end }}
 
 {{- define "redrive.secretRules" -}}
-# Tokens of PulsarConnections. Each is read by name; Secrets are never listed.
+# Credentials of PulsarConnections, and whether those of a replay job are there. Each is read by name;
+# Secrets are never listed.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get]

@@ -242,7 +242,10 @@ class Preview(StatusModel):
 
 
 class ReplayAftermath(StatusModel):
-    """What became of the messages that were moved: `moved` = handled + waiting + diedAgain."""
+    """What became of the messages that were moved: `moved` = handled + waiting + diedAgain.
+
+    Consumers that were killed may have left copies, which count as well.
+    """
 
     observed_at: Timestamp
     """When that was looked at."""
@@ -260,7 +263,7 @@ class ReplayAftermath(StatusModel):
     """What these died of; the 20 most frequent causes."""
 
     settled: bool
-    """Whether nothing waits any more, so that nothing of this changes."""
+    """Whether nothing waits any more."""
 
 
 class JobFailure(StatusModel):
@@ -331,7 +334,8 @@ class ReplayStatus(StatusModel):
     written by the job."""
 
     finished: bool | None = None
-    """Whether the run has come to its end, with nothing left; written by the job."""
+    """Whether the run has come to its end, with nothing left, and at most follows what was moved;
+    written by the job."""
 
     failure: JobFailure | None = None
     """Why the last job failed, as it wrote itself."""

@@ -163,7 +163,7 @@ class Kubernetes:
         return await self._call("GET", resource.path(*key))
 
     async def exists(self, resource: Resource, key: Key) -> bool:
-        """Whether an object is there; nothing that it holds is read."""
+        """Whether an object is there; its metadata alone is asked for, and not kept."""
         try:
             await self._call("GET", resource.path(*key), accept=_METADATA_ONLY)
         except NotFoundError:

@@ -41,8 +41,6 @@ def _run(job: ReplayJob, progress: Progress) -> None:
                 progress.preview(preview(job, engine, progress))
             else:
                 run(job, engine, progress)
-        if job.follow_for is not None:  # Spark, with its executors, has ended
-            aftermath.follow(job, progress)
     except RunEndedError:
         raise
     except Exception as error:
@@ -52,6 +50,8 @@ def _run(job: ReplayJob, progress: Progress) -> None:
             logger.exception("the status can't say why the run failed")
         raise
     progress.finish()
+    if job.follow_for is not None:  # Spark, with its executors, has ended
+        aftermath.follow(job, progress)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tests.integration.provision.conftest import MakeShop
 
 SIZES = (100, 300, 1_000)
 TOLERANCE = 1.2
-"""How much more time a policy may take among the most than among the fewest."""
+"""How much more time a policy may take among the most than among the fewest, beside the script."""
 OVERHEAD = 3
 """How often the bare script may run in the time that the operator takes."""
 
@@ -26,11 +26,12 @@ async def test_policies_become_ready_in_a_time_that_grows_with_their_number_alon
     scripts = {count: await script_alone(make_shop, count) for count in SIZES}
     most = SIZES[-1]
     ratio = seconds[most] / scripts[most]
+    most_growth = TOLERANCE * max(1.0, growth(scripts))  # brokers have more to do among many, too
     figures += [Figure(name, f"{n} policies until all Ready", s, "s") for n, s in seconds.items()]
     figures += [Figure(name, f"bare script for {n}", s, "s") for n, s in scripts.items()]
     among = f"among {most:,} beside one among {SIZES[0]}"
     figures += [
-        Figure(name, f"a policy {among}", growth(seconds), "times", at_most=TOLERANCE),
+        Figure(name, f"a policy {among}", growth(seconds), "times", at_most=most_growth),
         Figure(name, f"a policy of the bare script {among}", growth(scripts), "times"),
         Figure(name, f"{most:,} beside the bare script", ratio, "times", at_most=OVERHEAD),
         Figure(name, f"memory after {sum(SIZES):,}", operator.memory(), "MB", at_most=250),

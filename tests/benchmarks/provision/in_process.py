@@ -1,4 +1,4 @@
-"""The operator in this process, between stand-ins: an API server in memory, brokers elsewhere.
+"""The operator in one process, between stand-ins: an API server in memory, brokers elsewhere.
 
 So only what the operator itself takes is measured, and ten thousand policies fit on a small
 machine.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import multiprocessing
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,11 +24,22 @@ from redrive.admin.http import Http
 from redrive.kube import resources, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body
+from tests.benchmarks.figures import Figure
 from tests.support.fake_admin import SUPERUSER, FakeBroker
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.operator_in_process import operator_in_process
 
 PATIENCE_SECONDS = 3_000
+
+
+def alone(measure: Callable[[], Coroutine[Any, Any, list[Figure]]]) -> list[Figure]:
+    """Run *measure*, of a module, in a process that has held nothing else."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_run, measure).result()
+
+
+def _run(measure: Callable[[], Coroutine[Any, Any, list[Figure]]]) -> list[Figure]:
+    return asyncio.run(measure())
 
 
 def calls(*, only_writes: bool = False) -> float:

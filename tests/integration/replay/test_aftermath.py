@@ -70,8 +70,10 @@ class Shown:
     def __init__(self) -> None:
         self.found: list[Aftermath] = []
 
-    def report_aftermath(self, found: Aftermath) -> Wish:
+    def report_aftermath(self, found: Aftermath) -> None:
         self.found.append(found)
+
+    def wish(self) -> Wish:
         return Wish.RUN
 
 

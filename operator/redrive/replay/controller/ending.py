@@ -51,22 +51,28 @@ def requeue(replay: Body, phase: str) -> Requeue:
     return Requeue.SLOW_BACKOFF if timed in replay["spec"] else Requeue.ON_CHANGE
 
 
+def is_late(replay: Body, status: ReplayStatus, now: datetime) -> bool:
+    """Whether a run was to end long ago.
+
+    Its job ends by itself at the deadline. One that does not run, or hangs, does not.
+    """
+    deadline = replay["spec"].get("deadline")
+    if deadline is None or status.start_time is None:
+        return False
+    return now - status.start_time - GRACE >= durations.parse(deadline)
+
+
 def check_deadline(replay: Body, status: ReplayStatus, phase: str, now: datetime) -> None:
     """Check that a run that was launched has not gone on for longer than it may.
 
-    Its job ends by itself at the deadline. One that does not run, or hangs, does not.
-
     Raises:
-        DeadlineExceededError: it has.
+        DeadlineExceededError: it has, and something is left.
     """
-    deadline = replay["spec"].get("deadline")
-    if deadline is None or status.start_time is None or phase in FINAL:
-        return
-    if now - status.start_time - GRACE < durations.parse(deadline):
+    if phase in FINAL or status.finished or not is_late(replay, status, now):
         return
     raise DeadlineExceededError(
         "the run has not come to its end within its deadline, and its job does not say why",
-        got=deadline,
+        got=replay["spec"]["deadline"],
         remedy="look at the SparkApplication and its pods, which go with this Replay; another "
         "Replay goes on from what was moved",
     )

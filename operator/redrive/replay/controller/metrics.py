@@ -89,7 +89,7 @@ def _by_phase(replays: Iterable[Body]) -> GaugeMetricFamily:
 
 
 def _progress(replays: Iterable[Body]) -> GaugeMetricFamily:
-    """Of those with an application that has to do something: one of a policy at most."""
+    """Of those with an application that has something to move: one of a policy at most."""
     family = GaugeMetricFamily(
         "redrive_replay_progress_messages",
         "Messages that the Replay under way has scanned, moved, skipped or refused so far.",
@@ -97,7 +97,7 @@ def _progress(replays: Iterable[Body]) -> GaugeMetricFamily:
     )
     for body in replays:
         status = body.get("status") or {}
-        if status.get("phase") in _UNDER_WAY:
+        if status.get("phase") in _UNDER_WAY and not status.get("finished"):
             steps = ("scanned", *(outcome for outcome in _OUTCOMES if outcome != "left"))
             done = sum(status.get(step, 0) for step in steps)
             family.add_metric(_policy(body), done)

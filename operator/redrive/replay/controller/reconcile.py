@@ -75,7 +75,8 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
             elif not reported.finished:
                 run = await _launch(replay, reported, ctx)
                 events.append(_launched(replay, run))
-        conditions, fields = _mirror(reported, run, now)
+        is_late = ending.is_late(replay, reported, now)
+        conditions, fields = _mirror(reported, run, now, is_late=is_late)
         requeue = ending.requeue(replay, fields["phase"])
     except RedriveError as error:
         policy = ctx.policies.get(policy_of(replay))
@@ -193,7 +194,9 @@ async def _reported(replay: Body, run: SparkRun | None, ctx: Context) -> ReplayS
     return ReplayStatus.model_validate(replay.get("status") or {})
 
 
-def _mirror(reported: ReplayStatus, run: SparkRun | None, now: datetime) -> _Shown:
+def _mirror(
+    reported: ReplayStatus, run: SparkRun | None, now: datetime, *, is_late: bool
+) -> _Shown:
     """Return what the state of the application says about the Replay.
 
     Args:
@@ -202,15 +205,16 @@ def _mirror(reported: ReplayStatus, run: SparkRun | None, now: datetime) -> _Sho
         run: how its application stands; None if that is gone, and the job says that the run is
             finished.
         now: the time.
+        is_late: whether it is long over its deadline.
 
     Raises:
-        ReplayFailedError: the application has failed for good.
+        ReplayFailedError: the application has ended before its run.
     """
     if run is None:
         return _completed(reported, now)
     name = run.key.name
-    cut_off = run.phase is Phase.COMPLETED and not reported.finished
-    if run.phase is Phase.FAILED or cut_off:
+    if run.phase in FINAL and not reported.finished:
+        cut_off = run.phase is Phase.COMPLETED
         failure = reported.failure
         raise errors.ReplayFailedError(
             f"the SparkApplication {name} has {'ended before its run' if cut_off else 'failed'}",
@@ -220,9 +224,11 @@ def _mirror(reported: ReplayStatus, run: SparkRun | None, now: datetime) -> _Sho
     fields: dict[str, Any] = {"phase": run.phase.value, "sparkApplication": name}
     if reported.start_time is None:
         fields["startTime"] = _written(now)
-    if run.phase is Phase.COMPLETED:
+    if reported.finished and (run.phase in FINAL or is_late):
         conditions, ended = _completed(reported, now)
         return conditions, fields | ended
+    if run.phase is Phase.RUNNING and reported.finished:
+        return status.progressing("all is moved; the job looks at what becomes of it"), fields
     if run.phase is Phase.RUNNING and reported.suspended:
         fields["phase"] = Phase.SUSPENDED.value
         if reported.awaits_approval:

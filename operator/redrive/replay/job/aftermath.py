@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ import pulsar
 from redrive.copying.reading import properties
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
-from redrive.policy.properties import CAUSE_TYPE, REPLAY
+from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
 from redrive.replay.job.engine import Wish
 from redrive.replay.job.preview import SHOWN, counts
 from redrive.replay.ledger import ledger
@@ -46,14 +46,17 @@ class Aftermath:
             by those that a consumer has sent on, and not acknowledged yet.
         dead: dead-lettered again.
         causes: of these: the class of the exception → how many; the most frequent ones.
-        settled: whether nothing waits, and nothing was on its way from one topic to the next.
     """
 
     moved: int
     waiting: int
     dead: int
     causes: Mapping[str, int]
-    settled: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Return whether nothing waits."""
+        return not self.waiting
 
     @property
     def handled(self) -> int:
@@ -77,8 +80,11 @@ class Aftermath:
 class AftermathReporter(Protocol):
     """Shows what became of the messages."""
 
-    def report_aftermath(self, aftermath: Aftermath) -> Wish:
-        """Show the latest, and return what is wanted."""
+    def report_aftermath(self, aftermath: Aftermath) -> None:
+        """Show the latest."""
+
+    def wish(self) -> Wish:
+        """Return what is wanted."""
 
 
 def live_topics(job: ReplayJob) -> tuple[TopicName, ...]:
@@ -93,57 +99,81 @@ def live_topics(job: ReplayJob) -> tuple[TopicName, ...]:
 def follow(job: ReplayJob, reporter: AftermathReporter) -> None:
     """Look at what becomes of what a run has moved, until all is settled or `job.follow_for` over.
 
-    What can't be looked at is looked at again. It ends early when the Replay is deleted, or its
-    deadline is reached.
-
-    Raises:
-        RedriveError: the last look failed.
-        PulsarException: likewise.
+    It ends early with its Replay. The run is finished already, so nothing here fails it: what can't
+    be looked at is looked at again.
     """
-    deadline = time.monotonic() + (job.follow_for or 0.0)
+    ends = time.monotonic() + (job.follow_for or 0.0)
+    stop = _Stop(reporter)
     with broker.connect(job.service_url) as client:
-        records = ledger.read(client, job.policy.ledger_topic)
-        moved = Account.of(job.uid, records).moved
-        look = AftermathLook(job, client, moved, records.headers[job.uid].began)
-        while True:
-            is_last = time.monotonic() >= deadline
+        look = None
+        while not stop.is_asked():
             try:
+                look = look or AftermathLook(job, client, stop.check)
                 found = look.take()
-                wish = reporter.report_aftermath(found)
-                if found.settled or wish in {Wish.END, Wish.EXPIRE}:
+                reporter.report_aftermath(found)
+                if found.settled:
                     return
-            except (RedriveError, pulsar.PulsarException):
-                if is_last:
-                    raise
-                logger.warning("what became of the messages is looked at again", exc_info=True)
-            if is_last:
+            except _StopAskedError:
                 return
-            time.sleep(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+            except (RedriveError, pulsar.PulsarException):
+                logger.warning("it is not known what became of the messages", exc_info=True)
+            left = ends - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(LOOK_SECONDS, left))
+
+
+class _StopAskedError(Exception):
+    """The Replay is deleted, has ended, or has reached its deadline."""
+
+
+class _Stop:
+    """Asks from time to time whether the Replay still wants to know."""
+
+    def __init__(self, reporter: AftermathReporter) -> None:
+        self._reporter = reporter
+        self._asked = time.monotonic()
+
+    def check(self) -> None:
+        """Called for each message that is read: a look at a busy topic takes long.
+
+        Raises:
+            _StopAskedError: it does not.
+        """
+        if time.monotonic() - self._asked >= LOOK_SECONDS and self.is_asked():
+            raise _StopAskedError
+
+    def is_asked(self) -> bool:
+        """Ask now; without an answer it goes on."""
+        self._asked = time.monotonic()
+        try:
+            return self._reporter.wish() in {Wish.END, Wish.EXPIRE}
+        except RedriveError:
+            logger.warning("it is not known whether the Replay has ended", exc_info=True)
+            return False
 
 
 class AftermathLook:
     """Looks at the topics of a run again and again, and reads each message of them once.
 
     Args:
-        job: the run.
+        job: the run; its ledger says what it has moved, and where its messages begin.
         client: stays open meanwhile.
-        moved: how many messages the run has moved.
-        began: see `Header`; a partition that is not in it is read from its first message on.
+        check: called for each message that is read; what it raises ends the look.
+
+    Raises:
+        LedgerError: the ledger can't be read.
     """
 
-    def __init__(
-        self,
-        job: ReplayJob,
-        client: pulsar.Client,
-        moved: int,
-        began: Mapping[TargetPartition, EntryId],
-    ) -> None:
-        self._job, self._client, self._moved = job, client, moved
+    def __init__(self, job: ReplayJob, client: pulsar.Client, check: Callable[[], None]) -> None:
+        records = ledger.read(client, job.policy.ledger_topic)
+        self._job, self._client, self._check = job, client, check
+        self._moved = Account.of(job.uid, records).moved
         self._name = f"{job.namespace}/{job.name}"
-        self._read = dict(began)
+        # A partition that was added later is read from its first message on.
+        self._read = dict(records.headers[job.uid].began)
         self._live = {topic: LiveMessages() for topic in live_topics(job)}
         self._causes: Counter[str] = Counter()
-        self._was_empty = False
 
     def take(self) -> Aftermath:
         """Look once; one that fails half-way can be taken again.
@@ -152,34 +182,28 @@ class AftermathLook:
             RedriveError: the broker does not let the role look, or does not answer.
             PulsarException: likewise.
         """
-        # All before any is read, in the order in which messages go from one to the next: one on its
-        # way counts in both places, and none is missed.
-        policy, admin_url = self._job.policy, self._job.admin_url
-        live = [
+        # What is acknowledged, then what there is, dead letters last. A message is acknowledged
+        # once the next one is stored, which is among these then: none is missed.
+        acknowledged = self._snapshots(self._job.policy.subscription)
+        held = self._snapshots()
+        dead_letters = self._job.policy.dead_letter_topic
+        dead = snapshot.look(self._job.admin_url, dead_letters)
+        for topic, partition in held:
+            for message in self._new(topic, partition):
+                self._live[topic].add(partition.index, message.message_id())
+        waiting = sum(self._live[topic].waiting(partition) for topic, partition in acknowledged)
+        for partition in dead:
+            self._causes += Counter(_cause(each) for each in self._new(dead_letters, partition))
+        died = self._causes.total()
+        causes = dict(self._causes.most_common(SHOWN))
+        return Aftermath(self._moved, min(waiting, max(0, self._moved - died)), died, causes)
+
+    def _snapshots(self, subscription: str = "") -> list[tuple[TopicName, Partition]]:
+        return [
             (topic, partition)
             for topic in self._live
-            for partition in snapshot.look(admin_url, topic, policy.subscription)
+            for partition in snapshot.look(self._job.admin_url, topic, subscription)
         ]
-        dead = snapshot.look(admin_url, policy.dead_letter_topic)
-        found = waiting = 0
-        for topic, partition in live:
-            messages = self._live[topic]
-            for message in self._new(topic, partition):
-                messages.add(partition.index, message.message_id())
-                found += 1
-            waiting += messages.waiting(partition)
-        for partition in dead:
-            self._causes += Counter(
-                (properties(message) or {}).get(CAUSE_TYPE, "")
-                for message in self._new(policy.dead_letter_topic, partition)
-            )
-        # A retry may go to a partition that was looked at just before: it is new in the next look.
-        settled = self._was_empty and not waiting and not found
-        self._was_empty = not waiting
-        causes = dict(self._causes.most_common(SHOWN))
-        died = self._causes.total()
-        waiting = min(waiting, max(0, self._moved - died))
-        return Aftermath(self._moved, waiting, died, causes, settled)
 
     def _new(self, topic: TopicName, partition: Partition) -> Iterator[pulsar.Message]:
         """Read what came to a partition since the last look, and names the Replay."""
@@ -193,9 +217,19 @@ class AftermathLook:
             (after, partition.end),
             reading.prefetch(partition.entry_bytes),
         ):
+            self._check()
             if (properties(message) or {}).get(REPLAY) == self._name:
                 yield message
         self._read[of] = partition.end
+
+
+def _cause(message: pulsar.Message) -> str:
+    """Return what a dead letter died of; empty where its consumer did not say.
+
+    One in Java leaves all properties as they are: those of the replay, and an older cause.
+    """
+    carried = properties(message) or {}
+    return "" if REPLAY_SOURCE in carried else carried.get(CAUSE_TYPE, "")
 
 
 class LiveMessages:

@@ -97,15 +97,18 @@ class Progress:
             return Wish.SUSPEND
         return self._wish(replay, account)
 
-    def report_aftermath(self, aftermath: Aftermath) -> Wish:
-        """Write down what has become of what was moved, and return whether the run is to go on."""
+    def report_aftermath(self, aftermath: Aftermath) -> None:
+        """Write down what has become of what was moved."""
         observed = {**aftermath.to_status(), "observedAt": wall_clock()}
-        fields = {"aftermath": ReplayAftermath.model_validate(observed).to_manifest()}
+        shown = ReplayAftermath.model_validate(observed).to_manifest()
+        asyncio.run(self._exchange({"aftermath": shown}))
+
+    def wish(self) -> Wish:
+        """Return whether the run is to go on, once all is moved."""
         try:
-            replay = asyncio.run(self._exchange(_AT_REST | fields))
+            return _ends(asyncio.run(self._exchange({}))) or Wish.RUN
         except (ReplayGoneError, NotFoundError):
             return Wish.END
-        return _ends(replay) or Wish.RUN
 
     def _wish(self, replay: Body, account: Account) -> Wish:
         ends = _ends(replay)

@@ -195,13 +195,14 @@ class Header:
 
     def to_json(self) -> dict[str, Any]:
         """Write it."""
-        return {
+        written = {
             "replay": self.replay,
             "target_partitions": self.target_partitions,
             "reason": self.reason,
             "ticket": self.ticket,
-            "began": _write_places(self.began),
         }
+        # Where it says nothing it is left out: images of before it do not know it.
+        return written | ({"began": _write_places(self.began)} if self.began else {})
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Header:

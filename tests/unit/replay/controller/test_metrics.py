@@ -50,7 +50,7 @@ def test_replays_are_counted_by_phase_and_dry_runs_are_not() -> None:
 
 
 def test_progress_is_shown_of_the_replay_that_is_under_way() -> None:
-    """Also before its job has written a number; not of one that waits, rests or has ended."""
+    """Also before its job has written a number; not of one that waits, rests or is finished."""
 
     def progress(**status: object) -> float | None:
         with counting(Cache([replay("it", status=status)])):
@@ -62,6 +62,7 @@ def test_progress_is_shown_of_the_replay_that_is_under_way() -> None:
     assert progress(phase="Submitted") == 0
     for phase in ("Pending", "Suspended", "Completed", "Failed"):
         assert progress(phase=phase, **account) is None
+    assert progress(phase="Running", finished=True, **account) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,8 @@ async def test_what_became_of_messages_is_counted_once_when_a_replay_ends(
     state: str, outcome: str
 ) -> None:
     reported: dict[str, Any] = {
-        "matched": 9, "moved": 4, "skipped": 3, "refused": 2, "left": 0, "finished": True,
+        "matched": 9, "moved": 4, "skipped": 3, "refused": 2, "left": 0,
+        "finished": state == "COMPLETED",
         "startTime": "2026-01-01T00:00:00Z",
     }  # fmt: skip
     body = replay(status=reported)

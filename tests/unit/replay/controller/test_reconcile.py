@@ -351,6 +351,29 @@ async def test_a_run_without_a_word_of_its_job_fails_at_its_deadline(state: str)
     assert "completionTime" in status
 
 
+@pytest.mark.parametrize(("minutes", "phase"), [(61, "Running"), (63, "Completed")])
+async def test_a_run_that_is_finished_and_follows_is_completed_at_its_deadline(
+    minutes: int, phase: str
+) -> None:
+    started = (wall_clock() - timedelta(minutes=minutes)).isoformat()
+    reported = {"startTime": started, "sparkApplication": "it", "finished": True}
+    api, body = FakeKubernetes(), replay(spec={"deadline": "1h"}, status=reported)
+    api.add(resources.REPLAYS, body)
+    runs = application(wall_clock(), applicationState={"state": "RUNNING"})
+    context = dataclasses.replace(ctx(replays=[body], applications=[runs]), kubernetes=api)
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    assert statuses(api)[-1]["phase"] == phase
+    told = {"Running": "all is moved; the job looks at what becomes of it"}
+    assert shown(api)[1].startswith(told.get(phase, "of "))
+
+
+async def test_a_run_that_is_finished_is_completed_however_its_job_ends(
+    api: FakeKubernetes,
+) -> None:
+    status = await ended(api, "FAILED", matched=5, moved=5, left=0, finished=True)
+    assert status["phase"] == "Completed"
+
+
 FAILURE = {"reason": "DeduplicationOff", "message": "deduplication is off on the topic"}
 
 
