@@ -46,17 +46,14 @@ class Aftermath:
             by those that a consumer has sent on, and not acknowledged yet.
         dead: dead-lettered again.
         causes: of these: the class of the exception → how many; the most frequent ones.
+        settled: whether nothing waits.
     """
 
     moved: int
     waiting: int
     dead: int
     causes: Mapping[str, int]
-
-    @property
-    def settled(self) -> bool:
-        """Return whether nothing waits."""
-        return not self.waiting
+    settled: bool
 
     @property
     def handled(self) -> int:
@@ -196,7 +193,9 @@ class AftermathLook:
             self._causes += Counter(_cause(each) for each in self._new(dead_letters, partition))
         died = self._causes.total()
         causes = dict(self._causes.most_common(SHOWN))
-        return Aftermath(self._moved, min(waiting, max(0, self._moved - died)), died, causes)
+        # Some are in two places; together they are no more than were moved.
+        shown = min(waiting, max(0, self._moved - died))
+        return Aftermath(self._moved, shown, died, causes, settled=not waiting)
 
     def _snapshots(self, subscription: str = "") -> list[tuple[TopicName, Partition]]:
         return [
