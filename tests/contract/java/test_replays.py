@@ -1,4 +1,4 @@
-"""A replay keeps the schema of a message: Java decodes it as it would have before."""
+"""Java and replays: it decodes a message as before, and what it makes of one is followed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from redrive.policy.naming import LEDGER_SUBSCRIPTION
+from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay.job import run as runs
+from redrive.replay.job.aftermath import Aftermath, follow
 from redrive.replay.job.engine import Local, Wish
 from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
@@ -37,6 +39,14 @@ class Silent:
         assert account.matched or not suspended
         return Wish.RUN
 
+    def report_aftermath(self, aftermath: Aftermath) -> None:
+        """Keep the latest."""
+        self.aftermath = aftermath
+
+    def wish(self) -> Wish:
+        """Go on."""
+        return Wish.RUN
+
 
 Replay = Callable[[ProvisionedPolicy], Account]
 
@@ -51,12 +61,15 @@ def replay(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> R
 
 
 def run_replay(provisioned: ProvisionedPolicy) -> Account:
+    provisioned.create(provisioned.policy.ledger_topic, LEDGER_SUBSCRIPTION, 0)
+    return runs.run(job_of(provisioned), Local(), Silent())
+
+
+def job_of(provisioned: ProvisionedPolicy) -> ReplayJob:
+    """Return a Replay of everything that is followed by one look."""
     broker, policy = provisioned.broker, provisioned.policy
-    provisioned.create(policy.ledger_topic, LEDGER_SUBSCRIPTION, 0)
-    job = ReplayJob(
-        "tests", "again", "uid", policy, broker.service_url, broker.admin_url, where=None
-    )
-    return runs.run(job, Local(), Silent())
+    urls = broker.service_url, broker.admin_url
+    return ReplayJob("tests", "again", "uid", policy, *urls, where=None, follow_for=0.0)
 
 
 @pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF", "PROTOBUF_NATIVE", "STRING", "BYTES"])
@@ -100,6 +113,30 @@ def test_a_reader_of_a_later_version_decodes_each_by_the_version_it_was_written_
     in_java.close()
     first, second = "{'c': 0, 'b': 1, 'a': 7}", "{'c': 1, 'b': 2, 'a': 3}"
     assert read == [first, first, second]
+
+
+def test_what_dies_again_in_java_is_counted_without_what_it_died_of_before(
+    provision_policy: ProvisionPolicy, java_client: MakeClient, replay: Replay
+) -> None:
+    provisioned = provision_policy(max_retries=1)
+    producer = provisioned.client(SUPERUSER).create_producer(
+        str(provisioned.policy.dead_letter_topic)
+    )
+    for _ in range(2):
+        producer.send(b"x", properties={CAUSE_TYPE: "OldError"})
+    assert replay(provisioned).moved == 2
+    in_java = java_client(provisioned).retrying_consumer(provisioned.policy)
+    in_java.acknowledge(in_java.receive())
+    for _ in range(2):
+        in_java.reconsume_later(in_java.receive())
+    in_java.close()
+
+    shown = Silent()
+    follow(job_of(provisioned), shown)
+
+    found = shown.aftermath
+    assert (found.handled, found.waiting, found.dead, found.settled) == (1, 0, 1, True)
+    assert found.causes == {"": 1}
 
 
 def test_keys_and_values_are_refused_by_name(
