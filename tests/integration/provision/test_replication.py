@@ -47,4 +47,5 @@ def test_replicated_retries_are_warned_of_until_they_stay_in_their_cluster(
         "wait", "retrypolicy/orders", "--for=jsonpath={.status.maxRetries}=3", "--timeout=30s"
     )
     conditions = shop.ready()["status"]["conditions"]
-    assert {condition["type"] for condition in conditions} == {"Ready"}
+    # Brokers from 4.1 on deliver after the first rung of this policy too early, which is warned of.
+    assert {condition["type"] for condition in conditions} - {"RetriesEarly"} == {"Ready"}
