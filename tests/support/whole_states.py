@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from redrive.provision.health import checks
@@ -136,7 +137,11 @@ class World:
 
     def _topic(self, topic: str) -> State:
         path = rest_path(topic)
-        state = {"subscriptions": sorted(self.shop.request("GET", f"{path}/subscriptions"))}
+        answer = self.shop.broker.request("GET", f"/admin/v2/{path}/subscriptions")
+        if answer.status == HTTPStatus.NOT_FOUND:
+            return {"deleted": "since it was listed"}
+        answer.check(f"list the subscriptions of {topic}")
+        state = {"subscriptions": sorted(json.loads(answer.body))}
         if re.search(r"-partition-\d+$", topic):
             return state
         properties = self.shop.request("GET", f"{path}/properties") or {}
