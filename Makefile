@@ -53,7 +53,7 @@ soak: ## Disturb consumers of all kinds for minutes, and account for every messa
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='soak_*.py' -o timeout=0 tests/soak $(SOAK)
 
-bench: ## Run the benchmarks in a sandbox of their own (30 minutes) and print a table
+bench: ## Run the benchmarks in a sandbox of their own (45 minutes) and print a table
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='bench_*.py' -o timeout=0 tests/benchmarks $(BENCH)
 
