@@ -21,7 +21,8 @@ from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
 from redrive.replay.job.engine import Wish
-from redrive.replay.job.preview import SHOWN, counts
+from redrive.replay.job.plan import CAUSES
+from redrive.replay.job.preview import MAX_CAUSE, SHOWN, counts
 from redrive.replay.ledger import ledger
 from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ReplayJob
@@ -159,7 +160,7 @@ class AftermathLook:
         check: called for each message that is read; what it raises ends the look.
 
     Raises:
-        LedgerError: the ledger can't be read.
+        ReplayRoleRefusedError: the ledger is not there, or can't be read.
     """
 
     def __init__(self, job: ReplayJob, client: pulsar.Client, check: Callable[[], None]) -> None:
@@ -170,6 +171,7 @@ class AftermathLook:
         # A partition that was added later is read from its first message on.
         self._read = dict(records.headers[job.uid].began)
         self._live = {topic: LiveMessages() for topic in live_topics(job)}
+        self._died = 0
         self._causes: Counter[str] = Counter()
 
     def take(self) -> Aftermath:
@@ -181,21 +183,29 @@ class AftermathLook:
         """
         # What is acknowledged, then what there is, dead letters last. A message is acknowledged
         # once the next one is stored, which is among these then: none is missed.
-        acknowledged = self._snapshots(self._job.policy.subscription)
+        acknowledged = {
+            (topic, partition.index): partition
+            for topic, partition in self._snapshots(self._job.policy.subscription)
+        }
         held = self._snapshots()
         dead_letters = self._job.policy.dead_letter_topic
         dead = snapshot.look(self._job.admin_url, dead_letters)
         for topic, partition in held:
             for message in self._new(topic, partition):
                 self._live[topic].add(partition.index, message.message_id())
-        waiting = sum(self._live[topic].waiting(partition) for topic, partition in acknowledged)
+        waiting = sum(
+            # Of a partition that was added in between nothing is known to be acknowledged.
+            self._live[topic].waiting(acknowledged.get((topic, partition.index), partition))
+            for topic, partition in held
+        )
         for partition in dead:
-            self._causes += Counter(_cause(each) for each in self._new(dead_letters, partition))
-        died = self._causes.total()
+            found = Counter(_cause(each) for each in self._new(dead_letters, partition))
+            self._died += found.total()
+            self._causes = Counter(dict((self._causes + found).most_common(CAUSES)))
         causes = dict(self._causes.most_common(SHOWN))
         # Some are in two places; together they are no more than were moved.
-        shown = min(waiting, max(0, self._moved - died))
-        return Aftermath(self._moved, shown, died, causes, settled=not waiting)
+        shown = min(waiting, max(0, self._moved - self._died))
+        return Aftermath(self._moved, shown, self._died, causes, settled=not waiting)
 
     def _snapshots(self, subscription: str = "") -> list[tuple[TopicName, Partition]]:
         return [
@@ -228,7 +238,7 @@ def _cause(message: pulsar.Message) -> str:
     One in Java leaves all properties as they are: those of the replay, and an older cause.
     """
     carried = properties(message) or {}
-    return "" if REPLAY_SOURCE in carried else carried.get(CAUSE_TYPE, "")
+    return "" if REPLAY_SOURCE in carried else carried.get(CAUSE_TYPE, "")[:MAX_CAUSE]
 
 
 class LiveMessages:

@@ -155,6 +155,20 @@ def test_what_a_consumer_does_during_a_look_is_never_missed(
         assert found.handled == 0
 
 
+def test_messages_of_a_partition_that_was_added_during_a_look_wait(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        topics.put(RETRY)
+
+    def added(url: str, topic: TopicName, subscription: str = "") -> tuple[Partition, ...]:
+        found = topics.look(url, topic, subscription)
+        return found if topic == DEAD or not subscription else ()
+
+    monkeypatch.setattr(snapshot, "look", added)
+    assert looking().take().waiting == 2
+
+
 def test_what_the_broker_has_forgotten_to_be_acknowledged_waits_again(topics: Topics) -> None:
     look = looking()
     for entry in [topics.put(RETRY) for _ in range(3)]:
