@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from datetime import datetime
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, Strict, model_validator
@@ -351,3 +352,9 @@ class ReplayStatus(StatusModel):
 
     conditions: Conditions = ()
     """Ready: the run has completed. Reconciling and Stalled are there only while true."""
+
+    def is_past(self, deadline: str | None, now: datetime) -> bool:
+        """Whether the job was launched as long ago as *deadline* says; not without one."""
+        if deadline is None or self.start_time is None:  # the operator is about to write it
+            return False
+        return now - self.start_time >= durations.parse(deadline)

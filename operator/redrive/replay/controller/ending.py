@@ -56,10 +56,7 @@ def is_late(replay: Body, status: ReplayStatus, now: datetime) -> bool:
 
     Its job ends by itself at the deadline. One that does not run, or hangs, does not.
     """
-    deadline = replay["spec"].get("deadline")
-    if deadline is None or status.start_time is None:
-        return False
-    return now - status.start_time - GRACE >= durations.parse(deadline)
+    return status.is_past(replay["spec"].get("deadline"), now - GRACE)
 
 
 def check_deadline(replay: Body, status: ReplayStatus, phase: str, now: datetime) -> None:

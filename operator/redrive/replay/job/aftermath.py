@@ -250,10 +250,8 @@ class LiveMessages:
 
     def add(self, partition: int, message_id: pulsar.MessageId) -> None:
         """Take note of a message; of the same one again, nothing."""
-        entry, index = (
-            EntryId(message_id.ledger_id(), message_id.entry_id()),
-            message_id.batch_index(),
-        )
+        entry = EntryId(message_id.ledger_id(), message_id.entry_id())
+        index = message_id.batch_index()
         of = Range.of(partition, Position(*entry, 0))
         self._entries[of] = self._entries.get(of, bitmap.EMPTY) | 1 << entry.entry - of.first
         if index >= 0:

@@ -161,10 +161,5 @@ def _ends(replay: Body) -> Wish | None:
     status = ReplayStatus.model_validate(replay["status"])
     if "deletionTimestamp" in replay["metadata"] or status.phase in FINAL:
         return Wish.END
-    return Wish.EXPIRE if _is_late(replay["spec"].get("deadline"), status) else None
-
-
-def _is_late(deadline: str | None, status: ReplayStatus) -> bool:
-    if deadline is None or status.start_time is None:  # the operator is about to write it
-        return False
-    return wall_clock() - status.start_time >= durations.parse(deadline)
+    is_late = status.is_past(replay["spec"].get("deadline"), wall_clock())
+    return Wish.EXPIRE if is_late else None

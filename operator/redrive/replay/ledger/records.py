@@ -7,13 +7,15 @@ and the plans of Replays; `permit` is for those that hold a lease, and no part o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from redrive.replay.topic import bitmap
 from redrive.replay.topic.position import EntryId, TargetPartition
 from redrive.replay.topic.ranges import Range
+
+_Key = TypeVar("_Key")
 
 OWNER = "owner"
 """The key of the record with which a run takes the ledger over."""
@@ -71,8 +73,8 @@ class RangeRecord:
                 uid: {str(offset): bits for offset, bits in entries.items()}
                 for uid, entries in self.partly.items()
             },
-            "tails": _write_places(self.tails),
-            "chunks": _write_entries(self.chunks),
+            "tails": _write_entries(self.tails.items()),
+            "chunks": _write_entries(self.chunks.items()),
         }
 
     @classmethod
@@ -86,8 +88,8 @@ class RangeRecord:
                 uid: {int(offset): bits for offset, bits in entries.items()}
                 for uid, entries in written["partly"].items()
             },
-            _read_places(written["tails"]),
-            _read_entries(written.get("chunks", {})),
+            _read_entries(written["tails"], TargetPartition.parse),
+            _read_entries(written.get("chunks", {}), int),
         )
 
 
@@ -157,7 +159,7 @@ class RangePlan:
             "refused": [[str(entry), count, cause] for entry, count, cause in self.refused],
             "skipped": bitmap.encode(self.skipped),
             "done": self.done,
-            "chunks": _write_entries(self.chunks),
+            "chunks": _write_entries(self.chunks.items()),
         }
 
     @classmethod
@@ -170,7 +172,7 @@ class RangePlan:
             tuple(RefusedEntry(EntryId.parse(e), n, cause) for e, n, cause in written["refused"]),
             bitmap.decode(written["skipped"]),
             written["done"],
-            _read_entries(written.get("chunks", {})),
+            _read_entries(written.get("chunks", {}), int),
         )
 
 
@@ -202,12 +204,13 @@ class Header:
             "ticket": self.ticket,
         }
         # Where it says nothing it is left out: images of before it do not know it.
-        return written | ({"began": _write_places(self.began)} if self.began else {})
+        return written | ({"began": _write_entries(self.began.items())} if self.began else {})
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Header:
         """Read what `to_json` wrote."""
-        return cls(**{**written, "began": _read_places(written.get("began", {}))})
+        began = _read_entries(written.get("began", {}), TargetPartition.parse)
+        return cls(**{**written, "began": began})
 
 
 class Records:
@@ -280,20 +283,12 @@ def unite(bitmaps: Iterable[int]) -> int:
     return union
 
 
-def _write_places(places: Mapping[TargetPartition, EntryId]) -> dict[str, str]:
-    return {str(place): str(entry) for place, entry in places.items()}
+def _write_entries(entries: Iterable[tuple[object, EntryId]]) -> dict[str, str]:
+    return {str(key): str(entry) for key, entry in entries}
 
 
-def _read_places(written: Mapping[str, str]) -> dict[TargetPartition, EntryId]:
-    return {TargetPartition.parse(place): EntryId.parse(entry) for place, entry in written.items()}
-
-
-def _write_entries(entries: Mapping[int, EntryId]) -> dict[str, str]:
-    return {str(number): str(entry) for number, entry in entries.items()}
-
-
-def _read_entries(written: Mapping[str, str]) -> dict[int, EntryId]:
-    return {int(number): EntryId.parse(entry) for number, entry in written.items()}
+def _read_entries(written: Mapping[str, str], parse: Callable[[str], _Key]) -> dict[_Key, EntryId]:
+    return {parse(key): EntryId.parse(entry) for key, entry in written.items()}
 
 
 def _put(into: dict[Any, Any], key: Any, content: Any, read: Any) -> None:  # noqa: ANN401
