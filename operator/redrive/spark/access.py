@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import ClassVar
@@ -81,3 +82,12 @@ class SourceCredentials(BrokerCredentials):
             got=got,
             remedy="put files in PEM there, on the driver and on each executor",
         )
+
+
+_known: dict[str, SourceCredentials] = {}
+
+
+def shown(said: SourceAuthentication) -> SourceCredentials:
+    """Return the credentials that are *said*, the same for a whole process."""
+    key = json.dumps(dataclasses.asdict(said))
+    return _known.setdefault(key, SourceCredentials(said))

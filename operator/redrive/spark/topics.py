@@ -21,7 +21,7 @@ from redrive.replay.topic import broker, snapshot
 from redrive.replay.topic.broker import UNPARTITIONED
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import NOWHERE, EntryId
-from redrive.spark.access import SourceCredentials
+from redrive.spark import access
 from redrive.spark.options import SourceConnection, TopicSelection
 from redrive.spark.slices import Extent
 
@@ -64,7 +64,7 @@ class TopicReader:
 
     def __init__(self, connection: SourceConnection) -> None:
         self._connection = connection
-        self._credentials = SourceCredentials(connection.authentication)
+        self._credentials = access.shown(connection.authentication)
 
     def extents(self, selection: TopicSelection, subscription: str = "") -> list[Extent]:
         """Return what each partition of the topics holds, each once, in order of their names.

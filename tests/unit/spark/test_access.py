@@ -10,7 +10,7 @@ import pytest
 import trustme
 from aiohttp import web
 
-from redrive.spark import authentication
+from redrive.spark import access, authentication
 from redrive.spark.access import CredentialsUnreadableError, SourceCredentials
 from redrive.spark.authentication import PARAMETERS, PLUGIN, TRUSTED
 
@@ -27,6 +27,14 @@ def shown(plugin: str = "", parameters: str = "", trusted: Path | None = None) -
 def test_no_method_shows_nothing() -> None:
     assert shown().access().headers == {}
     assert shown().client("pulsar://p:6650") == {"authentication": None}
+
+
+def test_a_process_has_one_of_each() -> None:
+    token, other = (
+        authentication.of_options({PLUGIN: "AuthenticationToken", PARAMETERS: f"token:{value}"})
+        for value in ("one", "other")
+    )
+    assert access.shown(token) is access.shown(token) is not access.shown(other)
 
 
 def test_a_token_of_a_file_may_change(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Of OAuth 2.0 each process keeps a token until most of its life is over.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import threading
 import time
@@ -33,7 +34,7 @@ class _Held:
 
 
 class BrokerCredentials(ABC):
-    """What a process shows to a broker, and trusts in.
+    """What a process shows to a broker, and trusts in: made once for each it shows.
 
     Args:
         hosts: where else than to the host of the admin URL they may go, see `Access.hosts`.
@@ -47,6 +48,8 @@ class BrokerCredentials(ABC):
         self._hosts = hosts
         self._issuing = threading.Lock()
         self._held: _Held | None = None
+        self._last: str | None = None
+        self._kept: pulsar.Authentication | None = None
 
     def access(self) -> Access:
         """Return them as the admin API takes them. Never call it where an event loop runs."""
@@ -92,21 +95,20 @@ class BrokerCredentials(ABC):
         if (certificate := self._certificate()) is not None:
             self._tls()  # the client does not say what is wrong with it
             return pulsar.AuthenticationTLS(*map(str, certificate))
-        token = self._token()
-        return None if token is None else pulsar.AuthenticationToken(self._renewed(token))
+        self._last = self._token()
+        if self._last is None:
+            return None
+        if self._kept is None:
+            self._kept = _immortal(pulsar.AuthenticationToken(self._renewed))
+        return self._kept
 
-    def _renewed(self, token: str) -> Any:  # noqa: ANN401  a function, as the client takes one
-        """Return what gives a token for each connection; the client takes no exception."""
-
-        def renewed() -> str:
-            nonlocal token
-            try:
-                token = self._token() or token
-            except RedriveError:
-                logger.warning("the credentials can't be renewed", exc_info=True)
-            return token
-
-        return renewed
+    def _renewed(self) -> str | None:
+        """Return the token for one more connection; the client takes no exception."""
+        try:
+            self._last = self._token()
+        except RedriveError:
+            logger.warning("the credentials can't be renewed", exc_info=True)
+        return self._last
 
     def _issued(self) -> str:
         with self._issuing:
@@ -144,3 +146,13 @@ class BrokerCredentials(ABC):
             return file.read_bytes()
         except OSError as error:
             raise self._missing(file, type(error).__name__) from None
+
+
+def _immortal(authentication: pulsar.Authentication) -> pulsar.Authentication:
+    """Keep what calls Python until the process is gone.
+
+    Threads of a client go on for a moment after it is closed. The one that drops the last
+    reference to a function waits for the interpreter, and aborts a process that ends by then.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(authentication))
+    return authentication

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,6 +55,17 @@ def test_a_token_that_is_renewed_is_in_use_at_once(mounted: Write) -> None:
     mounted(Method.TOKEN, {"credentials/token": "second"})
     assert given.access().headers == {"Authorization": "Bearer second"}
     assert given.client("pulsar://b:6650").keys() == {"authentication"}
+
+
+def test_what_calls_python_outlives_the_clients(mounted: Write) -> None:
+    """A thread of a closed client that drops the last reference to it aborts an ending process."""
+    given = mounted(Method.TOKEN, {"credentials/token": "first"})
+    one, other = given.client("pulsar://b:6650"), given.client("pulsar://b:6650")
+    assert one["authentication"] is other["authentication"]
+    kept = weakref.ref(one["authentication"])
+    del given, one, other
+    gc.collect()
+    assert kept() is not None
 
 
 def test_a_client_certificate_needs_no_token_and_brings_its_authorities(mounted: Write) -> None:
