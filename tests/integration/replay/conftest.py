@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,7 +29,8 @@ from redrive.replay.spark import query
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
 from redrive.replay.topic import reading, snapshot
 from redrive.replay.topic.position import NOWHERE
-from sandbox import chart, toolchain
+from sandbox import chart
+from sandbox import spark as spark_of_sandbox
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
 
@@ -233,9 +233,10 @@ def spark(replay_token: str, broker: Broker) -> Iterator[SparkSession]:
     assert replay_token
     policy = Policy(TopicName("none", "none", "none"), "none")
     job = ReplayJob("tests", "all", "none", policy, broker.service_url, broker.admin_url, None)
+    image = spark_of_sandbox.image()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAVA_HOME", str(toolchain.java_home(for_spark=True)))
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        for variable in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_SUBMIT_OPTS"):
+            patch.setenv(variable, image[variable])
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         arguments = "--master local[2] --conf spark.ui.enabled=false pyspark-shell"
         patch.setenv("PYSPARK_SUBMIT_ARGS", arguments)

@@ -102,7 +102,7 @@ def test_an_application_runs_from_its_object_alone(stand_in: StandIn) -> None:
     }
     given = {"TOKEN": "s3cret", "LEVEL": "info", "OF_EXECUTORS": "yes"}
     assert given.items() <= environment.items()
-    image = {"PATH", "LANG", "JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH"}
+    image = {"PATH", "LANG", "JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH", "SPARK_SUBMIT_OPTS"}
     pod = {"SPARK_LOCAL_IP", "SPARK_LOCAL_DIRS", "KUBECONFIG"}
     assert set(environment) - ENVIRONMENT_OF_SPARK == {*given, *image, *pod}
 

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import subprocess
+
+from sandbox import spark
+
+
+def test_java_takes_most_classes_of_spark_from_an_archive() -> None:
+    image = spark.image()
+    shown = "-Xlog:class+load"
+    run = subprocess.run(
+        [spark.SUBMIT, "--version"],
+        env=image | {"SPARK_SUBMIT_OPTS": f"{image['SPARK_SUBMIT_OPTS']} {shown}"},
+        check=True, text=True, capture_output=True,
+    )  # fmt: skip
+    sources = [line.rpartition("source: ")[2] for line in run.stdout.splitlines()]
+    archived = sum(source.startswith("shared objects file") for source in sources)
+    assert archived > len(sources) / 2
