@@ -33,14 +33,21 @@ def main(arguments: list[str]) -> None:
 
 
 def _run(job: ReplayJob, progress: Progress) -> None:
-    progress.begin()  # it stops here if the Replay is gone, or another, or has ended
+    status = progress.begin()  # it stops here if the Replay is gone, or another, or has ended
+    if not status.finished:
+        _move(job, progress, was_planned=status.matched is not None)
+    if job.follow_for is not None:  # Spark, with its executors, has ended
+        aftermath.follow(job, progress)
+
+
+def _move(job: ReplayJob, progress: Progress, *, was_planned: bool) -> None:
     try:
         with query.session(job) as spark:
             engine = query.Spark(spark, job)
             if job.dry_run:
                 progress.preview(preview(job, engine, progress))
             else:
-                run(job, engine, progress)
+                run(job, engine, progress, was_planned=was_planned)
     except RunEndedError:
         raise
     except Exception as error:
@@ -50,8 +57,6 @@ def _run(job: ReplayJob, progress: Progress) -> None:
             logger.exception("the status can't say why the run failed")
         raise
     progress.finish()
-    if job.follow_for is not None:  # Spark, with its executors, has ended
-        aftermath.follow(job, progress)
 
 
 if __name__ == "__main__":

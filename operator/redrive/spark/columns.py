@@ -9,7 +9,7 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from redrive.policy.naming import TopicName
-from redrive.replay.topic.rows import DeadLetterRow
+from redrive.replay.topic.rows import DeadLetterRow, moment
 
 _MOMENT = pa.timestamp("us", tz="UTC")
 
@@ -40,12 +40,12 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType(
             "BINARY", pa.binary(), lambda row, _: row.message_id.serialize()
         ),
         "__publishTime": MessageColumn(
-            "TIMESTAMP", _MOMENT, lambda row, _: row.publish_time * 1_000
+            "TIMESTAMP", _MOMENT, lambda row, _: moment(row.publish_time)
         ),
         "__eventTime": MessageColumn(
             "TIMESTAMP",
             _MOMENT,
-            lambda row, _: None if row.event_time is None else row.event_time * 1_000,
+            lambda row, _: moment(row.event_time),
         ),
         "__messageProperties": MessageColumn(
             "MAP<STRING, STRING>",

@@ -149,10 +149,20 @@ class ProvisionedPolicy:
         earliest = {"ledgerId": -1, "entryId": -1}
         self.broker.request("PUT", f"{at}/subscription/{subscription}", earliest).check("subscribe")
 
+    def delete(self, topic: TopicName) -> None:
+        """Delete *topic*, which has no partitions, whoever uses it."""
+        at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}?force=true"
+        self.broker.request("DELETE", at).check(f"delete {topic}")
+
     def deduplicate(self, topic: TopicName) -> None:
         """Have the broker drop what a producer sends again."""
         at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}/deduplicationEnabled"
         self.broker.request("POST", at, body=True).check(f"deduplicate {topic}")
+
+    def skip(self, count: int) -> None:
+        """Acknowledge the oldest dead letters, as by hand."""
+        topic, at = self.policy.dead_letter_topic, f"subscription/{DEAD_LETTER_SUBSCRIPTION}/skip"
+        self.admin("POST", topic, f"{at}/{count}")
 
     def backlog_of_dead_letters(self) -> int:
         """Return how many dead letters are not acknowledged, as the broker counts."""

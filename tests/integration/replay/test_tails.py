@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from redrive.policy.naming import LEDGER_SUBSCRIPTION
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local
+from redrive.replay.job.plan import PlannedRange, Scan
+from redrive.replay.ledger.ledger import LedgerLostError
 from redrive.replay.moving import tail, window
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.sending import Sender
 from redrive.replay.moving.task import RangeTask
+from redrive.replay.spec import Choice
 from redrive.replay.topic import snapshot
 from redrive.replay.topic.broker_credentials import BrokerCredentials
 from redrive.replay.topic.partition import Partition
@@ -182,3 +186,126 @@ def wait_until_trimmed(provisioned: Any, before: tuple[Partition, ...]) -> None:
     while min(before[0].held) in snapshot.look(provisioned.broker.admin_url, topic)[0].held:
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def forgets_a_lease(provisioned: Any) -> None:  # noqa: ANN401
+    """Kill a run that has leased its range, and have the broker trim what lay behind."""
+    with pytest.raises(RuntimeError):
+        runs.run(job_of(provisioned), Dies(), Notes())
+    provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
+
+
+def test_what_may_have_been_stored_stays_refused_until_a_replay_may_move_it_twice(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury_many(10)
+    forgets_a_lease(provisioned)
+    provisioned.bury_many(10, 10)
+
+    first = replay(provisioned)
+
+    assert (first.matched, first.moved, first.refused) == (20, 10, 10)
+    assert provisioned.in_target() == numbers(20)[10:]
+    provisioned.bury_many(5, 20)
+
+    second = replay(provisioned)
+
+    assert (second.matched, second.moved, second.refused) == (15, 5, 10)
+
+    twice = dataclasses.replace(job_of(provisioned), exactly_once=False)
+    third = runs.run(twice, Local(), Notes())
+
+    assert (third.matched, third.moved, third.refused) == (10, 10, 0)
+    assert provisioned.in_target() == numbers(25)
+
+
+def test_a_target_that_has_grown_holds_what_may_be_stored_where_it_was_sent(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(partitions=2)
+    provisioned.bury_many(30)
+    with pytest.raises(RuntimeError):
+        runs.run(job_of(provisioned), Dies(), Notes())
+    topic = provisioned.policy.retry_topic
+    provisioned.admin("POST", topic, "partitions", 3)
+    provisioned.admin("PUT", topic, "unload")
+
+    account = replay(provisioned)
+
+    assert (account.matched, account.moved, account.refused) == (30, 0, 30)
+
+
+def test_a_target_that_is_deleted_holds_no_later_replay_up(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury_many(10)
+    parking = provisioned.policy.topic.sibling("parked")
+    provisioned.create(parking, "keeps", 0)
+    provisioned.deduplicate(parking)
+    provisioned.grant(parking, "produce", "consume")
+    elsewhere = dataclasses.replace(job_of(provisioned), target=parking)
+    with pytest.raises(RuntimeError):
+        runs.run(elsewhere, Dies(), Notes())
+    provisioned.delete(parking)
+    provisioned.bury_many(10, 10)
+
+    account = replay(provisioned)
+
+    assert (account.matched, account.moved, account.refused) == (20, 10, 10)
+    assert {refusal.cause for refusal in account.refusals} == {"Unproven"}
+
+
+class DiesWhilePlanning(Local):
+    """Is killed once the plan of one range is on record."""
+
+    def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
+        if self.scanned:
+            raise RuntimeError(str(scans))
+        return super().scan(scans)
+
+
+def test_what_was_left_of_a_plan_is_none_of_the_plan_that_is_made_then(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    topic = provisioned.policy.dead_letter_topic
+    for first in (0, 10):
+        provisioned.bury_many(10, first)
+        provisioned.admin("PUT", topic, "unload")  # what comes next lies in another range
+    job = dataclasses.replace(job_of(provisioned), choice=Choice(limit=15))
+    with pytest.raises(RuntimeError):
+        runs.run(job, DiesWhilePlanning(slots=1), Notes())
+    provisioned.skip(10)
+
+    account = runs.run(job, Local(), Notes())
+
+    assert (account.matched, account.moved, account.skipped) == (10, 10, 0)
+    assert provisioned.in_target() == numbers(20)[10:]
+
+
+def test_a_ledger_that_is_made_anew_during_a_run_has_all_of_it_in_the_end(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury_many(10)
+    policy = provisioned.policy
+    provisioned.admin("PUT", policy.dead_letter_topic, "unload")
+    provisioned.bury_many(10, 10)
+
+    class MakesLedgerAnew(Local):
+        def move(self, task: RangeTask) -> RangeResult:
+            moved = super().move(task)
+            provisioned.delete(policy.ledger_topic)
+            provisioned.create(policy.ledger_topic, LEDGER_SUBSCRIPTION, 0)
+            provisioned.grant(policy.ledger_topic, "produce", "consume")
+            return moved
+
+    job = job_of(provisioned)
+    account = runs.run(job, MakesLedgerAnew(slots=1), Notes())
+
+    assert account.moved == 20
+    provisioned.check_audit()
+    with pytest.raises(LedgerLostError, match="make another Replay"):
+        runs.run(job_of(provisioned), Local(), Notes(), was_planned=True)

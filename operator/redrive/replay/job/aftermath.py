@@ -161,10 +161,13 @@ class AftermathLook:
 
     Raises:
         ReplayRoleRefusedError: the ledger is not there, or can't be read.
+        LedgerLostError: it was deleted since, and made anew.
     """
 
     def __init__(self, job: ReplayJob, client: pulsar.Client, check: Callable[[], None]) -> None:
         records = ledger.read(client, job.policy.ledger_topic)
+        if job.uid not in records.headers:
+            raise ledger.lost(job.uid)
         self._job, self._client, self._check = job, client, check
         self._moved = Account.of(job.uid, records).moved
         self._name = f"{job.namespace}/{job.name}"

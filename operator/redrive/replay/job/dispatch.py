@@ -27,6 +27,7 @@ from redrive.replay.moving.task import RangeTask, Route
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import ranges, reading, snapshot
 from redrive.replay.topic.partition import Partition
+from redrive.replay.topic.position import Tail
 from redrive.replay.topic.ranges import Range
 
 
@@ -86,6 +87,7 @@ class Dispatch:
             DeadlineError: its time is over; likewise.
             Exception: the first that a task raised; those under way have come to their end by then.
         """
+        self._skip_gone()
         with ThreadPoolExecutor(self._engine.slots) as pool:
             self._go_on(pool)
             while self._under_way or self._is_suspended:
@@ -206,15 +208,23 @@ class Dispatch:
             RedriveError: the ledger is lost, or the broker does not answer.
         """
         before = self._ledger.records.range(of)
-        since = tail.marks(self._job.admin_url, self._route.target)
+        partition = self._now(of)
+        lease = (
+            before.generation + 1,
+            self._route.target_partitions,
+            of.offset_through(partition.end),
+        )
+        marks = tail.marks(self._job.admin_url, self._route.target)
+        since = {place: Tail(entry, *lease) for place, entry in marks.items()}
+        joined = {place: each.joined(since.get(place)) for place, each in before.tails.items()}
         leased = replace(
             before,
             generation=before.generation + 1,
             leased=True,
-            tails={**since, **before.tails},
+            tails={**since, **joined},
+            replays=None if before.replays is None else before.replays | {self._job.uid},
         )
-        lease = self._ledger.write(range_key(of), leased.to_json())
-        partition = self._resting[of.partition]
+        stored = self._ledger.write(range_key(of), leased.to_json())
         return RangeTask(
             route=self._route,
             range=of,
@@ -223,12 +233,29 @@ class Dispatch:
             acknowledged=ranges.settled(of, partition),
             partly=before.partly,
             tails=before.tails,
+            unproven=before.unproven,
+            replays=leased.replays,
             since=since,
             generation=leased.generation,
-            lease=lease.serialize(),
+            lease=stored.serialize(),
             permit=self._share(len(self._under_way) + 1),
             ahead=reading.prefetch(partition.entry_bytes),
         )
+
+    def _now(self, of: Range) -> Partition:
+        """Return what is known of the partition of *of*: if its task was lost, what holds now."""
+        if not self._losses[of]:
+            return self._resting[of.partition]
+        policy = self._job.policy
+        topic, subscription = policy.dead_letter_topic, policy.dead_letter_subscription
+        return snapshot.look_at(self._job.admin_url, topic, of.partition, subscription)
+
+    def _skip_gone(self) -> None:
+        """Put on record that nothing is left of partitions that the topic has no more."""
+        for of in [each for each in self._waiting if each.partition not in self._resting]:
+            plan = self._plans[of].after(of, (), self._to_move(of), done=True)
+            self._ledger.write(plan_key(self._job.uid, of), plan.to_json())
+            self._waiting.remove(of)
 
     def _settle(self, of: Range, result: RangeResult) -> None:
         """Put on record what became of a range."""
@@ -245,6 +272,8 @@ class Dispatch:
             moved=moved,
             partly=result.partly,
             tails=result.tails,
+            replays=before.replays if result.tails else frozenset(),
+            unproven=result.unproven,
             chunks={**before.chunks, **chunks},
         )
         self._ledger.write(range_key(of), record.to_json())

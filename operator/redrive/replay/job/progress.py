@@ -59,19 +59,20 @@ class Progress:
         replay = asyncio.run(self._exchange({}))
         return ReplayStatus.model_validate(replay.get("status", {}))
 
-    def begin(self) -> None:
-        """Check that the run may begin.
+    def begin(self) -> ReplayStatus:
+        """Check that the run may begin, and return how far others have come with it.
 
         Raises:
             ReplayGoneError: also when the Replay has ended, as by its deadline.
         """
-        phase = self.read().phase
-        if phase in FINAL:
+        status = self.read()
+        if status.phase in FINAL:
             raise ReplayGoneError(
                 f"the Replay {self._key} has ended",
-                got=phase,
+                got=status.phase,
                 remedy="nothing: another Replay goes on from what was moved",
             )
+        return status
 
     def report(self, account: Account, *, suspended: bool = False) -> Wish:
         """Write down how far the run has come, and return what the spec says by now.

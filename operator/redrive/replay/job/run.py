@@ -42,10 +42,19 @@ class CutOffError(RedriveError):
     reason: ClassVar[str] = "CutOff"
 
 
-def run(job: ReplayJob, engine: Engine, reporter: Reporter) -> Account:
+def run(
+    job: ReplayJob, engine: Engine, reporter: Reporter, *, was_planned: bool = False
+) -> Account:
     """Move the selected dead letters to their target, report on the way, return the account.
 
+    Args:
+        job: the run.
+        engine: what runs the tasks.
+        reporter: what shows how far it is.
+        was_planned: whether a plan was reported before: what came later is none of this Replay's.
+
     Raises:
+        LedgerLostError: the plan that was reported is not there any more.
         FencedError: another run has taken over.
         Exception: the run did not come to its end; another of the same job, or the next Replay,
             goes on with it.
@@ -56,12 +65,15 @@ def run(job: ReplayJob, engine: Engine, reporter: Reporter) -> Account:
         resting = _look(job)
         _forget(job, ledger, resting)
         if job.uid not in ledger.records.headers:
+            if was_planned:
+                raise ledger_topic.lost(job.uid)
             with scanning.reported(engine, reporter):
                 _plan(job, engine, ledger, resting)
         _acknowledge_again(job, ledger, resting)
         route = _route(job, ledger, owner)
         _check_rights(route)
         Dispatch(job, route, engine, ledger, resting, reporter).run()
+        ledger.mend()
         _see_acknowledged(job, ledger)
         account = Account.of(job.uid, ledger.records)
         reporter.report(account)
@@ -103,6 +115,8 @@ def _forget(job: ReplayJob, ledger: Ledger, resting: Sequence[Partition]) -> Non
 
 def _plan(job: ReplayJob, engine: Engine, ledger: Ledger, resting: Sequence[Partition]) -> None:
     """Plan the run, in the ledger: its end, too, which later dead letters lie behind."""
+    for of in list(ledger.records.plans.get(job.uid, {})):  # cut off: now there is other to plan
+        ledger.write(plan_key(job.uid, of), None)
     for planned in planning.planned(job, engine, ledger.records, resting):
         ledger.write(plan_key(job.uid, planned.range), planned.plan.to_json())
     target = snapshot.look(job.admin_url, job.destination)
@@ -183,6 +197,7 @@ def _acknowledge_again(job: ReplayJob, ledger: Ledger, resting: Sequence[Partiti
                 job.policy.dead_letter_subscription,
                 consumer_type=pulsar.ConsumerType.Shared,
                 receiver_queue_size=0,
+                initial_position=pulsar.InitialPosition.Earliest,
             )
             for message_id in returned:
                 consumer.acknowledge(message_id)

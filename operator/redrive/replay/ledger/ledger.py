@@ -43,6 +43,12 @@ class LedgerUnavailableError(RedriveError):
     reason: ClassVar[str] = "LedgerUnavailable"
 
 
+class LedgerLostError(RedriveError):
+    """The ledger lacks what was put on record."""
+
+    reason: ClassVar[str] = "LedgerLost"
+
+
 class Ledger:
     """A ledger that this run owns, until another takes it over.
 
@@ -61,12 +67,14 @@ class Ledger:
 
     def __init__(self, client: pulsar.Client, topic: TopicName, owner: str) -> None:
         self.records = Records()
-        self._owner = owner
+        self._client, self._topic, self._owner = client, topic, owner
         with broker.refusals(f"open the ledger {topic}", "produce and consume"):
             self._producer = client.create_producer(
                 str(topic),
                 access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing,
                 batching_enabled=False,
+                # Without, compaction keeps records that are empty, see `sequence_topic`.
+                compression_type=pulsar.CompressionType.LZ4,
             )
         self.write(OWNER, owner)
         # Read after the takeover: nothing is written any more that is not seen.
@@ -107,6 +115,18 @@ class Ledger:
                 time.sleep(1)
         self.records.apply(key, content)
         return stored
+
+    def mend(self) -> None:
+        """Write again what the topic lacks of the records: somebody may have deleted it meanwhile.
+
+        The operator makes it anew, and a producer that reconnects does not notice.
+        """
+        stored = dict(read(self._client, self._topic).items())
+        lost = [(key, value) for key, value in self.records.items() if stored.get(key) != value]
+        if lost:
+            logger.warning("the ledger has lost %d records; they are written again", len(lost))
+        for key, value in lost:
+            self.write(key, value)
 
 
 class Lease:
@@ -160,6 +180,16 @@ def fenced() -> FencedError:
     return FencedError(
         "another run has taken over the ledger of this dead-letter topic",
         remedy="nothing: the other run goes on from what this one has moved",
+    )
+
+
+def lost(uid: str) -> LedgerLostError:
+    """Return the error of a ledger that has no plan of Replay *uid* any more, which was planned."""
+    return LedgerLostError(
+        "the ledger has lost the plan of this Replay: somebody has deleted its topic, or another "
+        "Replay has ended meanwhile",
+        got=f"no plan of {uid}",
+        remedy="make another Replay: it goes on from what is on record as moved",
     )
 
 

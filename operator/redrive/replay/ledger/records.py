@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from redrive.replay.topic import bitmap
-from redrive.replay.topic.position import EntryId, TargetPartition
+from redrive.replay.topic.position import EntryId, Tail, TargetPartition
 from redrive.replay.topic.ranges import Range
 
 _Key = TypeVar("_Key")
@@ -22,6 +22,11 @@ OWNER = "owner"
 
 Parts = Mapping[str, Mapping[int, int]]
 """uid of a Replay → offset of an entry → which of its messages, a bitmap of their indexes."""
+
+
+Unproven = Mapping[tuple[TargetPartition, int | None], int]
+"""A partition of a target, and how many its topic had, see `Tail` → the last offset of what
+was to be sent there and may be stored, though the broker holds it no more."""
 
 
 class RefusedEntry(NamedTuple):
@@ -46,8 +51,11 @@ class RangeRecord:
         leased: whether the last lease has not come to its end.
         moved: uid of a Replay → what it has moved: stored in the target, each message once.
         partly: what is moved of entries that are not, as far as is known, moved as a whole.
-        tails: behind which entry of a target's partition a lease may have stored what is not on
-            record. That has to be read before anything is sent again, to whichever target.
+        tails: behind which a lease may have stored what is not on record. That has to be read
+            before anything is sent again, to whichever target.
+        replays: the Replays that have leased the range while there were tails, by their uids;
+            None if that is not known. A target that is replicated has messages of others, too.
+        unproven: what may be stored where it could not be seen any more; it stays so for good.
         chunks: offset of what was moved → the first chunk of the message that ends there.
     """
 
@@ -55,7 +63,9 @@ class RangeRecord:
     leased: bool = False
     moved: Mapping[str, int] = field(default_factory=dict)
     partly: Parts = field(default_factory=dict)
-    tails: Mapping[TargetPartition, EntryId] = field(default_factory=dict)
+    tails: Mapping[TargetPartition, Tail] = field(default_factory=dict)
+    replays: frozenset[str] | None = frozenset()
+    unproven: Unproven = field(default_factory=dict)
     chunks: Mapping[int, EntryId] = field(default_factory=dict)
 
     @property
@@ -73,13 +83,24 @@ class RangeRecord:
                 uid: {str(offset): bits for offset, bits in entries.items()}
                 for uid, entries in self.partly.items()
             },
-            "tails": _write_entries(self.tails.items()),
+            "tails": _write_entries((place, tail.entry) for place, tail in self.tails.items()),
+            "sentBy": {
+                str(place): [tail.generation, tail.partitions, tail.through]
+                for place, tail in self.tails.items()
+            },
+            "replays": None if self.replays is None else sorted(self.replays),
+            "unproven": [
+                [str(place), partitions, through]
+                for (place, partitions), through in self.unproven.items()
+            ],
             "chunks": _write_entries(self.chunks.items()),
         }
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> RangeRecord:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote; images of before it say less."""
+        replays, sent_by = written.get("replays"), written.get("sentBy", {})
+        tails = _read_entries(written["tails"], str)
         return cls(
             written["generation"],
             written["leased"],
@@ -88,7 +109,15 @@ class RangeRecord:
                 uid: {int(offset): bits for offset, bits in entries.items()}
                 for uid, entries in written["partly"].items()
             },
-            _read_entries(written["tails"], TargetPartition.parse),
+            {
+                TargetPartition.parse(place): Tail(entry, *sent_by.get(place, ()))
+                for place, entry in tails.items()
+            },
+            None if replays is None else frozenset(replays),
+            {
+                (TargetPartition.parse(place), partitions): through
+                for place, partitions, through in written.get("unproven", [])
+            },
             _read_entries(written.get("chunks", {}), int),
         )
 
@@ -237,6 +266,14 @@ class Records:
                 _put(plan, Range.parse(written), content, RangePlan.from_json)
             case "plan":
                 _put(self.headers, uid, content, Header.from_json)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Yield each record as it is written, the header of a plan behind its ranges."""
+        yield OWNER, self.owner
+        yield from ((range_key(of), record.to_json()) for of, record in self.ranges.items())
+        for uid, plan in self.plans.items():
+            yield from ((plan_key(uid, of), each.to_json()) for of, each in plan.items())
+        yield from ((header_key(uid), header.to_json()) for uid, header in self.headers.items())
 
     def range(self, of: Range) -> RangeRecord:
         """Return what is known of a range."""

@@ -27,8 +27,8 @@ from redrive.replay.moving.outcome import Found, RangeOutcome, RangeResult
 from redrive.replay.moving.sending import Sender, SentBeforeError
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.moving.window import DrainedError, StalledError, Window
-from redrive.replay.topic import broker, ranges, reading, snapshot
-from redrive.replay.topic.position import EntryId, Source, TargetPartition, Try
+from redrive.replay.topic import broker, position, ranges, reading, snapshot
+from redrive.replay.topic.position import Source, TargetPartition, Try
 from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
 
@@ -72,43 +72,56 @@ class RangeMover:
         self._drained = False
         topic = str(broker.partition_of(route.source, task.range.partition))
         with broker.refusals(f"open the subscription {route.subscription} of {topic}", "consume"):
-            # It only acknowledges: without a queue it receives no message.
+            # It only acknowledges: without a queue it receives no message. If the subscription was
+            # deleted it may make it anew, and has to keep what rests.
             self._consumer = client.subscribe(
                 topic,
                 route.subscription,
                 consumer_type=pulsar.ConsumerType.Shared,
                 receiver_queue_size=0,
+                initial_position=pulsar.InitialPosition.Earliest,
             )
-        # Of what is trimmed: the last sequence id of an earlier try.
-        self._unproven: dict[TargetPartition, int] = {}
+        # Where earlier tries may have stored what is not on record; behind what was looked at.
+        self._tails = dict(task.tails)
+        self._unproven = dict(task.unproven)
+        # The same of partitions that can't be looked at now; they may come back.
+        self._unseen: dict[tuple[TargetPartition, int | None], int] = {}
         # The last sequence ids before this task first sent there.
         self._last: dict[TargetPartition, int] = {}
 
     def run(self) -> RangeResult:
         """Try until each entry is moved, refused, or not there any more."""
         sent_in = Try(self._task.generation, 0)
-        before, tails = Try(self._task.generation - 1, 0), self._task.tails
+        before = Try(self._task.generation - 1, 0)
         while sent_in.attempt < MAX_TRIES:
             try:
-                if self._try(sent_in, before, tails):
+                if self._try(sent_in, before):
                     return self._result()
             except SentBeforeError as found:
                 sent_in = found.sent_in
+                if sent_in.generation > self._task.generation:  # a lease that the ledger has lost
+                    for place, own in self._task.since.items():
+                        _doubt(self._unproven, place, None, own.last_offset(self._task.range.size))
             before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
-            tails = {**self._task.since, **self._task.tails}
+            self._tails = {
+                **self._task.since,
+                **{
+                    place: each.joined(self._task.since.get(place))
+                    for place, each in self._tails.items()
+                },
+            }
         raise SendFailedError(
             "the broker neither stores dead letters nor refuses them",
             got=f"{self._task.range} after {MAX_TRIES} tries",
             remedy="look into the broker's log; another Replay goes on from what was moved",
         )
 
-    def _try(self, sent_in: Try, before: Try, tails: Mapping[TargetPartition, EntryId]) -> bool:
+    def _try(self, sent_in: Try, before: Try) -> bool:
         """Send what is not in the target yet; return whether nothing is in doubt in the end.
 
         Args:
             sent_in: this try.
-            before: the one whose messages may lie behind *tails*.
-            tails: what to read first.
+            before: the one before.
         """
         route = self._route
         with ExitStack() as stack:
@@ -116,14 +129,14 @@ class RangeMover:
             client = stack.enter_context(broker.connect(route.service_url))
             senders = {
                 topic: self._sender(client, topic, sent_in, stack)
-                for topic in {route.target, *(place.topic for place in tails)}
+                for topic in {route.target, *(place.topic for place in self._tails)}
             }
             sender = senders[route.target]
             self._check_lease()
             letters = stack.enter_context(closing(self._letters()))
             first = list(itertools.islice(letters, 1))
-            if tails:
-                self._look_for(senders, before, tails, first)
+            if self._tails:
+                self._look_for(senders, before, first)
             window = Window(
                 sender,
                 self._outcome,
@@ -132,7 +145,7 @@ class RangeMover:
                 self._task.range.first,
             )
             try:
-                self._send_all(sender, window, before, itertools.chain(first, letters))
+                self._send_all(window, itertools.chain(first, letters))
             except DrainedError:
                 self._drained = True
                 with suppress(StalledError):
@@ -160,7 +173,6 @@ class RangeMover:
         self,
         senders: Mapping[TopicName, Sender],
         before: Try,
-        tails: Mapping[TargetPartition, EntryId],
         first: Sequence[DeadLetterRow],
     ) -> None:
         """Find what earlier tries have stored; no other process can store more of it meanwhile.
@@ -168,37 +180,47 @@ class RangeMover:
         Args:
             senders: of this try, for each topic that one has sent to.
             before: the one before.
-            tails: what to read.
             first: the first message to send, if there is any: most topics take its schema.
         """
+        topics = {place.topic for place in self._tails}
+        there = {
+            place for each in topics for place in tail.places(self._route.admin_url, each)
+        } & self._tails.keys()
         version = first[0].schema_version if first else None
-        last = {place: _hold(senders[place.topic], place.partition, version) for place in tails}
+        last = {place: _hold(senders[place.topic], place.partition, version) for place in there}
         time.sleep(GRACE_SECONDS)
-        found = Found()
-        for topic in {place.topic for place in tails}:
+        found = Found(self._task.replays)
+        for topic in {place.topic for place in there}:
             target = ReadableTopic(self._client, self._route.admin_url, topic)
+            tails = {place: self._tails[place] for place in there if place.topic == topic}
             tail.find(found, target, tails, self._task.range)
         self._outcome.found(found)
-        self._unproven = {
-            place: last[place]
-            for place in found.trimmed
-            if before.generation and not self._has_stored_none(place, last[place])
-        }
+        size = self._task.range.size
+        for place in found.trimmed:
+            if not self._has_stored_none(place, last[place]):
+                behind = self._tails[place]
+                through = behind.stored_through(last[place], before, size)
+                _doubt(self._unproven, place, behind.partitions, through)
+        self._unseen = {}
+        for place in self._tails.keys() - there:
+            behind = self._tails[place]
+            _doubt(self._unseen, place, behind.partitions, behind.last_offset(size))
+        for place, end in found.ends.items():
+            self._tails[place] = self._tails[place]._replace(entry=end)
 
     def _has_stored_none(self, place: TargetPartition, last: int) -> bool:
         """Whether nothing of this lease, the only one in question, is stored in a partition."""
-        before = Try.of(last).generation < self._task.generation
-        return before and place not in self._task.tails and self._last.get(place) == last
+        generation = self._task.generation
+        only = self._tails[place].generation == generation > Try.of(last).generation
+        return only and self._last.get(place) == last
 
-    def _send_all(
-        self, sender: Sender, window: Window, before: Try, letters: Iterable[DeadLetterRow]
-    ) -> None:
+    def _send_all(self, window: Window, letters: Iterable[DeadLetterRow]) -> None:
         for letter in letters:
             key = window.key(letter)
             if self._outcome.is_stored(key):
                 if self._outcome.store(key, letter.batch_size):
                     self._acknowledge(letter)
-            elif self._is_unproven(sender, letter, before):
+            elif self._is_unproven(letter):
                 self._outcome.refuse(key, "Unproven")
             else:
                 window.send(letter, self._properties(letter))
@@ -218,19 +240,17 @@ class RangeMover:
         source = Source(self._route.uid, letter.partition, letter.position)
         return envelope.for_replay(letter.properties, replay=self._route.replay, source=str(source))
 
-    def _is_unproven(self, sender: Sender, letter: DeadLetterRow, before: Try) -> bool:
-        """Whether *letter* may be stored where it can't be seen any more.
-
-        It is not if the broker still knows the try before: what lies above its last is not stored.
-        """
-        if not self._unproven or not self._route.exactly_once:
-            return False
-        own = TargetPartition(self._route.target, sender.partition(letter))
-        return any(
-            Try.of(last) != before or sender.sequence_id(letter, before) <= last
-            for place, last in self._unproven.items()
-            # How many partitions another target had is not known.
-            if place == own or place.topic != own.topic
+    def _is_unproven(self, letter: DeadLetterRow) -> bool:
+        """Whether *letter* may be stored where it can't be seen any more."""
+        offset = letter.position.entry - self._task.range.first
+        return self._route.exactly_once and any(
+            offset <= through
+            and (
+                not partitions
+                or place.partition
+                == position.target_partition(letter.key, letter.position, partitions)
+            )
+            for (place, partitions), through in [*self._unproven.items(), *self._unseen.items()]
         )
 
     def _acknowledge(self, letter: DeadLetterRow) -> None:
@@ -255,8 +275,14 @@ class RangeMover:
             self._account_for(unseen)
         # One stored message of this lease shuts out all that earlier ones have yet to send there.
         shut = {TargetPartition(self._route.target, index) for index in outcome.stored_in}
-        tails = {place: entry for place, entry in task.tails.items() if place not in shut}
-        return replace(outcome.result(task.range, tails), drained=self._drained)
+        # All that this lease has sent is accounted for: what remains is that of earlier ones.
+        tails = {
+            place: each._replace(entry=self._tails[place].entry)
+            for place, each in task.tails.items()
+            if place not in shut
+        }
+        result = outcome.result(task.range, tails)
+        return replace(result, unproven=self._unproven, drained=self._drained)
 
     def _account_for(self, unseen: int) -> None:
         """Say of entries that did not come whether they are acknowledged, or can't be read."""
@@ -268,6 +294,16 @@ class RangeMover:
         trimmed = of.ledger not in partition.held
         gone |= unseen if trimmed else unseen & ranges.settled(of, partition)
         self._outcome.miss(gone, unseen & ~gone)
+
+
+def _doubt(
+    doubts: dict[tuple[TargetPartition, int | None], int],
+    place: TargetPartition,
+    partitions: int | None,
+    through: int,
+) -> None:
+    """Take note that what goes to a partition, of so many, may be stored there up to an offset."""
+    doubts[place, partitions] = max(through, doubts.get((place, partitions), through))
 
 
 def _hold(sender: Sender, index: int, version: int | None) -> int:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from redrive.replay.ledger.records import Parts
+from redrive.replay.ledger.records import Parts, Unproven
 from redrive.replay.topic import bitmap
-from redrive.replay.topic.position import EntryId, Source, TargetPartition
+from redrive.replay.topic.position import EntryId, Source, Tail, TargetPartition
 from redrive.replay.topic.ranges import Range
 
 Key = tuple[int, int]
@@ -28,7 +28,8 @@ class RangeResult:
     partly: Parts
     refused: tuple[tuple[EntryId, str], ...]
     gone: int
-    tails: Mapping[TargetPartition, EntryId]
+    tails: Mapping[TargetPartition, Tail]
+    unproven: Unproven = field(default_factory=dict)
     drained: bool = False
 
 
@@ -37,17 +38,23 @@ class Found:
     """Messages of a range that are in a target.
 
     Attributes:
+        replays: those that may have moved them, by their uids; None for any.
         by: offset → index within the entry → uid of the Replay that moved it.
+        ends: behind which entry all lies that was not looked at, in each partition that was read.
         trimmed: partitions of which not all could be read: the broker holds it no more, because
             the consumers have acknowledged it. What is not found there may be stored.
     """
 
+    replays: frozenset[str] | None = None
     by: dict[int, dict[int, str]] = field(default_factory=dict)
+    ends: dict[TargetPartition, EntryId] = field(default_factory=dict)
     trimmed: set[TargetPartition] = field(default_factory=set)
 
     def add(self, of: Range, source: Source | None) -> None:
         """Take note of where a message of the target was moved from."""
         if source is None or source.partition != of.partition or not of.holds(source.position):
+            return
+        if self.replays is not None and source.uid not in self.replays:
             return
         offset = source.position.entry - of.first
         self.by.setdefault(offset, {})[source.position.batch_index] = source.uid
@@ -142,7 +149,7 @@ class RangeOutcome:
             self._refused[offset] = "NotDelivered"
             self.settled |= 1 << offset
 
-    def result(self, of: Range, tails: Mapping[TargetPartition, EntryId]) -> RangeResult:
+    def result(self, of: Range, tails: Mapping[TargetPartition, Tail]) -> RangeResult:
         """Sum it up.
 
         Args:

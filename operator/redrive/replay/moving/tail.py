@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import ClassVar
 
-from redrive.admin.errors import AdminError
+from redrive.admin.errors import AdminError, AdminForbiddenError, AdminNotFoundError
 from redrive.copying.reading import properties
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
@@ -19,7 +19,7 @@ from redrive.policy.properties import REPLAY_SOURCE
 from redrive.replay.moving.outcome import Found
 from redrive.replay.topic import broker, reading, snapshot
 from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.position import EntryId, Source, TargetPartition
+from redrive.replay.topic.position import EntryId, Source, Tail, TargetPartition
 from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.reading import ReadableTopic
 
@@ -41,6 +41,18 @@ def marks(admin_url: str, target: TopicName) -> dict[TargetPartition, EntryId]:
     """
     partitions = snapshot.look(admin_url, target)
     return {TargetPartition(target, each.index): each.tail for each in partitions}
+
+
+def places(admin_url: str, target: TopicName) -> frozenset[TargetPartition]:
+    """Return the partitions that *target* has, none if it is gone: rights go with a topic.
+
+    Raises:
+        AdminError: the broker does not answer.
+    """
+    try:
+        return frozenset(marks(admin_url, target))
+    except (AdminNotFoundError, AdminForbiddenError):
+        return frozenset()
 
 
 def wait_for_writes(admin_url: str, place: TargetPartition) -> None:
@@ -83,14 +95,14 @@ def wait_for_writes(admin_url: str, place: TargetPartition) -> None:
 
 
 def find(
-    found: Found, target: ReadableTopic, tails: Mapping[TargetPartition, EntryId], of: Range
+    found: Found, target: ReadableTopic, tails: Mapping[TargetPartition, Tail], of: Range
 ) -> None:
     """Read *target* behind *tails* for messages of a range, all that the broker has received.
 
     Args:
         found: takes in what there is.
-        target: one of those that *tails* are about.
-        tails: behind which entries to read.
+        target: the topic that *tails* are about.
+        tails: behind which to read.
         of: the range.
 
     Raises:
@@ -98,13 +110,13 @@ def find(
         WritesPendingError: as for `wait_for_writes`.
     """
     for place in tails:
-        if place.topic == target.topic:
-            wait_for_writes(target.admin_url, place)
+        wait_for_writes(target.admin_url, place)
     for partition in snapshot.look(target.admin_url, target.topic):
         place = TargetPartition(target.topic, partition.index)
-        after = tails.get(place)
-        if after is None:
+        if place not in tails:
             continue
+        after = tails[place].entry
+        found.ends[place] = partition.tail
         if not _holds_all_behind(after, partition):
             found.trimmed.add(place)
         if partition.end > after:

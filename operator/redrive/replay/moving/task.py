@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from redrive.policy.naming import TopicName
 from redrive.replay.ledger.permit import Permit
-from redrive.replay.ledger.records import Parts
-from redrive.replay.topic.position import EntryId, TargetPartition
+from redrive.replay.ledger.records import Parts, Unproven
+from redrive.replay.topic.position import EntryId, Tail, TargetPartition
 from redrive.replay.topic.ranges import Range
 
 
@@ -49,6 +49,8 @@ class RangeTask:
         acknowledged: which of them are acknowledged: not to be sent, moved or not.
         partly: see `RangeRecord`.
         tails: where earlier leases may have stored what is not on record; see `RangeRecord`.
+        unproven: see `RangeRecord`.
+        replays: likewise; this one is one of them.
         since: the ends of the target's partitions when this lease was given.
         generation: of this lease.
         lease: the id of its record, serialized.
@@ -62,8 +64,10 @@ class RangeTask:
     chunks: Mapping[int, EntryId]
     acknowledged: int
     partly: Parts
-    tails: Mapping[TargetPartition, EntryId]
-    since: Mapping[TargetPartition, EntryId]
+    tails: Mapping[TargetPartition, Tail]
+    unproven: Unproven
+    replays: frozenset[str] | None
+    since: Mapping[TargetPartition, Tail]
     generation: int
     lease: bytes
     permit: Permit

@@ -50,6 +50,49 @@ class TargetPartition(NamedTuple):
         return cls(TopicName.parse(topic), int(partition))
 
 
+class Tail(NamedTuple):
+    """The end of a partition of a target, behind which leases may have stored what no record says.
+
+    Attributes:
+        entry: the last one, when the first of these leases was given.
+        generation: of that lease; 0 if it is not known.
+        partitions: how many the topic had for them, 0 for none; None if that is not known.
+        through: the last offset of what they had to send; None if that is not known.
+    """
+
+    entry: EntryId
+    generation: int = 0
+    partitions: int | None = None
+    through: int | None = None
+
+    def joined(self, later: Tail | None) -> Tail:
+        """Return it as the tail of later leases, too, if there are any."""
+        if later is None:
+            return self
+        same = self.partitions == later.partitions
+        bounds = self.through, later.through
+        return self._replace(
+            partitions=self.partitions if same else None,
+            through=None if None in bounds else max(bounds),  # type: ignore[type-var]
+        )
+
+    def stored_through(self, last: int, before: Try, size: int) -> int:
+        """Return the last offset of what may be stored behind it, of a range of so many entries.
+
+        Args:
+            last: the sequence id of the last message that the broker knows of.
+            before: the last try. If it was the only one, nothing above *last* is stored.
+            size: of the range.
+        """
+        if self.generation == before.generation and Try.of(last) == before:
+            return offset_of(last)
+        return self.last_offset(size)
+
+    def last_offset(self, size: int) -> int:
+        """Return the last offset of what was to be sent, of a range of so many entries."""
+        return size - 1 if self.through is None else self.through
+
+
 class Position(NamedTuple):
     """A message of a partition. Ordered as they were written.
 
@@ -125,6 +168,11 @@ def sequence_id(sent_in: Try, offset: int, batch_index: int) -> int:
     """
     number = sent_in.generation << _ATTEMPT_BITS | sent_in.attempt
     return ((number << _OFFSET_BITS | offset) << _INDEX_BITS | batch_index) + 1
+
+
+def offset_of(number: int) -> int:
+    """Return the offset, within its range, of what was sent with this sequence id."""
+    return (number - 1 >> _INDEX_BITS) & (1 << _OFFSET_BITS) - 1
 
 
 def target_partition(key: str | None, position: Position, partitions: int) -> int:

@@ -107,6 +107,13 @@ def in_batches(letters: Iterable[DeadLetterRow]) -> Iterator[list[DeadLetterRow]
         yield batch
 
 
+def moment(milliseconds: int | None) -> int | None:
+    """Return microseconds since 1970, None for a time that Spark has no room for."""
+    if milliseconds is None or milliseconds * 1_000 >= 2**63:  # whoever sends a message sets it
+        return None
+    return milliseconds * 1_000
+
+
 class _RowColumn(NamedTuple):
     """A column: its type in Spark's words and in those of Arrow, and what a message has there."""
 
@@ -143,12 +150,8 @@ _COLUMNS: Mapping[str, _RowColumn] = MappingProxyType(
             "INT", pa.int32(), lambda row: envelope.reconsume_times(row.properties)
         ),
         "replays": _RowColumn("INT", pa.int32(), lambda row: envelope.replays(row.properties)),
-        "publish_time": _RowColumn("TIMESTAMP", _MOMENT, lambda row: row.publish_time * 1_000),
-        "event_time": _RowColumn(
-            "TIMESTAMP",
-            _MOMENT,
-            lambda row: None if row.event_time is None else row.event_time * 1_000,
-        ),
+        "publish_time": _RowColumn("TIMESTAMP", _MOMENT, lambda row: moment(row.publish_time)),
+        "event_time": _RowColumn("TIMESTAMP", _MOMENT, lambda row: moment(row.event_time)),
     }
 )
 COLUMNS = tuple(_COLUMNS)

@@ -13,7 +13,7 @@ from redrive.replay.ledger import records
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.records import Header, RangePlan, RangeRecord, Records, RefusedEntry
 from redrive.replay.topic import bitmap
-from redrive.replay.topic.position import EntryId, TargetPartition
+from redrive.replay.topic.position import EntryId, Tail, TargetPartition
 from redrive.replay.topic.ranges import Range
 
 OF = Range(0, 7, 0, 9_999)
@@ -28,6 +28,12 @@ HEADER = Header(
 bits = st.sets(st.integers(0, 40)).map(lambda found: bitmap.of(found, 41))
 entries = st.builds(EntryId, st.integers(0, 99), st.integers(-1, 99))
 uids = st.sampled_from([UID, "uid-2", "uid-3"])
+counts = st.integers(0, 9)
+places = st.builds(
+    TargetPartition,
+    st.sampled_from([TopicName("shop", "prod", "orders"), TopicName("a", "b", "ü-RETRY")]),
+    st.integers(-1, 3),
+)
 range_records = st.builds(
     RangeRecord,
     generation=st.integers(0, 9),
@@ -35,13 +41,10 @@ range_records = st.builds(
     moved=st.dictionaries(uids, bits),
     partly=st.dictionaries(uids, st.dictionaries(st.integers(0, 40), st.integers(1, 7))),
     tails=st.dictionaries(
-        st.builds(
-            TargetPartition,
-            st.sampled_from([TopicName("shop", "prod", "orders"), TopicName("a", "b", "ü-RETRY")]),
-            st.integers(-1, 3),
-        ),
-        entries,
+        places, st.builds(Tail, entries, counts, st.none() | counts, st.none() | counts)
     ),
+    replays=st.none() | st.frozensets(uids),
+    unproven=st.dictionaries(st.tuples(places, st.none() | counts), st.integers(0, 40)),
     chunks=st.dictionaries(st.integers(0, 40), entries),
 )
 refused = st.lists(
@@ -83,6 +86,26 @@ def test_a_record_is_read_as_it_was_written_and_taken_away_by_nothing(
     for key in (records.range_key(OF), records.plan_key(UID, OF), records.header_key(UID)):
         ledger.apply(key, b"")
     assert (ledger.ranges, ledger.headers, ledger.plans[UID]) == ({}, {}, {})
+
+
+@given(range_records, plans)
+def test_all_records_are_written_again_as_they_were_read(
+    record: RangeRecord, plan: RangePlan
+) -> None:
+    ledger, again = with_records(record, plan), Records()
+    for key, value in ledger.items():
+        again.apply(key, json.dumps(value).encode())
+    assert vars(again) == vars(ledger)
+
+
+def test_what_an_older_image_wrote_leaves_open_who_has_sent() -> None:
+    place = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 1)
+    record = RangeRecord(3, leased=True, tails={place: Tail(EntryId(7, 8), 3, 2, 40)})
+    written = record.to_json()
+    for unknown in ("sentBy", "replays", "unproven"):
+        del written[unknown]
+    read = RangeRecord.from_json(written)
+    assert (read.tails, read.replays) == ({place: Tail(EntryId(7, 8), 0, None, None)}, None)
 
 
 @given(range_records, plans)

@@ -36,3 +36,12 @@ def test_an_entry_may_be_moved_by_several_replays() -> None:
     second = RangeOutcome({"first": {3: 0b001}}, "second")
     assert not second.store((3, 1), 3)
     assert second.result(OF, {}).partly == {"first": {3: 0b001}, "second": {3: 0b010}}
+
+
+def test_what_another_replay_has_sent_to_a_replicated_target_is_none_of_this_topic() -> None:
+    known, any_of_them = Found(frozenset({"first"})), Found()
+    for found in (known, any_of_them):
+        for uid, entry in (("first", 3), ("of another cluster", 4)):
+            found.add(OF, Source(uid, 0, Position(7, entry, 0)))
+    assert known.by == {3: {0: "first"}}
+    assert any_of_them.by.keys() == {3, 4}

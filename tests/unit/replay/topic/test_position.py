@@ -11,7 +11,9 @@ from redrive.replay.topic.position import (
     EntryId,
     Position,
     Source,
+    Tail,
     Try,
+    offset_of,
     sequence_id,
     target_partition,
 )
@@ -35,8 +37,8 @@ def test_ids_rise_with_the_try_then_with_the_position_and_never_meet(
 
 
 @given(sent)
-def test_the_try_is_read_back_from_an_id(one: tuple[Try, int, int]) -> None:
-    assert Try.of(sequence_id(*one)) == one[0]
+def test_try_and_offset_are_read_back_from_an_id(one: tuple[Try, int, int]) -> None:
+    assert (Try.of(sequence_id(*one)), offset_of(sequence_id(*one))) == one[:2]
     assert 0 < sequence_id(*one) < 2**63
 
 
@@ -91,3 +93,23 @@ def test_routing_is_the_same_in_every_version() -> None:
 def test_an_entry_id_is_written_as_brokers_do() -> None:
     assert EntryId.parse("12:-1") == EntryId(12, -1)
     assert str(EntryId(12, 7)) == "12:7"
+
+
+def test_nothing_is_stored_above_the_last_id_of_the_only_try_there_was() -> None:
+    behind = Tail(EntryId(7, 8), generation=2, partitions=3, through=50)
+    only, last = Try(2, 0), sequence_id(Try(2, 0), 30, 1)
+    assert behind.stored_through(last, only, 100) == 30
+    assert behind.stored_through(last, Try(2, 1), 100) == 50
+    assert behind.stored_through(-1, only, 100) == 50
+    # The last lease sent less than the one before, whose ids are lower.
+    earlier = behind._replace(generation=1)
+    assert earlier.stored_through(last, only, 100) == 50
+    assert earlier._replace(through=None).stored_through(last, only, 100) == 99
+
+
+def test_a_tail_of_several_leases_knows_what_holds_for_all_of_them() -> None:
+    one = Tail(EntryId(7, 8), generation=1, partitions=3, through=50)
+    assert one.joined(None) == one
+    assert one.joined(Tail(EntryId(9, 0), 2, 3, 70)) == one._replace(through=70)
+    assert one.joined(Tail(EntryId(9, 0), 2, 4, 20)) == one._replace(partitions=None)
+    assert one.joined(Tail(EntryId(9, 0))) == one._replace(partitions=None, through=None)

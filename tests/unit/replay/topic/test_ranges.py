@@ -63,3 +63,10 @@ def test_a_bitmap_is_a_set(one: set[int], other: set[int]) -> None:
     assert bitmap.decode(bitmap.encode(bits)) == bits
     assert set(bitmap.members(bitmap.span(3, 7))) == {3, 4, 5, 6, 7}
     assert bitmap.span(7, 6) == bitmap.EMPTY
+
+
+def test_a_range_ends_where_its_topic_does() -> None:
+    of = Range(0, 7, 100, 199)
+    ends = [EntryId(6, 900), EntryId(7, 99), EntryId(7, 100), EntryId(7, 150), EntryId(8, -1)]
+    assert [of.offset_through(end) for end in ends] == [-1, -1, 0, 50, 99]
+    assert of.offset_through(EntryId(7, 500)) == 99

@@ -18,7 +18,7 @@ from redrive.replay.topic.rows import DeadLetterRow
 from tests.support.messages import AS_BASE64, NO_TEXT, message_with
 
 text = st.text(max_size=20)
-moments = st.integers(1, 4_000_000_000_000)
+moments = st.integers(1, 2**63 - 1)  # a program may mean nanoseconds
 letters = st.builds(
     DeadLetterRow,
     partition=st.integers(-1, 100),
@@ -40,10 +40,16 @@ letters = st.builds(
 )
 
 
+def held(milliseconds: int) -> int | None:
+    """Return what Spark has room for."""
+    return milliseconds * 1_000 if milliseconds < 2**63 // 1_000 else None
+
+
 @given(st.lists(letters, max_size=5))
 def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetterRow]) -> None:
     batch = rows.to_batch(some, rows.COLUMNS)
-    found = batch.to_pylist()
+    # Python's own moments end with the year 9999.
+    found = batch.drop_columns(["publish_time", "event_time"]).to_pylist()
     assert [Position(r["ledger"], r["entry"], r["batch_index"]) for r in found] == [
         letter.position for letter in some
     ]
@@ -54,7 +60,7 @@ def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetterRow]) -
     ]
     assert [dict(row["properties"]) for row in found] == [letter.properties for letter in some]
     published = batch["publish_time"].cast(pa.int64()).to_pylist()
-    assert published == [letter.publish_time * 1_000 for letter in some]
+    assert published == [held(letter.publish_time) for letter in some]
     assert [row["size"] for row in found] == [len(letter.value or b"") for letter in some]
 
 
