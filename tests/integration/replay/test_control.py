@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.replay import audit
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
@@ -21,6 +22,8 @@ from redrive.replay.ledger.account import Account
 from redrive.replay.topic import reading, snapshot
 from redrive.replay.topic.position import NOWHERE
 from tests.integration.replay.test_mover import (
+    EverySecond,
+    Notes,
     job_of,
     numbers,
     replay,
@@ -135,3 +138,25 @@ def _published(provisioned: Any) -> list[int]:  # noqa: ANN401
     bounds = NOWHERE, partition.end
     found = reading.messages(topic, partition.index, bounds, reading.MAX_PREFETCH)
     return [message.publish_timestamp() for message in found]
+
+
+def test_a_subscription_that_is_deleted_and_comes_back_keeps_what_was_not_selected(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    """As on a broker that makes subscriptions by itself."""
+    count = 400
+    provisioned = provision_policy()
+    topic = provisioned.policy.dead_letter_topic
+    path = f"/admin/v2/namespaces/{topic.namespace_name}/autoSubscriptionCreation"
+    made = {"allowAutoSubscriptionCreation": True}
+    provisioned.broker.request("POST", path, made).check("have subscriptions made")
+    provisioned.bury_many(count)
+    job = dataclasses.replace(job_of(provisioned), rate_limit=50)
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(runs.run, job, EverySecond(), Notes())
+        wait_until_moved(provisioned, count // 8)
+        provisioned.admin("DELETE", topic, f"subscription/{DEAD_LETTER_SUBSCRIPTION}?force=true")
+        account = run.result(120)
+    assert (account.matched, account.moved) == (count // 2, count // 2)
+    assert provisioned.in_target() == numbers(count)[::2]
+    assert provisioned.ids(provisioned.resting()) == numbers(count)[1::2]

@@ -27,6 +27,7 @@ from redrive.replay.job.dispatch import DeadlineError, RunEndedError
 from redrive.replay.job.engine import Local, Wish
 from redrive.replay.job.progress import Progress
 from redrive.replay.ledger.account import Account
+from redrive.replay.ledger.ledger import LedgerLostError
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.spark import query
 from redrive.replay.spark.query import Spark
@@ -218,6 +219,30 @@ def test_an_empty_topic_is_replayed_at_once(
     status = progress.read()
     assert (status.matched, status.moved, status.left) == (0, 0, 0)
     assert status.finished
+
+
+def test_a_plan_that_is_lost_is_not_made_again(
+    provision_policy: ProvisionPolicy,
+    make_job: MakeJob,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan of now would take dead letters that came later, such as those that died again."""
+    monkeypatch.setattr(query, "session", lambda _job: nullcontext(spark))
+    provisioned = provision_policy()
+    provisioned.bury(2)
+    job, progress = make_job(provisioned)
+    jobs.run(job, Local(), progress)
+    provisioned.make_anew(provisioned.policy.ledger_topic)
+    provisioned.bury(2)
+
+    with pytest.raises(LedgerLostError, match="make another Replay"):
+        main([job.encode()])
+
+    assert progress.read().failure.reason == "LedgerLost"
+    progress.finish()
+    main([job.encode()])  # it is done, whatever the ledger says
+    assert len(provisioned.resting()) == 2
 
 
 def test_a_job_whose_replay_is_deleted_moves_nothing_more_and_succeeds(

@@ -99,9 +99,6 @@ class RangeMover:
                     return self._result()
             except SentBeforeError as found:
                 sent_in = found.sent_in
-                if sent_in.generation > self._task.generation:  # a lease that the ledger has lost
-                    for place, own in self._task.since.items():
-                        _doubt(self._unproven, place, None, own.last_offset(self._task.range.size))
             before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
             self._tails = {
                 **self._task.since,

@@ -102,17 +102,21 @@ def partition(index: int) -> Partition:
     return Partition(index, ((index, RANGES * RANGE_ENTRIES),), Acknowledged(NOWHERE))
 
 
-def run(policy: Policy, engine: InStep, partitions: int, rate: float | None = None) -> InMemory:
-    """Have *engine* move all ranges of some partitions."""
+def run(
+    policy: Policy, engine: InStep, partitions: int, rate: float | None = None, left: int = 99
+) -> InMemory:
+    """Have *engine* move all ranges of some partitions, of which the topic has so many *left*."""
     ledger = InMemory(partitions)
     job = ReplayJob("shop", "a", "uid", policy, "pulsar://p", "http://p", None, rate_limit=rate)
     route = Route(
         "pulsar://p", "http://p", policy.dead_letter_topic, "redrive", policy.retry_topic, 0,
         exactly_once=True, ledger=policy.ledger_topic, replay="shop/a", uid="uid", owner="uid/1",
     )  # fmt: skip
-    resting = [partition(index) for index in range(partitions)]
+    resting = [partition(index) for index in range(min(left, partitions))]
     Dispatch(job, route, engine, cast("Ledger", ledger), resting, Silent()).run()
-    assert Account.of("uid", ledger.records).moved == partitions * RANGES
+    account = Account.of("uid", ledger.records)
+    assert account.moved == len(resting) * RANGES
+    assert account.skipped == (partitions - len(resting)) * RANGES
     return ledger
 
 
@@ -136,3 +140,9 @@ def test_of_another_policy_ranges_of_one_partition_are_under_way_beside_each_oth
 def test_the_tasks_that_are_under_way_have_all_of_the_rate_between_them() -> None:
     ledger = run(POLICY, InStep(slots=RANGES, beside=RANGES), partitions=1, rate=400.0)
     assert ledger.permits[0] == Permit(100.0)
+
+
+def test_of_partitions_that_are_gone_nothing_is_left() -> None:
+    engine = InStep(slots=RANGES, beside=RANGES)
+    run(POLICY, engine, partitions=3, left=1)
+    assert {of.partition for of in engine.moved} == {0}

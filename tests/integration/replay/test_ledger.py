@@ -1,0 +1,36 @@
+"""The topic of a ledger: what is taken away leaves nothing, and what is deleted is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from redrive.replay.ledger.ledger import Ledger, read
+from redrive.replay.ledger.records import Header, header_key
+from tests.support import compaction
+
+ProvisionPolicy = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+
+
+def test_compaction_leaves_nothing_of_a_record_that_was_taken_away(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    url, topic = provisioned.broker.service_url, provisioned.policy.ledger_topic
+    with Ledger.open(url, topic, "first") as ledger:
+        for uid in ("one", "two"):
+            ledger.write(header_key(uid), Header("shop/again", 0).to_json())
+        ledger.write(header_key("two"), None)
+    assert compaction.compact(provisioned.broker, topic) == 2
+    with Ledger.open(url, topic, "second") as ledger:
+        assert ledger.records.headers.keys() == {"one"}
+        ledger.write(header_key("one"), None)
+    assert compaction.compact(provisioned.broker, topic) == 1
+    # It ends, though the last record is gone.
+    assert read(provisioned.client, topic).owner == "second"
+    with Ledger.open(url, topic, "third") as ledger:
+        assert ledger.records.headers.keys() == set()
+        assert ledger.records.owner == "third"
