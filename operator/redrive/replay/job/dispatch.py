@@ -235,7 +235,7 @@ class Dispatch:
             tails=before.tails,
             unproven=before.unproven,
             replays=leased.replays,
-            since=since,
+            since=leased.tails,
             generation=leased.generation,
             lease=stored.serialize(),
             permit=self._share(len(self._under_way) + 1),

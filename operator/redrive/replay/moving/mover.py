@@ -28,7 +28,7 @@ from redrive.replay.moving.sending import Sender, SentBeforeError
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.moving.window import DrainedError, StalledError, Window
 from redrive.replay.topic import broker, position, ranges, reading, snapshot
-from redrive.replay.topic.position import Source, TargetPartition, Try
+from redrive.replay.topic.position import EntryId, Source, Tail, TargetPartition, Try
 from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
 
@@ -81,8 +81,9 @@ class RangeMover:
                 receiver_queue_size=0,
                 initial_position=pulsar.InitialPosition.Earliest,
             )
-        # Where earlier tries may have stored what is not on record; behind what was looked at.
-        self._tails = dict(task.tails)
+        # Where earlier tries may have stored what is not on record, and what was read of it.
+        self._tails = task.tails
+        self._read: dict[TargetPartition, EntryId] = {}
         self._unproven = dict(task.unproven)
         # The same of partitions that can't be looked at now; they may come back.
         self._unseen: dict[tuple[TargetPartition, int | None], int] = {}
@@ -100,13 +101,7 @@ class RangeMover:
             except SentBeforeError as found:
                 sent_in = found.sent_in
             before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
-            self._tails = {
-                **self._task.since,
-                **{
-                    place: each.joined(self._task.since.get(place))
-                    for place, each in self._tails.items()
-                },
-            }
+            self._tails = self._unread(self._task.since)
         raise SendFailedError(
             "the broker neither stores dead letters nor refuses them",
             got=f"{self._task.range} after {MAX_TRIES} tries",
@@ -202,8 +197,7 @@ class RangeMover:
         for place in self._tails.keys() - there:
             behind = self._tails[place]
             _doubt(self._unseen, place, behind.partitions, behind.last_offset(size))
-        for place, end in found.ends.items():
-            self._tails[place] = self._tails[place]._replace(entry=end)
+        self._read.update(found.ends)
 
     def _has_stored_none(self, place: TargetPartition, last: int) -> bool:
         """Whether nothing of this lease, the only one in question, is stored in a partition."""
@@ -273,13 +267,17 @@ class RangeMover:
         # One stored message of this lease shuts out all that earlier ones have yet to send there.
         shut = {TargetPartition(self._route.target, index) for index in outcome.stored_in}
         # All that this lease has sent is accounted for: what remains is that of earlier ones.
-        tails = {
-            place: each._replace(entry=self._tails[place].entry)
-            for place, each in task.tails.items()
-            if place not in shut
-        }
-        result = outcome.result(task.range, tails)
+        tails = self._unread(task.tails)
+        left = {place: tails[place] for place in tails.keys() - shut}
+        result = outcome.result(task.range, left)
         return replace(result, unproven=self._unproven, drained=self._drained)
+
+    def _unread(self, tails: Mapping[TargetPartition, Tail]) -> dict[TargetPartition, Tail]:
+        """Return *tails* behind what was read."""
+        return {
+            place: each._replace(entry=self._read.get(place, each.entry))
+            for place, each in tails.items()
+        }
 
     def _account_for(self, unseen: int) -> None:
         """Say of entries that did not come whether they are acknowledged, or can't be read."""

@@ -51,7 +51,7 @@ class RangeTask:
         tails: where earlier leases may have stored what is not on record; see `RangeRecord`.
         unproven: see `RangeRecord`.
         replays: likewise; this one is one of them.
-        since: the ends of the target's partitions when this lease was given.
+        since: *tails* with those of this lease, the ends of the target when it was given.
         generation: of this lease.
         lease: the id of its record, serialized.
         permit: what the task may do at first.
