@@ -154,7 +154,7 @@ class ProvisionedPolicy:
         at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}?force=true"
         self.broker.request("DELETE", at).check(f"delete {topic}")
 
-    def make_anew(self, ledger: TopicName) -> None:
+    def make_again(self, ledger: TopicName) -> None:
         """Delete a ledger, and make it as the operator does then."""
         self.delete(ledger)
         self.create(ledger, LEDGER_SUBSCRIPTION, 0)

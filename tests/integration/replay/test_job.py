@@ -233,7 +233,7 @@ def test_a_plan_that_is_lost_is_not_made_again(
     provisioned.bury(2)
     job, progress = make_job(provisioned)
     jobs.run(job, Local(), progress)
-    provisioned.make_anew(provisioned.policy.ledger_topic)
+    provisioned.make_again(provisioned.policy.ledger_topic)
     provisioned.bury(2)
 
     with pytest.raises(LedgerLostError, match="make another Replay"):

@@ -283,7 +283,7 @@ def test_what_was_left_of_a_plan_is_none_of_the_plan_that_is_made_then(
     assert provisioned.in_target() == numbers(20)[10:]
 
 
-def test_a_ledger_that_is_made_anew_during_a_run_has_all_of_it_in_the_end(
+def test_a_ledger_that_is_created_again_during_a_run_has_all_of_it_in_the_end(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -292,13 +292,13 @@ def test_a_ledger_that_is_made_anew_during_a_run_has_all_of_it_in_the_end(
     provisioned.admin("PUT", policy.dead_letter_topic, "unload")
     provisioned.bury_many(10, 10)
 
-    class MakesLedgerAnew(Local):
+    class CreatesLedgerAgain(Local):
         def move(self, task: RangeTask) -> RangeResult:
             moved = super().move(task)
-            provisioned.make_anew(policy.ledger_topic)
+            provisioned.make_again(policy.ledger_topic)
             return moved
 
-    account = runs.run(job_of(provisioned), MakesLedgerAnew(slots=1), Notes())
+    account = runs.run(job_of(provisioned), CreatesLedgerAgain(slots=1), Notes())
 
     assert account.moved == 20
     provisioned.check_audit()

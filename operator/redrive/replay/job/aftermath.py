@@ -161,7 +161,7 @@ class AftermathLook:
 
     Raises:
         ReplayRoleRefusedError: the ledger is not there, or can't be read.
-        LedgerLostError: it was deleted since, and made anew.
+        LedgerLostError: its topic was deleted since, and created again.
     """
 
     def __init__(self, job: ReplayJob, client: pulsar.Client, check: Callable[[], None]) -> None:

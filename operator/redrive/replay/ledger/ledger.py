@@ -117,9 +117,9 @@ class Ledger:
         return stored
 
     def mend(self) -> None:
-        """Write again what the topic lacks of the records: somebody may have deleted it meanwhile.
+        """Write again what the topic lacks of the records: it may have been deleted meanwhile.
 
-        The operator makes it anew, and a producer that reconnects does not notice.
+        The operator creates it again, and a producer that reconnects does not notice.
         """
         stored = dict(read(self._client, self._topic).items())
         lost = [(key, value) for key, value in self.records.items() if stored.get(key) != value]
@@ -186,8 +186,8 @@ def fenced() -> FencedError:
 def lost(uid: str) -> LedgerLostError:
     """Return the error of a ledger that has no plan of Replay *uid* any more, which was planned."""
     return LedgerLostError(
-        "the ledger has lost the plan of this Replay: somebody has deleted its topic, or another "
-        "Replay has ended meanwhile",
+        "the ledger has lost the plan of this Replay: its topic was deleted, or another Replay "
+        "has ended meanwhile",
         got=f"no plan of {uid}",
         remedy="make another Replay: it goes on from what is on record as moved",
     )

@@ -73,7 +73,7 @@ class RangeMover:
         topic = str(broker.partition_of(route.source, task.range.partition))
         with broker.refusals(f"open the subscription {route.subscription} of {topic}", "consume"):
             # It only acknowledges: without a queue it receives no message. If the subscription was
-            # deleted it may make it anew, and has to keep what rests.
+            # deleted it may create it again, which has to keep what rests.
             self._consumer = client.subscribe(
                 topic,
                 route.subscription,
