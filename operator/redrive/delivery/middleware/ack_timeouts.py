@@ -52,6 +52,7 @@ class AckTimeouts:
         with self._changing:
             self._over.pop(id(message), None)
             end = self._clock.monotonic() + durations.seconds(self._timeout)
+            self._held.pop(id(message), None)  # else it would keep its place among the ends
             self._held[id(message)] = (end, message)
 
     def settle(self, message: pulsar.Message) -> bool:
