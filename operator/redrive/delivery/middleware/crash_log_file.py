@@ -25,7 +25,8 @@ class CrashLogFile:
     """The notes of one process about one policy, and what its dead predecessors have left.
 
     A kill of the process loses no note; while this takes over the notes of others it may have a
-    crash counted twice. A crash of the machine may lose some. May be used by several threads.
+    crash counted twice. A crash of the machine may lose some. May be used by several threads; a
+    forked child notes nothing.
 
     Raises:
         InvalidSpecError: the directory can't be written to, or files can't be locked here.
@@ -35,6 +36,7 @@ class CrashLogFile:
         names = f"{policy.topic}\n{policy.subscription}"
         scope = hashlib.sha256(names.encode()).hexdigest()[:16]
         self._path = directory / f"{scope}-{os.urandom(16).hex()}.notes"
+        self._process = os.getpid()  # a forked child has these notes too, but not the messages
         self._writing = threading.Lock()
         self._in_hand: set[str] = set()
         self._file = -1
@@ -81,6 +83,8 @@ class CrashLogFile:
     def close(self) -> None:
         """Leave to the next process what it has to know; once is enough."""
         atexit.unregister(self.close)
+        if os.getpid() != self._process:
+            return  # and waits for no thread of its parent that was writing when it was forked
         with self._writing:
             if self._file < 0:
                 return
@@ -93,7 +97,7 @@ class CrashLogFile:
             self._file = -1
 
     def _write(self, note: str) -> None:
-        if self._file < 0:
+        if self._file < 0 or os.getpid() != self._process:
             return
         self._size += os.write(self._file, note.encode())
         if self._size > _COMPACT_BYTES:

@@ -174,3 +174,26 @@ def test_a_disk_that_is_full_costs_no_note(tmp_path: Path, monkeypatch: pytest.M
     assert crashes_in(file.read_text()) == {"1:0:-1": 1, "1:2:-1": 1, "2:0:-1": 1}
     log_file.end("1:0:-1")
     assert crashes_in(file.read_text()) == {"1:2:-1": 1, "2:0:-1": 1}
+
+
+FORKS = """
+import os, pathlib, signal, sys
+from redrive import Policy
+from redrive.delivery.middleware.crash_log_file import CrashLogFile
+from redrive.policy.naming import TopicName
+
+policy = Policy(TopicName("shop", "prod", "orders"), "billing")
+log_file = CrashLogFile(pathlib.Path(sys.argv[1]), policy)
+log_file.begin("1:0:-1")
+child = os.fork()
+if not child:
+    log_file.end("1:0:-1")
+    sys.exit()  # which closes what its parent has open
+os.waitpid(child, 0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_forked_child_that_ends_by_itself_takes_no_note_from_its_parent(tmp_path: Path) -> None:
+    die(tmp_path, FORKS)
+    assert CrashLogFile(tmp_path, POLICY).crashes("1:0:-1") == 1
