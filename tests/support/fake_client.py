@@ -19,6 +19,7 @@ class FakeSubscription:
 
     def __init__(self) -> None:
         self.waiting: queue.SimpleQueue[InMemoryMessage | None] = queue.SimpleQueue()
+        self.closed = False
 
     def receive(self, milliseconds: int) -> InMemoryMessage:
         try:
@@ -34,6 +35,7 @@ class FakeSubscription:
         """Settle it: there is no broker that counts."""
 
     def close(self) -> None:
+        self.closed = True
         self.waiting.put(None)
 
 
@@ -47,6 +49,11 @@ class FakeClient:
     def as_pulsar(self) -> pulsar.Client:
         """Return it as what it stands for."""
         return cast("pulsar.Client", self)
+
+    @property
+    def open(self) -> list[str]:
+        """Return the topics that are subscribed to."""
+        return [topic for topic, its in self._subscriptions.items() if not its.closed]
 
     def subscribe(self, topic: str, _name: str, **_options: object) -> FakeSubscription:
         return self._subscriptions[topic]

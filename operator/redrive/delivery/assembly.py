@@ -11,7 +11,7 @@ import pulsar
 import pulsar.schema
 
 from redrive.copying.writer_schemas import BYTES
-from redrive.delivery.bounded import Deadline
+from redrive.delivery.bounded import Deadline, all_within
 from redrive.delivery.closing import CLOSE_TIMEOUT
 from redrive.delivery.connection import ClientConnection
 from redrive.delivery.crypto import Crypto
@@ -107,32 +107,33 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
 
     chain: list[Middleware] = [] if tracing is None else [tracing.bind(consumer)]
     with contextlib.ExitStack() as undo:
-        undo.callback(
-            parts.close, Deadline(CLOSE_TIMEOUT)
-        )  # else subscriptions would hold messages never handed out
+        deadline = Deadline(CLOSE_TIMEOUT)
+        undo.callback(parts.close, deadline)  # else subscriptions would hold what is never taken
+        undo.callback(lambda: all_within(deadline, [each.close for each in chain]))
         if ack_timeout is not None:
             limit = given(ack_timeout, "an ack time-out")
             chain.append(AckDeadline(limit, parts, fail, reporting.late))
-            undo.callback(chain[-1].close)
         if crash_log is not None:
             # What writes the crash log takes long to import, and most consumers have none.
             from redrive.delivery.middleware.poison_guard import PoisonGuard  # noqa: PLC0415
 
             chain.append(PoisonGuard(parts, crash_log, in_force_now(), dead_letter))
-            undo.callback(chain[-1].close)
         chain += [theirs.bind(consumer) for theirs in middleware]
-        undo.pop_all()
-    breaker = next((each for each in middleware if isinstance(each, OutageBreaker)), None)
-    if breaker or isinstance(policy, PolicyFile) or in_force_now().outage_breaker:
-        chain.append(OutageGuard(breaker, parts, in_force_now, reporting))
-    if parts.letters is not None:
-        # As the crash log: few policies ask for it.
-        from redrive.delivery.middleware.sequencing import Sequencing  # noqa: PLC0415
+        breaker = next((each for each in middleware if isinstance(each, OutageBreaker)), None)
+        if breaker or isinstance(policy, PolicyFile) or in_force_now().outage_breaker:
+            chain.append(OutageGuard(breaker, parts, in_force_now, reporting))
+        letters = parts.letters
+        if letters is not None:
+            # As the crash log: few policies ask for it.
+            from redrive.delivery.middleware.sequencing import Sequencing  # noqa: PLC0415
 
-        chain.append(Sequencing(parts, parts.letters, attempts, in_force_now, follow))
-    if in_force_now().ordered:
-        chain.append(KeyOrdering(parts.incoming, parts.clock, by_topic=parts.letters is not None))
-    processor = Processor(parts, decisions, chain, reporting, handle_again=handle_again_when_unsent)
+            chain.append(Sequencing(parts, letters, attempts, in_force_now, follow))
+        if in_force_now().ordered:
+            chain.append(KeyOrdering(parts.incoming, parts.clock, by_topic=letters is not None))
+        processor = Processor(
+            parts, decisions, chain, reporting, handle_again=handle_again_when_unsent
+        )
+        undo.pop_all()
     return processor
 
 

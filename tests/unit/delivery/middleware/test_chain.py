@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
 
-from redrive import NotSentError, Policy
+from redrive import CrashLog, NotSentError, Policy, RetryConsumer
 from redrive.delivery.assembly import Options, RetryOptions, assemble
 from redrive.middleware import (
     BoundConsumer,
@@ -30,6 +31,7 @@ from redrive.middleware import (
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.testing import AsyncInMemoryConsumer, InMemoryConsumer, InMemorySimpleConsumer
+from tests.support.fake_client import FakeClient
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing", ladder=Ladder.from_fixed("5s"))
 TEN = timedelta(seconds=10)
@@ -197,6 +199,26 @@ def test_what_a_wrapper_raises_ends_the_run_and_settles_nothing() -> None:
     with pytest.raises(ZeroDivisionError):
         consumer.run(lambda _: None)
     assert len(consumer.broker.unsettled()) == 1
+
+
+@pytest.mark.parametrize("stage", ["receive", "settle", "forward"])
+def test_a_middleware_that_wraps_nothing_but_fails_leaves_nothing_subscribed(
+    tmp_path: Path, stage: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    notes: list[str] = []
+    client, broken, other = FakeClient(), Middleware(), Recorder("other", notes)
+    setattr(broken, stage, fail)
+    with pytest.raises(ZeroDivisionError):
+        RetryConsumer(
+            client.as_pulsar(), POLICY,
+            ack_timeout=TEN, crash_log=CrashLog(tmp_path), middleware=[other, broken],
+        )  # fmt: skip
+    assert client.open == []
+    assert notes == ["other close"]
+    assert not list(tmp_path.glob("*.notes"))
 
 
 def test_an_outcome_that_a_wrapper_changes_decides() -> None:
