@@ -41,7 +41,7 @@ from redrive.delivery.parts import Parts
 from redrive.delivery.receiving.in_hand import InHand
 from redrive.delivery.receiving.origin import SubscriptionsByTopic
 from redrive.delivery.retrying.decisions import Decisions
-from redrive.delivery.retrying.forwarder import destination, forward, hop_of
+from redrive.delivery.retrying.forwarder import forward, hop_of
 from redrive.delivery.retrying.reporting import Reporting
 from redrive.delivery.retrying.unsent import UnsentMessages
 from redrive.policy.failure import FailureRules
@@ -54,6 +54,7 @@ class Processor:
     Attributes:
         receive: returns the next message, as `Incoming.take` does.
         late: reports a message that was handled well, but after its time.
+        wrapped: whether middleware settles, which may take time; an acknowledgement alone doesn't.
 
     Args:
         handle_again: have what could not be sent handled again, instead of sent again.
@@ -85,8 +86,8 @@ class Processor:
         send: Forward = functools.partial(forward, parts.outgoing)
         self.receive = compose([m.receive for m in middleware], receive)
         self._settle = compose([m.settle for m in middleware], settle)
-        self._unsent = UnsentMessages(parts, self._settle, reporting.taking)
-        self._wrapped = self._settle is not settle
+        self._unsent = UnsentMessages(parts, self._settle, decisions.again, reporting.taking)
+        self.wrapped = self._settle is not settle
         self._end = reporting.settle(self._end_failed)
         self._forward = compose([m.forward for m in middleware], send)
 
@@ -131,7 +132,7 @@ class Processor:
         Raises:
             InvalidSpecError: it is not a message of this consumer.
         """
-        if self._wrapped:
+        if self.wrapped:
             self.settle(Settlement(message, DONE))
         else:
             self._acknowledge(message)
@@ -156,7 +157,7 @@ class Processor:
                 self.parts.incoming.again(message, HANDLE_AGAIN_AFTER.total_seconds())
             else:
                 known = settlement._replace(failure=failure._replace(raised=False))
-                self._unsent.keep(destination(verdict, failure.policy), known)
+                self._unsent.keep(known)
 
     def _carry_out(self, settlement: Settlement) -> pulsar.MessageId | None:
         message, verdict, _ = settlement

@@ -5,7 +5,7 @@ The verdicts of `policy.verdict` are about failed attempts; a consumer has three
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
@@ -49,6 +49,9 @@ class HandBack:
     """Hand the message out again at once, by this consumer, as the same attempt."""
 
 
+Decide = Callable[[Policy], Retry | Dead | Discard]
+"""What a policy makes of a failed attempt."""
+
 DONE = Done()
 HAND_BACK = HandBack()
 
@@ -62,6 +65,7 @@ class Failure(NamedTuple):
         cause: the same, as it travels with the message.
         raised: the attempt failed by itself: its handler raised, or its time was over. False if
             the application asked for a retry.
+        decide: finds the verdict of another policy about it.
     """
 
     attempt: Attempt
@@ -69,6 +73,7 @@ class Failure(NamedTuple):
     error: BaseException | None
     cause: Cause | None
     raised: bool
+    decide: Decide | None = None
 
 
 class Settlement(NamedTuple):

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import pulsar
 
-from redrive.delivery.middleware.settlement import Failure, Redeliver, Settlement
+from redrive.delivery.middleware.settlement import Decide, Failure, Redeliver, Settlement
 from redrive.delivery.parts import Clock
 from redrive.delivery.receiving.origin import topic_of
 from redrive.delivery.retrying.attempts import Attempts
@@ -20,7 +20,15 @@ from redrive.policy.cause import Cause
 from redrive.policy.envelope import Attempt
 from redrive.policy.failure import DeadLetter, FailureRules, RetryLater, after_error
 from redrive.policy.model import Policy
-from redrive.policy.verdict import DeadReason, after_expiry, after_failure, end
+from redrive.policy.verdict import (
+    Dead,
+    DeadReason,
+    Discard,
+    Retry,
+    after_expiry,
+    after_failure,
+    end,
+)
 
 
 @dataclass(frozen=True)
@@ -43,33 +51,34 @@ class Decisions:
         """Decide about *message*, whose handler raised *error*, as *rules* and the policy say."""
         asked = isinstance(error, (RetryLater, DeadLetter))
         cause = error.__cause__ if asked and error.__cause__ is not None else error
-        failure = self._failure(message, cause, raised=True)
+        failure, luck = self._failure(message, cause, raised=True), _luck()
         failed_at = self.clock.now() if failure.cause is None else failure.cause.failed_at
-        verdict = after_error(
-            failure.policy, rules, error,
-            reconsume_times=failure.attempt.reconsume_times,
-            failing_for=failure.attempt.failing_for(failed_at),
-            luck=_luck(),
-        )  # fmt: skip
-        return Settlement(message, verdict, failure)
+
+        def decide(policy: Policy) -> Retry | Dead | Discard:
+            return after_error(
+                policy, rules, error,
+                reconsume_times=failure.attempt.reconsume_times,
+                failing_for=failure.attempt.failing_for(failed_at),
+                luck=luck,
+            )  # fmt: skip
+
+        return _settlement(message, failure, decide)
 
     def expired(self, message: pulsar.Message, error: Exception) -> Settlement:
         """Redeliver *message*, which was not settled in time, at once, or dead-letter it."""
         failure = self._failure(message, error, raised=True)
-        verdict = after_expiry(failure.policy, failure.attempt.reconsume_times)
-        return Settlement(message, verdict, failure)
+        times = failure.attempt.reconsume_times
+        return _settlement(message, failure, lambda policy: after_expiry(policy, times))
 
     def crashed(self, message: pulsar.Message, error: Exception) -> Settlement:
         """Dead-letter a poison message, which kills its consumers."""
         failure = self._failure(message, error, raised=True)
-        verdict = end(failure.policy, DeadReason.CONSUMER_CRASH, failure.attempt.number)
-        return Settlement(message, verdict, failure)
+        return _end(message, failure, DeadReason.CONSUMER_CRASH, failure.attempt.number)
 
     def follows(self, message: pulsar.Message) -> Settlement:
         """Dead-letter *message*, which was not handled: one before it with its key is dead."""
         failure = self._failure(message, None, raised=False)
-        verdict = end(failure.policy, DeadReason.FOLLOWS, failure.attempt.reconsume_times)
-        return Settlement(message, verdict, failure)
+        return _end(message, failure, DeadReason.FOLLOWS, failure.attempt.reconsume_times)
 
     def asked(
         self,
@@ -80,11 +89,13 @@ class Decisions:
         level: int | None,
     ) -> Settlement:
         """Decide as the application asks for; see `RetryConsumer.reconsume_later`."""
-        failure = self._failure(message, error, raised=False)
-        verdict = after_failure(
-            failure.policy, failure.attempt.reconsume_times, delay=delay, level=level, luck=_luck()
+        failure, luck = self._failure(message, error, raised=False), _luck()
+        times = failure.attempt.reconsume_times
+        return _settlement(
+            message,
+            failure,
+            lambda policy: after_failure(policy, times, delay=delay, level=level, luck=luck),
         )
-        return Settlement(message, verdict, failure)
 
     def refused(self, message: pulsar.Message, error: BaseException | None) -> Settlement:
         """Have the broker redeliver *message*, or dead-letter it after `max_retries` of that."""
@@ -99,8 +110,14 @@ class Decisions:
             return Settlement(message, Redeliver(counted, reason))
         failure = self._failure(message, error, raised=False)
         failed = failure.attempt.reconsume_times + redeliveries + 1
-        verdict = end(failure.policy, DeadReason.RETRIES_EXHAUSTED, failed)
-        return Settlement(message, verdict, failure)
+        return _end(message, failure, DeadReason.RETRIES_EXHAUSTED, failed)
+
+    def again(self, settlement: Settlement) -> Settlement:
+        """Decide once more, at the same count, where another policy is in force than was then."""
+        policy, failure = self.policy(), settlement.failed()
+        if failure.decide is None or policy is failure.policy:
+            return settlement
+        return _settlement(settlement.message, failure._replace(policy=policy), failure.decide)
 
     def _failure(
         self, message: pulsar.Message, error: BaseException | None, *, raised: bool
@@ -117,6 +134,14 @@ class Decisions:
             attempt=attempt.number,
             redact=self.redact,
         )
+
+
+def _settlement(message: pulsar.Message, failure: Failure, decide: Decide) -> Settlement:
+    return Settlement(message, decide(failure.policy), failure._replace(decide=decide))
+
+
+def _end(message: pulsar.Message, failure: Failure, reason: DeadReason, failed: int) -> Settlement:
+    return _settlement(message, failure, lambda policy: end(policy, reason, failed))
 
 
 def _luck() -> float:

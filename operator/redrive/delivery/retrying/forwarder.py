@@ -28,8 +28,8 @@ def hop_of(message: pulsar.Message, verdict: Retry | Dead, failure: Failure) -> 
     return Hop(message, destination(verdict, failure.policy), properties, delay)
 
 
-def destination(verdict: Retry | Dead, policy: Policy) -> TopicName:
-    """Say where a message goes: the policy does, and never a property of the message."""
+def destination(verdict: object, policy: Policy) -> TopicName:
+    """Say where a failed message goes: the policy does, and never a property of the message."""
     return policy.retry_topic if isinstance(verdict, Retry) else policy.dead_letter_topic
 
 

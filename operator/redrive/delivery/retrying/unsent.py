@@ -13,6 +13,7 @@ from redrive.copying.errors import NotSentError
 from redrive.copying.reading import id_text
 from redrive.delivery.middleware.settlement import Settlement
 from redrive.delivery.parts import AnyTimer, Parts
+from redrive.delivery.retrying.forwarder import destination
 from redrive.policy.naming import TopicName
 
 MAX_UNSENT = 1_000
@@ -44,16 +45,25 @@ class UnsentMessages:
 
     For each topic one message is tried after 5 s, then with back-off up to a minute. When one is
     sent the others follow at once. All stay unacknowledged: a crash loses none, and the broker
-    delivers them again. May be used by several threads.
+    delivers them again. What has become of the policy meanwhile decides. May be used by several
+    threads.
 
     Args:
         send: settles again; raises NotSentError if there is no receipt.
+        again: decides once more about a settlement, as the policy in force says.
         taking: reports that nothing new is taken, as too many wait, and that it goes on.
     """
 
-    def __init__(self, parts: Parts, send: Callable[[Settlement], object], taking: _Report) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        send: Callable[[Settlement], object],
+        again: Callable[[Settlement], Settlement],
+        taking: _Report,
+    ) -> None:
         self._parts = parts
         self._send = send
+        self._again = again
         self._taking = taking
         self._full = False
         self._waiting: dict[TopicName, _Waiting] = {}
@@ -61,12 +71,10 @@ class UnsentMessages:
         self._closed = False
         self._changing = threading.Lock()
 
-    def keep(self, topic: TopicName, settlement: Settlement) -> None:
-        """Send *settlement* to *topic* later."""
+    def keep(self, settlement: Settlement) -> None:
+        """Carry out *settlement* later, which sends its message to another topic."""
         with self._changing:
-            if topic not in self._waiting:
-                self._waiting[topic] = _Waiting(self._now() + _FIRST_SECONDS)
-            self._waiting[topic].settlements.append(settlement)
+            self._append(settlement)
             if self._timer is None and not self._closed:
                 self._timer = self._parts.timer(self._next_try, self._try)
             timer = self._timer
@@ -82,6 +90,12 @@ class UnsentMessages:
         if timer is not None:
             timer.close()
 
+    def _append(self, settlement: Settlement) -> None:
+        topic = destination(settlement.verdict, settlement.failed().policy)
+        if topic not in self._waiting:
+            self._waiting[topic] = _Waiting(self._now() + _FIRST_SECONDS)
+        self._waiting[topic].settlements.append(settlement)
+
     def _now(self) -> float:
         return self._parts.clock.monotonic()
 
@@ -94,28 +108,30 @@ class UnsentMessages:
         with self._changing:
             topic, waiting = min(self._waiting.items(), key=lambda entry: entry[1].next_try)
             settlement = waiting.settlements.popleft()
-        sent = self._sent(settlement)
+        unsent = self._send_again(settlement)
         with self._changing:
-            if sent:
+            if unsent is None:
                 waiting.pause = _FIRST_SECONDS
             else:  # the others first: it may be this message that can't be sent
-                waiting.settlements.append(settlement)
+                self._append(unsent)
                 waiting.pause = min(2 * waiting.pause, _LONGEST_SECONDS)
                 waiting.next_try = self._now() + waiting.pause
             if not waiting.settlements:
                 del self._waiting[topic]
         self._bound()
 
-    def _sent(self, settlement: Settlement) -> bool:
+    def _send_again(self, settlement: Settlement) -> Settlement | None:
+        """Carry out *settlement* as the policy says by now; return what is to be tried again."""
         try:
+            settlement = self._again(settlement)
             self._send(settlement)
         except NotSentError:
-            return False
-        except Exception:  # noqa: BLE001 - of a middleware; else this and the others would stay
+            return settlement
+        except Exception:  # noqa: BLE001 - of the program; else this and the others would stay
             message_id = id_text(settlement.message.message_id())
             _log.exception("message %s is kept, and settled again later", message_id)
-            return False
-        return True
+            return settlement
+        return None
 
     def _bound(self) -> None:
         with self._changing:

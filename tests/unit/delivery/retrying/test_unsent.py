@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from redrive import CrashLog, Event, Policy
+from redrive import CrashLog, Event, Policy, PolicyFile
 from redrive.copying.reading import id_text
 from redrive.delivery.middleware.crash_log_file import CrashLogFile
 from redrive.delivery.retrying import unsent
 from redrive.delivery.telemetry.events import Name
+from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryConsumer
+from redrive.testing import InMemoryBroker, InMemoryConsumer
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=2, ladder=Ladder.from_fixed("10m")
@@ -143,6 +145,104 @@ def test_a_key_waits_for_its_message_that_can_not_be_dead_lettered() -> None:
     consumer.broker.refused.clear()
     consumer.run(handle)
     assert [dead.data() for dead in consumer.dead_letters] == [b"1", b"2"]
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Callable[[Policy], PolicyFile]:
+    """A policy file that can be changed, by its next generation."""
+
+    def write(policy: Policy) -> PolicyFile:
+        (tmp_path / "new.json").write_text(codec.encode(policy))
+        (tmp_path / "new.json").replace(tmp_path / "policy.json")
+        return PolicyFile(tmp_path / "policy.json")
+
+    return write
+
+
+def test_what_waits_is_decided_again_when_the_policy_has_changed(
+    followed: Callable[[Policy], PolicyFile],
+) -> None:
+    consumer, handle = InMemoryConsumer(followed(POLICY)), Failing()
+    consumer.broker.refused.add(POLICY.retry_topic)
+    consumer.send(b"x")
+    consumer.run(handle)
+    followed(replace(POLICY, generation=2, ladder=Ladder.from_fixed("30s")))
+    consumer.broker.refused.clear()
+    consumer.advance(MINUTE)
+    (moved,) = consumer.broker.unsettled()
+    assert moved.properties()["DELAY_TIME"] == "30000"
+    assert moved.properties()["RECONSUMETIMES"] == "1"
+    assert handle.calls == 1
+
+
+def test_what_was_asked_for_is_asked_for_again_when_the_policy_has_changed(
+    followed: Callable[[Policy], PolicyFile],
+) -> None:
+    consumer = InMemoryConsumer(followed(POLICY))
+    consumer.broker.refused.add(POLICY.retry_topic)
+    consumer.send(b"x")
+    consumer.reconsume_later(consumer.receive(), delay=7)
+    followed(replace(POLICY, generation=2, ladder=Ladder.from_fixed("30s")))
+    consumer.broker.refused.clear()
+    consumer.advance(MINUTE)
+    (moved,) = consumer.broker.unsettled()
+    assert moved.properties()["DELAY_TIME"] == "7000"
+
+
+def test_dead_letters_that_wait_go_to_the_topic_that_has_replaced_theirs(
+    followed: Callable[[Policy], PolicyFile],
+) -> None:
+    old = replace(POLICY, max_retries=0, dead_letter_topic=POLICY.topic.sibling("old"))
+    new = replace(POLICY, generation=2, max_retries=0)
+    consumer, handle = InMemoryConsumer(followed(old), broker=InMemoryBroker(new)), Failing()
+    consumer.broker.refused.add(new.dead_letter_topic)
+    for _ in range(3):
+        consumer.send(b"x")
+    consumer.run(handle)
+    followed(new)
+    consumer.advance(10 * MINUTE)
+    assert consumer.dead_letters == []
+    consumer.broker.refused.clear()
+    consumer.advance(MINUTE)
+    assert len(consumer.dead_letters) == 3
+    assert consumer.broker.unsettled() == []
+    assert handle.calls == 3
+
+
+def test_what_waits_is_discarded_when_the_policy_keeps_dead_letters_no_more(
+    followed: Callable[[Policy], PolicyFile],
+) -> None:
+    events: list[str] = []
+    policy = replace(POLICY, max_retries=0)
+    consumer = InMemoryConsumer(followed(policy), on_event=lambda event: events.append(event.event))
+    consumer.broker.refused.add(POLICY.dead_letter_topic)
+    consumer.send(b"x")
+    consumer.run(Failing())
+    followed(replace(policy, generation=2, dead_letters=False))
+    consumer.advance(2 * MINUTE)
+    assert consumer.broker.unsettled() == []
+    assert (events.count("redrive.attempt_failed"), events[-1]) == (1, "redrive.discarded")
+
+
+def test_a_letter_on_record_stays_in_its_sequence_when_it_would_be_retried_by_now(
+    followed: Callable[[Policy], PolicyFile],
+) -> None:
+    policy = replace(
+        POLICY, max_retries=0, ordered=True, sequenced=True,
+        subscription_type=SubscriptionType.KEY_SHARED,
+    )  # fmt: skip
+    consumer, handle = InMemoryConsumer(followed(policy)), Failing()
+    consumer.broker.refused.add(policy.dead_letter_topic)
+    for content in (b"1", b"2"):
+        consumer.send(content, partition_key="k")
+    consumer.run(handle)
+    followed(replace(policy, generation=2, max_retries=3))
+    consumer.advance(2 * MINUTE)
+    consumer.broker.refused.clear()
+    consumer.run(handle)
+    assert [dead.data() for dead in consumer.dead_letters] == [b"1", b"2"]
+    assert consumer.broker.unsettled() == []
+    assert handle.calls == 1
 
 
 def test_who_closes_leaves_what_waits_to_others() -> None:
