@@ -12,6 +12,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import pulsar
 
+from redrive.delivery.bounded import Deadline
 from redrive.delivery.closing import CLOSE_TIMEOUT, AsyncClosing
 from redrive.delivery.handling.threads import CallThreads
 from redrive.delivery.opening import opened
@@ -69,18 +70,24 @@ class AsyncBase(AsyncClosing, Generic[_Consumer]):
         self._opened.stop()
 
     async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
-        """Stop, wait until every `run` has ended, and leave the subscriptions.
+        """Stop, wait until every settlement and `run` has ended, and leave the subscriptions.
 
         See `close` of the consumer without `Async` in its name.
         """
         if self._closed:
             return
         self._closed = True
-        await self._threads.close(functools.partial(self._opened.close, timeout))
+        await self._threads.close(functools.partial(self._close, timeout))
 
     async def __aenter__(self) -> Self:
         self._consumer = await opened(self._open, self._threads.settling)
         return self
+
+    def _close(self, timeout: float | timedelta) -> None:
+        deadline = Deadline(timeout)
+        self._opened.stop()
+        self._threads.wait_settled(deadline)  # else their sends would lose their producers
+        self._opened.close(deadline.left())
 
     @property
     def _opened(self) -> _Consumer:

@@ -24,7 +24,11 @@ class AsyncPolicyConsumer(AsyncBase[_Consumer]):
 
     async def acknowledge(self, message: pulsar.Message) -> None:
         """Settle *message* as handled; see `acknowledge` of the consumer without `Async`."""
-        self._opened.acknowledge(message)  # the client notes it, and tells the broker later
+        consumer = self._opened
+        if consumer._processor.wrapped and not self._threads.closed:  # noqa: SLF001 - none of the API
+            await self._threads.settle(consumer.acknowledge, message)
+        else:
+            consumer.acknowledge(message)  # the client notes it, and tells the broker later
 
     @property
     def policy(self) -> Policy:

@@ -88,6 +88,7 @@ class RetryConsumer(Receiver):
         self._one_attempt = OneAttempt(processor.parts.incoming, processor.decisions.attempts)
         self._close_at_end: float | timedelta | None = None  # asked for by a handler
         self._runs: dict[threading.Thread, threading.Event] = {}
+        self._ending = threading.Lock()
 
     def run(  # noqa: PLR0913 - each is a choice of its own, with a default
         self,
@@ -182,9 +183,11 @@ class RetryConsumer(Receiver):
         """
         deadline = Deadline(timeout)
         self.stop()
-        if self._one_attempt.in_handler():
-            self._close_at_end = timeout
-            return
+        with self._ending:
+            # What a handler has started, such as a task, may outlive every `run`.
+            if self._runs and self._one_attempt.in_handler():
+                self._close_at_end = timeout
+                return
         for thread, ended in list(self._runs.items()):
             if thread is not threading.current_thread():
                 ended.wait(deadline.left())
@@ -196,9 +199,11 @@ class RetryConsumer(Receiver):
         try:
             yield
         finally:
-            del self._runs[threading.current_thread()]
-            if self._close_at_end is not None and not self._runs:
-                self._processor.close(Deadline(self._close_at_end))
+            with self._ending:
+                del self._runs[threading.current_thread()]
+                closes = None if self._runs else self._close_at_end
+            if closes is not None:
+                self._processor.close(Deadline(closes))
             ended.set()
 
     def _work(  # noqa: PLR0913, PLR0917 - what `run` and `run_batches` have in common

@@ -7,11 +7,12 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, ParamSpec, TypeVar
 
 import pulsar
 
+from redrive.delivery.bounded import Deadline
 from redrive.delivery.handling.bridge import Bridge, RunCancelled
 from redrive.delivery.handling.sigterm import stopping_at_sigterm
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
@@ -28,11 +29,15 @@ class CallThreads:
 
     Args:
         hand_back: gets each message that no caller awaits any more.
+
+    Attributes:
+        closed: whether they have ended, and take no more calls.
     """
 
     def __init__(self, hand_back: Callable[[pulsar.Message], None]) -> None:
         self._hand_back = hand_back
-        self._closed = False
+        self.closed = False
+        self._begun: set[Future[Any]] = set()
         self._taking = ThreadPoolExecutor(_THREADS, "redrive-taking")
         self.settling = ThreadPoolExecutor(_THREADS, "redrive-settling")
 
@@ -58,14 +63,21 @@ class CallThreads:
     async def settle(
         self, settle: Callable[_Given, _T], *given: _Given.args, **named: _Given.kwargs
     ) -> _T:
-        """Return what *settle* does, which goes on after a cancellation.
+        """Return what *settle* does, which goes on after a cancellation; see `wait_settled`.
 
         Raises:
             ConsumerStoppedError: the consumer was closed.
         """
         self._check_open()
         settling = self.settling.submit(settle, *given, **named)
+        self._begun.add(settling)
+        settling.add_done_callback(self._begun.discard)
         return await asyncio.shield(asyncio.wrap_future(settling))
+
+    def wait_settled(self, deadline: Deadline) -> None:
+        """Wait until every settlement that was begun has ended, but no longer than *deadline*."""
+        while self._begun and deadline.left():
+            wait(list(self._begun), deadline.left())  # a copy, made in one step
 
     async def close(self, close: Callable[[], None]) -> None:
         """Await *close*, and end the threads, once they have nothing to do."""
@@ -74,12 +86,12 @@ class CallThreads:
         try:
             await asyncio.shield(asyncio.wrap_future(closing.submit(here.run, close)))
         finally:
-            self._closed = True
+            self.closed = True
             for threads in (closing, self._taking, self.settling):
                 threads.shutdown(wait=False)
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise ConsumerStoppedError(
                 "this consumer was closed", remedy="make a new one to go on consuming"
             )
@@ -115,6 +127,9 @@ async def run_in_thread(run: Callable[[], None], bridge: Bridge, stop: Callable[
         except asyncio.CancelledError:
             stop()
             bridge.cancel()
-            with contextlib.suppress(RunCancelled):
-                await ended
+            while not ended.done():
+                # However often it is cancelled: the handlers end as they are, and nothing else
+                # tells when.
+                with contextlib.suppress(asyncio.CancelledError, RunCancelled):
+                    await asyncio.shield(ended)
             raise

@@ -26,6 +26,7 @@ from redrive import (
     RetryConsumer,
 )
 from redrive.errors import InvalidSpecError
+from redrive.middleware import Middleware, Settle, Settlement
 from redrive.opentelemetry import Tracing
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
@@ -318,3 +319,154 @@ async def test_a_handler_may_close_its_consumer() -> None:
         assert handled == [b"1"]
         with pytest.raises(ConsumerStoppedError):
             await consumer.receive(SECOND)
+
+
+async def test_a_task_of_a_handler_that_has_ended_closes_the_consumer_at_once() -> None:
+    client = FakeClient()
+    consumer = AsyncRetryConsumer(client.as_pulsar(), POLICY)
+    await consumer.__aenter__()
+    client.deliver(POLICY.topic, b"1")
+    over = asyncio.Event()
+    closing: list[asyncio.Task[None]] = []
+
+    async def close_later() -> None:
+        await over.wait()
+        await consumer.close()
+
+    async def handle(_message: pulsar.Message) -> None:
+        await asyncio.sleep(0)
+        closing.append(asyncio.create_task(close_later()))
+        consumer.stop()
+
+    await consumer.run(handle)
+    assert client.open != []
+    over.set()
+    await asyncio.gather(*closing)
+    assert client.open == []
+
+
+async def test_a_run_that_is_cancelled_twice_ends_after_its_handlers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", broken.append)
+    consumer = AsyncInMemoryConsumer(POLICY)
+    consumer.send(b"x")
+    handling, ending, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    ended = []
+
+    async def end_slowly(_message: pulsar.Message) -> None:
+        handling.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ending.set()
+            await go_on.wait()
+            ended.append(True)
+
+    running = asyncio.create_task(consumer.run(end_slowly))
+    await handling.wait()
+    running.cancel()
+    await ending.wait()
+    for _ in range(2):
+        running.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not running.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended == [True]
+    for thread in threading.enumerate():
+        if thread.name == "redrive-run":
+            await asyncio.to_thread(thread.join, 10)
+    assert broken == []
+
+
+@pytest.mark.parametrize("count", [1, 40], ids=["begun", "more than threads"])
+async def test_settlements_that_were_cancelled_end_before_their_consumer_closes(count: int) -> None:
+    settling, go_on = threading.Event(), threading.Event()
+
+    class Slow(InMemoryBroker):
+        def store(
+            self, topic: TopicName, message: InMemoryMessage, deliver_after: timedelta | None = None
+        ) -> pulsar.MessageId:
+            """Take as long as the broker does."""
+            if topic == POLICY.retry_topic:
+                settling.set()
+                go_on.wait(10)
+            return super().store(topic, message, deliver_after)
+
+    consumer = AsyncInMemoryConsumer(POLICY, broker=Slow(POLICY))
+    for _ in range(count):
+        consumer.send(b"x")
+    messages = [await consumer.receive() for _ in range(count)]
+    moving = [asyncio.create_task(consumer.reconsume_later(message)) for message in messages]
+    assert await asyncio.to_thread(settling.wait, 10)
+    for task in moving:
+        task.cancel()
+    await asyncio.wait(moving)
+    closing = asyncio.create_task(consumer.close())
+    asyncio.get_running_loop().call_later(0.3, go_on.set)
+    await closing
+    assert {message.topic for message in consumer.broker.unsettled()} == {POLICY.retry_topic}
+    assert len(consumer.broker.unsettled()) == count
+
+
+async def test_a_settlement_that_hangs_holds_up_closing_no_longer_than_its_time_out() -> None:
+    settling, go_on = threading.Event(), threading.Event()
+
+    class Hanging(InMemoryBroker):
+        def acknowledge(self, message: InMemoryMessage) -> None:
+            """Hang."""
+            settling.set()
+            go_on.wait(60)
+            super().acknowledge(message)
+
+    consumer = AsyncInMemoryConsumer(POLICY, broker=Hanging(POLICY))
+    consumer.send(b"x")
+    moving = asyncio.create_task(consumer.reconsume_later(await consumer.receive()))
+    assert await asyncio.to_thread(settling.wait, 10)
+    await consumer.close(timeout=0.2)
+    assert not moving.done()
+    go_on.set()
+    await moving
+
+
+class AsksTheLoop(Middleware):
+    """Has the loop do something before a message is settled."""
+
+    def __init__(self) -> None:
+        self.asked: list[bool] = []
+        self._loop = asyncio.get_running_loop()
+
+    def settle(self, settle: Settle) -> Settle:
+        def ask(settlement: Settlement) -> pulsar.MessageId | None:
+            asking = asyncio.run_coroutine_threadsafe(asyncio.sleep(0, result=True), self._loop)
+            self.asked.append(asking.result(10))
+            return settle(settlement)
+
+        return ask
+
+
+async def test_the_loop_goes_on_while_a_middleware_acknowledges() -> None:
+    asks = AsksTheLoop()
+    consumer = AsyncInMemoryConsumer(POLICY, middleware=[asks])
+    consumer.send(b"x")
+    await consumer.acknowledge(await consumer.receive())
+    assert asks.asked == [True]
+    assert consumer.broker.unsettled() == []
+
+
+async def test_where_nothing_waits_a_message_is_acknowledged_without_another_thread() -> None:
+    by: list[threading.Thread] = []
+
+    class Noting(InMemoryBroker):
+        def acknowledge(self, message: InMemoryMessage) -> None:
+            by.append(threading.current_thread())
+            super().acknowledge(message)
+
+    consumer = AsyncInMemoryConsumer(POLICY, broker=Noting(POLICY))
+    consumer.send(b"x")
+    await consumer.acknowledge(await consumer.receive())
+    assert by == [threading.current_thread()]
