@@ -44,6 +44,7 @@ from redrive.delivery.retrying.decisions import Decisions
 from redrive.delivery.retrying.forwarder import forward, hop_of
 from redrive.delivery.retrying.reporting import Reporting
 from redrive.delivery.retrying.unsent import UnsentMessages
+from redrive.delivery.under_way import UnderWay
 from redrive.policy.failure import FailureRules
 from redrive.policy.verdict import Dead, Done, Retry
 
@@ -80,6 +81,7 @@ class Processor:
         self._in_hand = InHand(parts.clock, self._tell_broker)
         self._left_unsettled = reporting.left_unsettled
         self._negatively_acknowledged = reporting.negatively_acknowledged
+        self._settling = UnderWay()
         self._closed = False
         receive: Receive = self._take
         settle: Settle = self._carry_out
@@ -148,7 +150,8 @@ class Processor:
             InvalidSpecError: it is not a message of this consumer.
         """
         try:
-            self._settle(settlement)
+            with self._settling:
+                self._settle(settlement)
         except NotSentError:
             message, verdict, failure = settlement.message, settlement.verdict, settlement.failed()
             if self._handle_again or not isinstance(verdict, (Retry, Dead)):
@@ -211,13 +214,15 @@ class Processor:
     def close(self, deadline: Deadline, *first: Callable[[], object]) -> None:
         """Stop, end *first* and all middleware, and leave the subscriptions, until *deadline*.
 
-        What is not settled then stays unacknowledged, and is reported.
+        Other threads end the settlements that they have begun. What is not settled then stays
+        unacknowledged, and is reported.
         """
         self.parts.stop()
         closing = [*first, self._unsent.close, *(each.close for each in self.middleware)]
         try:
             all_within(deadline, closing)
         finally:
+            self._settling.wait(deadline)  # else their sends would lose their producers
             self._close_parts(deadline)
 
     def _close_parts(self, deadline: Deadline) -> None:

@@ -86,7 +86,7 @@ class AsyncBase(AsyncClosing, Generic[_Consumer]):
     def _close(self, timeout: float | timedelta) -> None:
         deadline = Deadline(timeout)
         self._opened.stop()
-        self._threads.wait_settled(deadline)  # else their sends would lose their producers
+        self._threads.wait_settled(deadline)  # those that wait for a thread, too
         self._opened.close(deadline.left())
 
     @property

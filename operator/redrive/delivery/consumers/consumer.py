@@ -170,8 +170,9 @@ class RetryConsumer(Receiver):
         self._work(take, handle, rules, workers, timeout, max_rate)
 
     def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
-        """Stop, wait until every `run` in another thread has ended, and leave the subscriptions.
+        """Stop, wait until each `run` and settlement has ended, and leave the subscriptions.
 
+        Those of other threads, that is.
         Messages received and not yet settled stay unacknowledged: the broker delivers them again.
         The event `redrive.left_unsettled` tells how many, if there are any.
         The handler of `run` may call it too: then `run` closes the consumer at its end. Not for
