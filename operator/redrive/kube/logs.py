@@ -10,6 +10,7 @@ import logging
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Literal
 
 from redrive.kube.resources import Body, Key
@@ -17,7 +18,7 @@ from redrive.kube.resources import Body, Key
 Format = Literal["json", "text"]
 FORMATS: tuple[Format, ...] = ("json", "text")
 
-_TEXT = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z")
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 _object: ContextVar[dict[str, str]] = ContextVar("object", default={})  # noqa: B039  never changed
 
 
@@ -53,9 +54,33 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+class TextFormatter(logging.Formatter):
+    """One line for each entry, and below it an indented traceback where there is one.
+
+    Characters that can't be printed, line ends among them, are written as escapes: what users wrote
+    can neither pass for another entry nor change how a terminal shows it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  overrides
+        """Write the line."""
+        return _printable(super().formatMessage(record))
+
+    def formatException(self, ei: _ExcInfo) -> str:  # noqa: N802  overrides
+        """Write a traceback."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {_printable(line)}" for line in lines)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def to_stderr(form: Format) -> None:
     """Log what redrive does, and of kopf what is wrong."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else _TEXT)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("kopf").setLevel(logging.WARNING)

@@ -61,3 +61,34 @@ async def test_what_a_controller_does_is_about_its_object_and_gathered_calls_are
     assert {**identity, "uid": "4711"}.items() <= lines["after"].items()
     assert "kind" not in lines["gathered"]
     assert "kind" not in written("another task")
+
+
+def plain(message: str, *arguments: object, fault: BaseException | None = None) -> str:
+    exc_info = None if fault is None else (type(fault), fault, fault.__traceback__)
+    record = logger.makeRecord("redrive.test", logging.INFO, "", 0, message, arguments, exc_info)
+    return logs.TextFormatter().format(record)
+
+
+def test_a_line_of_text_holds_what_users_wrote_and_no_more_than_that() -> None:
+    forged = "why\n2026-11-22T10:00:00+0000 INFO    forged\r\x1b[2J\x9b1m\u2028\u202e ü\t"
+    line = plain("Replay shop/it: %s", forged)
+    assert line.isprintable()
+    assert line.endswith(
+        r"INFO    Replay shop/it: why\n2026-11-22T10:00:00+0000 INFO    forged"
+        r"\r\x1b[2J\x9b1m\u2028\u202e ü\t"
+    )
+
+
+def test_a_traceback_has_its_lines_and_none_of_them_passes_for_an_entry() -> None:
+    def fail() -> None:
+        raise ValueError("two\n2026-11-22T10:00:00+0000 INFO    forged\x1b[2J")
+
+    try:
+        fail()
+    except ValueError as error:
+        first, *rest = plain("failed\nhere", fault=error).split("\n")
+    assert first.endswith(r"failed\nhere")
+    assert rest[0] == "  Traceback (most recent call last):"
+    assert any("in fail" in line for line in rest)
+    assert rest[-2:] == ["  ValueError: two", r"  2026-11-22T10:00:00+0000 INFO    forged\x1b[2J"]
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
