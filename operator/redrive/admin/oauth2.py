@@ -6,6 +6,7 @@ Called by `redrive.kube.credentials`. The broker maps the token to a role.
 from __future__ import annotations
 
 import json
+import re
 import ssl
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from redrive.admin.http import Http
 
 _DISCOVERY = "/.well-known/openid-configuration"
 _DEFAULT_LIFETIME_SECONDS = 300.0
+_CODE = re.compile("[a-z_]{1,40}")
+"""The form of all that RFC 6749 knows."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +90,14 @@ async def _ask(
             remedy="correct oauth2.clientId, or the secret in the Secret of oauth2.clientSecret",
         )
     if status != 200:  # noqa: PLR2004
-        # Only the code of the error: the rest of the answer may repeat what was sent.
-        raise _unexpected(client, f"{status} {answer.get('error', '')}".strip())
+        raise _unexpected(client, f"{status} {_code(answer)}".strip())
     return answer
+
+
+def _code(answer: dict[str, object]) -> str:
+    """Return the code of an error; anything else may repeat what was sent, or forge a message."""
+    code = answer.get("error")
+    return code if isinstance(code, str) and _CODE.fullmatch(code) else ""
 
 
 def _unexpected(client: Client, got: str) -> IssuerFailedError:
