@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY
 from redrive import prometheus
 from redrive.admin import metrics as admin
 from redrive.api.replay import Phase
+from redrive.cli import operator  # noqa: F401  with it, all reasons of conditions are known
 from redrive.delivery.telemetry.events import Event, Name
 from redrive.kube import metrics as kube
 from redrive.kube import resources
@@ -84,7 +85,7 @@ def main() -> None:
         resources.REPLAYS: objects("Replay", "Completed"),
     }
     series = {}
-    with kube.counting(shown), replay.counting(replays()):
+    with kube.counting(shown), replay.counting(replays(), Cache()):
         for family in REGISTRY.collect():
             for sample in family.samples:
                 if sample.name.startswith("redrive_") and not sample.name.endswith("_created"):

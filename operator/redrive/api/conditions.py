@@ -11,9 +11,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, ClassVar, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+)
 
 from redrive.api.model import StatusModel
 
@@ -41,15 +48,44 @@ def _in_utc(moment: datetime) -> datetime:
         raise ValueError(message) from error
 
 
-def _written(moment: datetime) -> str:
+def written(moment: datetime) -> str:
+    """Write a moment as Kubernetes does: in UTC and whole seconds."""
     # Unlike strftime, it writes all four digits of a year before 1000.
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='seconds')}Z"
 
 
 Timestamp = Annotated[
-    datetime, AfterValidator(_in_utc), PlainSerializer(_written, when_used="json-unless-none")
+    datetime, AfterValidator(_in_utc), PlainSerializer(written, when_used="json-unless-none")
 ]
 """A moment with a time zone, written in UTC and whole seconds as Kubernetes does."""
+_MOMENT = TypeAdapter[datetime](Timestamp)
+
+
+def moment_of(found: object) -> datetime | None:
+    """Read a moment that others may have written; None for what is none.
+
+    The API server lets more pass than can be read, such as times in the year 0.
+    """
+    try:
+        return _MOMENT.validate_python(found)
+    except ValidationError:
+        return None
+
+
+class Reason(str):
+    """A reason or type of conditions that no error has; all are declared at the top of modules.
+
+    Attributes:
+        declared: all of them, as far as their modules are loaded.
+    """
+
+    __slots__ = ()
+    declared: ClassVar[set[str]] = set()
+
+    def __new__(cls, name: str) -> Self:
+        """Declare one."""
+        cls.declared.add(name)
+        return super().__new__(cls, name)
 
 
 class Condition(StatusModel):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, Strict, ValidationError, model_validator
 
 from redrive.api.choosing import one_of
 from redrive.api.conditions import Conditions, Timestamp
@@ -352,6 +353,19 @@ class ReplayStatus(StatusModel):
 
     conditions: Conditions = ()
     """Ready: the run has completed. Reconciling and Stalled are there only while true."""
+
+    @classmethod
+    def of(cls, replay: Mapping[str, Any]) -> Self:
+        """Read the status of *replay*; a field that can't be read is as one that is not there.
+
+        The API server lets more pass than can be read, and a job's ServiceAccount may write it.
+        """
+        found = replay.get("status") or {}
+        try:
+            return cls.model_validate(found)
+        except ValidationError as error:
+            spoilt = {details["loc"][0] for details in error.errors()}
+            return cls.model_validate({k: v for k, v in found.items() if k not in spoilt})
 
     def is_past(self, deadline: str | None, now: datetime) -> bool:
         """Whether the job was launched as long ago as *deadline* says; not without one."""

@@ -131,7 +131,7 @@ async def serve(
         kopf.on.cleanup(registry=registry)(stop)
         health.ready = True
         logger.info("redrive serves %s", ", ".join(settings.namespaces) or "all namespaces")
-        with metrics.counting(ctx.caches), replay_metrics.counting(ctx.replays):
+        with metrics.counting(ctx.caches), replay_metrics.counting(ctx.replays, ctx.policies):
             await kopf.operator(
                 registry=registry,
                 # kopf's default needs an entry in /etc/passwd, which a pod's user lacks; its type

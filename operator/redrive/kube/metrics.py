@@ -13,7 +13,8 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from redrive.api.conditions import READY
+from redrive.api.conditions import READY, RECONCILING, STALLED, ConditionStatus, Reason
+from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Body, Key, Resource
@@ -22,6 +23,9 @@ LEASE_HELD = Gauge(
     "redrive_lease_held", "1 while this operator holds the lease and may write, else 0."
 )
 OBJECTS = "redrive_objects"
+OTHER = "Other"
+"""What conditions are counted as that hold what redrive writes in none."""
+_STATUSES = frozenset(map(str, ConditionStatus))
 _LABELS = ("kind", "condition", "status", "reason")
 POLICY_READY = "redrive_policy_ready"
 POLICY_LABELS = ("policy", "policy_namespace", "source_topic", "subscription")
@@ -60,8 +64,15 @@ class ConditionMetrics(Collector):
         family = GaugeMetricFamily(
             OBJECTS, "Objects of redrive, by each condition in their status.", labels=_LABELS
         )
+        known = reasons()
+        types = known | {READY, RECONCILING, STALLED}
         counts = collections.Counter(
-            (resource.kind, condition["type"], condition["status"], condition["reason"])
+            (
+                resource.kind,
+                _known(condition.get("type"), types),
+                _known(condition.get("status"), _STATUSES),
+                _known(condition.get("reason"), known),
+            )
             for resource, cache in self._caches.items()
             for body in cache
             for condition in (body.get("status") or {}).get("conditions") or ()
@@ -83,9 +94,25 @@ class ConditionMetrics(Collector):
         return family
 
 
+def reasons() -> frozenset[str]:
+    """Return all reasons that conditions of redrive can have, as far as its modules are loaded."""
+    return frozenset(Reason.declared) | {error.reason for error in _and_below(RedriveError)}
+
+
+def _and_below(error: type[RedriveError]) -> Iterator[type[RedriveError]]:
+    yield error
+    for each in error.__subclasses__():
+        yield from _and_below(each)
+
+
+def _known(text: str | None, known: frozenset[str]) -> str:
+    """Return *text* if it is known: each one that a user makes up would be a time series."""
+    return text if text in known else OTHER
+
+
 def _is_ready(body: Body) -> bool:
     conditions = (body.get("status") or {}).get("conditions") or ()
-    return any(each["type"] == READY and each["status"] == "True" for each in conditions)
+    return any((each.get("type"), each.get("status")) == (READY, "True") for each in conditions)
 
 
 @contextmanager

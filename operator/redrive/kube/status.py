@@ -22,6 +22,7 @@ from redrive.api.conditions import (
     STALLED,
     Condition,
     ConditionStatus,
+    Reason,
     merge,
 )
 from redrive.errors import RedriveError
@@ -29,7 +30,7 @@ from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
 from redrive.kube.resources import Body, Key, Resource
 
-PROGRESSING = "Progressing"
+PROGRESSING = Reason("Progressing")
 """The reason of conditions while the first reconcile of a new spec is under way."""
 
 _STATES = {READY, RECONCILING, STALLED}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from redrive.admin.errors import BrokerDownError
+from redrive.api.conditions import Reason
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
@@ -21,9 +22,9 @@ from redrive.provision import errors, in_use
 from redrive.provision.outcome import Outcome, publish
 from redrive.provision.status_warnings import deprecated_fields
 
-CONNECTED = "Connected"
+CONNECTED = Reason("Connected")
 """Reason: the broker accepts the token, and its role administers the tenants concerned."""
-BROKER_NOT_SUPPORTED = "BrokerNotSupported"
+BROKER_NOT_SUPPORTED = Reason("BrokerNotSupported")
 """The broker's release is of a line that redrive is not tested with."""
 OLDEST_BROKER, NEWEST_BROKER = (4, 0), (4, 2)
 """The lines of Pulsar, first and last, of the support matrix."""

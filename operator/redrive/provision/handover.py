@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from redrive.api.conditions import Reason
 from redrive.kube import status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body
@@ -21,7 +22,7 @@ from redrive.provision.facts import Request
 from redrive.provision.outcome import Outcome
 from redrive.provision.ownership import HAND_OVER_TO, OwnershipRecord
 
-HANDED_OVER = "HandedOver"
+HANDED_OVER = Reason("HandedOver")
 """Condition and reason: another cluster's policy has the topics, and nothing is done here."""
 
 logger = logging.getLogger(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from redrive.api.conditions import Reason
 from redrive.kube import finalizers
 from redrive.kube.connections import may_use, users
 from redrive.kube.context import Context
@@ -12,7 +13,7 @@ from redrive.kube.status import Publisher, StatusWarning
 
 IN_USE = "redrive.io/in-use"
 """The finalizer of a connection that policies use, and of no other."""
-DELETION_BLOCKED = "DeletionBlocked"
+DELETION_BLOCKED = Reason("DeletionBlocked")
 """The connection is being deleted, and waits for the policies that use it."""
 _SHOWN = 5
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redrive.api.conditions import Condition
+from redrive.api.conditions import Condition, Reason
 from redrive.kube import status
 from redrive.kube.resources import Body
 from redrive.kube.status import StatusWarning
@@ -17,11 +17,11 @@ PAUSE = "redrive.io/paused"
 """An annotation: while it is `true`, nothing is read or written for the policy."""
 IGNORE_OUTAGES = "redrive.io/ignore-outages"
 """An annotation: while it is `true`, consumers don't pause for outages."""
-PAUSED = "Paused"
+PAUSED = Reason("Paused")
 """Condition and reason: the annotation is there."""
-OBSERVED = "Observed"
+OBSERVED = Reason("Observed")
 """Reason: the policy only observes, and was looked at."""
-DRIFT_DETECTED = "DriftDetected"
+DRIFT_DETECTED = Reason("DriftDetected")
 """Condition: something is not as a policy that only observes would have it."""
 
 MAX_ACTIONS = 32

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from redrive.api.conditions import Reason
 from redrive.api.naming import NAMING_SCHEME
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
@@ -30,7 +31,7 @@ from redrive.provision.lost import LostPolicies
 from redrive.provision.outcome import Outcome, publish
 from redrive.provision.resolve import resolve
 
-PROVISIONED = "Provisioned"
+PROVISIONED = Reason("Provisioned")
 """Reason: topics, subscriptions, grants and ConfigMap are as the policy asks."""
 REPAIRED = "Repaired"
 """Reason of an Event: what was ready had changed, and is again as policy and connection ask."""

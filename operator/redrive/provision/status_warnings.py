@@ -11,6 +11,7 @@ from math import inf
 from typing import Any
 
 from redrive.api.choices import PolicyDefaults
+from redrive.api.conditions import Reason
 from redrive.kube.status import StatusWarning
 from redrive.policy import durations
 from redrive.provision import errors
@@ -20,27 +21,27 @@ from redrive.provision.desired import Desired, partitions_of_retry
 from redrive.provision.facts import Observed, Request
 from redrive.provision.topic_policies import DELAYS, delay_limit, earliness
 
-DEPRECATED_FIELDS = "DeprecatedFields"
+DEPRECATED_FIELDS = Reason("DeprecatedFields")
 """The spec has fields that others have replaced."""
-NAMING_SCHEME_KEPT = "NamingSchemeKept"
+NAMING_SCHEME_KEPT = Reason("NamingSchemeKept")
 """The policy's topics are named by another scheme than its connection says now."""
-LADDER_DESCENDS = "LadderDescends"
+LADDER_DESCENDS = Reason("LadderDescends")
 """Some retry waits a shorter time than the one before it."""
 
-MAX_DELIVERY_DELAY = "MaxDeliveryDelay"
+MAX_DELIVERY_DELAY = Reason("MaxDeliveryDelay")
 """The broker delays messages of the retry topic for a shorter time than some retry waits."""
-DELAYED_DELIVERY_REFUSED = "DelayedDeliveryRefused"
+DELAYED_DELIVERY_REFUSED = Reason("DelayedDeliveryRefused")
 """The broker refuses to keep the delays of the retry topic as exactly as the ladder needs it."""
-RETRIES_EARLY = "RetriesEarly"
+RETRIES_EARLY = Reason("RetriesEarly")
 """The broker delivers retries of the shortest delay at once, and its tick can't be set."""
-PARTITIONS_NEVER_SHRINK = "PartitionsNeverShrink"
+PARTITIONS_NEVER_SHRINK = Reason("PartitionsNeverShrink")
 """The retry or the dead-letter topic has more partitions than it should have."""
 
-GEO_REPLICATED = "GeoReplicated"
+GEO_REPLICATED = Reason("GeoReplicated")
 """What waits in the retry topic, or rests as a dead letter, is sent to other clusters too."""
-SCHEMA_REFUSED = "SchemaRefused"
+SCHEMA_REFUSED = Reason("SchemaRefused")
 """The broker refuses to give a topic the source topic's schema, or a version of it."""
-SCHEMA_UNSUPPORTED = "SchemaUnsupported"
+SCHEMA_UNSUPPORTED = Reason("SchemaUnsupported")
 """Consumers in Python can't send the source topic's messages to the retry or dead-letter topic."""
 
 _KEY_VALUE = "KEY_VALUE"

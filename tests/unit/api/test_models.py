@@ -456,3 +456,13 @@ def test_the_old_field_of_a_replay_token_is_read_and_said_how_to_replace() -> No
     written = json.dumps({"token": token})
     assert edit == f"replace replay.token by replay.authentication: {written}"
     assert new.edits == ()
+
+
+@pytest.mark.parametrize("field", sorted(ReplayStatus.model_fields))
+def test_each_field_of_a_status_that_cannot_be_read_is_left_out_alone(field: str) -> None:
+    spoilt = ReplayStatus.model_fields[field].alias or field
+    read = {"matched": 3, "moved": 2, "phase": "Running"}
+    for value in ([{"no": "such"}], {"no": [{}]}, object()):
+        status = ReplayStatus.of({"status": {**read, spoilt: value}})
+        kept = {name: each for name, each in read.items() if name != spoilt}
+        assert status == ReplayStatus.model_validate(kept)

@@ -19,7 +19,7 @@ from redrive.cli import operator
 from redrive.kube import metrics
 from redrive.kube.cache import Cache
 from redrive.replay.controller import metrics as replay_metrics
-with metrics.counting({}), replay_metrics.counting(Cache()):
+with metrics.counting({}), replay_metrics.counting(Cache(), Cache()):
     print(json.dumps([metric.name for metric in REGISTRY.collect()]))
 """
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
+from redrive.api.conditions import Reason
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.metrics import counting
+from redrive.kube.metrics import counting, reasons
+from redrive.kube.status import PROGRESSING
 
 POLICY = {
     "policy": "orders",
@@ -17,7 +22,7 @@ POLICY = {
     "source_topic": "persistent://shop/prod/orders",
     "subscription": "fulfilment",
 }
-OTHER = {"type": "Reconciling", "status": "True", "reason": "Progressing"}
+OTHER = {"type": "Reconciling", "status": "True", "reason": PROGRESSING}
 
 
 def policy(**more: Any) -> dict[str, Any]:  # noqa: ANN401  of a manifest
@@ -27,7 +32,7 @@ def policy(**more: Any) -> dict[str, Any]:  # noqa: ANN401  of a manifest
 
 
 def ready(status: str) -> dict[str, str]:
-    return {"type": "Ready", "status": status, "reason": "Why"}
+    return {"type": "Ready", "status": status, "reason": "InvalidSpec"}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +63,41 @@ def test_objects_are_counted_by_each_of_their_conditions() -> None:
     bodies = [policy(status={"conditions": [ready("True"), OTHER]}), policy()]
     bodies[1]["metadata"] = {"name": "another", "namespace": "shop"}
     with counting({resources.POLICIES: Cache(bodies)}):
-        assert count(condition="Ready", status="True", reason="Why") == 1
+        assert count(condition="Ready", status="True", reason="InvalidSpec") == 1
         assert count(condition="Reconciling", status="True", reason="Progressing") == 1
-        assert count(condition="Ready", status="False", reason="Why") is None
+        assert count(condition="Ready", status="False", reason="InvalidSpec") is None
+
+
+def test_what_no_operator_has_written_is_counted_as_other() -> None:
+    """Whoever may write a status must not make a time series of each text that it holds."""
+    forged: list[dict[str, Any]] = [
+        {"type": f"type-{n}", "status": "True", "reason": f"reason-{n}"} for n in range(5)
+    ]
+    forged += [{"type": "Ready", "status": "True", "reason": "Why"}, {}, {"type": "Ready"}]
+    bodies = [policy(status={"conditions": forged})]
+    with counting({resources.POLICIES: Cache(bodies), resources.REPLAYS: Cache()}):
+        families = [f for f in REGISTRY.collect() if f.name == "redrive_objects"]
+    shown = {
+        (s.labels["condition"], s.labels["status"], s.labels["reason"]): s.value
+        for s in families[0].samples
+    }
+    assert shown == {
+        ("Other", "True", "Other"): 5,
+        ("Ready", "True", "Other"): 1,
+        ("Other", "Other", "Other"): 1,
+        ("Ready", "Other", "Other"): 1,
+    }
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/reasons.md"
+
+
+def test_every_reason_that_is_documented_of_conditions_is_shown() -> None:
+    handlers = ("redrive.provision.handlers", "redrive.replay.controller.handlers")
+    for journey in handlers:  # as the operator does
+        importlib.import_module(journey)
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", PAGE.read_text("utf-8"), re.MULTILINE)
+    documented = {reason for reason, shown_as in rows if shown_as not in {"Event", "Log"}}
+    assert len(documented) > 80
+    assert documented - reasons() == set()
+    assert Reason.declared - documented == set()

@@ -12,25 +12,26 @@ from datetime import datetime, timedelta
 
 from redrive.admin.acknowledgements import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence
 from redrive.admin.model import SubscriptionStats
+from redrive.api.conditions import Reason
 from redrive.kube.status import StatusWarning
 from redrive.policy import durations
 from redrive.policy.model import Policy
 from redrive.provision.health.deliveries import Deliveries
 
-ACK_HOLES = "AckHoles"
+ACK_HOLES = Reason("AckHoles")
 """A broker that unloads the retry topic may soon deliver what was acknowledged once more."""
-FOREIGN_SUBSCRIPTION = "ForeignSubscription"
+FOREIGN_SUBSCRIPTION = Reason("ForeignSubscription")
 """A subscription that is not the policy's takes messages of its retry or dead-letter topic."""
-RETRY_TOPIC_NOT_CONSUMED = "RetryTopicNotConsumed"
+RETRY_TOPIC_NOT_CONSUMED = Reason("RetryTopicNotConsumed")
 """The source topic has consumers, and the retry topic has none."""
-RETRY_STORM = "RetryStorm"
+RETRY_STORM = Reason("RetryStorm")
 """Most deliveries of the last ten minutes were retries."""
-RETRIES_OVERDUE = "RetriesOverdue"
+RETRIES_OVERDUE = Reason("RetriesOverdue")
 """Retries are due and consumers are connected, but the broker delivers none."""
-QUOTA_NEARLY_REACHED = "QuotaNearlyReached"
+QUOTA_NEARLY_REACHED = Reason("QuotaNearlyReached")
 """The dead-letter topic holds nearly as much as its backlog quota allows."""
 
-OUTAGE_SUSPECTED = "OutageSuspected"
+OUTAGE_SUSPECTED = Reason("OutageSuspected")
 """Consumers have paused, because most messages fail for one cause."""
 
 _SHOWN = 5

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from redrive.api.conditions import moment_of
 from redrive.api.launcher_name import LauncherName
 from redrive.api.replay import Phase
 from redrive.kube import resources
@@ -72,7 +73,7 @@ def run(application: Body) -> SparkRun:
         state=state,
         phase=_phase(state, ended.get("currentStateSummary", "")),
         error=_error(ended, current),
-        submitted=None if requested is None else datetime.fromisoformat(requested),
+        submitted=moment_of(requested),
         driver=f"spark.operator/spark-app-name={key.name},spark-role=driver",
         serving=f"have the Spark operator watch the namespace {key.namespace} "
         "(workloadResources.namespaces.data in its Helm chart), or start it",
@@ -90,8 +91,9 @@ def _phase(state: str, ended: str) -> Phase:
 def _before_last(status: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the state before the one that a run has ended in."""
     history = status.get("stateTransitionHistory") or {}
-    states = [history[number] for number in sorted(history, key=int)]
-    known = [each for each in states if each["currentStateSummary"] not in _TERMINATED]
+    numbers = sorted(history, key=lambda number: (len(number), number))
+    states = [history[number] for number in numbers]
+    known = [each for each in states if each.get("currentStateSummary") not in _TERMINATED]
     return known[-1] if known else {}
 
 

@@ -89,4 +89,4 @@ def _time(event: Body) -> str:
 
 
 def _line(said: Body) -> str:
-    return f"{said['reason']}: {said['message']}"
+    return ": ".join(filter(None, map(said.get, ("reason", "message"))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timedelta
 
+from redrive.api.conditions import written
 from redrive.api.replay import FINAL, Phase, ReplayStatus
 from redrive.errors import Requeue
 from redrive.kube import resources
@@ -24,18 +25,24 @@ async def delete_if_over(replay: Body, ctx: Context) -> Requeue:
     """Delete a Replay that ended as long ago as its `ttlAfterFinished` says.
 
     What belongs to it, its SparkApplication and the pods of that, goes with it. One that was
-    changed at that moment stays until the next look.
+    changed at that moment stays until the next look. One whose end has no time that can be has
+    ended now: so it is neither deleted at once nor kept for ever.
 
     Raises:
-        KubernetesError: it could not be deleted.
+        KubernetesError: it could not be deleted, or its status not be written.
     """
     ttl = replay["spec"].get("ttlAfterFinished")
-    ended = ReplayStatus.model_validate(replay.get("status") or {}).completion_time
-    if ttl is None or ended is None:
-        return Requeue.ON_CHANGE
-    if ctx.clock() - ended < durations.parse(ttl):
-        return Requeue.SLOW_BACKOFF
+    ended, now = ReplayStatus.of(replay).completion_time, ctx.clock()
     try:
+        if ended is None or ended > now:
+            fields = {"completionTime": written(now)}
+            after = await ctx.kubernetes.patch_status(resources.REPLAYS, Key.of(replay), fields)
+            ctx.replays.renew(after)
+            return requeue(replay, Phase.COMPLETED)
+        if ttl is None:
+            return Requeue.ON_CHANGE
+        if now - ended < durations.parse(ttl):
+            return Requeue.SLOW_BACKOFF
         await ctx.kubernetes.delete(resources.REPLAYS, replay)
     except NotFoundError:
         return Requeue.ON_CHANGE

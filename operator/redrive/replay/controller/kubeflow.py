@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from redrive.api.conditions import moment_of
 from redrive.api.launcher_name import LauncherName
 from redrive.api.replay import Phase
 from redrive.kube import resources
@@ -69,7 +70,7 @@ def run(application: Body) -> SparkRun:
         state=state,
         phase=_PHASES.get(state, Phase.SUBMITTED),
         error=root_cause(said.get("errorMessage", ""), ".status.applicationState.errorMessage"),
-        submitted=None if submitted is None else datetime.fromisoformat(submitted),
+        submitted=moment_of(submitted),
         driver=f"sparkoperator.k8s.io/app-name={key.name},spark-role=driver",
         serving=f"have the Spark operator serve the namespace {key.namespace} "
         "(spark.jobNamespaces in its Helm chart), or start it",

@@ -11,8 +11,10 @@ from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from redrive.api.conditions import moment_of
 from redrive.api.replay import Phase, ReplayStatus
 from redrive.kube.cache import Cache
+from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.replay.controller.admission import is_dry_run, policy_of
 
@@ -47,32 +49,46 @@ class ReplayMetrics(Collector):
         yield _last(Phase.FAILED, "failure", "failed", moving)
 
 
-def ended(replay: Body, status: ReplayStatus, phase: Phase, now: datetime) -> None:
+def ended(replay: Body, status: ReplayStatus, phase: Phase, ctx: Context) -> None:
     """Count a Replay that has just ended; a dry run is none.
+
+    Its messages are counted if its policy exists: a name that a user makes up would stay for ever.
 
     Args:
         replay: the Replay.
-        status: what its job has reported.
+        status: what its job has reported; what can't be, such as a negative number, counts as 0.
         phase: the final one.
-        now: the time.
+        ctx: tells the policies and the time.
     """
     if is_dry_run(replay):
         return
-    for outcome in _OUTCOMES:
-        MESSAGES.labels(*_policy(replay), outcome).inc(getattr(status, outcome) or 0)
+    if ctx.policies.get(policy_of(replay)) is not None:
+        for outcome in _OUTCOMES:
+            count = max(0, getattr(status, outcome) or 0)
+            MESSAGES.labels(*_policy(replay), outcome).inc(count)
     if status.start_time is not None:
-        SECONDS.labels(phase.value).observe((now - status.start_time).total_seconds())
+        created = datetime.fromisoformat(replay["metadata"]["creationTimestamp"])
+        took = ctx.clock() - max(created, status.start_time)
+        SECONDS.labels(phase.value).observe(max(0.0, took.total_seconds()))
 
 
 @contextmanager
-def counting(replays: Cache) -> Iterator[None]:
-    """Count *replays* while the block runs."""
+def counting(replays: Cache, policies: Cache) -> Iterator[None]:
+    """Count *replays* while the block runs; what `ended` has counted goes with its policy."""
+
+    @policies.listen
+    def policy_changed(policy: Key, _before: Body | None, after: Body | None) -> None:
+        if after is None:
+            for outcome in _OUTCOMES:
+                MESSAGES.remove(policy.name, policy.namespace, outcome)
+
     collector = ReplayMetrics(replays)
     REGISTRY.register(collector)
     try:
         yield
     finally:
         REGISTRY.unregister(collector)
+        MESSAGES.clear()  # which policies go is not seen any more
 
 
 def _by_phase(replays: Iterable[Body]) -> GaugeMetricFamily:
@@ -113,8 +129,9 @@ def _last(phase: Phase, name: str, ended_so: str, replays: Iterable[Body]) -> Ga
     latest: dict[tuple[str, str], float] = {}
     for body in replays:
         status = body.get("status") or {}
-        if status.get("phase") == phase and "completionTime" in status:
-            at = datetime.fromisoformat(status["completionTime"]).timestamp()
+        moment = moment_of(status.get("completionTime"))
+        if status.get("phase") == phase and moment is not None:
+            at = moment.timestamp()
             latest[_policy(body)] = max(at, latest.get(_policy(body), at))
     for labels, at in latest.items():
         family.add_metric(labels, at)

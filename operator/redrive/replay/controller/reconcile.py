@@ -10,7 +10,7 @@ import asyncio
 from datetime import datetime, timedelta
 from typing import Any
 
-from redrive.api.conditions import Condition
+from redrive.api.conditions import Condition, Reason, written
 from redrive.api.replay import APPROVED_BY, FINAL, Phase, ReplayStatus
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
@@ -35,7 +35,7 @@ from redrive.replay.controller.mounts import PodAccess
 
 LAUNCHED = "Launched"
 """Reason of an Event: the SparkApplication was created."""
-COMPLETED = "Completed"
+COMPLETED = Reason("Completed")
 """Reason: the selected dead letters are in their target."""
 
 _START_TIME = timedelta(minutes=1)
@@ -62,7 +62,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         return await ending.delete_if_over(replay, ctx)
     now = ctx.clock()
     events: list[ObjectEvent] = []
-    reported = ReplayStatus.model_validate(replay.get("status") or {})
+    reported = ReplayStatus.of(replay)
     try:
         await target.prepare(replay, ctx)  # before: a broker that hangs must hold no other up
         async with launching:
@@ -89,7 +89,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
     await out.publish(replay, conditions, fields)
     if is_over:
-        metrics.ended(replay, reported, Phase(fields["phase"]), now)
+        metrics.ended(replay, reported, Phase(fields["phase"]), ctx)
         requeue = ending.requeue(replay, fields["phase"])
     for event in events:
         await out.emit(replay, event)
@@ -191,7 +191,7 @@ async def _reported(replay: Body, run: SparkRun | None, ctx: Context) -> ReplayS
     if launched if run is None else run.phase in FINAL:
         # The watch may show the end of the application before the last words of its job.
         replay = await ctx.kubernetes.get(resources.REPLAYS, Key.of(replay))
-    return ReplayStatus.model_validate(replay.get("status") or {})
+    return ReplayStatus.of(replay)
 
 
 def _mirror(
@@ -223,7 +223,7 @@ def _mirror(
         )
     fields: dict[str, Any] = {"phase": run.phase.value, "sparkApplication": name}
     if reported.start_time is None:
-        fields["startTime"] = _written(now)
+        fields["startTime"] = written(now)
     if reported.finished and (run.phase in FINAL or is_late):
         conditions, ended = _completed(reported, now)
         return conditions, fields | ended
@@ -250,7 +250,7 @@ def _approval_required(reported: ReplayStatus) -> errors.ApprovalRequiredError:
 
 
 def _completed(reported: ReplayStatus, now: datetime) -> _Shown:
-    fields = {"phase": Phase.COMPLETED.value, "completionTime": _written(now)}
+    fields = {"phase": Phase.COMPLETED.value, "completionTime": written(now)}
     return status.ready(COMPLETED, _outcome(reported)), fields
 
 
@@ -291,12 +291,7 @@ def _explain(replay: Body, error: RedriveError, now: datetime) -> _Shown:
     """Return why the Replay does not run: for good, until it is changed, or for now."""
     fields: dict[str, Any] = {}
     if isinstance(error, errors.FINAL):
-        fields = {"phase": Phase.FAILED.value, "completionTime": _written(now)}
+        fields = {"phase": Phase.FAILED.value, "completionTime": written(now)}
     elif "sparkApplication" not in (replay.get("status") or {}):
         fields = {"phase": Phase.PENDING.value}
     return status.failed(error), fields
-
-
-def _written(now: datetime) -> str:
-    moment: str = ReplayStatus(completion_time=now).to_manifest()["completionTime"]
-    return moment

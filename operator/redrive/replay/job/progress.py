@@ -57,7 +57,7 @@ class Progress:
     def read(self) -> ReplayStatus:
         """Return the status as it is."""
         replay = asyncio.run(self._exchange({}))
-        return ReplayStatus.model_validate(replay.get("status", {}))
+        return ReplayStatus.of(replay)
 
     def begin(self) -> ReplayStatus:
         """Check that the run may begin, and return how far others have come with it.
@@ -159,7 +159,7 @@ class Progress:
 
 def _ends(replay: Body) -> Wish | None:
     """Return whether the run is to end, and for which of the two reasons."""
-    status = ReplayStatus.model_validate(replay["status"])
+    status = ReplayStatus.of(replay)
     if "deletionTimestamp" in replay["metadata"] or status.phase in FINAL:
         return Wish.END
     is_late = status.is_past(replay["spec"].get("deadline"), wall_clock())

@@ -166,3 +166,23 @@ def test_a_driver_that_was_requested_and_does_not_run_shows_since_when() -> None
     assert requested.submitted.second == 1
     assert requested.driver == "spark.operator/spark-app-name=a,spark-role=driver"
     assert stands(*BEGUN).submitted is None
+
+
+def test_a_state_that_somebody_forged_is_read_as_far_as_it_can_be() -> None:
+    forged = {
+        "currentStateSummary": "DriverRequested",
+        "lastTransitionTime": "0000-01-01T00:00:00Z",
+    }
+    metadata = {"name": "a", "namespace": "shop", "creationTimestamp": "2026-11-22T00:00:00Z"}
+    assert apache.run({"metadata": metadata, "status": {"currentState": forged}}).submitted is None
+    history = {
+        "9": {"currentStateSummary": "Failed"},
+        "10": {"currentStateSummary": "Succeeded"},
+        "no number": {"message": "no state"},
+        "": {},
+    }
+    ended = {"currentStateSummary": "ResourceReleased"}
+    status = {"currentState": ended, "stateTransitionHistory": history}
+    assert apache.run({"metadata": metadata, "status": status}).phase is Phase.FAILED
+    del history["no number"]
+    assert apache.run({"metadata": metadata, "status": status}).phase is Phase.COMPLETED

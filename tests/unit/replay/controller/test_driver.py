@@ -122,3 +122,15 @@ def test_what_runs_or_was_never_looked_at_waits_for_nothing() -> None:
     assert not awaited({"metadata": {}})
     assert not awaited(pod(containerStatuses=[{"state": {"running": {}}}]))
     assert not last([])
+
+
+def test_what_has_no_reason_or_no_message_is_shown_without() -> None:
+    assert last([{"message": "m"}]) == "m"
+    assert last([{"reason": "R"}]) == "R"
+    assert awaited(pod(containerStatuses=[{"state": {"waiting": {"message": "m"}}}])) == "m"
+
+
+async def test_a_submission_whose_time_somebody_forged_is_not_late(api: FakeKubernetes) -> None:
+    forged = submitted(121)
+    forged["status"]["lastSubmissionAttemptTime"] = "0000-01-01T00:00:00Z"
+    assert await look(api, applications=[forged]) is Requeue.BACKOFF

@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, generate_latest
 
+from redrive.api.replay import Phase, ReplayStatus
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Key
-from redrive.replay.controller import launch
+from redrive.replay.controller import launch, metrics
 from redrive.replay.controller.metrics import counting
 from redrive.replay.controller.reconcile import reconcile
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -37,7 +38,7 @@ def test_replays_are_counted_by_phase_and_dry_runs_are_not() -> None:
         replay("dry", spec={"dryRun": True}, status=failed),
         replay("new"),
     ]
-    with counting(Cache(replays)):
+    with counting(Cache(replays), Cache()):
         phases = {
             phase: value("redrive_replays", **POLICY, phase=phase)
             for phase in ("Pending", "Completed", "Failed")
@@ -53,7 +54,7 @@ def test_progress_is_shown_of_the_replay_that_is_under_way() -> None:
     """Also before its job has written a number; not of one that waits, rests or is finished."""
 
     def progress(**status: object) -> float | None:
-        with counting(Cache([replay("it", status=status)])):
+        with counting(Cache([replay("it", status=status)]), Cache()):
             return REGISTRY.get_sample_value("redrive_replay_progress_messages", POLICY)
 
     account = {"moved": 4, "skipped": 3, "refused": 2, "left": 9}
@@ -85,7 +86,7 @@ async def test_a_replay_that_fails_for_whatever_reason_shows_when(
     context = ctx(replays=[body], applications=[application])
     now = datetime(2026, 11, 22, 12, tzinfo=UTC)
     context = dataclasses.replace(context, kubernetes=api, clock=lambda: now)
-    with counting(context.replays):
+    with counting(context.replays, context.policies):
         assert value("redrive_replay_last_failure_timestamp_seconds", **POLICY) == 0
         await reconcile(Key.of(body), context, asyncio.Lock())
         at = value("redrive_replay_last_failure_timestamp_seconds", **POLICY)
@@ -123,3 +124,88 @@ async def test_what_became_of_messages_is_counted_once_when_a_replay_ends(
     assert [after - earlier for after, earlier in zip(counted(), before, strict=True)] == [
         4, 3, 2, 0, 1,
     ]  # fmt: skip
+
+
+FORGED: tuple[dict[str, Any], ...] = (
+    {"phase": "Completed", "completionTime": "0000-01-01T00:00:00Z"},
+    {"phase": "Failed", "completionTime": "2026-01-01T00:00:00+99:00"},
+    {"phase": "Completed", "completionTime": "9999-12-31T23:59:59-14:00"},
+    {"phase": "Running", "moved": 1e308, "skipped": 1e308},
+)
+"""The API server lets all of these pass."""
+
+
+def test_a_status_that_somebody_forged_spoils_no_scrape() -> None:
+    good = {"phase": "Completed", "completionTime": "2026-11-22T10:00:00Z"}
+    forged = [replay(f"forged-{n}", status=status) for n, status in enumerate(FORGED)]
+    with counting(Cache([*forged, replay("good", status=good)]), Cache()):
+        at = value("redrive_replay_last_success_timestamp_seconds", **POLICY)
+        completed = value("redrive_replays", **POLICY, phase="Completed")
+        failed = REGISTRY.get_sample_value("redrive_replay_last_failure_timestamp_seconds", POLICY)
+        generate_latest(REGISTRY)
+    assert at == datetime.fromisoformat("2026-11-22T10:00:00Z").timestamp()
+    assert (completed, failed) == (3, None)
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        {"moved": -5, "left": 0},
+        {"moved": 1e300},
+        {"startTime": "9999-01-01T00:00:00Z", "finished": True},
+    ],
+)
+async def test_numbers_that_somebody_forged_are_none(reported: dict[str, Any]) -> None:
+    body = replay(status={"finished": True, **reported})
+    application = named("SparkApplication", launch.name_of(body), {})
+    application["metadata"]["ownerReferences"] = [{"uid": body["metadata"]["uid"]}]
+    application["status"] = {"applicationState": {"state": "COMPLETED"}}
+    api = FakeKubernetes()
+    api.add(resources.REPLAYS, body)
+    context = dataclasses.replace(ctx(replays=[body], applications=[application]), kubernetes=api)
+    seconds = value("redrive_replay_duration_seconds_sum", outcome="Completed")
+    moved = value("redrive_replay_messages_total", **POLICY, outcome="moved")
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    assert value("redrive_replay_duration_seconds_sum", outcome="Completed") == seconds
+    assert value("redrive_replay_messages_total", **POLICY, outcome="moved") == moved
+
+
+def counted_policies() -> set[str]:
+    """Return the names of the policies that have a metric of their own."""
+    return {
+        sample.labels["policy"]
+        for family in metrics.MESSAGES.collect()
+        for sample in family.samples
+    }
+
+
+async def test_replays_of_policies_that_do_not_exist_leave_nothing_behind() -> None:
+    before = counted_policies()
+    for number in range(3):
+        spec = {"policyRef": {"name": f"random-{number}"}, "select": {"where": "no sql"}}
+        body = replay(f"bad-{number}", spec=spec)
+        api = FakeKubernetes()
+        api.add(resources.REPLAYS, body)
+        context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
+        await reconcile(Key.of(body), context, asyncio.Lock())
+        assert api.objects[resources.REPLAYS][Key.of(body)]["status"]["phase"] == "Failed"
+    assert counted_policies() == before
+
+
+async def test_what_was_counted_of_a_policy_goes_with_it() -> None:
+    body = replay(spec={"select": {"where": "no sql"}})
+    api = FakeKubernetes()
+    api.add(resources.REPLAYS, body)
+    context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
+    with counting(context.replays, context.policies):
+        await reconcile(Key.of(body), context, asyncio.Lock())
+        assert "orders" in counted_policies()
+        (policy,) = context.policies
+        context.policies.put({**policy, "metadata": {**policy["metadata"], "labels": {}}})
+        assert "orders" in counted_policies()
+        context.policies.drop(policy)
+        assert "orders" not in counted_policies()
+        context.policies.put(policy)
+        metrics.ended(body, ReplayStatus(moved=1), Phase.FAILED, context)
+        assert "orders" in counted_policies()
+    assert not counted_policies()

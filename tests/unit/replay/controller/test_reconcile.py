@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import pytest
 
 from redrive.admin.errors import BrokerDownError
 from redrive.api.job import JobDefaults
+from redrive.api.replay import ReplayStatus
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.context import Settings, wall_clock
@@ -300,7 +302,7 @@ def finished(seconds_ago: int, **spec: object) -> dict[str, Any]:
         (finished(10**6), Requeue.ON_CHANGE, True),
         (
             replay(spec={"ttlAfterFinished": "0s"}, status={"phase": "Failed"}),
-            Requeue.ON_CHANGE,
+            Requeue.SLOW_BACKOFF,
             True,
         ),
     ],
@@ -313,6 +315,66 @@ async def test_a_replay_that_has_ended_is_deleted_when_its_time_is_over(
     context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
     assert await reconcile(Key.of(body), context, asyncio.Lock()) is requeue
     assert (Key.of(body) in api.objects[resources.REPLAYS]) is stays
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        "0000-01-01T00:00:00Z",
+        "2026-01-01T00:00:00+99:00",
+        "9999-12-31T23:59:59-14:00",
+        "9000-01-01T00:00:00Z",
+        None,
+    ],
+)
+@pytest.mark.parametrize("ttl", ["1m", None])
+async def test_an_end_whose_time_cannot_be_is_now(forged: str | None, ttl: str | None) -> None:
+    """So that such a Replay is neither deleted at once nor kept for ever."""
+    status = {"phase": "Completed", "moved": 3}
+    body = replay(spec=(ttl and {"ttlAfterFinished": ttl}) or {}, status=status)
+    if forged is not None:
+        body["status"]["completionTime"] = forged
+    api = FakeKubernetes()
+    api.add(resources.REPLAYS, body)
+    now = wall_clock().replace(microsecond=0)
+    context = ctx(replays=[body])
+    for seconds in (0, 59, 60):
+        clock = partial(now.__add__, timedelta(seconds=seconds))
+        context = dataclasses.replace(context, kubernetes=api, clock=clock)
+        requeue = await reconcile(Key.of(body), context, asyncio.Lock())
+        deleted = ttl is not None and seconds == 60
+        waits = ttl is not None and not deleted
+        assert requeue is (Requeue.SLOW_BACKOFF if waits else Requeue.ON_CHANGE)
+        assert (Key.of(body) in api.objects[resources.REPLAYS]) is not deleted
+    assert [datetime.fromisoformat(each["completionTime"]) for each in statuses(api)] == [now]
+    assert statuses(api)[0]["moved"] == 3
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"startTime": "0000-01-01T00:00:00Z"},
+        {"completionTime": "0000-01-01T00:00:00Z"},
+        {"moved": 1e300},
+        {"aftermath": {"observedAt": "2026-01-01T00:00:00+99:00", "handled": 1, "waiting": 0,
+                       "diedAgain": 0, "settled": True}},
+        {"conditions": [{"type": "Other", "status": "True", "reason": "Why", "message": "",
+                         "lastTransitionTime": "0000-01-01T00:00:00Z"}]},
+    ],
+)  # fmt: skip
+async def test_a_field_of_the_status_that_cannot_be_read_is_as_one_that_is_not_there(
+    forged: dict[str, Any],
+) -> None:
+    reported = {"sparkApplication": "it", "matched": 5, "finished": True, **forged}
+    api, body = FakeKubernetes(), replay(spec={"deadline": "1h"}, status=reported)
+    api.add(resources.REPLAYS, body)
+    runs = application(wall_clock(), applicationState={"state": "COMPLETED"})
+    context = dataclasses.replace(ctx(replays=[body], applications=[runs]), kubernetes=api)
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    (status,) = statuses(api)
+    assert status["phase"] == "Completed"
+    assert "of 5 dead letters" in shown(api)[1]
+    assert ReplayStatus.of({"status": status}).completion_time is not None
 
 
 async def test_a_replay_that_was_changed_meanwhile_is_not_deleted() -> None:
