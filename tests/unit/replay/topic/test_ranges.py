@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrive.replay.topic import bitmap, ranges
@@ -16,6 +16,7 @@ ledgers = st.dictionaries(st.integers(1, 9), sizes, min_size=1, max_size=4).map(
 )
 
 
+@settings(max_examples=25)  # each of up to 100 000 entries
 @given(ledgers, st.data())
 def test_what_rests_lies_in_one_range_and_nothing_else_does(
     held: tuple[tuple[int, int], ...], data: st.DataObject
