@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import TracebackType
 
 from redrive.delivery.bounded import Deadline
+
+_LOOK_EVERY_SECONDS = 0.05
+"""Who waits looks: that costs the calls, one a message, no lock."""
 
 
 class UnderWay:
     """A call is under way within `with`. May be used by several threads, and may be nested."""
 
     def __init__(self) -> None:
-        self._threads: list[int] = []
-        self._changed = threading.Condition()
+        self._threads: list[int] = []  # changed and copied in one step each
 
     def wait(self, deadline: Deadline) -> None:
         """Wait until all have ended but the caller's own, no longer than until *deadline*."""
         here = threading.get_ident()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: all(thread == here for thread in self._threads), deadline.left()
-            )
+        while any(thread != here for thread in list(self._threads)) and deadline.left():
+            time.sleep(min(_LOOK_EVERY_SECONDS, deadline.left()))
 
     def __enter__(self) -> None:
-        with self._changed:
-            self._threads.append(threading.get_ident())
+        self._threads.append(threading.get_ident())
 
     def __exit__(
         self,
@@ -33,6 +33,4 @@ class UnderWay:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._changed:
-            self._threads.remove(threading.get_ident())
-            self._changed.notify_all()
+        self._threads.remove(threading.get_ident())
