@@ -1,18 +1,27 @@
 """Messages of one key, one after the other; for ordered policies.
 
 A message goes when those before it with its key are settled, a retry of one of them included: then
-it is the others that wait. They wait in this consumer, unacknowledged.
+it is the others that wait, as they do for a handler that is out of time. They wait in this
+consumer, unacknowledged.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import pulsar
 
 from redrive.copying import reading
 from redrive.copying.reading import id_text
-from redrive.delivery.middleware.chain import Middleware, Receive, Settle, receive_accepted
+from redrive.delivery.middleware.chain import (
+    Handle,
+    Middleware,
+    Outcome,
+    Receive,
+    Settle,
+    receive_accepted,
+)
 from redrive.delivery.middleware.settlement import HandBack, RetryInPlace, Settlement
 from redrive.delivery.parts import Clock, Incoming
 from redrive.delivery.receiving.origin import topic_of
@@ -20,6 +29,9 @@ from redrive.policy.verdict import Retry
 
 MAX_HELD = 1_000
 """With so many messages in hand or waiting, nothing new is taken from the broker."""
+
+_OUT_OF_TIME = ""
+"""In the place of its id: a message that is settled, while its handler is still at work."""
 
 
 class KeyOrdering(Middleware):
@@ -39,6 +51,7 @@ class KeyOrdering(Middleware):
         self._clock = clock
         self._queues: dict[str, dict[str, pulsar.Message]] = {}  # by key and id; the first one goes
         self._held = 0
+        self._at_work: dict[int, str | None] = {}  # by message, its key if it was settled meanwhile
         self._taking = threading.Lock()
         self._changing = threading.Lock()
 
@@ -58,6 +71,23 @@ class KeyOrdering(Middleware):
 
         return receive_in_turn
 
+    def handle(self, handle: Handle) -> Handle:
+        """Let none of a key go beside a handler whose message was settled: it is out of time."""
+
+        def handle_in_turn(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+            with self._changing:
+                self._at_work.update((id(message), None) for message in messages)
+            try:
+                return handle(messages)
+            finally:
+                with self._changing:
+                    keys = [self._at_work.pop(id(message)) for message in messages]
+                for key in keys:
+                    if key is not None:
+                        self._leave(key, _OUT_OF_TIME)
+
+        return handle_in_turn
+
     def settle(self, settle: Settle) -> Settle:
         """Retry in place, and let the next message of the key go once one is settled."""
 
@@ -75,6 +105,16 @@ class KeyOrdering(Middleware):
 
     def _free(self, message: pulsar.Message) -> None:
         key, message_id = self._queue_of(message)
+        with self._changing:
+            queue = self._queues.get(key, {})
+            if id(message) in self._at_work and message_id in queue:
+                del queue[message_id]  # it may be delivered again
+                self._queues[key] = {_OUT_OF_TIME: message, **queue}
+                self._at_work[id(message)] = key
+                return
+        self._leave(key, message_id)
+
+    def _leave(self, key: str, message_id: str) -> None:
         with self._changing:
             queue = self._queues.get(key, {})
             if queue.pop(message_id, None) is None:
