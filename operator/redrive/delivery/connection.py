@@ -46,17 +46,18 @@ class ClientConnection(BrokerConnection):
                 "policy of a RetryPolicy",
                 policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION,
             )  # fmt: skip
-        subscriptions = subscribe(self._client, policy, subscribing)
+        subscribed = subscribe(self._client, policy, subscribing)
         return Parts(
             self.clock,
-            subscriptions,
-            Fetcher(list(subscriptions.values())),
+            subscribed.consumers,
+            Fetcher(list(subscribed.consumers.values())),
             Producers(self._client, name=subscribing.name, crypto=subscribing.crypto),
             Timer,
             Run.until_stopped,
             _LINGER_SECONDS,
             OutageBeacon(self._client, policy),
             self._letters(policy),
+            subscribed.behind,
         )
 
     def _letters(self, policy: Policy) -> SequenceLog | None:

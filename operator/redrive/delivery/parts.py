@@ -60,7 +60,13 @@ class Subscription(Protocol):
 
 
 class Incoming(Protocol):
-    """All subscriptions as one stream; see `fetcher.Fetcher`."""
+    """All subscriptions as one stream; see `fetcher.Fetcher`.
+
+    Attributes:
+        arrivals: how often messages came while none waited here.
+    """
+
+    arrivals: int
 
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
         """Return the next message, or None if none came within *timeout* seconds."""
@@ -164,6 +170,8 @@ class Parts:
         timer: makes a timer; see `timer.Timer`.
         work: has the workers of a `Run` work until the consumer is stopped.
         linger: seconds in which further messages follow a first one.
+        behind: so many messages at most go before a copy that waits here, of one that was taken;
+            0 where nothing waits any more once a connection is lost.
         letters: of policies that keep the sequence of dead letters.
     """
 
@@ -176,6 +184,7 @@ class Parts:
     linger: float
     beacon: Beacon
     letters: SequenceLog | None = None
+    behind: int = 0
 
     def stop(self) -> None:
         """Hand out nothing more, and settle what is in hand; may be called from a signal handler.

@@ -40,6 +40,7 @@ from redrive.delivery.middleware.settlement import (
 from redrive.delivery.parts import Parts
 from redrive.delivery.receiving.in_hand import InHand
 from redrive.delivery.receiving.origin import SubscriptionsByTopic
+from redrive.delivery.receiving.settled import Settled
 from redrive.delivery.retrying.decisions import Decisions
 from redrive.delivery.retrying.forwarder import forward, hop_of
 from redrive.delivery.retrying.reporting import Reporting
@@ -78,7 +79,8 @@ class Processor:
         self._guard = next(guards, None)
         self._handle_again = handle_again
         self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
-        self._in_hand = InHand(parts.clock, self._tell_broker)
+        settled = Settled(parts.incoming, parts.clock, parts.behind)
+        self._in_hand = InHand(settled, self._tell_broker, read_ids=parts.behind > 0)
         self._left_unsettled = reporting.left_unsettled
         self._negatively_acknowledged = reporting.negatively_acknowledged
         self._settling = UnderWay()

@@ -8,6 +8,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
+from redrive.policy.model import SubscriptionType
+
 ProvisionPolicy = Callable[..., Any]
 SOON = timedelta(seconds=30)
 
@@ -59,3 +63,120 @@ def test_the_next_attempt_waits_for_a_handler_that_is_out_of_time(
 
     consumer.run(handle, workers=3, timeout=timedelta(seconds=1))
     assert beside == [[], []]
+
+
+@pytest.mark.parametrize("end", ["out of time", "ack time-out"])
+def test_the_next_message_of_a_key_waits_for_a_handler_that_is_out_of_time(
+    provision_policy: ProvisionPolicy, end: str
+) -> None:
+    provisioned = provision_policy(
+        ordered=True, max_retries=0, kind=SubscriptionType.KEY_SHARED, delays=["1s"]
+    )
+    provisioned.send(b"slow", b"next", partition_key="k")
+    short = timedelta(seconds=1)
+    consumer = provisioned.consumer(**({} if end == "out of time" else {"ack_timeout": short}))
+    at_work: list[bytes] = []
+    beside: list[list[bytes]] = []
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        beside.append(list(at_work))
+        at_work.append(message.data())
+        if message.data() == b"slow":
+            time.sleep(6)
+        at_work.remove(message.data())
+        if message.data() == b"next":
+            consumer.stop()
+
+    late = threading.Timer(60, consumer.stop)
+    late.start()
+    consumer.run(handle, workers=3, timeout=short if end == "out of time" else timedelta(minutes=1))
+    late.cancel()
+    assert beside == [[], []]
+    provisioned.dead_letters(1)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_the_queue_of_a_partitioned_topic_is_handled_once_though_a_broker_delivers_it_again(
+    provision_policy: ProvisionPolicy,
+    ordered: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    kind = SubscriptionType.KEY_SHARED if ordered else SubscriptionType.SHARED
+    provisioned = provision_policy(partitions=2, ordered=ordered, kind=kind)
+    sent = [b"%d" % number for number in range(300)]
+    provisioned.send(*sent, partition_key="k")
+    consumer = provisioned.consumer()
+    handled: list[bytes] = []
+
+    def handle(seconds: float) -> None:
+        while (message := consumer.receive(timedelta(seconds=seconds))) is not None:
+            handled.append(message.data())
+            consumer.acknowledge(message)
+            if len(handled) in {1, 100, 200}:
+                provisioned.unload()
+                time.sleep(2)  # until the copies wait behind the rest
+            if len(handled) == 250:
+                time.sleep(11)
+
+    handle(10)
+    consumer.close()
+    assert handled == sent
+    assert provisioned.unsettled(2) == 0
+
+
+def test_the_queue_of_a_partitioned_topic_is_retried_once_though_a_broker_delivers_it_again(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(partitions=1, delays=["1h"])
+    provisioned.send(*[b"%d" % number for number in range(100)])
+    consumer = provisioned.consumer()
+    for number in range(100):
+        message = consumer.receive(SOON)
+        if not number:
+            provisioned.unload()
+            time.sleep(2)
+        consumer.reconsume_later(message)
+    time.sleep(11)  # a handler may be that slow, and the copies come last
+    assert consumer.receive(timedelta(seconds=5)) is None
+    consumer.close()
+    assert provisioned.backlog(provisioned.policy.retry_topic.partition(0)) == 100
+
+
+def send_batch(provisioned: Any) -> None:  # noqa: ANN401 - see conftest
+    producer = provisioned.client("superuser").create_producer(
+        str(provisioned.policy.topic),
+        batching_enabled=True,
+        batching_max_publish_delay_ms=1_000,
+    )
+    for number in range(10):
+        producer.send_async(b"%d" % number, lambda *_: None)
+    producer.flush()
+    producer.close()
+
+
+@pytest.mark.parametrize("why", ["unload", "negative acknowledgement"])
+def test_an_entry_of_which_a_message_was_in_hand_when_it_came_again_is_acknowledged(
+    provision_policy: ProvisionPolicy, why: str
+) -> None:
+    provisioned = provision_policy()
+    send_batch(provisioned)
+    consumer = provisioned.consumer(nack_delay=timedelta(milliseconds=100))
+    taken = {message.data(): message for message in (consumer.receive(SOON) for _ in range(6))}
+    kept = taken.pop(b"5")
+    if why == "unload":
+        for message in taken.values():
+            consumer.acknowledge(message)
+        del message
+        taken.clear()
+        provisioned.unload()
+        time.sleep(2)  # until what waits is of the delivery after that
+    else:
+        consumer.negative_acknowledge(taken.pop(b"0"))
+    while (again := consumer.receive(timedelta(seconds=5))) is not None:
+        assert again.data() != b"5"
+        consumer.acknowledge(again)
+    for message in (kept, *taken.values()):
+        consumer.acknowledge(message)
+    end = time.monotonic() + 30
+    while provisioned.backlog(provisioned.policy.topic):  # while the consumer lives
+        assert time.monotonic() < end, "the entry was not acknowledged"
+        time.sleep(0.2)

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from redrive import Event, Policy, PolicyFile
 from redrive.copying.reading import id_text
-from redrive.delivery.receiving.in_hand import REMEMBERED_SECONDS
+from redrive.delivery.receiving.settled import REMEMBERED_SECONDS
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName

@@ -42,6 +42,9 @@ class Fetcher:
     """The messages of all *consumers*, each in the order in which its subscription delivers them.
 
     It owns the consumers: `close` closes them.
+
+    Attributes:
+        arrivals: how often messages came while none waited here.
     """
 
     def __init__(self, consumers: Sequence[pulsar.Consumer]) -> None:
@@ -50,6 +53,7 @@ class Fetcher:
         self._wakings: SimpleQueue[None] = SimpleQueue()
         self._changing = threading.Lock()
         self._flowing: list[TopicFetcher] = []
+        self.arrivals = 0
         self._turns: Iterator[Sequence[TopicFetcher]] = itertools.repeat(())
         self._linger_ms = 0
         self._again: list[tuple[float, int, pulsar.Message]] = []
@@ -179,6 +183,7 @@ class Fetcher:
 
     def _flows(self, topic: TopicFetcher) -> None:
         with self._changing:
+            self.arrivals += not self._flowing
             self._flowing.append(topic)
             self._arrange()
         self._wake()

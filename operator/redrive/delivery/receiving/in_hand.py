@@ -2,26 +2,18 @@
 
 A broker that has lost a connection, or a topic that has moved to another, delivers again whatever
 is not acknowledged, to the consumer that still holds it as well. Such a copy is dropped here: what
-becomes of the message that is in hand becomes of it too, since they have one id.
+becomes of the message that is in hand becomes of it too.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 
 import pulsar
 
-from redrive.delivery.parts import Clock
-
-REMEMBERED_SECONDS = 10.0
-"""How long the broker may not have got an acknowledgement: the client keeps it for up to 0.1 s, and
-a broker that is killed forgets the last second. No longer, for an admin may have moved the
-subscription back, and wants these messages once more."""
-
-MAX_REMEMBERED = 10_000
+from redrive.delivery.receiving.settled import Settled
 
 _Held = weakref.ref[pulsar.Message]
 
@@ -33,30 +25,37 @@ class InHand:
     threads.
 
     Args:
-        acknowledge: tells the broker once more that a message is settled.
+        settled: remembers what no longer is in hand.
+        acknowledge: tells the broker that a message is settled.
+        read_ids: always, not only while several messages are in hand.
     """
 
-    def __init__(self, clock: Clock, acknowledge: Callable[[pulsar.Message], object]) -> None:
-        self._clock = clock
+    def __init__(
+        self, settled: Settled, acknowledge: Callable[[pulsar.Message], object], *, read_ids: bool
+    ) -> None:
+        self._settled = settled
         self._acknowledge = acknowledge
+        self._read_ids = read_ids
         # To read the id of a message takes as long as all else here: it is left until a second
         # message is in hand, so that a program with one at a time never pays for it.
         self._new: dict[int, _Held] = {}
         self._known: dict[int, tuple[bytes, _Held]] = {}
         self._by_id: dict[bytes, _Held] = {}
-        # By id, when; in this order. A plain dict gets slow where its first entries are deleted.
-        self._settled: OrderedDict[bytes, float] = OrderedDict()
+        # By id, the last copy of each. The client acknowledges an entry with several messages when
+        # all of one delivery are acknowledged: to settle the original alone counts for an earlier.
+        self._copies: dict[bytes, pulsar.Message] = {}
         self._look_at = 1_000
         self._changing = threading.Lock()
 
     def begin(self, message: pulsar.Message) -> bool:
         """Note that *message* is in hand; False if it is a copy, which is not to be handed out."""
-        held = self._new.get(id(message))
-        if held is not None and held() is message:
-            return True  # handed out once more
-        if not (self._new or self._known or self._settled):
-            self._new[id(message)] = weakref.ref(message)
-            return True
+        if not self._read_ids:
+            held = self._new.get(id(message))
+            if held is not None and held() is message:
+                return True  # handed out once more
+            if not (self._new or self._known or self._settled):
+                self._new[id(message)] = weakref.ref(message)
+                return True
         with self._changing:
             return self._begin_known(message)
 
@@ -68,9 +67,11 @@ class InHand:
         if self._new.pop(id(message), None) is not None and not moved:
             return
         with self._changing:
-            known = self._forget(id(message))
-            if moved or known is not None:
-                self._remember(known or _id_of(message))
+            key, copy = self._forget(id(message))
+            if moved or key is not None:
+                self._settled.add(key or _id_of(message))
+        if copy is not None:
+            self._acknowledge(copy)
 
     def let_go(self, message: pulsar.Message) -> None:
         """Note that the broker will deliver *message* again, which is wanted."""
@@ -87,16 +88,20 @@ class InHand:
     def _begin_known(self, message: pulsar.Message) -> bool:
         if len(self._known) > self._look_at:
             self._forget_dropped()
-        self._learn()
+        if self._new:
+            self._learn()
         known = self._known.get(id(message))
-        if known is not None and known[1]() is message:
-            return True
+        if known is not None:
+            if known[1]() is message:
+                return True
+            self._forget(id(message))  # as in `_learn`
         key = _id_of(message)
+        settled = self._settled.take(key)
         original = self._by_id.get(key)
         if original is not None and original() is not None:
+            self._copies[key] = message
             return False
-        self._expire()
-        if key in self._settled:
+        if settled:
             self._acknowledge(message)
             return False
         self._hold(message, key)
@@ -108,35 +113,24 @@ class InHand:
             _, held = self._new.popitem()
             message = held()
             if message is not None:
+                self._forget(id(message))  # of a message dropped before, at the same address
                 self._hold(message, _id_of(message))
 
     def _hold(self, message: pulsar.Message, key: bytes) -> None:
-        self._forget(id(message))  # of a message dropped before, at the same address
         held = weakref.ref(message)
         self._known[id(message)] = (key, held)
         self._by_id[key] = held
 
-    def _forget(self, address: int) -> bytes | None:
+    def _forget(self, address: int) -> tuple[bytes | None, pulsar.Message | None]:
+        """Return the id of what is in hand no longer, and a copy of it that came."""
         known = self._known.pop(address, None)
         if known is None:
-            return None
+            return None, None
         key, held = known
-        if self._by_id.get(key) is held:
-            del self._by_id[key]
-        return key
-
-    def _remember(self, key: bytes) -> None:
-        self._settled.pop(key, None)
-        self._settled[key] = self._clock.monotonic()
-        self._expire()
-
-    def _expire(self) -> None:
-        end = self._clock.monotonic() - REMEMBERED_SECONDS
-        while self._settled:
-            oldest = next(iter(self._settled.values()))
-            if oldest > end and len(self._settled) <= MAX_REMEMBERED:
-                return
-            self._settled.popitem(last=False)
+        if self._by_id.get(key) is not held:
+            return key, None
+        del self._by_id[key]
+        return key, self._copies.pop(key, None) if self._copies else None
 
     def _forget_dropped(self) -> None:
         self._learn()

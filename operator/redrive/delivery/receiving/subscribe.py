@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import NamedTuple
 
 import pulsar
 
@@ -29,6 +29,26 @@ PREFETCH = 1_000
 _LEAST_PER_PARTITION = 4
 """Further partitions share in the total bound, and the client works with no queue of 0."""
 
+_QUEUES_FULL = 2
+"""What the queue of a topic with partitions comes to when they are delivered again behind it."""
+
+_LARGEST_BATCH = 1_000
+"""So many messages an entry has by default. It is delivered whole, however few may wait."""
+
+_MOST_IN_BATCHES = 10_000
+"""No more are expected of all partitions together, since the id of each would be kept."""
+
+
+class Subscribed(NamedTuple):
+    """The consumers of both topics.
+
+    Attributes:
+        behind: see `Parts`.
+    """
+
+    consumers: dict[TopicName, pulsar.Consumer]
+    behind: int
+
 
 class SubscribeError(RedriveError):
     """The broker refused a subscription that the policy asks for."""
@@ -50,9 +70,7 @@ def check_prefetch(prefetch: int) -> None:
         )
 
 
-def subscribe(
-    client: pulsar.Client, policy: Policy, subscribing: Subscribing
-) -> dict[TopicName, pulsar.Consumer]:
+def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -> Subscribed:
     """Subscribe the source and the retry topic of *policy*, both or neither.
 
     Warns where the type of the source's subscription promises what a retry can't keep.
@@ -71,7 +89,7 @@ def subscribe(
             "honours delays on no such subscription may deliver them at once",
             policy.topic, policy.subscription_type,
         )  # fmt: skip
-    consumers = {}
+    consumers, behind = {}, 0
     with contextlib.ExitStack() as undo:
         for topic, kind in kinds.items():
             options = {
@@ -83,12 +101,23 @@ def subscribe(
                 "schema": subscribing.schema,
                 **for_consumer(subscribing.crypto),
             }
-            consumers[topic] = _subscribe(
-                client, topic, policy.subscription, subscribing.prefetch, options
-            )
+            with _refusals_explained(topic, policy.subscription):
+                partitions = client.get_topic_partitions(str(topic))
+                most = max(subscribing.prefetch, _LEAST_PER_PARTITION * len(partitions))
+                consumers[topic] = client.subscribe(
+                    str(topic),
+                    policy.subscription,
+                    receiver_queue_size=subscribing.prefetch,
+                    max_total_receiver_queue_size_across_partitions=most,
+                    **options,
+                )
             undo.callback(consumers[topic].close)
+            if partitions != [str(topic)]:
+                behind += _QUEUES_FULL * max(
+                    most, min(_LARGEST_BATCH * len(partitions), _MOST_IN_BATCHES)
+                )
         undo.pop_all()
-    return consumers
+    return Subscribed(consumers, behind)
 
 
 def _told(policy: Policy) -> dict[str, str]:
@@ -99,24 +128,10 @@ def _told(policy: Policy) -> dict[str, str]:
     return {"redrive.policy": policy.name, "redrive.generation": str(policy.generation)}
 
 
-def _subscribe(
-    client: pulsar.Client,
-    topic: TopicName,
-    subscription: str,
-    prefetch: int,
-    options: Mapping[str, Any],
-) -> pulsar.Consumer:
+@contextlib.contextmanager
+def _refusals_explained(topic: TopicName, subscription: str) -> Iterator[None]:
     try:
-        partitions = len(client.get_topic_partitions(str(topic)))
-        return client.subscribe(
-            str(topic),
-            subscription,
-            receiver_queue_size=prefetch,
-            max_total_receiver_queue_size_across_partitions=max(
-                prefetch, _LEAST_PER_PARTITION * partitions
-            ),
-            **options,
-        )
+        yield
     except pulsar.Interrupted:
         raise  # the client's word for KeyboardInterrupt
     except pulsar.exceptions.PulsarException as error:

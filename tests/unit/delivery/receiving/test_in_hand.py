@@ -1,0 +1,123 @@
+"""Copies that wait in a client are dropped however late; what an admin wants again is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pulsar
+import pytest
+
+from redrive.delivery.receiving.in_hand import InHand
+from redrive.delivery.receiving.settled import MAX_REMEMBERED, REMEMBERED_SECONDS, Settled
+from redrive.policy.naming import TopicName
+from redrive.testing.broker import InMemoryMessage, VirtualClock
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+BEHIND = 100
+LATER = timedelta(seconds=REMEMBERED_SECONDS + 1)
+
+
+class Incoming:
+    """What tells when messages came while none waited."""
+
+    arrivals = 0
+
+
+class World:
+    """A consumer's messages in hand, on a topic with partitions unless *behind* is 0."""
+
+    def __init__(self, behind: int = BEHIND) -> None:
+        self.clock, self.incoming = VirtualClock(START), Incoming()
+        self.acknowledged: list[pulsar.Message] = []
+        self.settled = Settled(self.incoming, self.clock, behind)  # type: ignore[arg-type]
+        self.in_hand = InHand(self.settled, self.acknowledged.append, read_ids=behind > 0)
+
+    def handle(self, number: int) -> bool:
+        """Take a message and settle it; tell whether it was handed out."""
+        message = numbered(number)
+        handed_out = self.in_hand.begin(message)
+        if handed_out:
+            self.in_hand.end(message)
+        return handed_out
+
+
+def numbered(number: int, index: int = -1) -> InMemoryMessage:
+    message_id = pulsar.MessageId(0, 1, number, index)
+    return InMemoryMessage(TopicName("shop", "prod", "orders"), message_id, b"", START)
+
+
+@pytest.fixture(params=[timedelta(), LATER], ids=["at once", "later"])
+def world(request: pytest.FixtureRequest) -> World:
+    world = World()
+    assert all(world.handle(number) for number in range(BEHIND))
+    world.clock.advance(request.param)
+    return world
+
+
+def test_a_queue_that_was_delivered_again_behind_itself_is_handed_out_once(world: World) -> None:
+    for _ in range(3):  # and again behind that
+        assert not any(world.handle(number) for number in range(BEHIND))
+    assert len(world.acknowledged) == 3 * BEHIND
+    assert world.handle(BEHIND)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda world: setattr(world.incoming, "arrivals", 1),
+        lambda world: [world.handle(number) for number in range(BEHIND, 3 * BEHIND)],
+    ],
+    ids=["none waited meanwhile", "more were taken than wait"],
+)
+def test_a_subscription_that_was_moved_back_delivers_again(
+    change: Callable[[World], object],
+) -> None:
+    world = World()
+    assert all(world.handle(number) for number in range(BEHIND))
+    change(world)
+    assert not any(world.handle(number) for number in range(BEHIND))  # a moment ago
+    world.incoming.arrivals += 1
+    world.clock.advance(LATER)
+    assert all(world.handle(number) for number in range(BEHIND))
+
+
+def test_what_was_moved_on_from_a_topic_without_partitions_is_known_for_ten_seconds() -> None:
+    world = World(behind=0)
+    message = numbered(1)
+    assert world.in_hand.begin(message)
+    world.in_hand.end(message, moved=True)
+    assert not world.handle(1)
+    world.clock.advance(LATER)
+    assert world.handle(1)
+
+
+def test_no_more_is_remembered_than_may_be(world: World) -> None:
+    assert all(world.handle(number) for number in range(BEHIND, 2 * MAX_REMEMBERED))
+    assert world.handle(BEHIND)
+    assert not world.handle(MAX_REMEMBERED + BEHIND)
+
+
+def test_the_last_copy_of_what_is_in_hand_is_acknowledged_with_it() -> None:
+    world = World()
+    message, copies = numbered(1, 5), [numbered(1, 5), numbered(1, 5)]
+    assert world.in_hand.begin(message)
+    assert not any(map(world.in_hand.begin, copies))
+    assert len(world.in_hand) == 1
+    world.in_hand.end(message)
+    assert [id(copy) for copy in world.acknowledged] == [id(copies[-1])]
+
+
+def test_copies_of_what_the_broker_delivers_again_or_was_dropped_are_forgotten() -> None:
+    world = World()
+    message = numbered(1, 5)
+    assert world.in_hand.begin(message)
+    assert not world.in_hand.begin(numbered(1, 5))
+    world.in_hand.let_go(message)
+    again = numbered(1, 5)
+    assert world.in_hand.begin(again)
+    assert not world.in_hand.begin(numbered(1, 5))
+    del again
+    assert len(world.in_hand) == 0
+    assert world.handle(1)
+    assert not world.acknowledged
