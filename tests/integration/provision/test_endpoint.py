@@ -11,7 +11,7 @@ from typing import Any
 
 from sandbox import installation
 from sandbox.sandbox import Sandbox
-from tests.integration.provision.conftest import SECONDS, Shop
+from tests.integration.provision.conftest import SECONDS, Shop, redrive
 
 
 def get(sandbox: Sandbox, path: str) -> tuple[int, str]:
@@ -51,6 +51,41 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
     assert created is not None
     assert float(created[1]) >= 3
     assert 'redrive_admin_call_seconds_count{verb="GET"}' in shown
+
+
+def test_a_status_that_was_forged_spoils_no_scrape_and_gets_a_time_that_can_be(
+    installed: Sandbox, shop: Shop
+) -> None:
+    """With what the API server lets pass of whoever may write the status of a Replay."""
+    shop.apply({"forged": redrive("Replay", {"policyRef": {"name": "random"}})})
+    shop.reaches("forged", "PolicyNotFound", "replay")
+    condition = {"type": "type-1", "status": "True", "reason": "reason-1", "message": ""}
+    forged = {
+        "phase": "Completed",
+        "startTime": "2026-01-01T00:00:00+99:00",
+        "completionTime": "0000-01-01T00:00:00Z",
+        "moved": -5,
+        "conditions": [condition | {"lastTransitionTime": "0000-01-01T00:00:00Z"}],
+    }
+    shop.kubectl(
+        "patch", "replay", "forged", "--subresource=status", "--type=merge",
+        "--patch", json.dumps({"status": forged}),
+    )  # fmt: skip
+    assert shop.get("replay", "forged")["status"].items() >= forged.items()
+    labels = f'phase="Completed",policy="random",policy_namespace="{shop.namespace}"'
+    ended = f"redrive_replays{{{labels}}} 1.0"
+    deadline = time.monotonic() + SECONDS
+    while ended not in (shown := get(installed, "/metrics")[1]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert re.search(
+        r'^redrive_objects\{condition="Other",kind="Replay",reason="Other"', shown, re.MULTILINE
+    )
+    assert "reason-1" not in shown
+    shop.kubectl("annotate", "replay", "forged", "redrive.io/reconcile-requested-at=now")
+    while shop.get("replay", "forged")["status"]["completionTime"].startswith("0000"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_every_line_of_the_log_is_json_and_tells_which_object_it_is_about(
