@@ -231,9 +231,8 @@ def _check_turn(replay: Body, ctx: Context) -> None:
 
 
 def _open_replays(replay: Body, ctx: Context) -> Iterator[Body]:
-    for other in ctx.replays:
-        same = policy_of(other) == policy_of(replay) and not is_dry_run(other)
-        if same and Key.of(other) != Key.of(replay) and not is_final(other):
+    for other in ctx.replays.index(policy_of).get(policy_of(replay)):
+        if Key.of(other) != Key.of(replay) and not (is_dry_run(other) or is_final(other)):
             yield other
 
 

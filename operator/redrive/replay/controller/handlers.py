@@ -7,12 +7,14 @@ change affects; the `Controller` does the rest. Called once, by the operator's c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from weakref import WeakValueDictionary
 
 import kopf
 
-from redrive.kube import resources
+from redrive.kube import resources, status
 from redrive.kube.cache import Cache, needs_reconcile
+from redrive.kube.connections import connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Body, Key
@@ -26,8 +28,13 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller,
     Returns:
         The controllers, which the caller has to stop in the end.
     """
-    launching = asyncio.Lock()
-    controller = Controller("Replay", lambda key: reconcile(key, ctx, launching))
+    # One for each policy: the turns of its Replays are theirs alone.
+    launching = WeakValueDictionary[Key | None, asyncio.Lock]()
+    controller = Controller(
+        "Replay",
+        lambda key: reconcile(key, ctx, launching.setdefault(_policy(key, ctx), asyncio.Lock())),
+        partition_key=lambda key: _connection(key, ctx),
+    )
     _listen(ctx, controller)
 
     @kopf.on.event(*resources.REPLAYS.address, registry=registry)
@@ -37,10 +44,8 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller,
     for kind, cache in ctx.applications.items():
         kopf.on.event(*kind.address, registry=registry)(_watching(cache))
 
-    _enqueue_open(ctx, controller)
-    for body in ctx.replays:
-        if is_final(body):  # it may have to be deleted
-            controller.enqueue(Key.of(body))
+    for body in sorted(ctx.replays, key=is_final):  # one that is final may have to be deleted
+        controller.enqueue(Key.of(body))
     return (controller,)
 
 
@@ -59,7 +64,7 @@ def _listen(ctx: Context, controller: Controller) -> None:
         if needs_reconcile(before, after) or _rests(before) != _rests(after):
             controller.enqueue(key)
         if after is None or is_final(after):
-            _enqueue_open(ctx, controller, policy_of(after or before or {}))
+            _enqueue_open_of(policy_of(after or before or {}), ctx, controller)
 
     def application_changed(_key: Key, before: Body | None, after: Body | None) -> None:
         for owner in _owners(after or before or {}):
@@ -70,22 +75,49 @@ def _listen(ctx: Context, controller: Controller) -> None:
 
     @ctx.policies.listen
     def policy_changed(key: Key, _before: Body | None, _after: Body | None) -> None:
-        _enqueue_open(ctx, controller, key)
+        _enqueue_open_of(key, ctx, controller)
+
+    _listen_to_permissions(ctx, controller)
+
+
+def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
+    """Enqueue those for which what their connection permits, or leads to, may be another now."""
 
     @ctx.connections.listen
-    def connection_changed(*_: object) -> None:
-        _enqueue_open(ctx, controller)
+    def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
+        became_ready = status.is_ready(after or {}) and not status.is_ready(before or {})
+        if needs_reconcile(before, after) or became_ready:
+            for policy in users(key, ctx.policies):
+                _enqueue_open_of(Key.of(policy), ctx, controller)
 
     @ctx.namespaces.listen
-    def labels_changed(_namespace: str) -> None:
-        _enqueue_open(ctx, controller)
+    def labels_changed(namespace: str) -> None:
+        of_namespace = (body for body in ctx.replays if Key.of(body).namespace == namespace)
+        _enqueue_open(of_namespace, controller)
 
 
-def _enqueue_open(ctx: Context, controller: Controller, policy: Key | None = None) -> None:
-    """Enqueue the Replays that are not final: of one policy, or all."""
-    for body in ctx.replays:
-        if not is_final(body) and policy in {None, policy_of(body)}:
+def _enqueue_open_of(policy: Key, ctx: Context, controller: Controller) -> None:
+    _enqueue_open(ctx.replays.index(policy_of).get(policy), controller)
+
+
+def _enqueue_open(replays: Iterable[Body], controller: Controller) -> None:
+    """Enqueue those of *replays* that are not final."""
+    for body in replays:
+        if not is_final(body):
             controller.enqueue(Key.of(body))
+
+
+def _policy(replay: Key, ctx: Context) -> Key | None:
+    """Return the policy that a Replay refers to; None where the Replay is gone."""
+    body = ctx.replays.get(replay)
+    return None if body is None else policy_of(body)
+
+
+def _connection(replay: Key, ctx: Context) -> Key | None:
+    """Return the connection whose broker a Replay waits for; None where it waits for none."""
+    policy = _policy(replay, ctx)
+    body = None if policy is None else ctx.policies.get(policy)
+    return None if body is None else connection_of(body)
 
 
 def _rests(replay: Body | None) -> bool:

@@ -50,7 +50,8 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     """Bring one Replay forward; its status and Events are written last. A final phase stays.
 
     Args:
-        launching: held while one is launched: whose turn it is must not change meanwhile.
+        launching: held while one of its policy is launched: whose turn it is must not change
+            meanwhile.
     """
     replay = ctx.replays.get(key)
     if replay is None:

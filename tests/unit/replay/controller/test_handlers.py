@@ -10,10 +10,12 @@ import kopf
 import pytest
 
 from redrive.errors import Requeue
+from redrive.kube.context import Context
+from redrive.kube.controller import AT_ONCE
 from redrive.kube.namespaces import NamespaceLabels
 from redrive.kube.resources import Key
 from redrive.replay.controller import handlers
-from tests.unit.replay.controller.test_admission import ctx, replay
+from tests.unit.replay.controller.test_admission import connection, ctx, policy, replay
 
 
 async def test_a_replay_is_looked_at_when_its_job_says_that_it_rests_and_not_for_its_numbers(
@@ -40,4 +42,83 @@ async def test_a_replay_is_looked_at_when_its_job_says_that_it_rests_and_not_for
         else:
             await asyncio.sleep(0)
     assert looked.empty()
+    await controller.stop()
+
+
+def of_tenant(body: dict[str, Any], tenant: str, **metadata: object) -> dict[str, Any]:
+    """Return *body* as an object of another namespace, or a later state of it."""
+    return {**body, "metadata": body["metadata"] | {"namespace": tenant} | metadata}
+
+
+@pytest.fixture
+def tenants() -> Context:
+    """Two namespaces with a policy, a connection and an open Replay each."""
+    made = ctx(
+        policies=[of_tenant(policy(), name) for name in ("one", "two")],
+        connections=[of_tenant(connection(), name) for name in ("one", "two")],
+        replays=[of_tenant(replay(), name) for name in ("one", "two")],
+    )
+    return dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
+
+
+async def test_replays_that_wait_for_a_broker_hold_up_those_of_no_other_connection(
+    tenants: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: asyncio.Queue[Key] = asyncio.Queue()
+
+    async def look(key: Key, *_: object) -> Requeue:
+        looked.put_nowait(key)
+        if key.namespace == "one":
+            await asyncio.Event().wait()
+        return Requeue.ON_CHANGE
+
+    monkeypatch.setattr(handlers, "reconcile", look)
+    tenants.replays.drop(of_tenant(replay(), "two"))
+    (controller,) = handlers.register(kopf.OperatorRegistry(), tenants)
+    for number in range(AT_ONCE + 10):
+        tenants.replays.put(of_tenant(replay(f"slow-{number}"), "one"))
+    for _ in range(AT_ONCE):
+        assert (await asyncio.wait_for(looked.get(), 5)).namespace == "one"
+    tenants.replays.put(of_tenant(replay(), "two"))
+    assert await asyncio.wait_for(looked.get(), 5) == Key("two", "now")
+    assert looked.empty()
+    await controller.stop()
+
+
+async def test_a_changed_connection_has_its_own_replays_looked_at_and_relabelling_it_none(
+    tenants: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Key] = []
+
+    async def look(key: Key, *_: object) -> Requeue:
+        looked.append(key)
+        return Requeue.ON_CHANGE
+
+    async def rest() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(handlers, "reconcile", look)
+    (controller,) = handlers.register(kopf.OperatorRegistry(), tenants)
+    await rest()
+    looked.clear()
+    shown = of_tenant(connection(), "one", resourceVersion="2", labels={"a": "b"})
+    tenants.connections.put(shown)
+    ready = {"conditions": [{"type": "Ready", "status": "True", "reason": "Connected"}]}
+    for version, change, expected in (
+        ("3", {"metadata": {"labels": {"c": "d"}}}, []),
+        ("4", {"status": {"policies": 5}}, []),
+        ("5", {"status": ready}, [Key("one", "now")]),
+        ("6", {"status": ready | {"policies": 6}}, []),
+        ("7", {"metadata": {"generation": 2}}, [Key("one", "now")]),
+    ):
+        metadata = shown["metadata"] | {"resourceVersion": version} | change.pop("metadata", {})
+        shown = shown | change | {"metadata": metadata}
+        tenants.connections.put(shown)
+        await rest()
+        assert looked == expected, version
+        looked.clear()
+    tenants.connections.drop(shown)
+    await rest()
+    assert looked == [Key("one", "now")]
     await controller.stop()
