@@ -89,6 +89,10 @@ class RetryPolicyStatus(StatusModel):
     """The PulsarConnection, as `namespace/name`, through which the topics were last found as the
     policy asks."""
 
+    broker_digest: Annotated[str, Field(max_length=32)] | None = None
+    """A digest of that connection's `adminUrl` at the time. Towards other namespaces the policy
+    claims its topics at that broker only."""
+
     creating: tuple[str, ...] | None = None
     """Topics that redrive was about to create when it last wrote this. Left out once they are
     there."""

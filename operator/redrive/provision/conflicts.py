@@ -22,7 +22,7 @@ from redrive.kube.connections import broker_of, connection_of, defaults_of, user
 from redrive.kube.policies import effective_spec, scheme_kept_by
 from redrive.kube.resources import Body, Key
 from redrive.policy.naming import TopicName
-from redrive.provision.standing import Standing
+from redrive.provision.standing import Standing, proof_of
 
 _Name = tuple[str, str]
 """A broker, and a name there."""
@@ -143,5 +143,7 @@ class Conflicts:
 def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
     if before is None or after is None:
         return before is not after
-    was, now = ((Standing.of(body), scheme_kept_by(body)) for body in (before, after))
+    was, now = (
+        (Standing.of(body), proof_of(body), scheme_kept_by(body)) for body in (before, after)
+    )
     return was != now

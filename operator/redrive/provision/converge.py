@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, AdminNotFoundError
+from redrive.admin.paths import broker_at
 from redrive.kube import resources, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body
@@ -35,11 +36,13 @@ class Converged:
 
     Attributes:
         request: what the policy asks for.
+        broker: which one answered, as `broker_at` names it.
         planned_changes: what was not done, because the policy only observes.
     """
 
     desired: Desired
     request: Request
+    broker: str
     actions: tuple[Action, ...]
     planned_changes: tuple[Action, ...]
     warnings: tuple[StatusWarning, ...]
@@ -54,13 +57,14 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     Raises:
         RedriveError: the policy can't be obeyed, or not now; its reason says why.
     """
-    rivals = admit(request, ctx, conflicts)
+    admit(request, ctx, conflicts)
     connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
     release = await connection.admin.version()
     want = desired(request, body, ctx.settings.cluster_id, release)
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
         have = await _observe(request, body, want, connection.admin, ctx)
         PREFLIGHT.check(PreflightFacts(body, want, have, request))
+        rivals = admit(request, ctx, conflicts)  # again: one may have been provisioned meanwhile
         out = Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
         body = await ensure_finalizer(body, request.deletion, out)
         planned = diff(want, have)
@@ -76,8 +80,10 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
         logger.info("RetryPolicy %s: %s", request.key, in_words(done))
     if have.retry is None and not want.sets_tick and not request.only_observes:
         have = await _as_delayed(want, have, connection.admin)
-    found = warnings(Seen(request, rivals, want, have, refused))
-    return Converged(want, request, done, planned_changes, found)
+    # Its status may not say yet that it is.
+    found = warnings(Seen(replace(request, is_proven=True), rivals, want, have, refused))
+    broker = broker_at(connection.spec.admin_url)  # it may have changed since the request was read
+    return Converged(want, request, broker, done, planned_changes, found)
 
 
 async def _observe(

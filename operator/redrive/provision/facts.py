@@ -26,6 +26,7 @@ class Request:
         age: sorts policies, the oldest first: when it was made, then its uid.
         permissions: what the connection permits to policies of this one's namespace.
         standing: how its claim on its names stands.
+        is_proven: see `redrive.provision.standing.is_proven`.
         takes_over: names of policies of its namespace whose topics it may take over.
         names_no_scheme: whether it leaves the naming scheme to its connection.
     """
@@ -37,6 +38,7 @@ class Request:
     connection: PulsarConnectionSpec
     permissions: Permissions
     standing: Standing = Standing.OPEN
+    is_proven: bool = False
     takes_over: frozenset[str] = frozenset()
     names_no_scheme: bool = False
 
@@ -80,8 +82,10 @@ class Request:
         A policy whose source topic is a retry or dead-letter topic of an older one has not: whoever
         consumes dead letters may retry them, and nothing of the topic is changed for that. One that
         would turn the source topic of an older one into its own has to, however that one stands.
+        A claim of another namespace counts once it is proven.
         """
-        if self.broker != other.broker:
+        a_tenant = other.key.namespace != self.key.namespace
+        if self.broker != other.broker or (a_tenant and not other.is_proven):
             return False
         is_older = other.age < self.age
         if other.policy.topic in self.spec.own_topics and is_older:
@@ -89,8 +93,7 @@ class Request:
         same = self.subscribes_like(other)
         if not same and set(other.spec.own_topics).isdisjoint(self.spec.own_topics):
             return False
-        a_tenant = same and other.key.namespace != self.key.namespace
-        mine, theirs = (r.standing.towards(a_tenant=a_tenant) for r in (self, other))
+        mine, theirs = (r.standing.towards(a_tenant=same and a_tenant) for r in (self, other))
         if not same and mine is theirs is Standing.HELD:
             return False  # one of them owns the topic
         return theirs.precedes(mine, is_older=is_older)

@@ -30,6 +30,7 @@ from redrive.provision.health.watch import Health
 from redrive.provision.lost import LostPolicies
 from redrive.provision.outcome import Outcome, publish
 from redrive.provision.resolve import resolve
+from redrive.provision.standing import BROKER_DIGEST, digest_of
 
 PROVISIONED = Reason("Provisioned")
 """Reason: topics, subscriptions, grants and ConfigMap are as the policy asks."""
@@ -203,6 +204,7 @@ def _fields(made: Converged) -> dict[str, Any]:
         "maxRetries": wanted.policy.max_retries,
         "blockedBy": None,
         "connection": str(made.request.through),
+        BROKER_DIGEST: digest_of(made.broker),
         "creating": None,
         "plannedChanges": None,
         "retryTopic": str(wanted.retry.name),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from redrive.admin.paths import broker_at
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import RedriveError
 from redrive.kube import connections
@@ -19,7 +20,7 @@ from redrive.provision.conflicts import Conflicts
 from redrive.provision.facts import Request
 from redrive.provision.ownership import named_in
 from redrive.provision.pause import ignores_outages
-from redrive.provision.standing import Standing
+from redrive.provision.standing import Standing, is_proven
 
 
 def resolve(body: Body, ctx: Context) -> Request:
@@ -45,16 +46,16 @@ def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) 
     key = Key.of(body)
     spec = effective_spec(body, ctx.policies, connection.policy_defaults)
     policy = policy_of(body, ctx.policies, spec)
+    through = connections.connection_of(body)
     return Request(
         key=key,
         age=(body["metadata"]["creationTimestamp"], body["metadata"]["uid"]),
         spec=spec,
         policy=replace(policy, ignore_outages=True) if ignores_outages(body) else policy,
         connection=connection,
-        permissions=connections.permissions(
-            connection, connections.connection_of(body), key.namespace, ctx.namespaces
-        ),
+        permissions=connections.permissions(connection, through, key.namespace, ctx.namespaces),
         standing=Standing.of(body),
+        is_proven=is_proven(body, through, broker_at(connection.admin_url)),
         takes_over=named_in(body),
         names_no_scheme=names_no_scheme(body),
     )

@@ -7,14 +7,38 @@ nothing comes keeps none from working, and one that is fixed later takes nothing
 from __future__ import annotations
 
 import enum
+import hashlib
+from typing import Any
 
 from redrive.api.conditions import STALLED
 from redrive.api.retrypolicy import ManagementPolicy
-from redrive.kube.resources import Body
+from redrive.kube.resources import Body, Key
 from redrive.provision.errors import NameCollisionError, ResourceConflictError
 
 WAITS = frozenset({ResourceConflictError.reason, NameCollisionError.reason})
 """Reasons of a policy that waits for a rival to go."""
+BROKER_DIGEST = "brokerDigest"
+"""A field of a policy's status: at which broker it was provisioned last, as `digest_of` writes."""
+
+
+def digest_of(broker: str) -> str:
+    """Write a broker's address, which is for the connection's namespace alone, for all to see."""
+    return hashlib.sha256(broker.encode()).hexdigest()[:32]
+
+
+def proof_of(body: Body) -> tuple[Any, Any]:
+    """Return through which connection, and at which broker, a RetryPolicy was provisioned last."""
+    written = body.get("status") or {}
+    return written.get("connection"), written.get(BROKER_DIGEST)
+
+
+def is_proven(body: Body, connection: Key, broker: str) -> bool:
+    """Whether a RetryPolicy was provisioned at *broker*, through *connection*, which it names.
+
+    That takes rights in the Pulsar namespace of its topics, which never change. Until then its
+    claim is a word of its own namespace, and so is the address of the broker.
+    """
+    return proof_of(body) == (str(connection), digest_of(broker))
 
 
 class Standing(enum.Enum):

@@ -288,6 +288,48 @@ def test_no_policy_or_replay_of_one_namespace_changes_what_another_has(tenants: 
         time.sleep(0.5)
 
 
+def test_names_are_not_kept_by_policies_whose_connection_opens_nothing(
+    make_shop: MakeShop,
+) -> None:
+    """Connections with another tenant's address and topics, and a Secret that does not exist."""
+    victim = make_shop()
+    orders = victim.topic("orders")
+    retry = f"{orders}-fulfilment-RETRY"
+    missing = {"token": {"secretRef": {"name": "missing", "key": "token"}}}
+    claims: list[tuple[dict[str, Any], dict[str, str], str]] = [
+        ({"topic": orders}, {}, "SecretNotFound"),
+        ({"topic": retry, "chained": True}, {}, "SecretNotFound"),
+        (
+            {"topic": victim.topic("rest"), "naming": {"deadLetterTopic": retry}},
+            {},
+            "SecretNotFound",
+        ),
+        ({"topic": orders}, {"redrive.io/paused": "true"}, "Paused"),
+    ]
+    squatters = []
+    for claim, words, reason in claims:  # within a namespace they would wait for each other
+        squatter = make_shop()
+        squatter.connection(authentication=missing, allow=[victim.rule("fulfilment")])
+        spec = {"connectionRef": {"name": "main"}, "subscription": "fulfilment", **claim}
+        metadata = {"name": "old", "namespace": squatter.namespace, "annotations": words}
+        manifest = json.dumps(redrive("RetryPolicy", spec) | {"metadata": metadata})
+        squatter.cluster.kubectl("apply", "--server-side", "-f", "-", input=manifest)
+        squatter.reaches("old", reason)
+        squatters.append(squatter)
+    victim.let_a_second_pass()
+
+    victim.create_topic(orders)
+    victim.connection()
+    victim.policy()
+    provisioned = victim.ready()
+    assert provisioned["status"]["retryTopic"] == retry
+    victim.kubectl("delete", "retrypolicy", "orders", "--timeout=60s")
+    victim.policy()
+    assert victim.ready()["metadata"]["uid"] != provisioned["metadata"]["uid"]
+    for squatter in squatters:
+        assert "retryTopic" not in squatter.get("retrypolicy", "old")["status"]
+
+
 def settled(
     shop: Shop, count: int, kind: str = "retrypolicy", but: frozenset[str] = frozenset()
 ) -> list[str]:

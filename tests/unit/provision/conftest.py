@@ -7,15 +7,17 @@ from typing import Any, cast
 
 import pytest
 
+from redrive.admin.paths import broker_at
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.kube.cache import Cache
+from redrive.kube.connections import connection_of
 from redrive.kube.context import Context, wall_clock
 from redrive.kube.policies import names_no_scheme, scheme_kept_by
 from redrive.kube.resources import Body, Key
 from redrive.provision.facts import Request
 from redrive.provision.ownership import named_in
-from redrive.provision.standing import Standing
+from redrive.provision.standing import Standing, is_proven
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
@@ -89,6 +91,7 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
             connection=through,
             permissions=through.permissions(key.namespace, {}, "shop"),
             standing=Standing.of(body),
+            is_proven=is_proven(body, connection_of(body), broker_at(through.admin_url)),
             takes_over=named_in(body),
             names_no_scheme=names_no_scheme(body),
         )

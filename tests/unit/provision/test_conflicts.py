@@ -146,6 +146,10 @@ def test_a_changed_status_wakes_rivals_only_where_the_claim_stands_otherwise(
     assert woken == [Key("shop", "b")]
     table.put(policy("a") | {"status": {"retryTopic": "x", "blockedBy": "shop/b"}})
     assert woken == [Key("shop", "b")] * 2
+    for count, broker in enumerate(("one", "two"), start=3):
+        proven = {"retryTopic": "x", "connection": "shop/main", "brokerDigest": broker}
+        table.put(policy("a") | {"status": proven})
+        assert woken == [Key("shop", "b")] * count
 
 
 def test_names_shared_by_a_hundred_brokers_neither_meet_nor_wake_each_other(

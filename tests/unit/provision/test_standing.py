@@ -11,16 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from redrive.kube.resources import Body
+from redrive.errors import RedriveError
+from redrive.kube.errors import SecretNotFoundError
+from redrive.kube.resources import Key
 from redrive.provision.admission_checks import prior_claim
-from redrive.provision.errors import PartitionsDifferError
+from redrive.provision.errors import ContestedError, PartitionsDifferError
 from redrive.provision.facts import Request
 from redrive.provision.outcome import Outcome
-from redrive.provision.standing import Standing
+from redrive.provision.standing import BROKER_DIGEST, Standing, digest_of
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
 FAULT = PartitionsDifferError("it can't be built", remedy="change it")
+POWERLESS = SecretNotFoundError("there is no such Secret", remedy="create it")
 
 
 @dataclass
@@ -29,12 +32,14 @@ class Rivals:
 
     Attributes:
         faulty: those that can't be built, for a reason of their own.
+        powerless: those that are not stalled, and whose connections open nothing.
     """
 
     policy: MakeBody
     requested: MakeRequest
     count: int
     faulty: set[int] = field(default_factory=set)
+    powerless: set[int] = field(default_factory=set)
     bodies: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -54,20 +59,42 @@ class Rivals:
         """How each stands."""
         return [Standing.of(body) for body in self.bodies]
 
+    def move(self, number: int, namespace: str) -> None:
+        """Put one into another namespace; all use one connection."""
+        body = self.bodies[number]
+        body["metadata"]["namespace"] = namespace
+        body["spec"]["connectionRef"] = {"namespace": "shop", "name": "main"}
+
+    def admit(self, number: int) -> ContestedError | None:
+        """Find whose claim comes before that of one."""
+        requests = [self.requested(body) for body in self.bodies]
+        return prior_claim(requests[number], [r for r in requests if r is not requests[number]])
+
     def _reconcile(self, number: int) -> None:
-        requests = [self._request(body) for body in self.bodies]
-        prior = prior_claim(requests[number], [r for r in requests if r is not requests[number]])
-        error = prior or (FAULT if number in self.faulty else None)
+        self.end(number, self.admit(number))
+
+    def end(self, number: int, prior: ContestedError | None) -> None:
+        """Write what a reconcile comes to that found *prior* when it began."""
+        faults: dict[int, RedriveError] = dict.fromkeys(self.faulty, FAULT)
+        error = prior or (faults | dict.fromkeys(self.powerless, POWERLESS)).get(number)
         body = self.bodies[number]
         if error is None:
-            body["status"] = {"retryTopic": "r", "conditions": [condition("Ready", "Provisioned")]}
+            body["status"] = provisioned()
             return
         outcome = Outcome.failed(error)
-        stalled = [condition("Stalled", error.reason)]
-        body["status"] = {**body.get("status", {}), **outcome.fields, "conditions": stalled}
+        kind = "Stalled" if error.stalls else "Reconciling"
+        shown = [condition(kind, error.reason)]
+        body["status"] = {**body.get("status", {}), **outcome.fields, "conditions": shown}
 
-    def _request(self, body: Body) -> Request:
-        return self.requested(body)
+
+def provisioned(broker: str = "http://pulsar:8080") -> dict[str, Any]:
+    """Return the status of a policy that is Ready."""
+    return {
+        "retryTopic": "r",
+        "connection": "shop/main",
+        BROKER_DIGEST: digest_of(broker),
+        "conditions": [condition("Ready", "Provisioned")],
+    }
 
 
 def condition(kind: str, reason: str) -> dict[str, str]:
@@ -120,7 +147,7 @@ def test_one_that_was_provisioned_and_stalls_gives_way_within_its_namespace_alon
         ("other", [Standing.HELD, Standing.OPEN]),
     ):
         rivals = Rivals(policy, requested, 2)
-        rivals.bodies[1]["metadata"]["namespace"] = namespace
+        rivals.move(1, namespace)
         rivals.settle()
         assert rivals.standings() == [Standing.HELD, Standing.OPEN]
         for faulty in ({0}, set[int]()):
@@ -156,3 +183,64 @@ def test_a_policy_that_is_deleted_keeps_its_claim_until_it_is_gone(policy: MakeB
     assert Standing.of(body) is Standing.FAULTY
     body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert Standing.of(body) is Standing.HELD
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(count=st.integers(2, 5), data=st.data())
+def test_between_namespaces_only_what_was_proven_at_the_broker_counts(
+    policy: MakeBody, requested: MakeRequest, count: int, data: st.DataObject
+) -> None:
+    """Whichever is looked at first, and however many at once; each has a namespace of its own."""
+    rivals = Rivals(policy, requested, count)
+    for number in range(1, count):
+        rivals.move(number, f"tenant-{number}")
+    numbers = st.integers(0, count - 1)
+    honest = data.draw(st.sets(numbers, min_size=1))
+    rivals.powerless = set(range(count)) - honest
+    for at_once in data.draw(st.lists(st.sets(numbers), max_size=6)):
+        found = {number: rivals.admit(number) for number in at_once}
+        blockers = {str(each.rival) for each in found.values() if each is not None}
+        held = rivals.standings()
+        for number, body in enumerate(rivals.bodies):
+            if str(Key.of(body)) in blockers:
+                assert number in honest
+                assert held[number] is Standing.HELD
+        for number, prior in found.items():
+            rivals.end(number, prior)
+    working = [n for n, each in enumerate(rivals.standings()) if each is Standing.HELD]
+    rivals.settle()
+    (holder,) = [n for n, each in enumerate(rivals.standings()) if each is Standing.HELD]
+    # Of those that were provisioned at once the oldest keeps what it has.
+    assert holder == min(working, default=holder)
+    rivals.powerless = set(range(count))  # their credentials are gone
+    rivals.settle()
+    assert rivals.standings()[holder] is Standing.HELD
+
+
+@pytest.mark.parametrize("annotations", [{}, {"redrive.io/paused": "true"}])
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"conditions": [condition("Reconciling", "SecretNotFound")]},
+        provisioned("http://attacker:8080"),
+        provisioned() | {"connection": "shop/former"},
+    ],
+)
+def test_an_unproven_claim_of_another_namespace_keeps_no_name(
+    policy: MakeBody,
+    requested: MakeRequest,
+    status: dict[str, Any],
+    annotations: dict[str, str],
+) -> None:
+    """Of a policy that was never provisioned, or at another broker, or by others' rights."""
+    victim = policy("victim", age=5)
+    retry = str(requested(victim).spec.retry_topic)
+    for spec in ({}, {"topic": retry}, {"subscription": "s", "naming": {"retryTopic": retry}}):
+        squatter = policy("squatter", age=1, **spec)
+        squatter["metadata"] |= {"namespace": "other", "annotations": annotations}
+        squatter["spec"]["connectionRef"] = {"namespace": "shop", "name": "main"}
+        squatter["status"] = status
+        assert prior_claim(requested(victim), [requested(squatter)]) is None
+        squatter["status"] = provisioned()
+        assert prior_claim(requested(victim), [requested(squatter)]) is not None
