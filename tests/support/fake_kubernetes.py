@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes, Versions
 from redrive.kube.errors import ConflictError, NotFoundError
+from redrive.kube.kept import keep_of
 from redrive.kube.resources import Body, Key, Resource
 
 Hook = Callable[[str, Resource, Key], None]
@@ -65,10 +66,10 @@ class FakeKubernetes(Kubernetes):
         return await self._unseen.get()
 
     async def list(self, resource: Resource, namespace: str | None = None) -> list[Body]:
-        """Return what was there when the list began."""
-        stored = copy.deepcopy(self.objects[resource])
+        """Return what was there when the list began, as far as it is kept."""
+        stored, keep = copy.deepcopy(self.objects[resource]), keep_of(resource)
         self.before("list", resource, Key(namespace or "", ""))
-        return [body for key, body in stored.items() if namespace in {None, key.namespace}]
+        return [keep(body) for key, body in stored.items() if namespace in {None, key.namespace}]
 
     async def versions(self, resource: Resource, namespace: str | None = None) -> Versions:
         """Return the versions of what `list` returns; of the list, the last that was given."""

@@ -10,7 +10,7 @@ from datetime import datetime
 import kopf
 
 from redrive.admin.http import Http
-from redrive.kube import resources
+from redrive.kube import kept, resources
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connections
 from redrive.kube.context import Context, Settings, wall_clock
@@ -38,7 +38,7 @@ async def operator_in_process(
         policies=Cache(await kubernetes.list(resources.POLICIES)),
         replays=Cache(),
         applications={},
-        config_maps=Cache(await kubernetes.list(resources.CONFIG_MAPS)),
+        config_maps=Cache(await kubernetes.list(resources.CONFIG_MAPS), kept.config_map),
         brokers=Connections(known, http, reader, clock, labels),
         namespaces=labels,
         clock=clock,

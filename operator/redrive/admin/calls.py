@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from redrive.admin.access import Credentials
+from redrive.admin.answer_limits import USUAL, CallTurns
 from redrive.admin.breaker import Breaker
 from redrive.admin.errors import AuthenticationFailedError, unexpected
 from redrive.admin.http import CALLS_AT_A_TIME, Call, Http, Way
@@ -25,14 +24,14 @@ class Calls:
         self._breaker = breaker
         self._admin_url = admin_url
         self._credentials = credentials
-        self._turns = asyncio.Semaphore(CALLS_AT_A_TIME)
+        self._turns = CallTurns(CALLS_AT_A_TIME)
 
     def is_for(self, admin_url: str, credentials: Credentials) -> bool:
         """Whether this client calls that broker with those credentials."""
         return admin_url == self._admin_url and credentials is self._credentials
 
-    async def _get(self, does: str, path: str, read: Callable[[Any], T]) -> T:
-        return await self._ask(Call(does, "GET", path), read)
+    async def _get(self, does: str, path: str, read: Callable[[Any], T], longest: int = USUAL) -> T:
+        return await self._ask(Call(does, "GET", path, longest=longest), read)
 
     async def _ask(self, call: Call, read: Callable[[Any], T], *, probe: bool = False) -> T:
         """Send *call* and *read* the answer; one of another form is not a broker's."""
@@ -41,8 +40,7 @@ class Calls:
             return read(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             # Not its content: another host may have given it, see `http`.
-            shown = f"JSON of {len(json.dumps(answer))} characters"
-            raise unexpected(call.does, shown) from error
+            raise unexpected(call.does, "JSON of another form") from error
 
     async def _send(self, call: Call, *, probe: bool = False) -> Any:  # noqa: ANN401  JSON
         """Make *call*, once more if the broker refuses credentials that have changed since."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from redrive.admin import answers
 from redrive.admin.access import Credentials
 from redrive.admin.acknowledgements import AckPersistence
+from redrive.admin.answer_limits import LONG
 from redrive.admin.breaker import Breaker
 from redrive.admin.cached_reads import CachedRead
 from redrive.admin.errors import (
@@ -159,8 +160,8 @@ class Admin(TopicCalls):
         """
         does, path = f"list the topics of {namespace}", f"persistent/{quoted(namespace)}"
         unpartitioned, partitioned = await asyncio.gather(
-            self._get(does, path, frozenset[str]),
-            self._get(does, f"{path}/partitioned", frozenset[str]),
+            self._get(does, path, frozenset[str], LONG),
+            self._get(does, f"{path}/partitioned", frozenset[str], LONG),
         )
         return unpartitioned, partitioned
 
@@ -188,12 +189,14 @@ class Admin(TopicCalls):
 
     async def _permissions(self, namespace: str) -> Permissions:
         does, path = f"read the rights in {namespace}", f"namespaces/{quoted(namespace)}"
-        return await self._get(does, path, lambda found: answers.policies(found)["permissions"])
+        return await self._get(
+            does, path, lambda found: answers.policies(found)["permissions"], LONG
+        )
 
     async def _read(self, namespace: str) -> NamespaceState:
         does = f"read namespace {namespace}"
         topics, policies = await asyncio.gather(
             self.topics(namespace),
-            self._get(does, f"namespaces/{quoted(namespace)}", answers.policies),
+            self._get(does, f"namespaces/{quoted(namespace)}", answers.policies, LONG),
         )
         return NamespaceState(*topics, **policies)

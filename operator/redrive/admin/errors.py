@@ -203,7 +203,7 @@ def _reason(answer: str) -> str | None:
     """Return the reason of an error as Pulsar writes it, `{"reason": …}`; None for all else."""
     try:
         document = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     match document:
         case {"reason": str(said)} if len(document) == 1:

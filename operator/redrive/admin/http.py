@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import aiohttp
 from yarl import URL
 
-from redrive.admin import metrics
+from redrive.admin import answer_limits, metrics
 from redrive.admin.access import Access
+from redrive.admin.answer_limits import AnswerTooLongError, CallTurns
 from redrive.admin.errors import (
     AdminUrlInvalidError,
     BrokerUnreachableError,
@@ -46,10 +47,9 @@ CALLS_OF_ALL = 100
 for seconds, and calls would count as unanswered whose answers have come."""
 SLOW_SECONDS = 1.0
 """A call that takes longer counts no more among those: a broker that hangs delays no other."""
-LONGEST_ANSWER = 64 * 2**20
-"""In bytes; a longer answer is not a broker's, and is not read to its end."""
 MAX_REDIRECTS = 5
 _REDIRECTS = {301, 302, 307, 308}
+_SUCCESS = range(200, 300)
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Call:
         content_type: where a path takes more than one form of JSON, which one *body* has.
         seconds: how long it may take at most, as `WHOLE_SECONDS` says.
         as_text: whether the answer is no JSON, and is returned as it is.
+        longest: how many bytes its answer may have.
     """
 
     does: str
@@ -72,6 +73,7 @@ class Call:
     content_type: str = "application/json"
     seconds: float = WHOLE_SECONDS
     as_text: bool = False
+    longest: int = answer_limits.USUAL
 
 
 class Way(NamedTuple):
@@ -80,23 +82,24 @@ class Way(NamedTuple):
     Attributes:
         admin_url: where the broker's admin API answers.
         access: the credentials to show.
-        turns: what limits the calls of the connection at a time, wherever they are redirected.
+        turns: what its calls, and those of them with long answers, wait for.
     """
 
     admin_url: str
     access: Access
-    turns: asyncio.Semaphore
+    turns: CallTurns
 
 
 class _Reply(NamedTuple):
     """A broker's answer."""
 
     status: int
-    text: str
+    body: bytes
 
-
-class _TooLongError(Exception):
-    """An answer is longer than `LONGEST_ANSWER`."""
+    @property
+    def text(self) -> str:
+        """Return what it says."""
+        return self.body.decode(errors="replace")
 
 
 class Http:
@@ -105,6 +108,7 @@ class Http:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
         self._free = asyncio.Semaphore(CALLS_OF_ALL)
+        self._long = asyncio.Semaphore(answer_limits.LONG_AT_A_TIME)
 
     @classmethod
     @asynccontextmanager
@@ -129,15 +133,15 @@ class Http:
         Raises:
             AdminError: the call failed; the subclass says how.
         """
-        status, answer = await self._answer(call, way)
-        if status not in range(200, 300):
-            raise error_for(call.does, status, answer)
+        answer = await self._answer(call, way)
+        if answer.status not in _SUCCESS:
+            raise error_for(call.does, answer.status, answer.text)
         if call.as_text:
-            return answer
+            return answer.text
         try:
-            return json.loads(answer) if answer else None
+            return answer_limits.parsed(answer.body) if answer.body else None
         except ValueError as error:
-            raise unexpected(call.does, f"{len(answer)} characters that are no JSON") from error
+            raise unexpected(call.does, str(error)) from error
 
     async def _answer(self, call: Call, way: Way) -> _Reply:
         """Return the broker's answer, and count it."""
@@ -163,7 +167,7 @@ class Http:
                 got=str(error) or type(error).__name__,
                 remedy="check adminUrl, and that the broker runs and can be reached from here",
             ) from error
-        except _TooLongError as error:
+        except AnswerTooLongError as error:
             outcome = "too long"
             raise unexpected(call.does, str(error)) from error
         except RedirectRefusedError:
@@ -190,10 +194,11 @@ class Http:
         """
         try:
             async with self._request(method, URL(url), data=form, ssl=tls or True) as response:
-                return response.status, await _text(response)
+                read = answer_limits.read(response.content.iter_any(), answer_limits.SHORT)
+                return response.status, (await read).decode(errors="replace")
         except aiohttp.ClientConnectorCertificateError as error:
             raise _refused(url, error) from error
-        except (aiohttp.ClientError, OSError, ValueError, _TooLongError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, AnswerTooLongError) as error:
             raise IssuerFailedError(
                 f"the issuer of tokens does not answer at {url}",
                 got=str(error) or type(error).__name__,
@@ -217,10 +222,10 @@ class Http:
                 data=body,
                 headers=headers,
                 ssl=way.access.tls or True,
-                turns=way.turns,
+                turns=way.turns.calls,
             ) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
-                    return _Reply(response.status, await _text(response))
+                    return await self._reply(response, call, way)
                 target = url.join(URL(response.headers["Location"], encoded=True))
                 if not may_follow(url, target):
                     raise _not_followed(call, "one from https to http")
@@ -228,6 +233,14 @@ class Http:
                     raise _not_followed(call, "one to a host that the connection does not name")
                 url = target
         raise _not_followed(call, f"more than {MAX_REDIRECTS} redirects")
+
+    async def _reply(self, response: aiohttp.ClientResponse, call: Call, way: Way) -> _Reply:
+        parts = response.content.iter_any()
+        if response.status in _SUCCESS:
+            body = await answer_limits.read(parts, call.longest, way.turns.long, self._long)
+        else:
+            body = await answer_limits.begin(parts)
+        return _Reply(response.status, body)
 
     @asynccontextmanager
     async def _request(
@@ -272,20 +285,6 @@ async def _within(seconds: float) -> AsyncIterator[None]:
         if not limit.expired():
             raise
         raise TimeoutError(f"no whole answer within {seconds:g} s") from error
-
-
-async def _text(response: aiohttp.ClientResponse) -> str:
-    """Read an answer.
-
-    Raises:
-        _TooLongError: it is longer than `LONGEST_ANSWER`.
-    """
-    read = bytearray()
-    async for part in response.content.iter_any():
-        read += part
-        if len(read) > LONGEST_ANSWER:
-            raise _TooLongError(f"an answer of more than {LONGEST_ANSWER / 2**20:g} MiB")
-    return read.decode(errors="replace")
 
 
 def _not_followed(call: Call, why: str) -> RedirectRefusedError:

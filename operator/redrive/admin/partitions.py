@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from redrive.admin import stats
 from redrive.admin.acknowledgements import acknowledged_behind
+from redrive.admin.answer_limits import LONG
 from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import TopicSubscriptions, TopicUsage
 from redrive.admin.paths import topic_path
@@ -23,8 +24,10 @@ T = TypeVar("T")
 class Get(Protocol):
     """Reads from a broker: what the call does in words, its path, and what reads the answer."""
 
-    def __call__(self, does: str, path: str, read: Callable[[Any], T], /) -> Awaitable[T]:
-        """Return what was read.
+    def __call__(
+        self, does: str, path: str, read: Callable[[Any], T], longest: int = ..., /
+    ) -> Awaitable[T]:
+        """Return what was read, if it has at most *longest* bytes.
 
         Raises:
             AdminError: the broker gave no answer, or refused.
@@ -52,7 +55,7 @@ async def usage(get: Get, topic: TopicName, *, partitioned: bool, subscription: 
         return stats.read_usage(part, subscription)
 
     if not partitioned:
-        return await get(does, f"{topic_path(topic)}/stats?{query}", read)
+        return await get(does, f"{topic_path(topic)}/stats?{query}", read, LONG)
     parts = await _each(get, does, topic, query, read)
     return stats.united(part for part in parts if part is not None)
 
@@ -66,7 +69,7 @@ async def acknowledged(get: Get, topic: TopicName, *, partitioned: bool, subscri
 
     kind = "partitioned-internalStats" if partitioned else "internalStats"
     path = f"{topic_path(topic)}/{kind}"
-    return await get(f"read what is acknowledged of {topic}", path, read)
+    return await get(f"read what is acknowledged of {topic}", path, read, LONG)
 
 
 async def _each(
@@ -80,7 +83,7 @@ async def _each(
         return [read(given[name]) if name in given else None for name in names]
 
     path = f"{topic_path(topic)}/partitioned-stats?perPartition=true&{query}"
-    found = await get(does, path, read_all)
+    found = await get(does, path, read_all, LONG)
     for number, part in enumerate(found):
         if part is None:
             found[number] = await _one(get, does, topic.partition(number), query, read)
@@ -92,6 +95,6 @@ async def _one(
 ) -> T | None:
     """Read a partition that was left out: it is missing, or could not be read just then."""
     try:
-        return await get(does, f"{topic_path(part)}/stats?{query}", read)
+        return await get(does, f"{topic_path(part)}/stats?{query}", read, LONG)
     except AdminNotFoundError:
         return None

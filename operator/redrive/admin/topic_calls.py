@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from redrive.admin import answers, partitions
+from redrive.admin.answer_limits import LONG
 from redrive.admin.calls import Calls
 from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.http import Call
@@ -63,7 +64,7 @@ class TopicCalls(Calls):
         """Return the newest schema of a topic; None if it has none."""
         try:
             return await self._get(
-                f"read the schema of {topic}", schema_path(topic), answers.schema
+                f"read the schema of {topic}", schema_path(topic), answers.schema, LONG
             )
         except AdminNotFoundError:
             return None
@@ -72,7 +73,7 @@ class TopicCalls(Calls):
         """Return all versions of a topic's schema, the oldest first."""
         try:
             return await self._get(
-                f"read the schemas of {topic}", schemas_path(topic), answers.schemas
+                f"read the schemas of {topic}", schemas_path(topic), answers.schemas, LONG
             )
         except AdminNotFoundError:
             return ()
@@ -139,7 +140,7 @@ class TopicCalls(Calls):
         Any right on the topic is enough.
         """
         path = f"{topic_path(topic)}/internalStats"
-        return await self._get(f"read the internal state of {topic}", path, dict[str, Any])
+        return await self._get(f"read the internal state of {topic}", path, dict[str, Any], LONG)
 
     async def stats(
         self, topic: TopicName, *, partitioned: bool, oldest: bool = False
@@ -158,7 +159,7 @@ class TopicCalls(Calls):
         kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
         query = f"&getEarliestTimeInBacklog={str(oldest).lower()}&excludePublishers=true"
         path = f"{topic_path(topic)}/{kind}{query}&subscriptionBacklogSize={str(oldest).lower()}"
-        return await self._get(f"read the statistics of {topic}", path, read_stats)
+        return await self._get(f"read the statistics of {topic}", path, read_stats, LONG)
 
     async def acknowledged(self, topic: TopicName, *, partitioned: bool, subscription: str) -> int:
         """Return how many messages are acknowledged behind one that is not, over several ledgers.
@@ -181,7 +182,7 @@ class TopicCalls(Calls):
         """
         kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
         path = f"{topic_path(topic)}/{kind}&excludeConsumers=true"
-        return await self._get(f"read the producers of {topic}", path, read_producers)
+        return await self._get(f"read the producers of {topic}", path, read_producers, LONG)
 
     async def usage(self, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
         """Return the users of a topic, and the exact backlogs of *subscription* and others.

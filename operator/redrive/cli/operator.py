@@ -157,6 +157,8 @@ def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.watching.server_timeout = informer.WATCH_SECONDS
+    settings.watching.chunk_size = informer.WATCH_PAGE
+    settings.queueing.idle_timeout = informer.WATCH_IDLE_SECONDS
     settings.watching.inactivity_timeout = informer.INACTIVITY_SECONDS
     settings.networking.error_backoffs = informer.BackOffs()
     for kind in kinds:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from redrive.api import GROUP
 from redrive.errors import RedriveError
+from redrive.kube.kept import Keep, of_redrive
 from redrive.kube.resources import Body, Key
 
 Listener = Callable[[Key, Body | None, Body | None], None]
@@ -36,10 +37,16 @@ class _Derived(NamedTuple):
 
 
 class Cache:
-    """The last known body of each object of one kind; calls its listeners with each change."""
+    """The last known body of each object of one kind; calls its listeners with each change.
 
-    def __init__(self, bodies: Iterable[Body] = ()) -> None:
-        self._bodies = {Key.of(body): _read_of(body) for body in bodies}
+    Args:
+        bodies: what is known at first.
+        keep: what is kept of each.
+    """
+
+    def __init__(self, bodies: Iterable[Body] = (), keep: Keep = of_redrive) -> None:
+        self._keep = keep
+        self._bodies = {Key.of(body): keep(body) for body in bodies}
         self._listeners: list[Listener] = []
         self._indexes: dict[Callable[[Body], Hashable], Index] = {}
         self._derived: dict[Key, dict[Callable[..., Any], _Derived]] = {}
@@ -61,7 +68,7 @@ class Cache:
         key = Key.of(body)
         before = self._bodies.get(key)
         if before is None or version(before) <= version(body):
-            after = self._bodies[key] = _read_of(body)
+            after = self._bodies[key] = self._keep(body)
             self._notify(key, before, after)
 
     def renew(self, body: Body) -> None:
@@ -179,14 +186,6 @@ def needs_reconcile(before: Body | None, after: Body | None) -> bool:
     its own status patches with another reconcile.
     """
     return _intent(before) != _intent(after)
-
-
-def _read_of(body: Body) -> Body:
-    """Return what is read of an object: who last wrote which field is half of it, and is not."""
-    if "managedFields" not in body["metadata"]:
-        return body
-    read = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
-    return {**body, "metadata": read}
 
 
 def _uid(body: Body) -> str:

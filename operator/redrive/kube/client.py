@@ -32,12 +32,20 @@ from redrive.kube.errors import (
     UnavailableError,
     error_for,
 )
+from redrive.kube.kept import keep_of
 from redrive.kube.resources import Body, Key, Resource
 
 TIMEOUT_SECONDS = 30.0
 COMPONENT = "redrive"
 PAGE = 500
 """So many objects come with one answer: a list of ten thousand is never in memory twice."""
+SMALLER = 5
+"""So many times fewer objects are asked for where an answer is too long."""
+LONGEST_PAGE = 8 * 2**20
+"""In bytes; the rest of a longer answer is not read. Parsed, it may be fifteen times as much.
+
+An object may have over a mebibyte. Those of redrive have some kilobytes, and come in whole pages.
+"""
 _MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -49,6 +57,10 @@ logger = logging.getLogger(__name__)
 def is_in_cluster() -> bool:
     """Whether to use the account of the pod this runs in: KUBECONFIG, where set, comes first."""
     return "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+class _TooLongError(Exception):
+    """A page is longer than `LONGEST_PAGE`."""
 
 
 class Versions(NamedTuple):
@@ -125,11 +137,15 @@ class Kubernetes:
         return uid
 
     async def list(self, resource: Resource, namespace: str | None = None) -> list[Body]:
-        """Read all objects that redrive reads of a kind, of one namespace or of all."""
+        """Read all objects that redrive reads of a kind, of one namespace or of all.
+
+        Each is reduced to what is kept of it as soon as its page was read.
+        """
         # The items of a list leave out what the list itself says.
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}
+        keep = keep_of(resource)
         pages = self._pages(resource, namespace)
-        return [typed | item async for page in pages for item in page["items"]]
+        return [keep(typed | item) async for page in pages for item in page["items"]]
 
     async def versions(self, resource: Resource, namespace: str | None = None) -> Versions:
         """Read the versions of the same objects, and nothing else of them."""
@@ -143,16 +159,28 @@ class Kubernetes:
     async def _pages(
         self, resource: Resource, namespace: str | None, accept: str = _JSON
     ) -> AsyncIterator[dict[str, Any]]:
+        """Read page by page; where objects are long, with fewer in each, down to one."""
         selectors = {"labelSelector": resource.selector, "fieldSelector": resource.fields}
-        query = {"limit": str(PAGE)} | {name: each for name, each in selectors.items() if each}
-        going_on: str | None = ""
-        while going_on is not None:
-            more = {"continue": going_on} if going_on else {}
-            page = await self._call(
-                "GET", resource.path(namespace), query=query | more, accept=accept
-            )
+        chosen = {name: each for name, each in selectors.items() if each}
+        size, going_on = PAGE, dict[str, str]()
+        while True:
+            query = {"limit": str(size)} | chosen | going_on
+            try:
+                page = await self._call(
+                    "GET",
+                    resource.path(namespace),
+                    query=query,
+                    accept=accept,
+                    longest=LONGEST_PAGE if size > 1 else None,
+                )
+            except _TooLongError:
+                size = max(size // SMALLER, 1)
+                continue
             yield page
-            going_on = page["metadata"].get("continue") or None
+            if not page["metadata"].get("continue"):
+                return
+            going_on = {"continue": page["metadata"]["continue"]}
+            del page  # before the next one is read
 
     async def get(self, resource: Resource, key: Key) -> Body:
         """Read one object.
@@ -279,7 +307,7 @@ class Kubernetes:
         except KubernetesError as error:
             logger.warning("no Event %s about %s: %s", reason, Key.of(about), error)
 
-    async def _call(
+    async def _call(  # noqa: PLR0913  what makes a request, and what may come of it
         self,
         method: str,
         path: str,
@@ -287,6 +315,7 @@ class Kubernetes:
         *,
         query: dict[str, str] | None = None,
         accept: str = _JSON,
+        longest: int | None = None,
     ) -> dict[str, Any]:
         headers = {"Accept": accept}
         if method == "PATCH":
@@ -301,13 +330,28 @@ class Kubernetes:
         )
         try:
             response: Any = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
-            answer = (await response.read()).decode()
+            answer = await _whole(response.response, longest)
         except (aiohttp.ClientError, OSError) as error:
             raise _unavailable(error) from error
         if not 200 <= response.status < 300:  # noqa: PLR2004  success, as HTTP has it
-            raise error_for(f"{method} {path}", response.status, answer)
+            raise error_for(f"{method} {path}", response.status, answer.decode())
         found: dict[str, Any] = json.loads(answer)
         return found
+
+
+async def _whole(response: aiohttp.ClientResponse, longest: int | None) -> bytes:
+    """Read an answer.
+
+    Raises:
+        _TooLongError: it has more than *longest* bytes; the rest is not read.
+    """
+    read = bytearray()
+    async with response:
+        async for part in response.content.iter_any():
+            read += part
+            if longest is not None and len(read) > longest:
+                raise _TooLongError
+    return bytes(read)
 
 
 def _unavailable(error: Exception) -> UnavailableError:

@@ -21,6 +21,7 @@ from redrive.kube.connections import Connections, selected_namespaces
 from redrive.kube.credentials import CredentialReader
 from redrive.kube.errors import NotFoundError
 from redrive.kube.informer import load, when_available
+from redrive.kube.kept import keep_of
 from redrive.kube.namespaces import NamespaceLabels, following
 from redrive.kube.resources import Resource
 
@@ -152,7 +153,7 @@ async def _load_applications(
         try:
             found[kind] = await load(kubernetes, kind, settings.namespaces)
         except NotFoundError:
-            found[kind] = Cache()
+            found[kind] = Cache(keep=keep_of(kind))
             missing.append(kind)
     if found and len(missing) == len(found):
         logger.warning(

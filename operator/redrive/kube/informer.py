@@ -28,6 +28,7 @@ import aiohttp
 from redrive.kube.cache import Cache, version
 from redrive.kube.client import Kubernetes
 from redrive.kube.errors import ForbiddenError, KubernetesError, NotFoundError, UnavailableError
+from redrive.kube.kept import keep_of
 from redrive.kube.liveness import Liveness
 from redrive.kube.resources import Body, Key, Resource
 
@@ -37,6 +38,11 @@ KINDS_SECONDS = 15.0
 """How often a kind that was not installed is looked for."""
 WATCH_SECONDS = 30
 """How long a watch lasts before the next one resumes; whole seconds."""
+WATCH_PAGE = 10
+"""So many objects come with one answer where a watch begins with a list: each may have mebibytes.
+kopf knows no limit in bytes. This list delays nothing: the caches are loaded before."""
+WATCH_IDLE_SECONDS = 0.1
+"""So long kopf holds the last event of each object in memory, as a whole, for those that follow."""
 INACTIVITY_SECONDS = 45.0
 """A watch that brings nothing for longer, not even its end, is closed, and the next one begins."""
 T = TypeVar("T")
@@ -65,7 +71,7 @@ async def load(kubernetes: Kubernetes, resource: Resource, namespaces: Sequence[
         raise forbidden[0]
     for error in forbidden:
         logger.warning("left out for now: %s", error)
-    return Cache(bodies)
+    return Cache(bodies, keep_of(resource))
 
 
 async def when_available(read: Callable[[], Awaitable[T]]) -> T:

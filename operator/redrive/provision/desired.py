@@ -9,6 +9,7 @@ from typing import Any
 from redrive.admin.model import Grant
 from redrive.admin.policies import DelaysWithin, TopicPolicy
 from redrive.kube import resources
+from redrive.kube.kept import CONFIG_MAP_KEY
 from redrive.kube.resources import Body, Key
 from redrive.policy import codec, naming
 from redrive.policy.model import Policy
@@ -18,8 +19,6 @@ from redrive.provision.facts import Observed, Request, TopicState
 from redrive.provision.ownership import Owner, creating
 
 CONFIG_MAP_SUFFIX = "-redrive"
-CONFIG_MAP_KEY = "policy.json"
-"""Consumers mount the ConfigMap at `/etc/redrive` and find this file there."""
 
 _CONSUME: frozenset[str] = frozenset({"consume"})
 _PRODUCE: frozenset[str] = frozenset({"produce"})

@@ -22,6 +22,7 @@ from typing import Any
 
 from redrive.admin.model import Schema
 from redrive.admin.policies import withdrawing
+from redrive.kube import kept
 from redrive.kube.resources import Body
 from redrive.provision import ownership
 from redrive.provision.actions import (
@@ -268,10 +269,7 @@ def config_map_actions(want: Body, have: Body | None) -> Iterator[CreateConfigMa
     if have is None:
         yield CreateConfigMap(want)
         return
-    labels = have["metadata"].get("labels") or {}
-    as_wanted = (
-        want["data"].items() <= (have.get("data") or {}).items()
-        and want["metadata"]["labels"].items() <= labels.items()
-    )
-    if not as_wanted:
+    needed, found = kept.config_map(want), kept.config_map(have)
+    as_labelled = needed["metadata"]["labels"] == found["metadata"].get("labels")
+    if not as_labelled or needed["data"] != found.get("data"):
         yield PatchConfigMap(want)

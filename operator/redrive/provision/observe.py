@@ -9,7 +9,7 @@ from __future__ import annotations
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import NamespaceState, TopicMetadata
-from redrive.kube import resources
+from redrive.kube import kept, resources
 from redrive.kube.context import Context
 from redrive.kube.errors import NotFoundError as ObjectNotFoundError
 from redrive.kube.resources import Body, Key
@@ -246,7 +246,7 @@ async def _marked(name: TopicName, namespace: NamespaceState, admin: Admin) -> T
 
 
 async def config_map(key: Key, ctx: Context, *, recent: bool) -> Body | None:
-    """Read whatever has the name of a policy's ConfigMap; *recent* as for `observe`.
+    """Read whatever has the name of a policy's ConfigMap, as a cache keeps it; see `observe`.
 
     Raises:
         KubernetesError: it could not be read.
@@ -254,6 +254,6 @@ async def config_map(key: Key, ctx: Context, *, recent: bool) -> Body | None:
     if recent and (known := ctx.config_maps.get(key)) is not None:
         return known
     try:
-        return await ctx.kubernetes.get(resources.CONFIG_MAPS, key)
+        return kept.config_map(await ctx.kubernetes.get(resources.CONFIG_MAPS, key))
     except ObjectNotFoundError:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -12,6 +11,7 @@ from typing import Protocol
 import pytest
 
 from redrive.admin.access import Access
+from redrive.admin.answer_limits import CallTurns
 from redrive.admin.client import Admin
 from redrive.admin.http import Call, Http, Way
 from sandbox.pulsar import Broker
@@ -55,7 +55,7 @@ class World:
         """What the broker answers the tenant's administrator."""
         token = self.tokens.token(f"{self.tenant}-admin")
         call = Call("try", method, path, body)
-        return await self.http.send(call, Way(self.url, Access.bearer(token), asyncio.Semaphore()))
+        return await self.http.send(call, Way(self.url, Access.bearer(token), CallTurns(1)))
 
 
 @pytest.fixture(params=["fake", "broker"])
@@ -73,7 +73,5 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         admins = {"adminRoles": [f"{tenant}-admin"], "allowedClusters": ["standalone"]}
         for path, body in ((f"tenants/{tenant}", admins), (f"namespaces/{tenant}/prod", None)):
             call = Call("make a tenant", "PUT", path, body)
-            await http.send(
-                call, Way(url, Access.bearer(tokens.token(SUPERUSER)), asyncio.Semaphore())
-            )
+            await http.send(call, Way(url, Access.bearer(tokens.token(SUPERUSER)), CallTurns(1)))
         yield World(http, url, tokens, tenant)

@@ -113,7 +113,9 @@ async def test_what_another_host_answers_is_not_shown(status: int, body: str) ->
         with pytest.raises(AdminError) as caught:
             await admin.namespace("t/n")
     assert "hidden" not in "".join(traceback.format_exception(caught.value))
-    assert f"{len(body)} characters" in str(caught.value)
+    is_json = status == 200 and body.startswith("{")
+    shown = "JSON of another form" if is_json else f"{len(body)} characters"
+    assert shown in str(caught.value)
 
 
 async def test_why_another_broker_refuses_is_shown() -> None:
@@ -166,8 +168,8 @@ async def test_a_redirect_to_what_is_no_address_is_an_error_too() -> None:
     [
         ("<html><title>Our\nportal</title>…</html>", "'39 characters that are no JSON'"),
         ("\udcff", "'1 characters that are no JSON'"),
-        ("3", "'JSON of 1 characters'"),
-        ('{"auth_policies": {}}', "'JSON of 21 characters'"),
+        ("3", "'JSON of another form'"),
+        ('{"auth_policies": {}}', "'JSON of another form'"),
     ],
 )
 async def test_a_good_answer_that_no_broker_gives_is_an_error_that_does_not_repeat_it(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from redrive.admin.access import Access
+from redrive.admin.answer_limits import CallTurns
 from redrive.admin.fence import Fence, FenceClosedError, elapsed
 from redrive.admin.http import Call, Http, Way
 
@@ -62,7 +63,7 @@ async def a_broker() -> AsyncIterator[Broker]:
 async def test_a_write_that_waited_too_long_for_a_connection_never_leaves() -> None:
     clock = Clock()
     fence = Fence(clock)
-    turns = asyncio.Semaphore(CONNECTIONS)
+    turns = CallTurns(CONNECTIONS)
 
     async def send(method: str, body: object = None) -> object:
         way = Way(broker.url, Access.bearer("t"), turns)

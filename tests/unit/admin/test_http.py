@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,10 +12,12 @@ import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
 
-from redrive.admin import client, http
+from redrive.admin import answer_limits, client, http
 from redrive.admin.access import Access
+from redrive.admin.answer_limits import CallTurns
 from redrive.admin.client import Admin
 from redrive.admin.errors import (
+    BrokerFailedError,
     BrokerUnreachableError,
     IssuerFailedError,
     UnexpectedAnswerError,
@@ -45,7 +49,7 @@ async def test_an_answer_that_never_ends_is_given_up() -> None:
     call = Call("ask", "GET", "x", seconds=0.1)
     async with asyncio.timeout(5), asking(trickle) as (opened, url):
         with pytest.raises(BrokerUnreachableError, match=r"got 'no whole answer within 0\.1 s'"):
-            await opened.send(call, Way(url, Access.bearer("x"), asyncio.Semaphore()))
+            await opened.send(call, Way(url, Access.bearer("x"), CallTurns(1)))
 
 
 def test_no_call_goes_without_a_limit() -> None:
@@ -64,7 +68,7 @@ async def test_the_time_of_a_call_begins_with_its_turn() -> None:
 
     async with asyncio.timeout(20), asking(slow) as (opened, url):
         call = Call("ask", "GET", "x", seconds=1.8)
-        way = Way(url, Access.bearer("x"), asyncio.Semaphore(http.CALLS_AT_A_TIME))
+        way = Way(url, Access.bearer("x"), CallTurns(http.CALLS_AT_A_TIME))
         answers = await asyncio.gather(*(opened.send(call, way) for _ in range(waiting)))
     assert answers == [{"partitions": 3}] * waiting
 
@@ -164,31 +168,155 @@ async def test_what_one_broker_has_kept_by_its_clients_is_not_sent_to_another() 
     assert cookies == [None, None]
 
 
-async def test_an_answer_that_is_far_too_long_is_not_read_to_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(http, "LONGEST_ANSWER", 2**20)
+async def endless(request: web.Request) -> web.StreamResponse:
+    """Answer without end, as fast as may be."""
+    answer = web.StreamResponse()
+    await answer.prepare(request)
+    while True:
+        await answer.write(bytes(2**16))
+
+
+async def test_an_answer_that_is_far_too_long_is_not_read_to_its_end() -> None:
     counted = {"verb": "GET", "status": "too long"}
     before = REGISTRY.get_sample_value("redrive_admin_calls_total", counted) or 0
+    async with asyncio.timeout(10), asking(endless) as (opened, url):
+        admin = Admin(opened, url, Access.bearer("x"))
+        with pytest.raises(UnexpectedAnswerError, match="got 'an answer of more than 1 MiB'"):
+            await admin.partitions(TOPIC)
+        with pytest.raises(UnexpectedAnswerError, match="got 'an answer of more than 1 MiB'"):
+            await admin.clusters()
+        with pytest.raises(UnexpectedAnswerError, match="got 'an answer of more than 24 MiB'"):
+            await admin.internal_stats(TOPIC)
+        with pytest.raises(IssuerFailedError, match="got 'an answer of more than 64 KiB'"):
+            await opened.ask_issuer("GET", url, None, None)
+    assert REGISTRY.get_sample_value("redrive_admin_calls_total", counted) == before + 3
 
-    async def endless(request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse()
+
+async def test_of_an_error_only_the_beginning_is_read() -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(status=500)
         await answer.prepare(request)
         while True:
-            await answer.write(bytes(2**16))
+            await answer.write(b"[" * 2**16)
 
-    async with asyncio.timeout(10), asking(endless) as (opened, url):
-        with pytest.raises(UnexpectedAnswerError, match="got 'an answer of more than 1 MiB'"):
-            await Admin(opened, url, Access.bearer("x")).partitions(TOPIC)
-        with pytest.raises(IssuerFailedError, match="got 'an answer of more than 1 MiB'"):
-            await opened.ask_issuer("GET", url, None, None)
-    assert REGISTRY.get_sample_value("redrive_admin_calls_total", counted) == before + 1
+    async with asyncio.timeout(10), asking(refuse) as (opened, url):
+        with pytest.raises(BrokerFailedError):
+            await Admin(opened, url, Access.bearer("x")).clusters()
 
 
 async def test_an_answer_as_long_as_may_be_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text='["here"]')
 
-    monkeypatch.setattr(http, "LONGEST_ANSWER", len('["here"]'))
+    call = Call("ask", "GET", "x", longest=len('["here"]'))
     async with asking(answer) as (opened, url):
-        assert await Admin(opened, url, Access.bearer("x")).clusters() == {"here"}
+        way = Way(url, Access.bearer("x"), CallTurns(1))
+        assert await opened.send(call, way) == ["here"]
+        # In turn, too.
+        monkeypatch.setattr(answer_limits, "SHORT", 1)
+        assert await opened.send(call, way) == ["here"]
+
+
+async def test_the_names_of_a_hundred_thousand_topics_are_read() -> None:
+    names = [f"persistent://a-tenant/a-namespace/topic-{number:06}" for number in range(100_000)]
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response([] if request.path.endswith("/partitioned") else names)
+
+    async with asyncio.timeout(30), asking(answer) as (opened, url):
+        found, _ = await Admin(opened, url, Access.bearer("x")).topics("a-tenant/a-namespace")
+    assert found == set(names)
+
+
+@pytest.mark.parametrize(
+    ("bomb", "got"),
+    [
+        (b"[" + b"[]," * 5_000_000 + b"[]]", "JSON of more than 1500000 values"),
+        (b"[" * 900_000 + b"]" * 900_000, "JSON that is nested too deeply"),
+        (b"{" + b'"":{},' * 2_000_000 + b'"":{}}', "JSON of more than 1500000 values"),
+    ],
+    ids=["lists", "deep", "objects"],
+)
+async def test_what_would_take_far_more_memory_parsed_is_not_parsed(bomb: bytes, got: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=bomb, content_type="application/json")
+
+    async with asyncio.timeout(30), asking(answer) as (opened, url):
+        admin = Admin(opened, url, Access.bearer("x"))
+        tracemalloc.start()
+        try:
+            with pytest.raises(UnexpectedAnswerError) as caught:
+                await admin.internal_stats(TOPIC)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert str(caught.value) == (
+        "what answers when asked to read the internal state of persistent://t/n/a is not Pulsar's "
+        f"admin API; got {got!r}; check adminUrl: it is where the admin REST API answers, without "
+        "/admin/v2"
+    )
+    assert peak < 100 * 2**20
+
+
+async def test_few_long_answers_are_read_at_a_time_and_one_of_each_connection() -> None:
+    now, most = Counter[str](), Counter[str]()
+    full, on = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        token, long = request.headers["Authorization"], web.StreamResponse()
+        await long.prepare(request)
+        # More than buffers hold on the way: this comes to its end if it is read.
+        await long.write(b" " * (200 * 2**16))
+        now.update([token, "all"])
+        for each in (token, "all"):
+            most[each] = max(most[each], now[each])
+        if now["all"] == answer_limits.LONG_AT_A_TIME:
+            full.set()
+        await on.wait()
+        now.subtract([token, "all"])
+        await long.write(b"{}")
+        return long
+
+    async with asyncio.timeout(60), asking(answer) as (opened, url), asyncio.TaskGroup() as tasks:
+        admins = [Admin(opened, url, Access.bearer(str(number))) for number in range(6)]
+        asked = [tasks.create_task(a.internal_stats(TOPIC)) for a in admins for _ in range(2)]
+        await full.wait()
+        on.set()
+        assert await asyncio.gather(*asked) == [{}] * len(asked)
+    assert most.pop("all") == answer_limits.LONG_AT_A_TIME
+    assert set(most.values()) == {1}
+
+
+async def test_a_long_answer_that_trickles_gives_its_turn_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answer_limits, "LONG_SECONDS", 0.3)
+    trickling = asyncio.Semaphore(0)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        long = web.StreamResponse()
+        await long.prepare(request)
+        await long.write(b" " * 2**17)
+        while request.headers["Authorization"] != "Bearer good":
+            trickling.release()
+            await long.write(b" ")
+            await asyncio.sleep(0.01)
+        await long.write(b"{}")
+        return long
+
+    async with asyncio.timeout(20), asking(answer) as (opened, url), asyncio.TaskGroup() as tasks:
+        bad = [
+            tasks.create_task(_refused(Admin(opened, url, Access.bearer(str(number)))))
+            for number in range(answer_limits.LONG_AT_A_TIME)
+        ]
+        for _ in bad:
+            await trickling.acquire()
+        assert await Admin(opened, url, Access.bearer("good")).internal_stats(TOPIC) == {}
+        for each in bad:
+            assert "no whole answer of more than 64 KiB within 0.3 s" in await each
+
+
+async def _refused(admin: Admin) -> str:
+    with pytest.raises(BrokerUnreachableError) as caught:
+        await admin.internal_stats(TOPIC)
+    return str(caught.value)

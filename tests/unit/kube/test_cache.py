@@ -75,10 +75,10 @@ def test_a_changed_status_or_label_needs_no_reconcile() -> None:
 
 def test_an_index_follows_what_comes_changes_and_goes_and_listeners_find_it_current() -> None:
     def color(object_: Body) -> str:
-        return str(object_["metadata"]["labels"])
+        return str(object_["metadata"]["color"])
 
     def made(name: str, color: str, version: str = "9") -> Body:
-        return body(name=name, labels=color, resourceVersion=version)
+        return body(name=name, color=color, resourceVersion=version)
 
     table = Cache([made("a", "red"), made("b", "blue")])
     index = table.index(color)

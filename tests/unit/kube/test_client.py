@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
-from redrive.kube import resources
+from redrive.kube import client, resources
 from redrive.kube.client import Kubernetes, Versions
 from redrive.kube.errors import UnavailableError
 from redrive.kube.resources import Key
@@ -69,12 +69,13 @@ async def test_config_maps_are_selected_by_their_label_at_the_server(
     kubeconfig = tmp_path / "kubeconfig"
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     asked: list[str] = []
-    page = b'{"items": [{"data": {}}], "metadata": {}}'
+    page = b'{"items": [{"metadata": {"name": "a"}, "data": {}}], "metadata": {}}'
     async with api_server(b"HTTP/1.1 200 OK\r\n\r\n" + page, asked) as port:
         write_kubeconfig(kubeconfig, port)
         async with Kubernetes.connect() as kubernetes:
             listed = await kubernetes.list(resources.CONFIG_MAPS, "shop")
-    assert listed == [{"apiVersion": "v1", "kind": "ConfigMap", "data": {}}]
+    typed = {"apiVersion": "v1", "kind": "ConfigMap"}
+    assert listed == [{**typed, "metadata": {"name": "a"}}]
     path, _, query = asked[0].split()[1].partition("?")
     assert path == "/api/v1/namespaces/shop/configmaps"
     assert unquote(query) == "limit=500&labelSelector=app.kubernetes.io/managed-by=redrive"
@@ -107,6 +108,62 @@ async def test_long_lists_come_in_pages_and_versions_without_the_objects(
     # With any other version than this one a real API server answers 406.
     metadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
     assert accepted[3:] == [metadata] * 3
+
+
+@pytest.mark.parametrize(
+    ("length", "sizes"), [(100_000, {500, 100, 20}), (10**6, {500, 100, 20, 4})]
+)
+async def test_of_long_objects_fewer_come_in_a_page(
+    length: int, sizes: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    pages: list[int] = []
+    there = 90
+    rest = f'"}}, "data": {{"long": "{"x" * length}"}}}}'
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        begin, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
+        pages.append(limit)
+        end = min(begin + limit, there)
+        page = web.StreamResponse()
+        await page.prepare(request)
+        going_on = f'"continue": "{end}"' if end < there else '"continue": ""'
+        await page.write(f'{{"metadata": {{{going_on}}}, "items": ['.encode())
+        for number in range(begin, end):
+            item = f'{"," if number > begin else ""}{{"metadata": {{"name": "{number}{rest}'
+            with suppress(ConnectionError):  # where that was too much
+                await page.write(item.encode())
+        with suppress(ConnectionError):
+            await page.write(b"]}")
+        return page
+
+    async with RawTestServer(answer) as server:
+        write_kubeconfig(kubeconfig, server.port or 0)
+        async with Kubernetes.connect() as kubernetes:
+            found = await kubernetes.list(resources.CONFIG_MAPS)
+    assert [body["metadata"]["name"] for body in found] == [str(n) for n in range(there)]
+    assert all("data" not in body for body in found)
+    assert set(pages) == sizes
+    assert pages == sorted(pages, reverse=True)
+
+
+async def test_one_object_is_read_however_long_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    monkeypatch.setattr(client, "LONGEST_PAGE", 100)
+    item = {"metadata": {"name": "a"}, "data": {"long": "x" * 200}}
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        return web.json_response({"metadata": {}, "items": [item]})
+
+    async with RawTestServer(answer) as server:
+        write_kubeconfig(kubeconfig, server.port or 0)
+        async with Kubernetes.connect() as kubernetes:
+            (found,) = await kubernetes.list(resources.CONFIG_MAPS)
+    assert found["metadata"] == {"name": "a"}
 
 
 async def test_a_list_of_versions_without_objects_has_null_in_their_place(

@@ -1,0 +1,74 @@
+"""What objects of others with redrive's label cost the operator, as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import redrive
+from redrive.kube import resources
+from redrive.kube.client import Kubernetes
+from sandbox.sandbox import Sandbox
+
+LONG, BYTES = 60, 900_000
+MOST_MEBIBYTES = 128
+"""A quarter of what the chart limits the operator to. All at once, and only as bytes, are 52."""
+OPERATOR = f"""
+import os, resource, signal
+from redrive.__main__ import main
+from redrive.kube.cache import Cache
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1_024
+
+before, shown, put = peak(), set(), Cache.on_event
+
+def on_event(cache, event):
+    put(cache, event)
+    name = event["object"]["metadata"]["name"]
+    if name.startswith("long-") and name not in shown:
+        shown.add(name)
+        if len(shown) == {LONG}:
+            print(peak() - before, flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+Cache.on_event = on_event
+main()
+"""
+
+
+async def test_long_config_maps_with_redrives_label_are_never_in_memory_together(
+    installed: Sandbox, kube_namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = str(installed.cluster.kubeconfig)
+    monkeypatch.setenv("KUBECONFIG", kubeconfig)
+    async with Kubernetes.connect() as kubernetes:
+        for number in range(LONG):
+            metadata = {
+                "name": f"long-{number}",
+                "namespace": kube_namespace,
+                "labels": dict([resources.MANAGED]),
+            }
+            body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+            data = {"policy.json": "x" * BYTES}
+            await kubernetes.create(resources.CONFIG_MAPS, {**body, "data": data})
+    command = ("-c", OPERATOR, "operator", "--cluster-id=here", f"--namespace={kube_namespace}")
+    # It lists them all, then kopf lists them all and shows each.
+    operator = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": str(Path(redrive.__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert int(operator.stdout) < MOST_MEBIBYTES
+    installed.cluster.kubectl(
+        "delete", "configmaps", "--all", f"--namespace={kube_namespace}", "--wait=false"
+    )
