@@ -69,7 +69,7 @@ def config_map(body: Body) -> Body:
     """Keep of a ConfigMap whose it is, and a digest of the policy in it, which is bytes."""
     found = (body.get("data") or {}).get(CONFIG_MAP_KEY)
     if isinstance(found, str):
-        found = hashlib.sha256(found.encode()).digest()
+        found = hashlib.sha256(found.encode(errors="surrogatepass")).digest()
     return _reduced(body, {"data": {CONFIG_MAP_KEY: found}} if found is not None else {})
 
 
@@ -77,7 +77,8 @@ def _application(body: Body) -> Body:
     """Keep of a SparkApplication, of either Spark operator, whose it is, and how it stands."""
     status = _mapping(body.get("status"))
     history = _mapping(status.get("stateTransitionHistory"))
-    numbers = sorted((number for number in history if number.isdecimal()), key=int)
+    words = (number for number in history if len(number) <= _LONGEST_WORD)
+    numbers = sorted(words, key=lambda number: (len(number), number))
     states = {
         "applicationState": _state(status.get("applicationState"), "state", text="errorMessage"),
         "currentState": _apache_state(status.get("currentState")),

@@ -106,7 +106,16 @@ def test_that_a_config_map_holds_the_text_of_a_digest_is_no_match() -> None:
     assert forged["data"]["policy.json"] != digest
 
 
-@pytest.mark.parametrize("status", [None, "x", [], {"applicationState": 3, "currentState": ["x"]}])
+@pytest.mark.parametrize(
+    "status",
+    [
+        None,
+        "x",
+        [],
+        {"applicationState": 3, "currentState": ["x"]},
+        {"stateTransitionHistory": {"1" * 5_000: {"message": "x"}}},
+    ],
+)
 def test_what_is_not_of_the_form_of_a_spark_application_is_kept_without_it(status: object) -> None:
     body = {"metadata": IDENTITY, "status": status}
     assert keep_of(SPARK_APPLICATIONS)(body) == {"metadata": IDENTITY, "status": {}}
