@@ -7,7 +7,6 @@ each call.
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Protocol
+
+from redrive.policy.patterns import Patterns
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ class Access:
 
     def may_go_to(self, host: str) -> bool:
         """Whether one of `hosts` is *host*."""
-        patterns = ("[^.]*".join(map(re.escape, each.split("*"))) for each in self.hosts)
-        return any(re.fullmatch(pattern, host, re.IGNORECASE) for pattern in patterns)
+        return Patterns(tuple(map(str.lower, self.hosts)), but=".").match(host.lower())
 
     @property
     def held(self) -> Access:

@@ -17,7 +17,6 @@ from redrive.api import spark_properties
 from redrive.api.fields import SET, ObjectName
 from redrive.api.launcher_name import LauncherName
 from redrive.api.model import ApiModel
-from redrive.api.permissions import matches
 from redrive.api.pods import (
     MAX_EXECUTORS,
     DynamicAllocation,
@@ -31,6 +30,7 @@ from redrive.api.pods import (
     Toleration,
 )
 from redrive.api.rules import refusing
+from redrive.policy.patterns import Patterns
 
 SparkConf = Annotated[
     Mapping[str, Annotated[str, Field(max_length=1024)]],
@@ -175,4 +175,4 @@ class JobDefaults(JobTemplate):
 
 def is_among(image: str, patterns: tuple[str, ...]) -> bool:
     """Whether one of *patterns* is for *image*."""
-    return any(matches(pattern, image, star="[^/]*") for pattern in patterns)
+    return Patterns(patterns, but="/").match(image)

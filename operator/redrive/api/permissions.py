@@ -7,9 +7,9 @@ two of them mix: a role of one rule gets no rights on a topic of another.
 from __future__ import annotations
 
 import enum
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, Strict, model_validator
@@ -20,6 +20,7 @@ from redrive.api.oneof import OneOf, exactly_one, one_given
 from redrive.api.rules import VALIDATIONS, Form, Rule, refusing
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
+from redrive.policy.patterns import Patterns
 
 MAX_RULES = 64
 MAX_PATTERNS = 256
@@ -177,11 +178,19 @@ class AllowRule(ApiModel):
 
     def covers(self, topic: TopicName) -> bool:
         """Whether *topic* is one of the rule's."""
-        return any(matches(pattern, str(topic), star="[^/]*") for pattern in self.topics)
+        return self._topics.match(str(topic))
 
     def names(self, role: str) -> bool:
         """Whether *role* is one of the rule's."""
-        return any(matches(pattern, role, star=".*") for pattern in self.roles)
+        return self._roles.match(role)
+
+    @cached_property
+    def _topics(self) -> Patterns:
+        return Patterns(self.topics, but="/")
+
+    @cached_property
+    def _roles(self) -> Patterns:
+        return Patterns(self.roles, but="\n")
 
 
 @dataclass(frozen=True)
@@ -212,6 +221,17 @@ class Permissions:
         """Whether a policy may grant *role* rights on *topic*."""
         return any(rule.names(role) for rule in self._on(topic))
 
+    def first_refused(
+        self, roles: Iterable[str], topics: Iterable[TopicName]
+    ) -> tuple[str, TopicName] | None:
+        """Return the first of *roles* that may not be granted rights, and on which of *topics*."""
+        on = [(topic, self._on(topic)) for topic in topics]
+        for role in roles:
+            for topic, rules in on:
+                if not any(rule.names(role) for rule in rules):
+                    return role, topic
+        return None
+
     def allows_adoption(self, topic: TopicName) -> bool:
         """Whether a policy may adopt *topic*, which redrive did not create."""
         return any(rule.adopt for rule in self._on(topic))
@@ -222,9 +242,3 @@ class Permissions:
 
     def _on(self, topic: TopicName) -> tuple[AllowRule, ...]:
         return tuple(rule for rule in self.rules if rule.covers(topic))
-
-
-def matches(pattern: str, text: str, *, star: str) -> bool:
-    """Whether *text* as a whole is what *pattern* says, where * stands for *star*, a regex."""
-    regex = star.join(map(re.escape, pattern.split("*")))
-    return re.fullmatch(regex, text) is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import product
 
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.provision.checks import Checks
@@ -78,16 +77,17 @@ def role_is_not_allowed(request: Request) -> RedriveError | None:
         ("deadLetter.readerRoles", spec.dead_letter.reader_roles, permitted[1:]),
     )
     for field, roles, topics in granted:
-        for role, topic in product(roles, topics):
-            if not request.permissions.allows_role(role, topic):
-                return RoleNotAllowedError(
-                    f"a role of spec.{field} is not among those that the connection allows to "
-                    f"namespace {request.key.namespace} on {topic} "
-                    f"({_listed(request.permissions.roles_on(topic))})",
-                    got=role,
-                    remedy="add it to a rule for that topic in the connection's spec.allow, or use "
-                    "another role",
-                )
+        refused = request.permissions.first_refused(roles, topics)
+        if refused is not None:
+            role, topic = refused
+            return RoleNotAllowedError(
+                f"a role of spec.{field} is not among those that the connection allows to "
+                f"namespace {request.key.namespace} on {topic} "
+                f"({_listed(request.permissions.roles_on(topic))})",
+                got=role,
+                remedy="add it to a rule for that topic in the connection's spec.allow, or use "
+                "another role",
+            )
     return None
 
 

@@ -42,3 +42,21 @@ async def test_a_token_is_never_shown_and_never_changes() -> None:
     assert "hunter2" not in repr(access)
     assert access.held is access
     assert await access.renewed(access) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "named"),
+    [
+        ("broker-*.pulsar.svc", "broker-1.pulsar.svc", True),
+        ("Broker-*.pulsar.svc", "broker-1.PULSAR.svc", True),
+        ("broker-*.pulsar.svc", "broker-1.evil.pulsar.svc", False),
+        ("broker-*", "broker-1.evil", False),
+        ("*", "broker", True),
+        ("*", "broker.evil", False),
+        ("*a" * 60 + "b", "a" * 253, False),
+    ],
+)
+def test_a_star_in_a_host_stands_for_anything_but_a_dot(
+    pattern: str, host: str, *, named: bool
+) -> None:
+    assert Access(hosts=(pattern,)).may_go_to(host) is named

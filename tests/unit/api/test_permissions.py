@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from redrive.api.job import is_among
 from redrive.api.parsing import InvalidFieldsError, parse_spec
 from redrive.api.permissions import AllowRule, LabelSelector, Permissions
 from redrive.policy.naming import TopicName
+from redrive.policy.patterns import Patterns
 
 ORDERS = TopicName("shop", "prod", "orders")
 PAYROLL = TopicName("shop", "prod", "payroll")
@@ -59,6 +62,49 @@ def test_any_pattern_of_a_list_is_enough_and_an_empty_list_allows_nothing() -> N
     assert not permissions(everything).allows_role("fulfilment", ORDERS)
     assert not permissions({"topics": []}).allows_topic(ORDERS)
     assert not permissions().allows_topic(ORDERS)
+
+
+def test_many_stars_in_a_pattern_are_compared_at_once() -> None:
+    found = permissions(
+        {"topics": ["persistent://shop/*/" + "*a" * 60 + "b"], "roles": ["*a" * 60 + "b"]}
+    )
+    assert not found.allows_topic(TopicName("shop", "prod", "a" * 255))
+    assert found.allows_topic(TopicName("shop", "prod", "a" * 60 + "b"))
+    assert not found.allows_role("a" * 255, TopicName("shop", "prod", "a" * 60 + "b"))
+    assert not is_among("a" * 255, ("*a" * 60 + "b",))
+    assert is_among("registry/" + "a" * 255, ("*/" + "*a" * 60,))
+
+
+def test_the_first_role_that_is_refused_is_found_with_its_topic() -> None:
+    found = permissions(
+        {"topics": [str(ORDERS), str(PAYROLL)], "roles": ["a", "b-*"]},
+        {"topics": [str(ORDERS)], "roles": ["c"]},
+    )
+    assert found.first_refused(["a", "b-1"], [ORDERS, PAYROLL]) is None
+    assert found.first_refused(["a", "c"], [ORDERS]) is None
+    assert found.first_refused(["a", "c", "d"], [ORDERS, PAYROLL]) == ("c", PAYROLL)
+    assert found.first_refused(["d", "c"], [ORDERS, PAYROLL]) == ("d", ORDERS)
+
+
+def test_the_patterns_of_topics_are_compared_once_for_all_roles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"persistent://shop/prod/{number}-*" for number in range(255)]
+    rule = {"topics": [*names, str(ORDERS)], "roles": [f"{number}-*" for number in range(256)]}
+    found = permissions(*[rule] * 64)
+    compared = Counter[str]()
+    match = Patterns.match
+
+    def counted(patterns: Patterns, name: str) -> bool:
+        compared[patterns.but] += 1
+        return match(patterns, name)
+
+    monkeypatch.setattr(Patterns, "match", counted)
+    roles = [f"{number}-a" for number in range(256)]
+    assert found.first_refused(roles, [ORDERS]) is None
+    assert found.first_refused(["other"], [ORDERS]) == ("other", ORDERS)
+    assert compared["/"] == 2 * 64
+    assert compared["\n"] == len(roles) + 64
 
 
 def test_what_one_rule_permits_is_not_mixed_with_another() -> None:
