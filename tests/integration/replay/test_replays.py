@@ -270,7 +270,7 @@ def test_a_deleted_application_is_launched_again_and_nothing_moves_twice(shop: S
 def test_a_selection_that_may_not_be_ends_the_replay_before_anything_runs(shop: Shop) -> None:
     shop.replay("hostile", "java_method('java.lang.System', 'getenv', 'PATH') = 'x'")
     status = shop.reaches("hostile", "Failed", "InvalidSpec")
-    told = "a selection can't use this, at character 1; got \"JAVA_METHOD("
+    told = "a selection can't use this, at character 1; got 'java_method'"
     assert told in status["Stalled"]["message"]
     assert "completionTime" in status
     assert shop.applications() == []
