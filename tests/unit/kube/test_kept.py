@@ -78,8 +78,9 @@ def test_what_is_kept_of_others_objects_has_a_length_of_its_own(kind: int) -> No
         finally:
             tracemalloc.stop()
 
-    of_some = held(100_000)
-    assert held(MEBIBYTE) == pytest.approx(of_some, rel=0.1, abs=2_000)
+    # The least of some: what other threads of the process allocate meanwhile counts, too.
+    of_some, of_much = (min(held(length) for _ in range(3)) for length in (100_000, MEBIBYTE))
+    assert of_much == pytest.approx(of_some, rel=0.1, abs=2_000)
     assert of_some < 200_000
 
 
