@@ -219,7 +219,7 @@ class Permissions:
 
     def allows_role(self, role: str, topic: TopicName) -> bool:
         """Whether a policy may grant *role* rights on *topic*."""
-        return any(rule.names(role) for rule in self._on(topic))
+        return self.first_refused([role], [topic]) is None
 
     def first_refused(
         self, roles: Iterable[str], topics: Iterable[TopicName]

@@ -9,7 +9,7 @@ schemas limit them, and of the rest nothing that others write for themselves.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from redrive.api import GROUP
@@ -77,8 +77,7 @@ def _application(body: Body) -> Body:
     """Keep of a SparkApplication, of either Spark operator, whose it is, and how it stands."""
     status = _mapping(body.get("status"))
     history = _mapping(status.get("stateTransitionHistory"))
-    words = (number for number in history if len(number) <= _LONGEST_WORD)
-    numbers = sorted(words, key=lambda number: (len(number), number))
+    numbers = in_order(number for number in history if len(number) <= _LONGEST_WORD)
     states = {
         "applicationState": _state(status.get("applicationState"), "state", text="errorMessage"),
         "currentState": _apache_state(status.get("currentState")),
@@ -86,6 +85,11 @@ def _application(body: Body) -> Body:
     }
     found = {**states, **dict(_words(status, "lastSubmissionAttemptTime"))}
     return _reduced(body, {"status": {name: value for name, value in found.items() if value}})
+
+
+def in_order(numbers: Iterable[str]) -> list[str]:
+    """Sort numbers, as they are written, without reading them: others may write any text."""
+    return sorted(numbers, key=lambda number: (len(number), number))
 
 
 def _state(found: object, *words: str, text: str) -> dict[str, str]:

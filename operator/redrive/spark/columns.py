@@ -42,11 +42,7 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType(
         "__publishTime": MessageColumn(
             "TIMESTAMP", _MOMENT, lambda row, _: moment(row.publish_time)
         ),
-        "__eventTime": MessageColumn(
-            "TIMESTAMP",
-            _MOMENT,
-            lambda row, _: moment(row.event_time),
-        ),
+        "__eventTime": MessageColumn("TIMESTAMP", _MOMENT, lambda row, _: moment(row.event_time)),
         "__messageProperties": MessageColumn(
             "MAP<STRING, STRING>",
             pa.map_(pa.string(), pa.string()),

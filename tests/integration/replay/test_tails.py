@@ -140,6 +140,13 @@ def test_what_may_have_been_stored_and_trimmed_is_refused(
     assert {refusal.cause for refusal in account.refusals} == {"Unproven"}
 
 
+def bury_in_two_ranges(provisioned: Any) -> None:  # noqa: ANN401
+    """Lay ten dead letters into each of two ledgers."""
+    for first in (0, 10):
+        provisioned.bury_many(10, first)
+        provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")
+
+
 class DiesAtTheSecond(Local):
     """Is killed once the first range is moved."""
 
@@ -159,9 +166,7 @@ def test_a_run_that_goes_on_accounts_for_dead_letters_that_are_trimmed(
 ) -> None:
     provisioned = provision_policy()
     topic = provisioned.policy.dead_letter_topic
-    for first in (0, 10):
-        provisioned.bury_many(10, first)
-        provisioned.admin("PUT", topic, "unload")  # what comes next lies in another ledger
+    bury_in_two_ranges(provisioned)
     job = job_of(provisioned)
     with pytest.raises(RuntimeError):
         runs.run(job, DiesAtTheSecond(), Notes())
@@ -268,10 +273,7 @@ def test_what_was_left_of_a_plan_is_none_of_the_plan_that_is_made_then(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
-    topic = provisioned.policy.dead_letter_topic
-    for first in (0, 10):
-        provisioned.bury_many(10, first)
-        provisioned.admin("PUT", topic, "unload")  # what comes next lies in another range
+    bury_in_two_ranges(provisioned)
     job = dataclasses.replace(job_of(provisioned), choice=Choice(limit=15))
     with pytest.raises(RuntimeError):
         runs.run(job, DiesWhilePlanning(slots=1), Notes())

@@ -14,6 +14,7 @@ from redrive.api.conditions import moment_of
 from redrive.api.launcher_name import LauncherName
 from redrive.api.replay import Phase
 from redrive.kube import resources
+from redrive.kube.kept import in_order
 from redrive.kube.resources import Body, Key
 from redrive.replay.controller.application import JobApplication, JobPod
 from redrive.replay.controller.launcher import Launcher, SparkRun, given
@@ -91,8 +92,7 @@ def _phase(state: str, ended: str) -> Phase:
 def _before_last(status: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the state before the one that a run has ended in."""
     history = status.get("stateTransitionHistory") or {}
-    numbers = sorted(history, key=lambda number: (len(number), number))
-    states = [history[number] for number in numbers]
+    states = [history[number] for number in in_order(history)]
     known = [each for each in states if each.get("currentStateSummary") not in _TERMINATED]
     return known[-1] if known else {}
 

@@ -148,19 +148,17 @@ class Dispatch:
 
         Nothing else tells of it before a range is through, which takes minutes at a low rate.
         """
-        job = self._job
-        topic, subscription = job.policy.dead_letter_topic, job.policy.dead_letter_subscription
         under_way = list(self._under_way.values())
         try:
             for index in {of.partition for of in under_way}:
-                now = snapshot.look_at(job.admin_url, topic, index, subscription)
+                now = self._look_at(index)
                 for of in under_way:
                     if of.partition == index:
                         before = ranges.settled(of, self._resting[index])
                         self._acknowledged[of] = ranges.settled(of, now) & ~before
         except RedriveError:
             logger.warning("the broker does not tell what is acknowledged", exc_info=True)
-        return Account.of(job.uid, self._ledger.records, self._acknowledged)
+        return Account.of(self._job.uid, self._ledger.records, self._acknowledged)
 
     def _start(self, pool: ThreadPoolExecutor) -> None:
         """Have as many ranges under way as there are slots, unless something has failed."""
@@ -208,18 +206,18 @@ class Dispatch:
             RedriveError: the ledger is lost, or the broker does not answer.
         """
         before = self._ledger.records.range(of)
-        partition = self._now(of)
-        lease = (
-            before.generation + 1,
-            self._route.target_partitions,
-            of.offset_through(partition.end),
-        )
-        marks = tail.marks(self._job.admin_url, self._route.target)
-        since = {place: Tail(entry, *lease) for place, entry in marks.items()}
+        # If its task was lost, what it has acknowledged counts, too.
+        index = of.partition
+        partition = self._look_at(index) if self._losses[of] else self._resting[index]
+        generation, through = before.generation + 1, of.offset_through(partition.end)
+        since = {
+            place: Tail(entry, generation, self._route.target_partitions, through)
+            for place, entry in tail.marks(self._job.admin_url, self._route.target).items()
+        }
         joined = {place: each.joined(since.get(place)) for place, each in before.tails.items()}
         leased = replace(
             before,
-            generation=before.generation + 1,
+            generation=generation,
             leased=True,
             tails={**since, **joined},
             replays=None if before.replays is None else before.replays | {self._job.uid},
@@ -236,19 +234,17 @@ class Dispatch:
             unproven=before.unproven,
             replays=leased.replays,
             since=leased.tails,
-            generation=leased.generation,
+            generation=generation,
             lease=stored.serialize(),
             permit=self._share(len(self._under_way) + 1),
             ahead=reading.prefetch(partition.entry_bytes),
         )
 
-    def _now(self, of: Range) -> Partition:
-        """Return what is known of the partition of *of*: if its task was lost, what holds now."""
-        if not self._losses[of]:
-            return self._resting[of.partition]
+    def _look_at(self, index: int) -> Partition:
+        """Look at a partition of the dead-letter topic as it is now."""
         policy = self._job.policy
         topic, subscription = policy.dead_letter_topic, policy.dead_letter_subscription
-        return snapshot.look_at(self._job.admin_url, topic, of.partition, subscription)
+        return snapshot.look_at(self._job.admin_url, topic, index, subscription)
 
     def _skip_gone(self) -> None:
         """Put on record that nothing is left of partitions that the topic has no more."""

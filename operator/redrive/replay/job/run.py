@@ -73,7 +73,7 @@ def run(
         route = _route(job, ledger, owner)
         _check_rights(route)
         Dispatch(job, route, engine, ledger, resting, reporter).run()
-        ledger.mend()
+        ledger.repair()
         _see_acknowledged(job, ledger)
         account = Account.of(job.uid, ledger.records)
         reporter.report(account)

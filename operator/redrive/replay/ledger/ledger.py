@@ -116,7 +116,7 @@ class Ledger:
         self.records.apply(key, content)
         return stored
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Write again what the topic lacks of the records: it may have been deleted meanwhile.
 
         The operator creates it again, and a producer that reconnects does not notice.

@@ -24,9 +24,12 @@ Parts = Mapping[str, Mapping[int, int]]
 """uid of a Replay → offset of an entry → which of its messages, a bitmap of their indexes."""
 
 
-Unproven = Mapping[tuple[TargetPartition, int | None], int]
-"""A partition of a target, and how many its topic had, see `Tail` → the last offset of what
-was to be sent there and may be stored, though the broker holds it no more."""
+SentTo = tuple[TargetPartition, int | None]
+"""A partition of a target, and how many its topic had then, see `Tail`."""
+
+Unproven = Mapping[SentTo, int]
+"""Where to → the last offset of what was to be sent there and may be stored, though the broker
+holds it no more."""
 
 
 class RefusedEntry(NamedTuple):

@@ -22,6 +22,7 @@ from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.replay.ledger.ledger import WAIT_SECONDS, Lease, fenced
 from redrive.replay.ledger.permit import Permit
+from redrive.replay.ledger.records import SentTo
 from redrive.replay.moving import tail
 from redrive.replay.moving.outcome import Found, RangeOutcome, RangeResult
 from redrive.replay.moving.sending import Sender, SentBeforeError
@@ -86,7 +87,7 @@ class RangeMover:
         self._read: dict[TargetPartition, EntryId] = {}
         self._unproven = dict(task.unproven)
         # The same of partitions that can't be looked at now; they may come back.
-        self._unseen: dict[tuple[TargetPartition, int | None], int] = {}
+        self._unseen: dict[SentTo, int] = {}
         # The last sequence ids before this task first sent there.
         self._last: dict[TargetPartition, int] = {}
 
@@ -192,11 +193,11 @@ class RangeMover:
             if not self._has_stored_none(place, last[place]):
                 behind = self._tails[place]
                 through = behind.stored_through(last[place], before, size)
-                _doubt(self._unproven, place, behind.partitions, through)
+                _doubt(self._unproven, (place, behind.partitions), through)
         self._unseen = {}
         for place in self._tails.keys() - there:
             behind = self._tails[place]
-            _doubt(self._unseen, place, behind.partitions, behind.last_offset(size))
+            _doubt(self._unseen, (place, behind.partitions), behind.last_offset(size))
         self._read.update(found.ends)
 
     def _has_stored_none(self, place: TargetPartition, last: int) -> bool:
@@ -211,7 +212,7 @@ class RangeMover:
             if self._outcome.is_stored(key):
                 if self._outcome.store(key, letter.batch_size):
                     self._acknowledge(letter)
-            elif self._is_unproven(letter):
+            elif self._is_unproven(letter, key[0]):
                 self._outcome.refuse(key, "Unproven")
             else:
                 window.send(letter, self._properties(letter))
@@ -231,9 +232,9 @@ class RangeMover:
         source = Source(self._route.uid, letter.partition, letter.position)
         return envelope.for_replay(letter.properties, replay=self._route.replay, source=str(source))
 
-    def _is_unproven(self, letter: DeadLetterRow) -> bool:
-        """Whether *letter* may be stored where it can't be seen any more."""
-        offset = letter.position.entry - self._task.range.first
+    def _is_unproven(self, letter: DeadLetterRow, offset: int) -> bool:
+        """Whether *letter*, at *offset*, may be stored where it can't be seen any more."""
+        doubts = itertools.chain(self._unproven.items(), self._unseen.items())
         return self._route.exactly_once and any(
             offset <= through
             and (
@@ -241,7 +242,7 @@ class RangeMover:
                 or place.partition
                 == position.target_partition(letter.key, letter.position, partitions)
             )
-            for (place, partitions), through in [*self._unproven.items(), *self._unseen.items()]
+            for (place, partitions), through in doubts
         )
 
     def _acknowledge(self, letter: DeadLetterRow) -> None:
@@ -291,14 +292,9 @@ class RangeMover:
         self._outcome.miss(gone, unseen & ~gone)
 
 
-def _doubt(
-    doubts: dict[tuple[TargetPartition, int | None], int],
-    place: TargetPartition,
-    partitions: int | None,
-    through: int,
-) -> None:
-    """Take note that what goes to a partition, of so many, may be stored there up to an offset."""
-    doubts[place, partitions] = max(through, doubts.get((place, partitions), through))
+def _doubt(doubts: dict[SentTo, int], sent_to: SentTo, through: int) -> None:
+    """Take note that what was sent to a partition may be stored there, up to an offset."""
+    doubts[sent_to] = max(through, doubts.get(sent_to, through))
 
 
 def _hold(sender: Sender, index: int, version: int | None) -> int:
