@@ -22,6 +22,7 @@ from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Engine, Local
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.records import Records
+from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap, snapshot
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import EntryId, Source
@@ -30,7 +31,7 @@ from sandbox import pulsar
 from sandbox.sandbox import Sandbox
 from tests.chaos.conftest import wait_for
 from tests.integration.replay.test_killed_broker import findings
-from tests.integration.replay.test_mover import EverySecond, Notes, job_of, numbers
+from tests.integration.replay.test_mover import EverySecond, Notes, job_of, numbers, selecting
 from tests.support import spark_runs
 from tests.support.compaction import compact
 from tests.support.spark_runs import CLUSTER, LOCAL, SparkRun
@@ -91,14 +92,13 @@ class Scene:
     def go_on(self) -> None:
         """Run the Replays that come after the fault, the last one of everything."""
         if self.then == "the same Replay":
-            self._replay(Local(), uid=self.uid)
+            self._replay(job_of(self.provisioned, uid=self.uid), Local())
         elif self.then == "another selection":
-            self._replay(EverySecond())
-        self._replay(Local())
+            self._replay(selecting(job_of(self.provisioned)), EverySecond())
+        self._replay(job_of(self.provisioned), Local())
         self.check()
 
-    def _replay(self, engine: Engine, **of: str) -> None:
-        job = job_of(self.provisioned, **of)
+    def _replay(self, job: ReplayJob, engine: Engine) -> None:
         self._check(runs.run(job, engine, Notes()), job.uid)
 
     def _check(self, account: Account, uid: str) -> None:
@@ -236,6 +236,8 @@ FAULTS: dict[str, tuple[str, Callable[[Scene], None]]] = {
     "sizes limited": (LOCAL, limit_sizes),
 }
 THEN = ("another selection", "the same Replay", "another Replay")
+PLANNED = ("unread", "read")
+"""Whether the run has read the dead letters before it moves the first."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -243,7 +245,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(
         "case",
         [
-            pytest.param((fault, THEN[(number + at) % len(THEN)]), id=f"{fault}-{number}")
+            pytest.param(
+                (fault, PLANNED[(number + at) % len(PLANNED)], THEN[(number + at) % len(THEN)]),
+                id=f"{fault}-{number}",
+            )
             for number in range(rounds)
             for at, fault in enumerate(FAULTS)
         ],
@@ -255,15 +260,16 @@ def test_each_message_is_moved_once(
     sandbox: Sandbox,
     tmp_path: Path,
     pytestconfig: pytest.Config,
-    case: tuple[str, str],
+    case: tuple[str, str, str],
 ) -> None:
-    fault, then = case
+    fault, planned, then = case
     total: int = pytestconfig.getoption("--messages")
     provisioned = provision_policy()
     for first in range(0, total, BURIED_AT_ONCE):
         provisioned.bury_many(min(BURIED_AT_ONCE, total - first), first)
         provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")  # a new ledger
     job = dataclasses.replace(job_of(provisioned), rate_limit=total / RUN_SECONDS)
+    job = selecting(job) if planned == "read" else job
     master, do = FAULTS[fault]
     with spark_runs.spark_run(job, master, tmp_path) as run:
         spark_runs.wait_until_under_way(run, provisioned, total // 8, total)

@@ -297,7 +297,8 @@ class ReplayStatus(StatusModel):
     by now."""
 
     matched: int | None = None
-    """How many of them were selected: moved + skipped + refused + left."""
+    """How many of them were selected: moved + skipped + refused + left. Where all are, an entry of
+    the topic that was not read yet counts as one, whatever it holds."""
 
     moved: int | None = None
     """How many of the selected ones were stored in the target and acknowledged."""

@@ -154,9 +154,11 @@ def for_replay(properties: Mapping[str, str], *, replay: str, source: str) -> di
         replay: identifies the Replay that moves it.
         source: where it lies, for `REPLAY_SOURCE`.
     """
-    kept = {k: v for k, v in properties.items() if k not in _OVER}
-    kept |= {REPLAYS: str(replays(properties) + 1), REPLAY: replay, REPLAY_SOURCE: source}
-    return kept | {RECONSUMETIMES: "0"}
+    carried = {**properties, RECONSUMETIMES: "0", REPLAY: replay, REPLAY_SOURCE: source}
+    carried[REPLAYS] = str(replays(properties) + 1)
+    for name in _OVER:
+        carried.pop(name, None)
+    return carried
 
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -167,5 +169,5 @@ _REPLACED = _OVER | {SCHEMA_VERSION, REPLAY_SOURCE} | causes.WRITTEN
 
 
 def _number(properties: Mapping[str, str], name: str) -> int | None:
-    written = properties.get(name, "")
-    return int(written) if _NUMBER.fullmatch(written) else None
+    written = properties.get(name)
+    return int(written) if written is not None and _NUMBER.fullmatch(written) else None

@@ -63,11 +63,15 @@ class ProvisionedPolicy:
             producer.send(content, properties=properties, **fields)
         producer.close()
 
-    def bury_many(self, count: int, first: int = 0) -> None:
+    def bury_many(
+        self,
+        count: int,
+        first: int = 0,
+        **sent: Any,  # noqa: ANN401 - as the client takes it
+    ) -> None:
         """Lay *count* small messages, whose ids are their numbers, from *first* on."""
-        producer = self.client.create_producer(
-            str(self.policy.dead_letter_topic), batching_enabled=False, block_if_queue_full=True
-        )
+        options = {"batching_enabled": False, "block_if_queue_full": True, **sent}
+        producer = self.client.create_producer(str(self.policy.dead_letter_topic), **options)
         results: list[pulsar.Result] = []
         for number in range(first, first + count):
             properties = {"id": f"{number:07}"}

@@ -27,6 +27,7 @@ from tests.integration.replay.test_mover import (
     job_of,
     numbers,
     replay,
+    selecting,
     wait_until_moved,
 )
 
@@ -151,7 +152,7 @@ def test_a_subscription_that_is_deleted_and_comes_back_keeps_what_was_not_select
     made = {"allowAutoSubscriptionCreation": True}
     provisioned.broker.request("POST", path, made).check("have subscriptions made")
     provisioned.bury_many(count)
-    job = dataclasses.replace(job_of(provisioned), rate_limit=50)
+    job = dataclasses.replace(selecting(job_of(provisioned)), rate_limit=50)
     with ThreadPoolExecutor(1) as threads:
         run = threads.submit(runs.run, job, EverySecond(), Notes())
         wait_until_moved(provisioned, count // 8)

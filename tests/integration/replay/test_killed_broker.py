@@ -19,6 +19,7 @@ from tests.integration.replay.test_mover import (
     numbers,
     process,
     replay,
+    selecting,
     wait_until_moved,
 )
 
@@ -71,14 +72,14 @@ def test_what_a_killed_broker_forgets_of_a_completed_replay_is_acknowledged_agai
     count = 8_000
     provisioned = provision_policy()
     provisioned.bury_many(count)
-    assert runs.run(job_of(provisioned), EverySecond(), Notes()).moved == count // 2
+    assert runs.run(selecting(job_of(provisioned)), EverySecond(), Notes()).moved == count // 2
     killable.processes.kill(pulsar.NAME)
     killable.restart_broker()
     returned = provisioned.backlog_of_dead_letters() - count // 2
     assert returned > 0
     assert len(findings(provisioned).returned) == returned
 
-    same = runs.run(job_of(provisioned), EverySecond(), Notes())
+    same = runs.run(selecting(job_of(provisioned)), EverySecond(), Notes())
 
     assert (same.matched, same.moved) == (0, 0)
     check(provisioned, numbers(count)[::2], left=count // 2)

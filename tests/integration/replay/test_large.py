@@ -130,7 +130,7 @@ def test_a_run_that_is_killed_between_chunks_is_gone_on_with(
 
     account = replay(provisioned, uid=job.uid)
 
-    assert account.moved == len(sizes)
+    assert (account.scanned, account.matched, account.moved) == (len(sizes),) * 3
     assert provisioned.in_target() == list(map(str, sizes))
     assert provisioned.backlog_of_dead_letters() == 0
     provisioned.check_audit()

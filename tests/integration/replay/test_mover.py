@@ -29,7 +29,7 @@ from redrive.replay.ledger.ledger import FencedError
 from redrive.replay.ledger.records import RefusedEntry
 from redrive.replay.moving.mover import RangeMover
 from redrive.replay.moving.sending import DeduplicationOffError
-from redrive.replay.spec import ReplayJob
+from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.topic import bitmap
 from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import RANGE_ENTRIES
@@ -58,6 +58,11 @@ def job_of(provisioned: Any, name: str = "again", uid: str = "") -> ReplayJob:  
     )
 
 
+def selecting(job: ReplayJob) -> ReplayJob:
+    """Return *job* with a choice: dead letters are read for its plan then, though it takes all."""
+    return dataclasses.replace(job, choice=Choice(since=0))
+
+
 def replay(provisioned: Any, **of: str) -> Account:  # noqa: ANN401
     """Run a Replay in this process."""
     return runs.run(job_of(provisioned, **of), Local(), Notes())
@@ -80,7 +85,7 @@ def test_everything_is_moved_once_and_acknowledged(
 
 
 class EverySecond(Local):
-    """Selects every second entry."""
+    """Selects every second entry, of a job that is `selecting`."""
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         half = bitmap.of(range(0, RANGE_ENTRIES, 2), RANGE_ENTRIES)
@@ -93,7 +98,7 @@ RUN = """
 import sys
 from redrive.replay.job.engine import Local, Wish
 from redrive.replay.job.run import run
-from redrive.replay.spec import ReplayJob
+from redrive.replay.spec import Choice, ReplayJob
 
 class Silent:
     def report(self, account, *, suspended=False):
@@ -165,12 +170,12 @@ def test_what_returns_because_of_holes_is_acknowledged_again_and_not_sent(
     count = 26_000  # a broker persists 10 000 ranges
     provisioned = provision_policy()
     provisioned.bury_many(count)
-    runs.run(job_of(provisioned), EverySecond(), Notes())
+    runs.run(selecting(job_of(provisioned)), EverySecond(), Notes())
     provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")
     returned = provisioned.backlog_of_dead_letters() - count // 2
     assert returned > 0
 
-    account = runs.run(job_of(provisioned), EverySecond(), Notes())
+    account = runs.run(selecting(job_of(provisioned)), EverySecond(), Notes())
 
     assert (account.matched, account.moved) == (0, 0)
     assert provisioned.in_target() == numbers(count)[::2]
@@ -311,6 +316,27 @@ def test_a_batch_is_moved_as_a_whole(
     assert replay(provisioned).moved == 4
     assert len(provisioned.in_target()) == 4
     assert provisioned.resting() == []
+
+
+def test_a_run_that_is_killed_among_batches_knows_how_many_messages_there_were(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    """They were not read before the first was moved."""
+    count = 30_000
+    provisioned = provision_policy()
+    provisioned.bury_many(count, batching_enabled=True, batching_max_messages=10)
+    job = job_of(provisioned)
+    with process(job) as killed:
+        wait_until_moved(provisioned, 5_000)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    assert 0 < len(provisioned.in_target()) < count
+
+    account = replay(provisioned, uid=job.uid)
+
+    assert (account.scanned, account.matched, account.moved, account.left) == (*[count] * 3, 0)
+    assert provisioned.in_target() == numbers(count)
+    provisioned.check_audit()
 
 
 def test_a_target_that_does_not_deduplicate_is_left_after_its_first_message(

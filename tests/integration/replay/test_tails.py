@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +15,7 @@ from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local
 from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.moving import tail, window
-from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.moving.outcome import Key, RangeResult
 from redrive.replay.moving.sending import Sender
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.spec import Choice
@@ -73,13 +73,13 @@ def test_a_task_knows_of_what_it_has_sent_itself_that_none_is_stored(
     send, lost = Sender.send, iter([True])
 
     def lose_the_first(
-        sender: Sender, letter: DeadLetterRow, properties: Mapping[str, str]
+        sender: Sender, key: Key, letter: DeadLetterRow, partition: int, properties: dict[str, str]
     ) -> None:
         if next(lost, False):
-            sender.hold(sender.partition(letter), letter.schema_version)
+            sender.hold(partition, letter.schema_version)
             provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
         else:
-            send(sender, letter, properties)
+            send(sender, key, letter, partition, properties)
 
     monkeypatch.setattr(window, "STALL_SECONDS", 1.0)
     monkeypatch.setattr(Sender, "send", lose_the_first)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pulsar
 import pyarrow as pa
 import pytest
@@ -65,11 +63,11 @@ def test_all_columns_have_the_types_that_spark_expects() -> None:
     schema = StructType()
     for name in NAMES:
         schema = schema.add(name, TYPES[COLUMNS[name].type])
-    for row in (ROW, replace(ROW, key=None, value=None, event_time=None, unreadable=True)):
+    for row in (ROW, ROW._replace(key=None, value=None, event_time=None, unreadable=True)):
         batch = columns.to_batch([row, row], NAMES, ORDERS)
         assert to_arrow_schema(schema, timezone="UTC").equals(batch.schema)
         assert batch.num_rows == 2
-    empty = columns.to_batch([replace(ROW, unreadable=True)], ["__messageProperties"], ORDERS)
+    empty = columns.to_batch([ROW._replace(unreadable=True)], ["__messageProperties"], ORDERS)
     assert empty.to_pylist() == [{"__messageProperties": None}]
 
 
@@ -82,7 +80,7 @@ def test_all_columns_have_the_types_that_spark_expects() -> None:
 def test_what_was_read_is_written_as_it_was(
     value: bytes | None, key: str | None, properties: dict[str, str], event: int | None
 ) -> None:
-    row = replace(ROW, value=value, key=key, properties=properties, event_time=event)
+    row = ROW._replace(value=value, key=key, properties=properties, event_time=event)
     names = ["value", "__key", "__eventTime", "__messageProperties"]
     (message,) = writing.messages(columns.to_batch([row], names, ORDERS))
     assert message == {

@@ -25,7 +25,7 @@ from redrive.replay.moving import tail
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask, Route
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import ranges, reading, snapshot
+from redrive.replay.topic import bitmap, ranges, reading, snapshot
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import Tail
 from redrive.replay.topic.ranges import Range
@@ -223,11 +223,15 @@ class Dispatch:
             replays=None if before.replays is None else before.replays | {self._job.uid},
         )
         stored = self._ledger.write(range_key(of), leased.to_json())
+        plan, entries = self._plans[of], self._to_move(of)
         return RangeTask(
             route=self._route,
             range=of,
-            entries=self._to_move(of),
-            chunks=self._plans[of].chunks,
+            entries=entries,
+            chunks=plan.chunks,
+            unread=plan.unread & entries,
+            after=ranges.look_back(partition, of.entry_id(bitmap.lowest(entries))),
+            max_replays=self._job.choice.max_replays,
             acknowledged=ranges.settled(of, partition),
             partly=before.partly,
             tails=before.tails,
@@ -254,14 +258,20 @@ class Dispatch:
             self._waiting.remove(of)
 
     def _settle(self, of: Range, result: RangeResult) -> None:
-        """Put on record what became of a range."""
+        """Put on record what became of a range.
+
+        Its plan first: what a task has read of it, the next one may find acknowledged and gone.
+        """
+        plan = self._plans[of].read(result.read)
+        plan = plan.after(of, result.refused, result.gone, done=not result.drained)
+        self._ledger.write(plan_key(self._job.uid, of), plan.to_json())
         before = self._ledger.records.range(of)
         moved = {
             uid: before.moved.get(uid, 0) | result.moved.get(uid, 0)
             for uid in {*before.moved, *result.moved}
         }
         out = unite(result.moved.values())
-        chunks = {at: chunk for at, chunk in self._plans[of].chunks.items() if out >> at & 1}
+        chunks = {at: chunk for at, chunk in plan.chunks.items() if out >> at & 1}
         record = RangeRecord(
             before.generation,
             leased=False,
@@ -273,8 +283,6 @@ class Dispatch:
             chunks={**before.chunks, **chunks},
         )
         self._ledger.write(range_key(of), record.to_json())
-        plan = self._plans[of].after(of, result.refused, result.gone, done=not result.drained)
-        self._ledger.write(plan_key(self._job.uid, of), plan.to_json())
         if result.drained:
             self._waiting.insert(0, of)
 

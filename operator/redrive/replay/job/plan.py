@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,14 +18,14 @@ import pulsar
 
 from redrive.copying.errors import SchemaError
 from redrive.copying.writer_schemas import WriterSchemas
-from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay.job.choosing import Chooser
 from redrive.replay.ledger.records import RangePlan, RefusedEntry
+from redrive.replay.moving.entries import refusal
 from redrive.replay.spec import EVERYTHING, Choice
 from redrive.replay.topic import bitmap, broker, reading
-from redrive.replay.topic.position import MAX_BATCH, EntryId, Position
+from redrive.replay.topic.position import EntryId, Position
 from redrive.replay.topic.ranges import Piece, Range
 from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
@@ -61,7 +61,7 @@ class Sighting(NamedTuple):
             letter.schema_version,
             letter.properties.get(CAUSE_TYPE, ""),
             letter.size,
-            envelope.replays(letter.properties),
+            letter.replays,
             selected=chooser.takes(letter.position, letter.key, letter.publish_time),
         )
 
@@ -150,9 +150,6 @@ def plan(
 ) -> PlannedRange:
     """Plan the messages of one range, in the order they were written.
 
-    A broker acknowledges entries, not messages. So an entry of which only a part is selected is
-    refused: what is sent of it would be sent again by the next Replay.
-
     Args:
         of: the range.
         seen: its messages.
@@ -178,7 +175,7 @@ def plan(
         if room < 0:
             continue
         first = here[0]
-        cause = _refusal(here, count, choice) or schema_refusal(first.schema_version)
+        cause = refusal(here, count, choice.max_replays) or schema_refusal(first.schema_version)
         if cause:
             refused.append(RefusedEntry(entry, count, cause))
             continue
@@ -195,24 +192,3 @@ def plan(
     entries = bitmap.of(selected, of.size)
     planned = RangePlan(scanned, entries, sizes, tuple(refused), chunks=chunks)
     return PlannedRange(of, planned, dict(causes.most_common(CAUSES)), tuple(samples), size)
-
-
-def _refusal(entry: Sequence[Sighting], selected: int, choice: Choice) -> str:
-    """Say why an entry can't be moved; nothing if it can.
-
-    Args:
-        entry: what was read of its messages.
-        selected: how many of them are selected.
-        choice: by which.
-    """
-    first = entry[0]
-    if first.encrypted:
-        return "Encrypted"
-    if first.unreadable:
-        return "UnreadableProperties"
-    if first.batch_size > MAX_BATCH:
-        return "BatchTooLarge"
-    if not selected == len(entry) == first.batch_size:
-        return "PartOfBatch"
-    often = choice.max_replays is not None and choice.max_replays <= max(e.replays for e in entry)
-    return "ReplayedTooOften" if often else ""

@@ -8,11 +8,28 @@ from dataclasses import replace
 from redrive.replay.job.choosing import Chooser
 from redrive.replay.job.engine import Engine
 from redrive.replay.job.plan import PlannedRange, Scan
-from redrive.replay.ledger.records import Records
-from redrive.replay.spec import ReplayJob
+from redrive.replay.ledger.records import RangePlan, Records
+from redrive.replay.spec import EVERYTHING, ReplayJob
 from redrive.replay.topic import ranges, reading
 from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.ranges import Piece
+from redrive.replay.topic.ranges import Piece, Range
+
+
+def takes_all(job: ReplayJob) -> bool:
+    """Whether all that rests is to be moved, and how much that is need not be known before."""
+    choice = replace(job.choice, max_replays=None)
+    return job.where is None and choice == EVERYTHING and job.approval_above is None
+
+
+def unread(records: Records, resting: Sequence[Partition]) -> Iterator[tuple[Range, RangePlan]]:
+    """Plan to move all that rests and is not moved, without reading it.
+
+    What can't be moved turns out when a task reads it, and so does how many messages there are.
+    """
+    for _, piece in _pieces(resting):
+        entries = piece.resting & ~records.range(piece.range).moved_by_any
+        if entries:
+            yield piece.range, RangePlan.of_unread(entries)
 
 
 def planned(

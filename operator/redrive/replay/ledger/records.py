@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from redrive.replay.topic import bitmap
@@ -125,6 +126,21 @@ class RangeRecord:
         )
 
 
+class EntriesRead(NamedTuple):
+    """What a task has learned of entries that their plan had not read; sets are bitmaps.
+
+    Attributes:
+        entries: those that were read.
+        sizes: see `RangePlan`, likewise *chunks*.
+        empty: those that hold no message, such as the parts of one that was sent in chunks.
+    """
+
+    entries: int = bitmap.EMPTY
+    sizes: Mapping[int, int] = MappingProxyType({})
+    chunks: Mapping[int, EntryId] = MappingProxyType({})
+    empty: int = bitmap.EMPTY
+
+
 @dataclass(frozen=True)
 class RangePlan:
     """What one Replay does with the entries of a range.
@@ -138,6 +154,8 @@ class RangePlan:
         skipped: selected entries that this Replay has not to move any more: another one did, or
             they were acknowledged meanwhile.
         done: whether the run is through with the range.
+        unread: selected entries that were not read for the plan, as nothing selects among them:
+            until a task has, each counts as one message.
     """
 
     scanned: int
@@ -147,6 +165,12 @@ class RangePlan:
     skipped: int = bitmap.EMPTY
     done: bool = False
     chunks: Mapping[int, EntryId] = field(default_factory=dict)
+    unread: int = bitmap.EMPTY
+
+    @classmethod
+    def of_unread(cls, entries: int) -> RangePlan:
+        """Plan to move some entries, whatever they hold."""
+        return cls(entries.bit_count(), entries, {}, (), unread=entries)
 
     @property
     def matched(self) -> int:
@@ -157,6 +181,19 @@ class RangePlan:
         """Return how many messages *entries* hold, a bitmap."""
         more = sum(n - 1 for offset, n in self.sizes.items() if bitmap.contains(entries, offset))
         return entries.bit_count() + more
+
+    def read(self, found: EntriesRead) -> RangePlan:
+        """Return the plan once some of what was *unread* is read."""
+        if not self.unread:
+            return self
+        plan = replace(
+            self,
+            selected=self.selected & ~found.empty,
+            sizes={**self.sizes, **found.sizes},
+            chunks={**self.chunks, **found.chunks},
+            unread=self.unread & ~found.entries & ~found.empty,
+        )
+        return replace(plan, scanned=plan.matched)
 
     def after(
         self, of: Range, refused: Iterable[tuple[EntryId, str]], gone: int, *, done: bool
@@ -192,6 +229,7 @@ class RangePlan:
             "skipped": bitmap.encode(self.skipped),
             "done": self.done,
             "chunks": _write_entries(self.chunks.items()),
+            "unread": bitmap.encode(self.unread),
         }
 
     @classmethod
@@ -205,6 +243,7 @@ class RangePlan:
             bitmap.decode(written["skipped"]),
             written["done"],
             _read_entries(written.get("chunks", {}), int),
+            bitmap.decode(written["unread"]) if "unread" in written else bitmap.EMPTY,
         )
 
 

@@ -24,11 +24,12 @@ from redrive.replay.ledger.ledger import WAIT_SECONDS, Lease, fenced
 from redrive.replay.ledger.permit import Permit
 from redrive.replay.ledger.records import SentTo
 from redrive.replay.moving import tail
+from redrive.replay.moving.entries import read_first
 from redrive.replay.moving.outcome import Found, RangeOutcome, RangeResult
 from redrive.replay.moving.sending import Sender, SentBeforeError
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.moving.window import DrainedError, StalledError, Window
-from redrive.replay.topic import broker, position, ranges, reading, snapshot
+from redrive.replay.topic import bitmap, broker, position, ranges, reading, rows, snapshot
 from redrive.replay.topic.position import EntryId, Source, Tail, TargetPartition, Try
 from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
@@ -207,43 +208,49 @@ class RangeMover:
         return only and self._last.get(place) == last
 
     def _send_all(self, window: Window, letters: Iterable[DeadLetterRow]) -> None:
-        for letter in letters:
+        outcome, doubts = self._outcome, self._doubts()
+        # A broker writes together what comes together: what is sent by ones and twos costs it more.
+        for letter in itertools.chain.from_iterable(rows.in_batches(letters)):
             key = window.key(letter)
-            if self._outcome.is_stored(key):
-                if self._outcome.store(key, letter.batch_size):
+            if outcome.is_stored(key):
+                if outcome.store(key, letter.batch_size):
                     self._acknowledge(letter)
-            elif self._is_unproven(letter, key[0]):
-                self._outcome.refuse(key, "Unproven")
+            elif doubts and _is_among(doubts, letter, key[0]):
+                outcome.refuse(key, "Unproven")
             else:
-                window.send(letter, self._properties(letter))
+                window.send(key, letter, self._properties(letter))
         window.drain()
 
     def _letters(self) -> Generator[DeadLetterRow]:
-        """Read what is neither moved nor refused yet, nor acknowledged."""
+        """Read what is neither moved nor refused yet, nor acknowledged.
+
+        What is unread and acknowledged is read, too, to know how many messages that were.
+        """
         task, route = self._task, self._route
-        entries = task.entries & ~task.acknowledged & ~self._outcome.settled
+        entries = task.entries & ~self._outcome.settled & ~(task.acknowledged & ~task.unread)
         if not entries:
             return
         topic = ReadableTopic(self._client, route.admin_url, route.source)
         after = reading.begin(task.range, entries, task.chunks)
-        yield from reading.of_entries(topic, task.range, entries, after, task.ahead)
+        if not task.unread:
+            yield from reading.of_entries(topic, task.range, entries, after, task.ahead)
+            return
+        first, after = task.range.first, min(after, task.after)
+        letters = reading.of_entries(topic, task.range, entries, after, task.ahead)
+        settled = task.acknowledged & entries
+        for letter in read_first(letters, self._outcome, first, task.max_replays):
+            if not settled or not bitmap.contains(settled, letter.position.entry - first):
+                yield letter
 
     def _properties(self, letter: DeadLetterRow) -> dict[str, str]:
         source = Source(self._route.uid, letter.partition, letter.position)
         return envelope.for_replay(letter.properties, replay=self._route.replay, source=str(source))
 
-    def _is_unproven(self, letter: DeadLetterRow, offset: int) -> bool:
-        """Whether *letter*, at *offset*, may be stored where it can't be seen any more."""
-        doubts = itertools.chain(self._unproven.items(), self._unseen.items())
-        return self._route.exactly_once and any(
-            offset <= through
-            and (
-                not partitions
-                or place.partition
-                == position.target_partition(letter.key, letter.position, partitions)
-            )
-            for (place, partitions), through in doubts
-        )
+    def _doubts(self) -> list[tuple[SentTo, int]]:
+        """Return where messages may be stored that can't be seen any more, and are not sent."""
+        if not self._route.exactly_once:
+            return []
+        return [*self._unproven.items(), *self._unseen.items()]
 
     def _acknowledge(self, letter: DeadLetterRow) -> None:
         self._consumer.acknowledge(letter.acknowledgement)
@@ -262,15 +269,15 @@ class RangeMover:
 
     def _result(self) -> RangeResult:
         task, outcome = self._task, self._outcome
-        unseen = task.entries & ~outcome.settled
+        unseen, empty = task.entries & ~outcome.settled, bitmap.EMPTY
         if unseen and not self._drained:
-            self._account_for(unseen)
+            empty = self._account_for(unseen)
         # One stored message of this lease shuts out all that earlier ones have yet to send there.
         shut = {TargetPartition(self._route.target, index) for index in outcome.stored_in}
         # All that this lease has sent is accounted for: what remains is that of earlier ones.
         tails = self._unread(task.tails)
         left = {place: tails[place] for place in tails.keys() - shut}
-        result = outcome.result(task.range, left)
+        result = outcome.result(task.range, left, empty)
         return replace(result, unproven=self._unproven, drained=self._drained)
 
     def _unread(self, tails: Mapping[TargetPartition, Tail]) -> dict[TargetPartition, Tail]:
@@ -280,16 +287,36 @@ class RangeMover:
             for place, each in tails.items()
         }
 
-    def _account_for(self, unseen: int) -> None:
-        """Say of entries that did not come whether they are acknowledged, or can't be read."""
+    def _account_for(self, unseen: int) -> int:
+        """Say of entries that did not come whether they are acknowledged, or can't be read.
+
+        Return those that no plan has read either and that the broker holds: there is no message
+        in them.
+        """
         route, of = self._route, self._task.range
         gone = unseen & self._task.acknowledged
         partition = snapshot.look_at(
             route.admin_url, route.source, of.partition, route.subscription
         )
-        trimmed = of.ledger not in partition.held
-        gone |= unseen if trimmed else unseen & ranges.settled(of, partition)
-        self._outcome.miss(gone, unseen & ~gone)
+        if of.ledger not in partition.held:
+            self._outcome.miss(unseen, bitmap.EMPTY)
+            return bitmap.EMPTY
+        empty = self._outcome.unread(unseen & self._task.unread, of)
+        gone = (gone | unseen & ranges.settled(of, partition)) & ~empty
+        self._outcome.miss(gone, unseen & ~gone & ~empty)
+        return empty
+
+
+def _is_among(doubts: Iterable[tuple[SentTo, int]], letter: DeadLetterRow, offset: int) -> bool:
+    """Whether *letter*, at *offset*, may be stored at one of these places."""
+    return any(
+        offset <= through
+        and (
+            not partitions
+            or place.partition == position.target_partition(letter.key, letter.position, partitions)
+        )
+        for (place, partitions), through in doubts
+    )
 
 
 def _doubt(doubts: dict[SentTo, int], sent_to: SentTo, through: int) -> None:

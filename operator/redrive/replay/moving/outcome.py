@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from redrive.replay.ledger.records import Parts, Unproven
+from redrive.replay.ledger.records import EntriesRead, Parts, Unproven
 from redrive.replay.topic import bitmap
 from redrive.replay.topic.position import EntryId, Source, Tail, TargetPartition
 from redrive.replay.topic.ranges import Range
@@ -22,6 +22,7 @@ class RangeResult:
     Attributes:
         gone: entries that were acknowledged by others before they were sent.
         drained: whether the task ended before its time: entries are left.
+        read: what was learned of entries that the plan had not read.
     """
 
     moved: Mapping[str, int]
@@ -31,6 +32,7 @@ class RangeResult:
     tails: Mapping[TargetPartition, Tail]
     unproven: Unproven = field(default_factory=dict)
     drained: bool = False
+    read: EntriesRead = field(default_factory=EntriesRead)
 
 
 @dataclass
@@ -87,7 +89,7 @@ class RangeOutcome:
             for offset, indexes in entries.items():
                 stored = self._stored.setdefault(offset, {})
                 stored.update(dict.fromkeys(bitmap.members(indexes), by))
-        self._moved: dict[str, int] = {}
+        self._moved: dict[str, list[int]] = {}
         self._refused: dict[int, str] = {}
         self._gone = bitmap.EMPTY
         self.doubts: set[Key] = set()
@@ -97,6 +99,19 @@ class RangeOutcome:
         self.proven = proven
         self.stored_in: set[int] = set()
         self.settled = bitmap.EMPTY
+        # Of entries that were read for the first time: offset → how many messages each holds.
+        self._sizes: dict[int, int] = {}
+        self._chunks: dict[int, EntryId] = {}
+
+    def read(self, offset: int, size: int, first_chunk: EntryId | None) -> None:
+        """Take note of what an entry holds that the plan had not read."""
+        self._sizes[offset] = size
+        if first_chunk is not None:
+            self._chunks[offset] = first_chunk
+
+    def unread(self, entries: int, of: Range) -> int:
+        """Return which of *entries*, a bitmap, were not read for the first time."""
+        return entries & ~bitmap.of(self._sizes, of.size)
 
     def is_stored(self, key: Key) -> bool:
         """Whether a message is in the target."""
@@ -142,6 +157,7 @@ class RangeOutcome:
         """
         for offset in bitmap.members(gone):
             if by := self._stored.get(offset):
+                self._sizes.setdefault(offset, len(by))
                 self._move(offset, next(iter(by.values())))
             else:
                 self._gone |= 1 << offset
@@ -149,19 +165,25 @@ class RangeOutcome:
             self._refused[offset] = "NotDelivered"
             self.settled |= 1 << offset
 
-    def result(self, of: Range, tails: Mapping[TargetPartition, Tail]) -> RangeResult:
+    def result(
+        self, of: Range, tails: Mapping[TargetPartition, Tail], empty: int = bitmap.EMPTY
+    ) -> RangeResult:
         """Sum it up.
 
         Args:
             of: the range.
             tails: what remains to be read before anything more is sent.
+            empty: see `EntriesRead`.
         """
+        sizes = {offset: size for offset, size in self._sizes.items() if size > 1}
+        read = EntriesRead(bitmap.of(self._sizes, of.size), sizes, self._chunks, empty)
         return RangeResult(
-            moved=self._moved,
+            moved={uid: bitmap.of(at, of.size) for uid, at in self._moved.items()},
             partly=self._partly(),
             refused=tuple((of.entry_id(at), cause) for at, cause in sorted(self._refused.items())),
             gone=self._gone,
             tails=tails,
+            read=read,
         )
 
     def _partly(self) -> Parts:
@@ -174,5 +196,5 @@ class RangeOutcome:
 
     def _move(self, offset: int, uid: str) -> None:
         del self._stored[offset]
-        self._moved[uid] = self._moved.get(uid, bitmap.EMPTY) | 1 << offset
+        self._moved.setdefault(uid, []).append(offset)
         self.settled |= 1 << offset

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import pulsar
@@ -20,6 +19,7 @@ from redrive.copying.errors import NotSentError, SchemaError, SchemaRefusedError
 from redrive.copying.writer_schemas import BYTES, WriterSchemas
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
+from redrive.replay.moving.outcome import Key
 from redrive.replay.topic import broker, position
 from redrive.replay.topic.position import Try
 from redrive.replay.topic.ranges import Range
@@ -27,7 +27,7 @@ from redrive.replay.topic.rows import DeadLetterRow
 
 OPEN_SECONDS = 300.0
 """So long a producer waits for a broker that is away, or for another process to lose its name."""
-MAX_PENDING_MESSAGES = 2_000
+MAX_PENDING_MESSAGES = 3_000
 SEND_SECONDS = 30
 """Without a receipt a message is given up after so long. A process that was stopped sends no more
 of what it had on its way when it wakes: others may have the names of its producers by then."""
@@ -62,10 +62,14 @@ class Receipt(NamedTuple):
     """What the broker, or the client, answered to one message.
 
     Attributes:
+        key: how the message is called within its range.
+        partition: of the target, the one it was sent to.
         stored: whether the broker has stored it now; a duplicate is not.
     """
 
+    key: Key
     letter: DeadLetterRow
+    partition: int
     result: pulsar.Result
     stored: bool
 
@@ -127,29 +131,36 @@ class Sender:
             self._open(index, version)
         return self.last[index]
 
-    def must_be_idle(self, letter: DeadLetterRow) -> bool:
-        """Whether to wait for all receipts before *letter* is sent: its schema is another one."""
-        held = self._producers.get(self.partition(letter))
-        return held is not None and held.version != letter.schema_version
+    def must_be_idle(self, partition: int, version: int | None) -> bool:
+        """Whether to wait for all receipts before a message with another schema is sent."""
+        held = self._producers.get(partition)
+        return held is not None and held.version != version
 
-    def send(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
+    def send(
+        self, key: Key, letter: DeadLetterRow, partition: int, properties: dict[str, str]
+    ) -> None:
         """Send a message; its receipt comes later, or never.
+
+        Args:
+            key: comes with the receipt.
+            letter: what to send.
+            partition: of the target, the one for *letter*.
+            properties: what it carries.
 
         Raises:
             RedriveError: as for `hold`.
         """
-        index = self.partition(letter)
-        self.hold(index, letter.schema_version)
+        self.hold(partition, letter.schema_version)
         receipts = self.receipts
 
         def receive(result: pulsar.Result, stored_as: pulsar.MessageId) -> None:
             stored = result == pulsar.Result.Ok and stored_as.ledger_id() >= 0
-            receipts.put(Receipt(letter, result, stored))
+            receipts.put(Receipt(key, letter, partition, result, stored))
 
-        self._producers[index].producer.send_async(
+        self._producers[partition].producer.send_async(
             letter.value,
             receive,
-            properties=dict(properties),
+            properties=properties,
             partition_key=letter.key,
             ordering_key=letter.ordering_key,
             event_timestamp=letter.event_time,

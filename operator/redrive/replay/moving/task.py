@@ -45,7 +45,9 @@ class RangeTask:
 
     Attributes:
         entries: what to move.
-        chunks: see `RangePlan`.
+        chunks: see `RangePlan`, likewise *unread*.
+        after: behind which entry lies all of what is unread.
+        max_replays: see `Choice`; it is looked at in what is unread.
         acknowledged: which of them are acknowledged: not to be sent, moved or not.
         partly: see `RangeRecord`.
         tails: where earlier leases may have stored what is not on record; see `RangeRecord`.
@@ -62,6 +64,9 @@ class RangeTask:
     range: Range
     entries: int
     chunks: Mapping[int, EntryId]
+    unread: int
+    after: EntryId
+    max_replays: int | None
     acknowledged: int
     partly: Parts
     tails: Mapping[TargetPartition, Tail]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 
 import pulsar
@@ -21,7 +21,7 @@ from redrive.replay.moving.pace import Pace
 from redrive.replay.moving.sending import Receipt, Sender
 from redrive.replay.topic.rows import DeadLetterRow
 
-MESSAGES = 1_000
+MESSAGES = 2_000
 BYTES = 32 * 2**20
 STALL_SECONDS = 15.0
 ALONE_SECONDS = 15.0
@@ -67,20 +67,25 @@ class Window:
         self._on_the_way: set[Key] = set()
         self._bytes = 0
 
-    def send(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
+    def send(self, key: Key, letter: DeadLetterRow, properties: dict[str, str]) -> None:
         """Send a message, unless it is refused already.
+
+        Args:
+            key: how *letter* is called, see `key`.
+            letter: what to send.
+            properties: what it carries.
 
         Raises:
             StalledError: the broker has not answered for seconds.
             DrainedError: nothing more is to be sent.
         """
-        outcome, key = self._outcome, self.key(letter)
+        outcome = self._outcome
         if letter.size >= outcome.too_big:
             outcome.refuse(key, "TooBig")
         elif key in outcome.alone:
-            self._send_alone(letter, properties)
+            self._send_alone(key, letter, properties)
         else:
-            self._send(letter, properties)
+            self._send(key, letter, properties)
             if not outcome.proven:
                 self.drain()
                 if key not in outcome.doubts and outcome.stored_in:
@@ -106,12 +111,12 @@ class Window:
         """Return how *letter* is called within its range."""
         return letter.position.entry - self._first, letter.position.batch_index
 
-    def _send_alone(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
+    def _send_alone(self, key: Key, letter: DeadLetterRow, properties: dict[str, str]) -> None:
         """Send what may be the message that the broker refuses; one refused twice is refused.
 
         A broker does not say which message it refuses, and the client sends it again for ever.
         """
-        outcome, key = self._outcome, self.key(letter)
+        outcome = self._outcome
         self.drain()
         if outcome.alone[key] >= ALONE_TRIES:
             if letter.size > outcome.largest:
@@ -119,16 +124,16 @@ class Window:
             outcome.refuse(key, "NotAccepted")
             return
         outcome.alone[key] += 1
-        self._send(letter, properties)
+        self._send(key, letter, properties)
         self._settle(0, 0, ALONE_SECONDS)
 
-    def _send(self, letter: DeadLetterRow, properties: Mapping[str, str]) -> None:
+    def _send(self, key: Key, letter: DeadLetterRow, properties: dict[str, str]) -> None:
         self._wait_for_permission()
-        key = self.key(letter)
-        if self._sender.must_be_idle(letter):
+        partition = self._sender.partition(letter)
+        if self._sender.must_be_idle(partition, letter.schema_version):
             self.drain()
         try:
-            self._sender.send(letter, properties)
+            self._sender.send(key, letter, partition, properties)
         except SchemaError as error:
             self._outcome.refuse(key, error.reason)
         else:
@@ -143,11 +148,14 @@ class Window:
                 self._take_in()
             if self._permit.drain:
                 raise DrainedError
-            wait = self._pace.due_in(now, self._permit.rate)
+            rate = self._permit.rate
+            if rate is None:
+                return
+            wait = self._pace.due_in(now, rate)
             if not wait:
                 break
             time.sleep(min(wait, LEASE_SECONDS))
-        self._pace.sent(now, self._permit.rate)
+        self._pace.sent(now, rate)
 
     def _take_in(self) -> None:
         """Take in what receipts there are: at a low rate the window is full only after minutes."""
@@ -165,16 +173,16 @@ class Window:
             self._receive(receipt)
 
     def _receive(self, receipt: Receipt) -> None:
-        letter, outcome = receipt.letter, self._outcome
-        key = self.key(letter)
+        key, letter, partition, result, stored = receipt
+        outcome = self._outcome
         self._on_the_way.discard(key)
         self._bytes -= letter.size
-        if receipt.stored:
-            outcome.stored_in.add(self._sender.partition(letter))
+        if stored:
+            outcome.stored_in.add(partition)
             outcome.largest = max(outcome.largest, letter.size)
             if outcome.store(key, letter.batch_size):
                 self._acknowledge(letter)
-        elif receipt.result == pulsar.Result.MessageTooBig:
+        elif result == pulsar.Result.MessageTooBig:
             outcome.refuse(key, "TooBig")
         else:
             outcome.doubts.add(key)

@@ -31,12 +31,19 @@ class Entry(NamedTuple):
     first: EntryId | None = None
 
 
+_UNBATCHED = Entry(1)
+_BATCH_TAG = bytes([_BATCH_SIZE << 3 | _VARINT])
+_CHUNK_TAG = bytes([_FIRST_CHUNK << 3 | _BYTES])
+
+
 def entry_of(serialized: bytes) -> Entry:
     """Read what `MessageId.serialize` wrote.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it says something of a batch, or of chunks, and can't be read.
     """
+    if _BATCH_TAG not in serialized and _CHUNK_TAG not in serialized:  # as with most
+        return _UNBATCHED
     fields, chunk = _fields(serialized)
     first = _fields(chunk)[0] if chunk else None
     return Entry(

@@ -118,7 +118,8 @@ class Source(NamedTuple):
     position: Position
 
     def __str__(self) -> str:
-        return f"{self.uid}@{self.partition}:{':'.join(map(str, self.position))}"
+        ledger, entry, index = self.position
+        return f"{self.uid}@{self.partition}:{ledger}:{entry}:{index}"
 
     @classmethod
     def parse(cls, text: str) -> Source | None:

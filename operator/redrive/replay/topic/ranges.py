@@ -122,7 +122,8 @@ def look_back(partition: Partition, entry: EntryId) -> EntryId:
             if before >= missing:
                 return EntryId(ledger, before - missing - 1)
             missing -= before
-    return EntryId(partition.ledgers[0][0], -1)
+    oldest = partition.ledgers[0][0] if partition.ledgers else entry.ledger
+    return EntryId(oldest, -1)
 
 
 def _overlap(piece: Range, after: EntryId, last: EntryId) -> int:

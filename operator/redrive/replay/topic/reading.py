@@ -93,7 +93,7 @@ def messages(
     try:
         while (message := _next(reader, last, is_through)) is not None:
             message_id = message.message_id()
-            at = EntryId(message_id.ledger_id(), message_id.entry_id())
+            at = message_id.ledger_id(), message_id.entry_id()
             if at > last:
                 return
             yield message
@@ -118,10 +118,11 @@ def of_entries(
     if not entries:
         return
     bounds = after, of.entry_id(entries.bit_length() - 1)
+    wanted = frozenset(bitmap.members(entries))
     for message in messages(topic, of.partition, bounds, ahead):
         letter = DeadLetterRow.of(message, of.partition)
         position = letter.position
-        if of.holds(position) and bitmap.contains(entries, position.entry - of.first):
+        if position.ledger == of.ledger and position.entry - of.first in wanted:
             yield letter
 
 

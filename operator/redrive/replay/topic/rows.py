@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,8 +19,7 @@ BATCH_ROWS = 1_000
 BATCH_BYTES = 4 * 2**20
 
 
-@dataclass(frozen=True)
-class DeadLetterRow:
+class DeadLetterRow(NamedTuple):
     """One message.
 
     Attributes:
@@ -56,11 +54,11 @@ class DeadLetterRow:
         """Take all there is of *message*."""
         message_id = message.message_id()
         entry = messageid.entry_of(message_id.serialize())
-        at = EntryId(message_id.ledger_id(), message_id.entry_id())
+        index = max(0, message_id.batch_index())
         properties = reading.properties(message)
         return cls(
             partition=partition,
-            position=Position(*at, max(0, message_id.batch_index())),
+            position=Position(message_id.ledger_id(), message_id.entry_id(), index),
             batch_size=entry.size,
             message_id=message_id,
             first_chunk=entry.first,
@@ -78,7 +76,7 @@ class DeadLetterRow:
     @property
     def acknowledgement(self) -> pulsar.MessageId:
         """Return what to acknowledge it by, with all that is in its entry, or with all chunks."""
-        if self.first_chunk is not None:
+        if self.batch_size == 1:
             return self.message_id
         return entry_acknowledgement(self.partition, self.position.entry_id)
 
@@ -86,6 +84,11 @@ class DeadLetterRow:
     def size(self) -> int:
         """Return the bytes of its value."""
         return len(self.value or b"")
+
+    @property
+    def replays(self) -> int:
+        """Return how often it has been replayed."""
+        return envelope.replays(self.properties)
 
 
 def entry_acknowledgement(partition: int, entry: EntryId) -> pulsar.MessageId:
@@ -149,7 +152,7 @@ _COLUMNS: Mapping[str, _RowColumn] = MappingProxyType(
         "reconsume_times": _RowColumn(
             "INT", pa.int32(), lambda row: envelope.reconsume_times(row.properties)
         ),
-        "replays": _RowColumn("INT", pa.int32(), lambda row: envelope.replays(row.properties)),
+        "replays": _RowColumn("INT", pa.int32(), lambda row: row.replays),
         "publish_time": _RowColumn("TIMESTAMP", _MOMENT, lambda row: moment(row.publish_time)),
         "event_time": _RowColumn("TIMESTAMP", _MOMENT, lambda row: moment(row.event_time)),
     }

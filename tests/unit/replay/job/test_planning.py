@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import pulsar
 import pytest
@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import REPLAYS
-from redrive.replay.job import plan
+from redrive.replay.job import plan, planning
 from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.job.planning import planned
 from redrive.replay.ledger.records import RangeRecord, Records
-from redrive.replay.moving.outcome import RangeResult
+from redrive.replay.moving.entries import read_first
+from redrive.replay.moving.outcome import RangeOutcome, RangeResult
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.topic import bitmap
@@ -229,3 +230,49 @@ def test_what_is_moved_has_no_part_in_a_limit(long: Entries) -> None:
         )
     found = planned(job(Choice(limit=1)), Held(long, slots=1), records, partitions(long))
     assert [each.range.first for each in found if each.plan.selected] == [3 * RANGE_ENTRIES]
+
+
+@given(topics(), st.none() | st.integers(1, 5))
+def test_what_tasks_read_of_an_unread_plan_is_what_a_scan_would_have_planned(
+    rests: Entries, max_replays: int | None
+) -> None:
+    of_all, resting = job(Choice(max_replays=max_replays)), partitions(rests)
+    held = Held(rests, slots=2)
+    scanned = {each.range: each.plan for each in planned(of_all, held, Records(), resting)}
+    unread = dict(planning.unread(Records(), resting))
+    assert planning.takes_all(of_all)
+    assert unread.keys() == scanned.keys()
+    for of, by_scan in scanned.items():
+        outcome = RangeOutcome({}, "uid")
+        there = [each for letters in rests.values() for each in letters if is_in(of, each)]
+        there.sort(key=lambda each: each.position)
+        for each in read_first(there, outcome, of.first, max_replays):
+            key = each.position.entry - of.first, each.position.batch_index
+            outcome.store(key, each.batch_size)
+        empty = outcome.unread(unread[of].unread, of)
+        result = outcome.result(of, {}, empty)
+        by_task = unread[of].read(result.read).after(of, result.refused, result.gone, done=True)
+        assert (by_task.scanned, by_task.matched) == (by_scan.scanned, by_scan.matched)
+        assert (by_task.selected, by_task.unread) == (by_scan.selected, bitmap.EMPTY)
+        assert by_task.refused == by_scan.refused
+        assert result.moved.get("uid", bitmap.EMPTY) == by_scan.selected
+
+
+def is_in(of: Range, each: DeadLetterRow) -> bool:
+    return each.partition == of.partition and of.holds(each.position)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"where": "size > 0"},
+        {"approval_above": 5},
+        {"choice": Choice(ids=("1:2",))},
+        {"choice": Choice(keys=("eu",))},
+        {"choice": Choice(since=1)},
+        {"choice": Choice(until=1)},
+        {"choice": Choice(limit=1)},
+    ],
+)
+def test_what_selects_or_needs_a_number_has_all_read_first(changed: dict[str, Any]) -> None:
+    assert not planning.takes_all(replace(job(Choice(max_replays=3)), **changed))

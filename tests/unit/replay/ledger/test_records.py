@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from redrive.policy.naming import TopicName
 from redrive.replay.ledger import records
 from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.records import Header, RangePlan, RangeRecord, Records, RefusedEntry
+from redrive.replay.ledger.records import (
+    EntriesRead,
+    Header,
+    RangePlan,
+    RangeRecord,
+    Records,
+    RefusedEntry,
+)
 from redrive.replay.topic import bitmap
 from redrive.replay.topic.position import EntryId, Tail, TargetPartition
 from redrive.replay.topic.ranges import Range
@@ -59,6 +66,7 @@ plans = st.builds(
     skipped=bits,
     done=st.booleans(),
     chunks=st.dictionaries(st.integers(0, 40), entries),
+    unread=bits,
 )
 
 
@@ -145,6 +153,28 @@ def test_what_turns_out_to_be_refused_stays_in_the_account(
     assert after.done
     assert account.matched == before.matched
     assert account.matched == account.moved + account.skipped + account.refused + account.left
+
+
+@given(range_records, bits, bits, st.data())
+def test_what_tasks_read_of_an_unread_plan_changes_its_numbers_and_keeps_them_equal(
+    record: RangeRecord, unread: int, seen: int, data: st.DataObject
+) -> None:
+    read = unread & seen
+    sizes = {at: data.draw(st.integers(2, 9)) for at in bitmap.members(read)}
+    empty = data.draw(bits) & unread & ~read & ~record.moved_by_any
+    before = RangePlan.of_unread(unread)
+    assert before.scanned == before.matched == unread.bit_count()
+
+    after = before.read(EntriesRead(read, sizes, {}, empty))
+
+    assert after.scanned == after.matched
+    assert after.matched == sum(sizes.values()) + (unread & ~read & ~empty).bit_count()
+    assert after.unread == unread & ~read & ~empty
+    account = Account.of(UID, with_records(record, after))
+    assert account.matched == account.moved + account.skipped + account.refused + account.left
+    whole = after.read(EntriesRead(after.unread))
+    assert whole.unread == bitmap.EMPTY
+    assert whole.read(EntriesRead(unread, sizes, {}, unread)) == whole
 
 
 @given(range_records, plans)

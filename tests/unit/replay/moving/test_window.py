@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping
 from typing import cast
 
 import pulsar
@@ -11,7 +10,7 @@ import pytest
 
 from redrive.replay.ledger.permit import Permit
 from redrive.replay.moving import window as windows
-from redrive.replay.moving.outcome import RangeOutcome
+from redrive.replay.moving.outcome import Key, RangeOutcome
 from redrive.replay.moving.sending import Receipt, Sender
 from redrive.replay.moving.window import Window
 from redrive.replay.topic.position import Position
@@ -32,13 +31,15 @@ class AtOnce:
     def __init__(self) -> None:
         self.receipts: queue.SimpleQueue[Receipt] = queue.SimpleQueue()
 
-    def send(self, sent: DeadLetterRow, _properties: Mapping[str, str]) -> None:
-        self.receipts.put(Receipt(sent, pulsar.Result.Ok, stored=True))
+    def send(
+        self, key: Key, sent: DeadLetterRow, partition: int, _properties: dict[str, str]
+    ) -> None:
+        self.receipts.put(Receipt(key, sent, partition, pulsar.Result.Ok, stored=True))
 
     def partition(self, _letter: DeadLetterRow) -> int:
         return 0
 
-    def must_be_idle(self, _letter: DeadLetterRow) -> bool:
+    def must_be_idle(self, _partition: int, _version: int | None) -> bool:
         return False
 
     def prove(self, _letter: DeadLetterRow) -> None:
@@ -56,7 +57,7 @@ def test_receipts_are_taken_in_with_each_look_at_the_lease(monkeypatch: pytest.M
         first=0,
     )
     for entry in range(5):
-        window.send(letter(entry), {})
+        window.send((entry, 0), letter(entry), {})
     assert acknowledged == [0, 1, 2, 3]
     window.drain()
     assert acknowledged == [0, 1, 2, 3, 4]
@@ -88,14 +89,16 @@ def test_a_task_is_as_fast_as_it_may_be_and_no_faster(
         return Permit(rate)
 
     class Slow(AtOnce):
-        def send(self, sent: DeadLetterRow, properties: Mapping[str, str]) -> None:
+        def send(
+            self, key: Key, sent: DeadLetterRow, partition: int, properties: dict[str, str]
+        ) -> None:
             clock.sleep(0.5 / rate)
-            super().send(sent, properties)
+            super().send(key, sent, partition, properties)
 
     outcome = RangeOutcome({}, "uid", proven=True)
     window = Window(cast("Sender", Slow()), outcome, look, lambda _: None, first=0)
-    window.send(letter(0), {})
+    window.send((0, 0), letter(0), {})
     begin = clock.now
     for entry in range(1, messages):
-        window.send(letter(entry), {})
+        window.send((entry, 0), letter(entry), {})
     assert (messages - 1) / (clock.now - begin) == pytest.approx(rate, rel=0.1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pulsar
 import pyarrow as pa
 import pytest
@@ -66,7 +64,7 @@ def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetterRow]) -
 
 def test_only_the_columns_that_are_asked_for_are_written() -> None:
     carried = {CAUSE_TYPE: "TimeoutError", REPLAYS: "2", RECONSUMETIMES: "not a number"}
-    letter = dataclasses.replace(DeadLetterRow.of(message_with(), -1), properties=carried)
+    letter = DeadLetterRow.of(message_with(), -1)._replace(properties=carried)
     names = ("replays", "cause_type", "reconsume_times")
     assert rows.to_batch([letter], names).to_pylist() == [
         {"replays": 2, "cause_type": "TimeoutError", "reconsume_times": 0}
@@ -106,4 +104,6 @@ def test_the_size_of_a_batch_and_the_first_chunk_are_read_from_the_protocol() ->
 @pytest.mark.parametrize("broken", ["08", "08ff", "0d00000000"])
 def test_what_is_no_message_id_is_refused(broken: str) -> None:
     with pytest.raises(ValueError, match="a message id"):
-        messageid.entry_of(bytes.fromhex(broken))
+        messageid.place_of(bytes.fromhex(broken))
+    with pytest.raises(ValueError, match="a message id"):
+        messageid.entry_of(bytes.fromhex("3005" + broken))

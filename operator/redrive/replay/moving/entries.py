@@ -1,0 +1,90 @@
+"""Entries of a dead-letter topic: which can be moved, and what those hold that no plan has read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from redrive.replay.moving.outcome import RangeOutcome
+from redrive.replay.topic.position import MAX_BATCH
+from redrive.replay.topic.rows import DeadLetterRow
+
+
+class Seen(Protocol):
+    """What decides whether a message can be moved; see `DeadLetterRow`."""
+
+    @property
+    def encrypted(self) -> bool:
+        """Return whether only its readers can decrypt it."""
+
+    @property
+    def unreadable(self) -> bool:
+        """Return whether its properties can't be shown."""
+
+    @property
+    def batch_size(self) -> int:
+        """Return how many messages its entry holds."""
+
+    @property
+    def replays(self) -> int:
+        """Return how often it was replayed."""
+
+
+def refusal(entry: Sequence[Seen], selected: int, max_replays: int | None) -> str:
+    """Say why an entry can't be moved; nothing if it can.
+
+    A broker acknowledges entries, not messages: what is sent of an entry in part would be sent
+    again by the next Replay.
+
+    Args:
+        entry: what was read of its messages.
+        selected: how many of them are to be moved.
+        max_replays: what was replayed so often stays; None for any number.
+    """
+    first = entry[0]
+    if first.encrypted:
+        return "Encrypted"
+    if first.unreadable:
+        return "UnreadableProperties"
+    if first.batch_size > MAX_BATCH:
+        return "BatchTooLarge"
+    if not selected == len(entry) == first.batch_size:
+        return "PartOfBatch"
+    often = max_replays is not None and max_replays <= max(each.replays for each in entry)
+    return "ReplayedTooOften" if often else ""
+
+
+def read_first(
+    letters: Iterable[DeadLetterRow], outcome: RangeOutcome, begin: int, max_replays: int | None
+) -> Iterator[DeadLetterRow]:
+    """Yield what can be moved of entries that are read for the first time.
+
+    Args:
+        letters: all messages of some entries.
+        outcome: takes in what the entries hold, and which can't be moved.
+        begin: the first entry of their range.
+        max_replays: see `refusal`.
+    """
+    for entry in _by_entry(letters):
+        first = entry[0]
+        offset = first.position.entry - begin
+        outcome.read(offset, len(entry), first.first_chunk)
+        cause = refusal(entry, len(entry), max_replays)
+        if cause:
+            outcome.refuse((offset, 0), cause)
+        else:
+            yield from entry
+
+
+def _by_entry(letters: Iterable[DeadLetterRow]) -> Iterator[Sequence[DeadLetterRow]]:
+    batch: list[DeadLetterRow] = []
+    for letter in letters:
+        if batch and batch[0].position.entry_id != letter.position.entry_id:
+            yield batch
+            batch = []
+        if letter.batch_size == 1:
+            yield (letter,)
+        else:
+            batch.append(letter)
+    if batch:
+        yield batch
