@@ -212,6 +212,8 @@ class RangeMover:
         # A broker writes together what comes together: what is sent by ones and twos costs it more.
         for letter in itertools.chain.from_iterable(rows.in_batches(letters)):
             key = window.key(letter)
+            if outcome.is_settled(key[0]):  # by what was found of another message of its batch
+                continue
             if outcome.is_stored(key):
                 if outcome.store(key, letter.batch_size):
                     self._acknowledge(letter)

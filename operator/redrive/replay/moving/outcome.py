@@ -113,6 +113,10 @@ class RangeOutcome:
         """Return which of *entries*, a bitmap, were not read for the first time."""
         return entries & ~bitmap.of(self._sizes, of.size)
 
+    def is_settled(self, offset: int) -> bool:
+        """Whether an entry is moved or refused."""
+        return bitmap.contains(self.settled, offset)
+
     def is_stored(self, key: Key) -> bool:
         """Whether a message is in the target."""
         offset, index = key
