@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -30,6 +31,7 @@ from tests.integration.replay.test_mover import (
     job_of,
     process,
     replay,
+    selecting,
     wait_until_moved,
 )
 
@@ -131,6 +133,29 @@ def test_a_run_that_is_killed_between_chunks_is_gone_on_with(
     account = replay(provisioned, uid=job.uid)
 
     assert (account.scanned, account.matched, account.moved) == (len(sizes),) * 3
+    assert provisioned.in_target() == list(map(str, sizes))
+    assert provisioned.backlog_of_dead_letters() == 0
+    provisioned.check_audit()
+
+
+@pytest.mark.parametrize("planned", ["unread", "read"])
+def test_chunks_that_a_reader_loses_are_read_again(
+    provision_policy: ProvisionPolicy, planned: str
+) -> None:
+    """A reader that is connected again in the midst of a message never delivers it."""
+    provisioned = provision_policy()
+    sizes = [IN_CHUNKS + number for number in range(8)]
+    bury(provisioned, *map(noise, sizes))
+    job = dataclasses.replace(job_of(provisioned), rate_limit=1)
+    job = selecting(job) if planned == "read" else job
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(runs.run, job, Local(), Notes())
+        for moved in range(1, 6):
+            wait_until_moved(provisioned, 3 * moved)  # entries
+            provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")
+        account = run.result(120)
+
+    assert (account.matched, account.moved, account.left) == (len(sizes), len(sizes), 0)
     assert provisioned.in_target() == list(map(str, sizes))
     assert provisioned.backlog_of_dead_letters() == 0
     provisioned.check_audit()

@@ -98,7 +98,7 @@ RUN = """
 import sys
 from redrive.replay.job.engine import Local, Wish
 from redrive.replay.job.run import run
-from redrive.replay.spec import Choice, ReplayJob
+from redrive.replay.spec import ReplayJob
 
 class Silent:
     def report(self, account, *, suspended=False):
@@ -337,6 +337,26 @@ def test_a_run_that_is_killed_among_batches_knows_how_many_messages_there_were(
     assert (account.scanned, account.matched, account.moved, account.left) == (*[count] * 3, 0)
     assert provisioned.in_target() == numbers(count)
     provisioned.check_audit()
+
+
+def test_a_batch_that_was_stored_whole_is_not_sent_again(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury_batch("A", "B", "A")
+    job = job_of(provisioned)
+    with monkeypatch.context() as patch:
+        patch.setattr(RangeMover, "_acknowledge", lambda *_: None)
+        patch.setattr(RangeMover, "_result", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            runs.run(job, Local(), Notes())
+    assert len(provisioned.in_target()) == 3
+
+    account = replay(provisioned, uid=job.uid)
+
+    assert (account.matched, account.moved, account.left) == (3, 3, 0)
+    assert len(provisioned.in_target()) == 3
+    assert provisioned.resting() == []
 
 
 def test_a_target_that_does_not_deduplicate_is_left_after_its_first_message(

@@ -6,7 +6,6 @@ interrupted goes on with: it is made once, before anything is sent.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections import Counter
@@ -16,13 +15,11 @@ from typing import NamedTuple
 
 import pulsar
 
-from redrive.copying.errors import SchemaError
-from redrive.copying.writer_schemas import WriterSchemas
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay.job.choosing import Chooser
 from redrive.replay.ledger.records import RangePlan, RefusedEntry
-from redrive.replay.moving.entries import refusal
+from redrive.replay.moving.entries import refusal, schema_refusals
 from redrive.replay.spec import EVERYTHING, Choice
 from redrive.replay.topic import bitmap, broker, reading
 from redrive.replay.topic.position import EntryId, Position
@@ -121,25 +118,6 @@ def letters(client: pulsar.Client, what: Scan) -> Iterator[DeadLetterRow]:
     of, resting = what.piece.range, what.piece.resting & ~what.moved
     topic = ReadableTopic(client, what.admin_url, what.topic)
     yield from reading.of_entries(topic, of, resting, what.piece.after, what.ahead)
-
-
-def schema_refusals(client: pulsar.Client, topic: TopicName) -> Callable[[int | None], str]:
-    """Return what says of a version of the schema of *topic* why no message can be sent with it.
-
-    It says nothing where one can.
-    """
-    schemas = WriterSchemas(client)
-
-    @functools.cache
-    def refusal(version: int | None) -> str:
-        try:
-            if version is not None:
-                schemas.get(topic, version)
-        except SchemaError as error:
-            return error.reason
-        return ""
-
-    return refusal
 
 
 def plan(

@@ -186,11 +186,15 @@ class RangePlan:
         """Return the plan once some of what was *unread* is read."""
         if not self.unread:
             return self
+        # Of what was read before, more was known then than is left to be found.
+        first = frozenset(bitmap.members(self.unread))
+        sizes = {at: size for at, size in found.sizes.items() if at in first}
+        chunks = {at: chunk for at, chunk in found.chunks.items() if at in first}
         plan = replace(
             self,
             selected=self.selected & ~found.empty,
-            sizes={**self.sizes, **found.sizes},
-            chunks={**self.chunks, **found.chunks},
+            sizes={**self.sizes, **sizes},
+            chunks={**self.chunks, **chunks},
             unread=self.unread & ~found.entries & ~found.empty,
         )
         return replace(plan, scanned=plan.matched)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+import pulsar
+
+from redrive.copying.errors import SchemaError
+from redrive.copying.writer_schemas import WriterSchemas
+from redrive.policy.naming import TopicName
 from redrive.replay.moving.outcome import RangeOutcome
+from redrive.replay.topic import bitmap
 from redrive.replay.topic.position import MAX_BATCH
 from redrive.replay.topic.rows import DeadLetterRow
 
@@ -54,29 +61,56 @@ def refusal(entry: Sequence[Seen], selected: int, max_replays: int | None) -> st
     return "ReplayedTooOften" if often else ""
 
 
+def schema_refusals(client: pulsar.Client, topic: TopicName) -> Callable[[int | None], str]:
+    """Return what says of a version of the schema of *topic* why no message can be sent with it.
+
+    It says nothing where one can.
+    """
+    schemas = WriterSchemas(client)
+
+    @functools.cache
+    def refusal(version: int | None) -> str:
+        try:
+            if version is not None:
+                schemas.get(topic, version)
+        except SchemaError as error:
+            return error.reason
+        return ""
+
+    return refusal
+
+
 def read_first(
-    letters: Iterable[DeadLetterRow], outcome: RangeOutcome, begin: int, max_replays: int | None
+    letters: Iterable[DeadLetterRow],
+    outcome: RangeOutcome,
+    begin: int,
+    acknowledged: int,
+    cause_of: Callable[[Sequence[DeadLetterRow]], str],
 ) -> Iterator[DeadLetterRow]:
-    """Yield what can be moved of entries that are read for the first time.
+    """Yield what is to be sent of entries that are read for the first time.
 
     Args:
         letters: all messages of some entries.
         outcome: takes in what the entries hold, and which can't be moved.
         begin: the first entry of their range.
-        max_replays: see `refusal`.
+        acknowledged: what is not to be sent, a bitmap.
+        cause_of: says why an entry can't be moved; nothing if it can.
     """
-    for entry in _by_entry(letters):
+    for entry in by_entry(letters):
         first = entry[0]
         offset = first.position.entry - begin
         outcome.read(offset, len(entry), first.first_chunk)
-        cause = refusal(entry, len(entry), max_replays)
+        if acknowledged and bitmap.contains(acknowledged, offset):
+            continue
+        cause = cause_of(entry)
         if cause:
             outcome.refuse((offset, 0), cause)
         else:
             yield from entry
 
 
-def _by_entry(letters: Iterable[DeadLetterRow]) -> Iterator[Sequence[DeadLetterRow]]:
+def by_entry(letters: Iterable[DeadLetterRow]) -> Iterator[Sequence[DeadLetterRow]]:
+    """Put the messages of each entry together."""
     batch: list[DeadLetterRow] = []
     for letter in letters:
         if batch and batch[0].position.entry_id != letter.position.entry_id:

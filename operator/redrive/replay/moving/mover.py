@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import pulsar
 
-from redrive.copying.errors import SchemaError
+from redrive.copying.errors import NotSentError, SchemaError
 from redrive.errors import RedriveError
 from redrive.policy import envelope
 from redrive.policy.naming import TopicName
@@ -24,7 +24,7 @@ from redrive.replay.ledger.ledger import WAIT_SECONDS, Lease, fenced
 from redrive.replay.ledger.permit import Permit
 from redrive.replay.ledger.records import SentTo
 from redrive.replay.moving import tail
-from redrive.replay.moving.entries import read_first
+from redrive.replay.moving.entries import by_entry, read_first, refusal, schema_refusals
 from redrive.replay.moving.outcome import Found, RangeOutcome, RangeResult
 from redrive.replay.moving.sending import Sender, SentBeforeError
 from redrive.replay.moving.task import RangeTask
@@ -98,7 +98,7 @@ class RangeMover:
         before = Try(self._task.generation - 1, 0)
         while sent_in.attempt < MAX_TRIES:
             try:
-                if self._try(sent_in, before):
+                if self._try(sent_in, before) and not self._has_overlooked():
                     return self._result()
             except SentBeforeError as found:
                 sent_in = found.sent_in
@@ -210,39 +210,67 @@ class RangeMover:
     def _send_all(self, window: Window, letters: Iterable[DeadLetterRow]) -> None:
         outcome, doubts = self._outcome, self._doubts()
         # A broker writes together what comes together: what is sent by ones and twos costs it more.
-        for letter in itertools.chain.from_iterable(rows.in_batches(letters)):
-            key = window.key(letter)
-            if outcome.is_settled(key[0]):  # by what was found of another message of its batch
-                continue
-            if outcome.is_stored(key):
-                if outcome.store(key, letter.batch_size):
-                    self._acknowledge(letter)
-            elif doubts and _is_among(doubts, letter, key[0]):
+        for entry in by_entry(itertools.chain.from_iterable(rows.in_batches(letters))):
+            unsent = [each for each in entry if not outcome.is_stored(window.key(each))]
+            key = window.key(entry[0])
+            if not unsent:
+                if outcome.store(key, entry[0].batch_size):
+                    self._acknowledge(entry[0])
+            elif doubts and any(_is_among(doubts, letter, key[0]) for letter in unsent):
                 outcome.refuse(key, "Unproven")
             else:
-                window.send(key, letter, self._properties(letter))
+                for letter in unsent:
+                    window.send(window.key(letter), letter, self._properties(letter))
         window.drain()
+
+    @property
+    def _to_read(self) -> int:
+        task = self._task
+        return task.entries & ~self._outcome.settled & ~(task.acknowledged & ~task.unread)
 
     def _letters(self) -> Generator[DeadLetterRow]:
         """Read what is neither moved nor refused yet, nor acknowledged.
 
         What is unread and acknowledged is read, too, to know how many messages that were.
         """
-        task, route = self._task, self._route
-        entries = task.entries & ~self._outcome.settled & ~(task.acknowledged & ~task.unread)
+        task, route, entries = self._task, self._route, self._to_read
         if not entries:
             return
+        letters = self._read_entries(entries)
+        if not task.unread:
+            yield from letters
+            return
+        schema_refusal = schema_refusals(self._client, route.source)
+
+        def cause_of(entry: Sequence[DeadLetterRow]) -> str:
+            if cause := refusal(entry, len(entry), task.max_replays):
+                return cause
+            with suppress(NotSentError):  # the broker is away, which the sender waits for
+                return schema_refusal(entry[0].schema_version)
+            return ""
+
+        settled = task.acknowledged & entries
+        yield from read_first(letters, self._outcome, task.range.first, settled, cause_of)
+
+    def _read_entries(self, entries: int) -> Generator[DeadLetterRow]:
+        task, route = self._task, self._route
         topic = ReadableTopic(self._client, route.admin_url, route.source)
         after = reading.begin(task.range, entries, task.chunks)
-        if not task.unread:
-            yield from reading.of_entries(topic, task.range, entries, after, task.ahead)
-            return
-        first, after = task.range.first, min(after, task.after)
-        letters = reading.of_entries(topic, task.range, entries, after, task.ahead)
-        settled = task.acknowledged & entries
-        for letter in read_first(letters, self._outcome, first, task.max_replays):
-            if not settled or not bitmap.contains(settled, letter.position.entry - first):
-                yield letter
+        if task.unread:
+            after = min(after, task.after)
+        return reading.of_entries(topic, task.range, entries, after, task.ahead)
+
+    def _has_overlooked(self) -> bool:
+        """Whether a message comes after all of the entries that none came of.
+
+        A reader that has to wait, or is connected again, loses messages that were sent in chunks:
+        the client waits for their other parts for a minute, and takes none of them twice.
+        """
+        unseen = self._outcome.unseen(self._to_read, self._task.range)
+        if self._drained or not unseen:
+            return False
+        with closing(self._read_entries(unseen)) as letters:
+            return next(letters, None) is not None
 
     def _properties(self, letter: DeadLetterRow) -> dict[str, str]:
         source = Source(self._route.uid, letter.partition, letter.position)
@@ -303,7 +331,7 @@ class RangeMover:
         if of.ledger not in partition.held:
             self._outcome.miss(unseen, bitmap.EMPTY)
             return bitmap.EMPTY
-        empty = self._outcome.unread(unseen & self._task.unread, of)
+        empty = self._outcome.unseen(unseen & self._task.unread, of)
         gone = (gone | unseen & ranges.settled(of, partition)) & ~empty
         self._outcome.miss(gone, unseen & ~gone & ~empty)
         return empty

@@ -109,13 +109,9 @@ class RangeOutcome:
         if first_chunk is not None:
             self._chunks[offset] = first_chunk
 
-    def unread(self, entries: int, of: Range) -> int:
-        """Return which of *entries*, a bitmap, were not read for the first time."""
-        return entries & ~bitmap.of(self._sizes, of.size)
-
-    def is_settled(self, offset: int) -> bool:
-        """Whether an entry is moved or refused."""
-        return bitmap.contains(self.settled, offset)
+    def unseen(self, entries: int, of: Range) -> int:
+        """Return which of *entries*, a bitmap, were neither read nor found in the target."""
+        return entries & ~bitmap.of((*self._sizes, *self._stored), of.size) & ~self.settled
 
     def is_stored(self, key: Key) -> bool:
         """Whether a message is in the target."""

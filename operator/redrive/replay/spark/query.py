@@ -23,6 +23,7 @@ from redrive.replay.job.choosing import Chooser
 from redrive.replay.job.plan import PlannedRange, Scan, Sighting
 from redrive.replay.ledger.records import RangePlan
 from redrive.replay.moving import mover
+from redrive.replay.moving.entries import schema_refusals
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.spark import datasource
@@ -166,7 +167,7 @@ def _fold(
 ) -> Iterator[str]:
     """Plan the range that a task has read."""
     with broker.connect(job.service_url) as client:
-        refusal = plan.schema_refusals(client, job.policy.dead_letter_topic)
+        refusal = schema_refusals(client, job.policy.dead_letter_topic)
         for of, group in itertools.groupby(found, key=_range):
             chooser = Chooser(choices[of])
             seen = (_sighting(row, chooser) for row in group)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
 import pulsar
@@ -105,7 +105,7 @@ def messages(
 
 def of_entries(
     topic: ReadableTopic, of: Range, entries: int, after: EntryId, ahead: int
-) -> Iterator[DeadLetterRow]:
+) -> Generator[DeadLetterRow]:
     """Read all messages of some entries of a range; errors are those of `messages`.
 
     Args:

@@ -19,7 +19,7 @@ from redrive.replay.job import plan, planning
 from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.job.planning import planned
 from redrive.replay.ledger.records import RangeRecord, Records
-from redrive.replay.moving.entries import read_first
+from redrive.replay.moving.entries import read_first, refusal
 from redrive.replay.moving.outcome import RangeOutcome, RangeResult
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.spec import Choice, ReplayJob
@@ -192,8 +192,8 @@ def test_a_selection_takes_what_the_oracle_takes(
         of = each.range
         for offset in bitmap.members(each.plan.selected):
             found[Place(of.partition, of.entry_id(offset))] = ""
-        for refusal in each.plan.refused:
-            found[Place(of.partition, refusal.entry)] = refusal.cause
+        for refused in each.plan.refused:
+            found[Place(of.partition, refused.entry)] = refused.cause
 
     assert found == expected(choice, rests)
 
@@ -238,6 +238,10 @@ def test_what_tasks_read_of_an_unread_plan_is_what_a_scan_would_have_planned(
 ) -> None:
     of_all, resting = job(Choice(max_replays=max_replays)), partitions(rests)
     held = Held(rests, slots=2)
+
+    def cause_of(entry: Sequence[DeadLetterRow]) -> str:
+        return refusal(entry, len(entry), max_replays)
+
     scanned = {each.range: each.plan for each in planned(of_all, held, Records(), resting)}
     unread = dict(planning.unread(Records(), resting))
     assert planning.takes_all(of_all)
@@ -246,10 +250,10 @@ def test_what_tasks_read_of_an_unread_plan_is_what_a_scan_would_have_planned(
         outcome = RangeOutcome({}, "uid")
         there = [each for letters in rests.values() for each in letters if is_in(of, each)]
         there.sort(key=lambda each: each.position)
-        for each in read_first(there, outcome, of.first, max_replays):
+        for each in read_first(there, outcome, of.first, bitmap.EMPTY, cause_of):
             key = each.position.entry - of.first, each.position.batch_index
             outcome.store(key, each.batch_size)
-        empty = outcome.unread(unread[of].unread, of)
+        empty = outcome.unseen(unread[of].unread, of)
         result = outcome.result(of, {}, empty)
         by_task = unread[of].read(result.read).after(of, result.refused, result.gone, done=True)
         assert (by_task.scanned, by_task.matched) == (by_scan.scanned, by_scan.matched)
