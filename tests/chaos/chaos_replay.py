@@ -7,6 +7,7 @@ comes after a fault is one of three, another one for each fault and each round.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import signal
 import time
@@ -236,8 +237,8 @@ FAULTS: dict[str, tuple[str, Callable[[Scene], None]]] = {
     "sizes limited": (LOCAL, limit_sizes),
 }
 THEN = ("another selection", "the same Replay", "another Replay")
-PLANNED = ("unread", "read")
-"""Whether the run has read the dead letters before it moves the first."""
+HOW = tuple(itertools.product(("unread", "read"), ("one by one", "in batches")))
+"""Whether the run has read the dead letters before it moves the first, and how it sends."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -246,7 +247,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         "case",
         [
             pytest.param(
-                (fault, PLANNED[(number + at) % len(PLANNED)], THEN[(number + at) % len(THEN)]),
+                (fault, HOW[(number + at) % len(HOW)], THEN[(number + at) % len(THEN)]),
                 id=f"{fault}-{number}",
             )
             for number in range(rounds)
@@ -260,15 +261,16 @@ def test_each_message_is_moved_once(
     sandbox: Sandbox,
     tmp_path: Path,
     pytestconfig: pytest.Config,
-    case: tuple[str, str, str],
+    case: tuple[str, tuple[str, str], str],
 ) -> None:
-    fault, planned, then = case
+    fault, (planned, sent), then = case
     total: int = pytestconfig.getoption("--messages")
     provisioned = provision_policy()
     for first in range(0, total, BURIED_AT_ONCE):
         provisioned.bury_many(min(BURIED_AT_ONCE, total - first), first)
         provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")  # a new ledger
-    job = dataclasses.replace(job_of(provisioned), rate_limit=total / RUN_SECONDS)
+    job = job_of(provisioned, batch=sent == "in batches")
+    job = dataclasses.replace(job, rate_limit=total / RUN_SECONDS)
     job = selecting(job) if planned == "read" else job
     master, do = FAULTS[fault]
     with spark_runs.spark_run(job, master, tmp_path) as run:

@@ -26,7 +26,7 @@ Duration = Annotated[
 
 _FIXED = (
     "policyRef", "select", "maxReplays", "dryRun", "rateLimit", "deadline", "reason", "ticket",
-    "reconciled", "job", "target", "targetTopic", "guarantee", "followFor",
+    "reconciled", "job", "target", "targetTopic", "guarantee", "followFor", "batch",
 )  # fmt: skip
 _ONE_RUN = Rule(
     " && ".join(
@@ -141,6 +141,11 @@ class ReplaySpec(ApiModel):
 
     rate_limit: ReplayRate | None = None
     """How fast to move messages. Left out: as fast as the broker takes them."""
+
+    batch: Annotated[bool, Strict()] = False
+    """Whether to send messages in batches: faster, and easier on the broker. A consumer gets a
+    batch as a whole, and after a crash again as a whole, unless the broker keeps acknowledgements
+    by message. Not to a source topic that the policy's subscription reads by key."""
 
     deadline: Duration | None = None
     """How long the run may take from its launch, the time included in which it is suspended. Then

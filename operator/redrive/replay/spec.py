@@ -111,6 +111,7 @@ class ReplayJob:
         reason: why, in the words of the Replay's author; empty if it gives none.
         ticket: where that was decided; likewise.
         rate_limit: how many messages a second all tasks may send together; None for no limit.
+        batch: whether messages are sent in batches.
         choice: the other parts of the selection.
         approval_above: how many messages it may move without approval; None for any number.
         target: where to move them; None for the retry topic.
@@ -134,6 +135,7 @@ class ReplayJob:
     target: TopicName | None = None
     exactly_once: bool = True
     follow_for: float | None = None
+    batch: bool = False
 
     @property
     def destination(self) -> TopicName:
@@ -164,6 +166,7 @@ class ReplayJob:
                 "target": str(self.target) if self.target else None,
                 "exactlyOnce": self.exactly_once,
                 "followFor": self.follow_for,
+                "batch": self.batch,
             },
             ensure_ascii=False,
         )
@@ -197,6 +200,7 @@ class ReplayJob:
                 target=TopicName.parse(target) if target else None,
                 exactly_once=document["exactlyOnce"],
                 follow_for=document["followFor"],
+                batch=document["batch"],
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidSpecError(

@@ -40,8 +40,12 @@ ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
 
 
+@pytest.mark.parametrize("batch", [False, True])
 def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_rest(
-    provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
+    provision_policy: ProvisionPolicy,
+    make_job: MakeJob,
+    spark: SparkSession,
+    batch: bool,  # noqa: FBT001
 ) -> None:
     provisioned = provision_policy(partitions=3)
     event_time = int(datetime(2026, 11, 20, 9, tzinfo=UTC).timestamp() * 1_000)
@@ -53,6 +57,7 @@ def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_re
     job, progress = make_job(
         provisioned, "cause_type = 'TimeoutError' and event_time >= '2026-11-20 09:00:00'"
     )
+    job = dataclasses.replace(job, batch=batch)
     jobs.run(job, Spark(spark, job), progress)
 
     moved = provisioned.replayed()
@@ -63,6 +68,7 @@ def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_re
     assert (status.scanned, status.matched, status.moved, status.left) == (25, 15, 15, 0)
 
     job, progress = make_job(provisioned)
+    job = dataclasses.replace(job, batch=batch)
     jobs.run(job, Spark(spark, job), progress)
 
     moved += provisioned.replayed()

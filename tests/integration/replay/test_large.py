@@ -21,6 +21,7 @@ import pytest
 from redrive.policy.naming import TopicName
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local
+from redrive.replay.moving import window
 from redrive.replay.moving.mover import RangeMover
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask
@@ -79,6 +80,22 @@ def test_compressed_and_cut_messages_arrive_whole(provision_policy: ProvisionPol
     account = replay(provisioned)
 
     assert (account.matched, account.moved, account.refused) == (4, 4, 0)
+    assert contents(provisioned.replayed()) == sorted(payloads, key=len)
+    assert provisioned.backlog_of_dead_letters() == 0
+    provisioned.check_audit()
+
+
+def test_what_is_too_large_for_a_batch_is_sent_by_itself(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "STALL_SECONDS", 5.0)
+    provisioned = provision_policy()
+    payloads = [b"0", noise(IN_CHUNKS), b"01", noise(200 * 2**10), b"012"]
+    bury(provisioned, *payloads)
+
+    account = runs.run(job_of(provisioned, batch=True), Local(), Notes())
+
+    assert (account.matched, account.moved, account.refused) == (5, 5, 0)
     assert contents(provisioned.replayed()) == sorted(payloads, key=len)
     assert provisioned.backlog_of_dead_letters() == 0
     provisioned.check_audit()

@@ -27,10 +27,11 @@ from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import FencedError
 from redrive.replay.ledger.records import RefusedEntry
+from redrive.replay.moving import window
 from redrive.replay.moving.mover import RangeMover
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.spec import Choice, ReplayJob
-from redrive.replay.topic import bitmap
+from redrive.replay.topic import bitmap, snapshot
 from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import RANGE_ENTRIES
 
@@ -49,13 +50,18 @@ class Notes:
         return Wish.SUSPEND if suspended else Wish.RUN
 
 
-def job_of(provisioned: Any, name: str = "again", uid: str = "") -> ReplayJob:  # noqa: ANN401
+def job_of(
+    provisioned: Any,  # noqa: ANN401
+    name: str = "again",
+    uid: str = "",
+    *,
+    batch: bool = False,
+) -> ReplayJob:
     """Return a Replay of everything."""
     broker = provisioned.broker
     uid = uid or f"uid-{secrets.token_hex(4)}"
-    return ReplayJob(
-        "tests", name, uid, provisioned.policy, broker.service_url, broker.admin_url, where=None
-    )
+    urls = broker.service_url, broker.admin_url
+    return ReplayJob("tests", name, uid, provisioned.policy, *urls, where=None, batch=batch)
 
 
 def selecting(job: ReplayJob) -> ReplayJob:
@@ -63,7 +69,7 @@ def selecting(job: ReplayJob) -> ReplayJob:
     return dataclasses.replace(job, choice=Choice(since=0))
 
 
-def replay(provisioned: Any, **of: str) -> Account:  # noqa: ANN401
+def replay(provisioned: Any, **of: Any) -> Account:  # noqa: ANN401
     """Run a Replay in this process."""
     return runs.run(job_of(provisioned, **of), Local(), Notes())
 
@@ -202,15 +208,19 @@ def test_lost_acknowledgements_are_repeated_by_the_next_replay(
     assert provisioned.in_target() == buried
 
 
+@pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("next_replay", ["same", "other"])
 @pytest.mark.parametrize("moved", [1, 8_000])
 def test_a_run_that_is_killed_is_gone_on_with(
-    provision_policy: ProvisionPolicy, moved: int, next_replay: str
+    provision_policy: ProvisionPolicy,
+    moved: int,
+    next_replay: str,
+    batch: bool,  # noqa: FBT001
 ) -> None:
     count = 20_000
     provisioned = provision_policy()
     provisioned.bury_many(count)
-    job = job_of(provisioned)
+    job = job_of(provisioned, batch=batch)
     with process(job) as killed:
         wait_until_moved(provisioned, moved)
         killed.send_signal(signal.SIGKILL)
@@ -228,13 +238,15 @@ def test_a_run_that_is_killed_is_gone_on_with(
     assert provisioned.backlog_of_dead_letters() == 0
 
 
+@pytest.mark.parametrize("batch", [False, True])
 def test_a_run_that_was_stopped_and_wakes_up_stores_nothing(
     provision_policy: ProvisionPolicy,
+    batch: bool,  # noqa: FBT001
 ) -> None:
     count = 30_000
     provisioned = provision_policy()
     provisioned.bury_many(count)
-    with process(job_of(provisioned)) as stopped:
+    with process(job_of(provisioned, batch=batch)) as stopped:
         wait_until_moved(provisioned, 5_000)
         stopped.send_signal(signal.SIGSTOP)
         account = replay(provisioned)
@@ -339,6 +351,34 @@ def test_a_run_that_is_killed_among_batches_knows_how_many_messages_there_were(
     provisioned.check_audit()
 
 
+@pytest.mark.parametrize("partitions", [0, 3])
+def test_a_run_may_send_in_batches(provision_policy: ProvisionPolicy, partitions: int) -> None:
+    count = 2_000
+    provisioned = provision_policy(partitions=partitions)
+    provisioned.bury_many(count)
+    account = runs.run(job_of(provisioned, batch=True), Local(), Notes())
+    assert (account.matched, account.moved) == (count, count)
+    assert provisioned.in_target() == numbers(count)
+    target = snapshot.look(provisioned.broker.admin_url, provisioned.policy.retry_topic)
+    assert sum(entries for each in target for _, entries in each.ledgers) < count / 10
+    assert provisioned.backlog_of_dead_letters() == 0
+    provisioned.check_audit()
+
+
+def test_what_the_broker_takes_in_no_batch_it_gets_one_by_one(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "STALL_SECONDS", 2.0)
+    count = 500
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+    provisioned.admin("POST", provisioned.policy.retry_topic, "maxMessageSize", 1_000)
+    account = runs.run(job_of(provisioned, batch=True), Local(), Notes())
+    assert (account.matched, account.moved, account.refused) == (count, count, 0)
+    assert provisioned.in_target() == numbers(count)
+    provisioned.check_audit()
+
+
 def test_a_batch_that_was_stored_whole_is_not_sent_again(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,11 +411,15 @@ def test_a_target_that_does_not_deduplicate_is_left_after_its_first_message(
     assert len(found) == len(set(found)) < 5
 
 
-def test_topics_may_be_unloaded_meanwhile(provision_policy: ProvisionPolicy) -> None:
+@pytest.mark.parametrize("batch", [False, True])
+def test_topics_may_be_unloaded_meanwhile(
+    provision_policy: ProvisionPolicy,
+    batch: bool,  # noqa: FBT001
+) -> None:
     count = 20_000
     provisioned = provision_policy()
     provisioned.bury_many(count)
-    with process(job_of(provisioned)) as running:
+    with process(job_of(provisioned, batch=batch)) as running:
         for moved in (1_000, 8_000):
             wait_until_moved(provisioned, moved)
             provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")

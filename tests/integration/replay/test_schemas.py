@@ -68,9 +68,9 @@ def written(provisioned: Any, topic: TopicName, found: list[pulsar.Message]) -> 
 
 
 @pytest.mark.parametrize("enforced", [False, True])
-@pytest.mark.parametrize("partitions", [0, 2])
+@pytest.mark.parametrize(("partitions", "batch"), [(0, False), (2, False), (2, True)])
 def test_each_message_keeps_the_schema_it_was_written_with(
-    provision_policy: ProvisionPolicy, partitions: int, *, enforced: bool
+    provision_policy: ProvisionPolicy, partitions: int, *, batch: bool, enforced: bool
 ) -> None:
     provisioned = provision_policy(partitions=partitions)
     order = random.Random(partitions)  # noqa: S311 - no secret
@@ -83,7 +83,7 @@ def test_each_message_keeps_the_schema_it_was_written_with(
     # The retry topic counts versions of its own.
     provisioned.client.create_producer(str(provisioned.policy.retry_topic), schema=SECOND).close()
 
-    account = replay(provisioned)
+    account = replay(provisioned, batch=batch)
 
     assert (account.matched, account.moved) == (60, 60)
     assert written(provisioned, provisioned.policy.retry_topic, provisioned.replayed()) == dead

@@ -159,6 +159,7 @@ replays = st.fixed_dictionaries(
         "dryRun": st.booleans(),
         "suspend": st.booleans(),
         "reconciled": st.booleans(),
+        "batch": st.booleans(),
     },
     optional={
         "select": st.fixed_dictionaries(

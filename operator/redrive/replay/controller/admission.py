@@ -20,11 +20,12 @@ from redrive.kube import connections, policies, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
 from redrive.policy import durations
-from redrive.policy.model import Policy
+from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.replay import selection
 from redrive.replay.controller import launchers, template
 from redrive.replay.controller.errors import (
+    BatchMixesKeysError,
     DeadLettersDiscardedError,
     PolicyNotFoundError,
     PolicyNotReadyError,
@@ -98,6 +99,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         connection, connections.key_of(reference, key.namespace), key.namespace, ctx.namespaces
     )
     target = _target(spec, policy, permitted)
+    _check_batches(spec, policy)
     pods = template.resolve(ctx.settings, connection.job, spec.job)
     if spec.suspend:
         raise SuspendedError(
@@ -123,6 +125,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         reason=spec.reason or "",
         ticket=spec.ticket or "",
         rate_limit=None if spec.rate_limit is None else spec.rate_limit.messages_per_second,
+        batch=spec.batch,
         choice=_choice(spec),
         approval_above=min(bounds, default=None),
         target=target,
@@ -215,6 +218,18 @@ def _check_safety(spec: ReplaySpec, safety: ReplaySafety, policy: Key) -> None:
             "handling left behind was reconciled",
             got="a Replay without reconciled: true",
             remedy="reconcile it, and make another Replay with reconciled: true",
+        )
+
+
+def _check_batches(spec: ReplaySpec, policy: Policy) -> None:
+    """Check that no batch comes to a subscription which has a consumer for each key."""
+    kind = policy.subscription_type
+    if spec.batch and spec.target is Target.SOURCE and kind is SubscriptionType.KEY_SHARED:
+        raise BatchMixesKeysError(
+            "a batch goes to one consumer, whatever the keys in it: a subscription of the type "
+            f"{kind.value} would have messages of a key at several",
+            got="batch: true, target: Source",
+            remedy="delete this Replay and make another one without batch, or with target Retry",
         )
 
 

@@ -119,6 +119,14 @@ class SuspendedError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class BatchMixesKeysError(RedriveError):
+    """A Replay asks for batches where messages are delivered by their keys."""
+
+    reason = "BatchMixesKeys"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
 class ReplayNotSafeError(RedriveError):
     """The RetryPolicy does not let its messages be handled again, or not yet."""
 

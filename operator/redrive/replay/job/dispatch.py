@@ -211,7 +211,9 @@ class Dispatch:
         partition = self._look_at(index) if self._losses[of] else self._resting[index]
         generation, through = before.generation + 1, of.offset_through(partition.end)
         since = {
-            place: Tail(entry, generation, self._route.target_partitions, through)
+            place: Tail(
+                entry, generation, self._route.target_partitions, through, self._route.batch
+            )
             for place, entry in tail.marks(self._job.admin_url, self._route.target).items()
         }
         joined = {place: each.joined(since.get(place)) for place, each in before.tails.items()}

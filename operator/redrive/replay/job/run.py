@@ -150,6 +150,7 @@ def _route(job: ReplayJob, ledger: Ledger, owner: str) -> Route:
         target=job.destination,
         target_partitions=ledger.records.headers[job.uid].target_partitions,
         exactly_once=job.exactly_once,
+        batch=job.batch,
         ledger=job.policy.ledger_topic,
         replay=f"{job.namespace}/{job.name}",
         uid=job.uid,

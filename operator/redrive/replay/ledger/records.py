@@ -89,7 +89,7 @@ class RangeRecord:
             },
             "tails": _write_entries((place, tail.entry) for place, tail in self.tails.items()),
             "sentBy": {
-                str(place): [tail.generation, tail.partitions, tail.through]
+                str(place): [tail.generation, tail.partitions, tail.through, tail.batches]
                 for place, tail in self.tails.items()
             },
             "replays": None if self.replays is None else sorted(self.replays),

@@ -17,7 +17,7 @@ from redrive.replay.topic.position import MAX_BATCH
 from redrive.replay.topic.rows import DeadLetterRow
 
 
-class Seen(Protocol):
+class SeenMessage(Protocol):
     """What decides whether a message can be moved; see `DeadLetterRow`."""
 
     @property
@@ -37,7 +37,7 @@ class Seen(Protocol):
         """Return how often it was replayed."""
 
 
-def refusal(entry: Sequence[Seen], selected: int, max_replays: int | None) -> str:
+def refusal(entry: Sequence[SeenMessage], selected: int, max_replays: int | None) -> str:
     """Say why an entry can't be moved; nothing if it can.
 
     A broker acknowledges entries, not messages: what is sent of an entry in part would be sent

@@ -154,7 +154,9 @@ class RangeMover:
     ) -> Sender:
         route = self._route
         target = topic, route.target_partitions
-        sender = Sender(client, target, route.source, self._task.range, sent_in)
+        # What was not stored in a batch is sent alone: it may be too large for one, or for all.
+        batches = route.batch and not sent_in.attempt
+        sender = Sender(client, target, route.source, self._task.range, sent_in, batches=batches)
         stack.callback(sender.close)
         stack.callback(self._note_last, sender, topic)
         return sender

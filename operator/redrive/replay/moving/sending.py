@@ -82,19 +82,23 @@ class Sender:
         target: where to; *partitions* of it, 0 if it has none.
         source: the dead-letter topic, and *of* it the range.
         sent_in: the try.
+        batches: whether the client puts messages together, up to 1 000 of 128 KiB.
 
     Attributes:
+        batches: see there.
         receipts: come in here from the client's threads.
         last: of each partition that was opened, the last sequence id before this try.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what one range is sent by
         self,
         client: pulsar.Client,
         target: tuple[TopicName, int],
         source: TopicName,
         of: Range,
         sent_in: Try,
+        *,
+        batches: bool = False,
     ) -> None:
         self.receipts: queue.SimpleQueue[Receipt] = queue.SimpleQueue()
         self._client = client
@@ -102,6 +106,7 @@ class Sender:
         self._source = source
         self._range = of
         self._try = sent_in
+        self.batches = batches
         self._schemas = WriterSchemas(client)
         self._producers: dict[int, _Open] = {}
         self.last: dict[int, int] = {}
@@ -223,12 +228,11 @@ class Sender:
                         str(topic),
                         schema=schema,
                         producer_name=name,
-                        # A broker recognizes repetitions only of what is sent one by one.
-                        batching_enabled=False,
+                        batching_enabled=self.batches,
                         # What a hop had to compress, or to cut, is too big without. Not zstd as
                         # there: for small messages it takes twice the time.
                         compression_type=pulsar.CompressionType.LZ4,
-                        chunking_enabled=True,
+                        chunking_enabled=not self.batches,
                         max_pending_messages=MAX_PENDING_MESSAGES,
                         block_if_queue_full=True,
                         send_timeout_millis=SEND_SECONDS * 1_000,

@@ -22,6 +22,7 @@ class Route:
         target_partitions: 0 for a target without partitions.
         exactly_once: whether to move nothing to a target that does not deduplicate, and nothing
             that may be stored already.
+        batch: whether to send in batches, at first.
         replay: `namespace/name`, written into each message.
         owner: the run, as the ledger knows it.
     """
@@ -33,6 +34,7 @@ class Route:
     target: TopicName
     target_partitions: int
     exactly_once: bool
+    batch: bool
     ledger: TopicName
     replay: str
     uid: str

@@ -182,7 +182,7 @@ class Window:
             outcome.largest = max(outcome.largest, letter.size)
             if outcome.store(key, letter.batch_size):
                 self._acknowledge(letter)
-        elif result == pulsar.Result.MessageTooBig:
+        elif result == pulsar.Result.MessageTooBig and not self._sender.batches:
             outcome.refuse(key, "TooBig")
         else:
             outcome.doubts.add(key)

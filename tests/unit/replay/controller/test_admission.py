@@ -18,6 +18,7 @@ from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
 from redrive.replay.controller.admission import admit
 from redrive.replay.controller.errors import (
+    BatchMixesKeysError,
     DeadLettersDiscardedError,
     JobNotPermittedError,
     PolicyNotFoundError,
@@ -350,6 +351,25 @@ def test_a_dry_run_waits_for_no_replay_and_none_waits_for_it() -> None:
     )
     assert admit(dry, both).job.dry_run
     assert not admit(moving, both).job.dry_run
+
+
+def test_the_job_knows_whether_to_send_in_batches() -> None:
+    assert not admit(replay(), ctx()).job.batch
+    job = admit(replay(spec={"batch": True}), ctx()).job
+    assert job.batch
+    assert ReplayJob.decode(job.encode()) == job
+
+
+@pytest.mark.parametrize("kind", ["Shared", "Key_Shared"])
+@pytest.mark.parametrize("target", ["Source", "Retry"])
+def test_no_batch_comes_to_the_policys_own_subscription_by_key(kind: str, target: str) -> None:
+    context = ctx(policies=[policy(subscriptionType=kind)])
+    asked = replay(spec={"target": target, "batch": True})
+    if (kind, target) == ("Key_Shared", "Source"):
+        with pytest.raises(BatchMixesKeysError, match="without batch, or with target Retry"):
+            admit(asked, context)
+    else:
+        assert admit(asked, context).job.batch
 
 
 def test_messages_that_must_not_be_handled_again_can_only_be_looked_at() -> None:

@@ -110,7 +110,8 @@ def run(
     job = ReplayJob("shop", "a", "uid", policy, "pulsar://p", "http://p", None, rate_limit=rate)
     route = Route(
         "pulsar://p", "http://p", policy.dead_letter_topic, "redrive", policy.retry_topic, 0,
-        exactly_once=True, ledger=policy.ledger_topic, replay="shop/a", uid="uid", owner="uid/1",
+        exactly_once=True, batch=False, ledger=policy.ledger_topic, replay="shop/a", uid="uid",
+        owner="uid/1",
     )  # fmt: skip
     resting = [partition(index) for index in range(min(left, partitions))]
     Dispatch(job, route, engine, cast("Ledger", ledger), resting, Silent()).run()

@@ -48,7 +48,8 @@ range_records = st.builds(
     moved=st.dictionaries(uids, bits),
     partly=st.dictionaries(uids, st.dictionaries(st.integers(0, 40), st.integers(1, 7))),
     tails=st.dictionaries(
-        places, st.builds(Tail, entries, counts, st.none() | counts, st.none() | counts)
+        places,
+        st.builds(Tail, entries, counts, st.none() | counts, st.none() | counts, st.booleans()),
     ),
     replays=st.none() | st.frozensets(uids),
     unproven=st.dictionaries(st.tuples(places, st.none() | counts), st.integers(0, 40)),

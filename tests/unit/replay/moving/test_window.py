@@ -28,6 +28,8 @@ def letter(entry: int) -> DeadLetterRow:
 class AtOnce:
     """A sender whose broker stores each message at once."""
 
+    batches = False
+
     def __init__(self) -> None:
         self.receipts: queue.SimpleQueue[Receipt] = queue.SimpleQueue()
 
