@@ -144,8 +144,8 @@ class ReplaySpec(ApiModel):
 
     batch: Annotated[bool, Strict()] = False
     """Whether to send messages in batches: faster, and easier on the broker. A consumer gets a
-    batch as a whole, and after a crash again as a whole, unless the broker keeps acknowledgements
-    by message. Not to a source topic that the policy's subscription reads by key."""
+    batch as a whole, and again as a whole if it ends, or gives one message back, before it has
+    acknowledged all. Not to a source topic that the policy's subscription reads by key."""
 
     deadline: Duration | None = None
     """How long the run may take from its launch, the time included in which it is suspended. Then

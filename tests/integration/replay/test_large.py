@@ -30,6 +30,7 @@ from sandbox.pulsar import SUPERUSER
 from tests.integration.replay.test_mover import (
     Notes,
     job_of,
+    numbers,
     process,
     replay,
     selecting,
@@ -56,6 +57,7 @@ def producer(provisioned: Any) -> Iterator[pulsar.Producer]:  # noqa: ANN401
         batching_enabled=False,
         chunking_enabled=True,
         compression_type=pulsar.CompressionType.ZSTD,
+        block_if_queue_full=True,
     )
     yield made
     made.close()
@@ -99,6 +101,21 @@ def test_what_is_too_large_for_a_batch_is_sent_by_itself(
     assert contents(provisioned.replayed()) == sorted(payloads, key=len)
     assert provisioned.backlog_of_dead_letters() == 0
     provisioned.check_audit()
+
+
+def test_batches_may_be_too_large_by_their_properties(provision_policy: ProvisionPolicy) -> None:
+    """The client counts the values when it closes a batch; it must not block when it fails."""
+    provisioned = provision_policy()
+    with producer(provisioned) as made:
+        for number in range(4_000):
+            properties = {"id": f"{number:07}", "trace": noise(6_000 + number).hex()}
+            made.send_async(b"", lambda *_: None, properties=properties)
+        made.flush()
+
+    account = runs.run(job_of(provisioned, batch=True), Local(), Notes())
+
+    assert (account.matched, account.moved, account.refused) == (4_000, 4_000, 0)
+    assert provisioned.in_target() == numbers(4_000)
 
 
 def test_chunks_may_lie_between_each_other_and_across_ranges(

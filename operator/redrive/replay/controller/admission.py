@@ -99,7 +99,8 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         connection, connections.key_of(reference, key.namespace), key.namespace, ctx.namespaces
     )
     target = _target(spec, policy, permitted)
-    _check_batches(spec, policy)
+    if spec.batch and target == policy.topic:
+        _check_batches(policy)
     pods = template.resolve(ctx.settings, connection.job, spec.job)
     if spec.suspend:
         raise SuspendedError(
@@ -221,14 +222,14 @@ def _check_safety(spec: ReplaySpec, safety: ReplaySafety, policy: Key) -> None:
         )
 
 
-def _check_batches(spec: ReplaySpec, policy: Policy) -> None:
-    """Check that no batch comes to a subscription which has a consumer for each key."""
+def _check_batches(policy: Policy) -> None:
+    """Check that batches may come to the source topic."""
     kind = policy.subscription_type
-    if spec.batch and spec.target is Target.SOURCE and kind is SubscriptionType.KEY_SHARED:
+    if kind is SubscriptionType.KEY_SHARED:
         raise BatchMixesKeysError(
             "a batch goes to one consumer, whatever the keys in it: a subscription of the type "
             f"{kind.value} would have messages of a key at several",
-            got="batch: true, target: Source",
+            got=f"batch: true, and {policy.topic} as the target",
             remedy="delete this Replay and make another one without batch, or with target Retry",
         )
 

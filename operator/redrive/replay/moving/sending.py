@@ -27,7 +27,6 @@ from redrive.replay.topic.rows import DeadLetterRow
 
 OPEN_SECONDS = 300.0
 """So long a producer waits for a broker that is away, or for another process to lose its name."""
-MAX_PENDING_MESSAGES = 3_000
 SEND_SECONDS = 30
 """Without a receipt a message is given up after so long. A process that was stopped sends no more
 of what it had on its way when it wakes: others may have the names of its producers by then."""
@@ -233,8 +232,9 @@ class Sender:
                         # there: for small messages it takes twice the time.
                         compression_type=pulsar.CompressionType.LZ4,
                         chunking_enabled=not self.batches,
-                        max_pending_messages=MAX_PENDING_MESSAGES,
-                        block_if_queue_full=True,
+                        # The window bounds what is on its way. A bound of the client loses room
+                        # with each message of a batch that is too big, until it blocks for ever.
+                        max_pending_messages=0,
                         send_timeout_millis=SEND_SECONDS * 1_000,
                     )
             except SchemaError:

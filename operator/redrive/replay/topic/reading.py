@@ -7,6 +7,7 @@ broker holds and a client can't show, such as the parts of an unfinished one, do
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -90,13 +91,18 @@ def messages(
         sent = of.read_through(of.admin_url, topic, name)
         return sent is not None and sent >= last
 
+    newest = *after, math.inf
     try:
         while (message := _next(reader, last, is_through)) is not None:
             message_id = message.message_id()
             at = message_id.ledger_id(), message_id.entry_id()
             if at > last:
                 return
-            yield message
+            # One that is connected again, or begins behind a batch, may repeat some.
+            position = *at, message_id.batch_index()
+            if position > newest:
+                newest = position
+                yield message
             if at == last and _is_end_of_entry(message_id):
                 return
     finally:

@@ -361,11 +361,15 @@ def test_the_job_knows_whether_to_send_in_batches() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Shared", "Key_Shared"])
-@pytest.mark.parametrize("target", ["Source", "Retry"])
-def test_no_batch_comes_to_the_policys_own_subscription_by_key(kind: str, target: str) -> None:
+@pytest.mark.parametrize(
+    "target", [{"target": "Source"}, {"target": "Topic", "targetTopic": ORDERS}, {}]
+)
+def test_no_batch_comes_to_the_policys_own_subscription_by_key(
+    kind: str, target: dict[str, str]
+) -> None:
     context = ctx(policies=[policy(subscriptionType=kind)])
-    asked = replay(spec={"target": target, "batch": True})
-    if (kind, target) == ("Key_Shared", "Source"):
+    asked = replay(spec={**target, "batch": True})
+    if kind == "Key_Shared" and target:
         with pytest.raises(BatchMixesKeysError, match="without batch, or with target Retry"):
             admit(asked, context)
     else:
