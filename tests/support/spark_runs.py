@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -143,7 +144,8 @@ def wait_until_under_way(run: SparkRun, provisioned: Any, count: int, total: int
     """Wait until so many messages of *total* are stored, and several ranges are leased."""
     deadline = time.monotonic() + SECONDS
     while True:
-        moved, leased = stored(provisioned), leases(provisioned)
+        stats = provisioned.admin("GET", provisioned.policy.retry_topic, "stats")
+        moved, leased = json.loads(stats)["msgInCounter"], leases(provisioned)
         if moved >= count and leased > 1:
             assert 0 < moved < total
             return
@@ -152,7 +154,7 @@ def wait_until_under_way(run: SparkRun, provisioned: Any, count: int, total: int
 
 
 def stored(provisioned: Any) -> int:  # noqa: ANN401
-    """Return how many messages the retry topic holds."""
+    """Return how many entries the retry topic holds."""
     looked = snapshot.look(provisioned.broker.admin_url, provisioned.policy.retry_topic)
     return sum(count for partition in looked for _, count in partition.ledgers)
 
@@ -170,11 +172,13 @@ def leases(provisioned: Any) -> int:  # noqa: ANN401
 
 def moved(provisioned: Any) -> list[tuple[str, Source]]:  # noqa: ANN401
     """Return the id of each message that the retry topic holds, and where it was moved from."""
-    found = []
+    found, entries = [], set()
     for message in provisioned.read_all(provisioned.policy.retry_topic):
         carried = properties(message) or {}
         source = Source.parse(carried[REPLAY_SOURCE])
         assert source is not None
         found.append((carried["id"], source))
-    assert len(found) == stored(provisioned)
+        message_id = message.message_id()
+        entries.add((message_id.ledger_id(), message_id.entry_id()))
+    assert len(entries) == stored(provisioned)
     return sorted(found)

@@ -21,7 +21,11 @@ OPERATOR = "upgraded-operator"
 
 @pytest.fixture
 def shop(sandbox: Sandbox) -> Iterator[Shop]:
-    """A tenant and a Kubernetes namespace."""
+    """A tenant and a Kubernetes namespace, which no operator serves yet."""
+    processes = sandbox.processes
+    serves_all = processes.alive(installation.OPERATOR)  # for other tests of the session
+    if serves_all:
+        processes.stop(installation.OPERATOR)
     name = f"t-{secrets.token_hex(4)}"
     sandbox.cluster.kubectl("create", "namespace", name)
     made = Shop(sandbox.pulsar, sandbox.cluster, name, name)
@@ -32,11 +36,13 @@ def shop(sandbox: Sandbox) -> Iterator[Shop]:
     # A broker deletes a topic without a subscription after a minute.
     made.request("PUT", f"{rest_path(made.topic('orders'))}/subscription/fulfilment")
     yield made
-    sandbox.processes.stop(OPERATOR)
+    processes.stop(OPERATOR)
     # Should the test end early, those of the previous chart would fail all tests after it.
     crds = str(CHECKOUT / "crds")
     sandbox.cluster.kubectl("apply", "--server-side", "--force-conflicts", "--filename", crds)
     sandbox.cluster.kubectl("delete", "namespace", name, "--wait=false")
+    if serves_all:
+        installation.start_operator(sandbox)
 
 
 def values(shop: Shop) -> dict[str, Any]:
