@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -30,8 +29,8 @@ from sandbox.pulsar import SUPERUSER
 from tests.integration.replay.test_mover import (
     Notes,
     job_of,
+    kill_at,
     numbers,
-    process,
     replay,
     selecting,
     wait_until_moved,
@@ -159,10 +158,7 @@ def test_a_run_that_is_killed_between_chunks_is_gone_on_with(
     sizes = [IN_CHUNKS + number for number in range(20)]
     bury(provisioned, *map(noise, sizes))
     job = job_of(provisioned)
-    with process(job) as killed:
-        wait_until_moved(provisioned, 10)  # entries
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+    kill_at(provisioned, job, 10)  # entries
 
     account = replay(provisioned, uid=job.uid)
 

@@ -131,6 +131,14 @@ def process(job: ReplayJob) -> Iterator[subprocess.Popen[str]]:
         started.communicate()
 
 
+def kill_at(provisioned: Any, job: ReplayJob, moved: int) -> None:  # noqa: ANN401
+    """Run *job* in a process, and kill that when its target has so many messages."""
+    with process(job) as killed:
+        wait_until_moved(provisioned, moved, job.destination)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+
+
 def wait_until_moved(
     provisioned: Any,  # noqa: ANN401
     count: int,
@@ -221,10 +229,7 @@ def test_a_run_that_is_killed_is_gone_on_with(
     provisioned = provision_policy()
     provisioned.bury_many(count)
     job = job_of(provisioned, batch=batch)
-    with process(job) as killed:
-        wait_until_moved(provisioned, moved)
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+    kill_at(provisioned, job, moved)
     before = len(provisioned.in_target())
     assert 0 < before < count
 
@@ -266,10 +271,7 @@ def test_a_backlog_that_is_cleared_by_hand_does_not_count_as_moved(
     provisioned = provision_policy()
     provisioned.bury_many(count)
     job = job_of(provisioned)
-    with process(job) as killed:
-        wait_until_moved(provisioned, 1_000)
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+    kill_at(provisioned, job, 1_000)
     subscription = f"subscription/{DEAD_LETTER_SUBSCRIPTION}/skip_all"
     provisioned.admin("POST", provisioned.policy.dead_letter_topic, subscription)
 
@@ -338,10 +340,7 @@ def test_a_run_that_is_killed_among_batches_knows_how_many_messages_there_were(
     provisioned = provision_policy()
     provisioned.bury_many(count, batching_enabled=True, batching_max_messages=10)
     job = job_of(provisioned)
-    with process(job) as killed:
-        wait_until_moved(provisioned, 5_000)
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+    kill_at(provisioned, job, 5_000)
     assert 0 < len(provisioned.in_target()) < count
 
     account = replay(provisioned, uid=job.uid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,10 +25,9 @@ from redrive.replay.topic.broker import ReplayRoleRefusedError
 from tests.integration.replay.test_mover import (
     Notes,
     job_of,
+    kill_at,
     numbers,
-    process,
     replay,
-    wait_until_moved,
 )
 from tests.integration.replay.test_schemas import FIRST, bury
 
@@ -65,12 +63,9 @@ def move(job: ReplayJob) -> Account:
     return runs.run(job, Local(), Notes())
 
 
-def kill_at(provisioned: Any, job: ReplayJob, moved: int) -> int:  # noqa: ANN401
+def cut_off_at(provisioned: Any, job: ReplayJob, moved: int) -> int:  # noqa: ANN401
     """Kill the process of *job* when so much is moved, and return what its target has."""
-    with process(job) as killed:
-        wait_until_moved(provisioned, moved, job.destination)
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+    kill_at(provisioned, job, moved)
     stored = len(provisioned.in_target(job.destination))
     assert 0 < stored < COUNT
     return stored
@@ -109,7 +104,7 @@ def test_a_killed_run_to_a_busy_source_topic_is_gone_on_with_exactly_once(
     provisioned.bury_many(COUNT)
     with ThreadPoolExecutor(1) as threads:
         traffic = threads.submit(_produce, provisioned, source, 400)
-        kill_at(provisioned, job_to(provisioned, source), 4_000)
+        cut_off_at(provisioned, job_to(provisioned, source), 4_000)
         account = move(job_to(provisioned, source))
         traffic.result()
     assert account.matched == account.moved + account.skipped
@@ -136,7 +131,7 @@ def test_what_a_killed_run_has_moved_elsewhere_is_found_there_by_the_next(
     provisioned.bury_many(COUNT)
     first, then = (source, retry) if back else (retry, source)
 
-    before = kill_at(provisioned, job_to(provisioned, first), 4_000)
+    before = cut_off_at(provisioned, job_to(provisioned, first), 4_000)
     account = move(job_to(provisioned, then))
 
     assert account.left == 0
@@ -155,8 +150,8 @@ def test_three_targets_in_turn_each_after_a_kill(provision_policy: ProvisionPoli
     provisioned.deduplicate(checked)
     provisioned.grant(checked, *RIGHTS)
     provisioned.bury_many(COUNT)
-    kill_at(provisioned, job_to(provisioned, source), 2_000)
-    kill_at(provisioned, job_to(provisioned, retry), 2_000)
+    cut_off_at(provisioned, job_to(provisioned, source), 2_000)
+    cut_off_at(provisioned, job_to(provisioned, retry), 2_000)
     move(job_to(provisioned, checked))
     found = [each for topic in (source, retry, checked) for each in provisioned.in_target(topic)]
     assert sorted(found) == numbers(COUNT)
@@ -173,7 +168,7 @@ def test_without_deduplication_a_run_moves_all_only_if_it_may_move_more_than_onc
         move(job_to(provisioned, source))
     proofs = len(provisioned.in_target(source))
     again = job_to(provisioned, source, exactly_once=False)
-    kill_at(provisioned, again, 2_000)
+    cut_off_at(provisioned, again, 2_000)
 
     account = move(again)
 

@@ -6,7 +6,6 @@ interrupted goes on with: it is made once, before anything is sent.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from redrive.policy.naming import TopicName
 from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay.job.choosing import Chooser
 from redrive.replay.ledger.records import RangePlan, RefusedEntry
-from redrive.replay.moving.entries import refusal, schema_refusals
+from redrive.replay.moving.entries import by_entry, refusal, schema_refusals
 from redrive.replay.spec import EVERYTHING, Choice
 from redrive.replay.topic import bitmap, broker, reading
 from redrive.replay.topic.position import EntryId, Position
@@ -143,8 +142,7 @@ def plan(
     samples: list[Position] = []
     size = 0
     refused: list[RefusedEntry] = []
-    for entry, group in itertools.groupby(seen, key=lambda each: each.position.entry_id):
-        here = list(group)
+    for here in by_entry(seen):
         scanned += len(here)
         count = sum(each.selected for each in here)
         if not count:
@@ -152,7 +150,7 @@ def plan(
         room = room - count if count <= room else -1
         if room < 0:
             continue
-        first = here[0]
+        first, entry = here[0], here[0].position.entry_id
         cause = refusal(here, count, choice.max_replays) or schema_refusal(first.schema_version)
         if cause:
             refused.append(RefusedEntry(entry, count, cause))

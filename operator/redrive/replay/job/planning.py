@@ -32,6 +32,20 @@ def unread(records: Records, resting: Sequence[Partition]) -> Iterator[tuple[Ran
             yield piece.range, RangePlan.of_unread(entries)
 
 
+def plans(
+    job: ReplayJob, engine: Engine, records: Records, resting: Sequence[Partition]
+) -> Iterator[tuple[Range, RangePlan]]:
+    """Plan a run: of the dead letters, if it has to know more of them than that they rest.
+
+    Arguments and errors are those of `planned`.
+    """
+    if takes_all(job):
+        yield from unread(records, resting)
+    else:
+        for each in planned(job, engine, records, resting):
+            yield each.range, each.plan
+
+
 def planned(
     job: ReplayJob, engine: Engine, records: Records, resting: Sequence[Partition]
 ) -> Iterator[PlannedRange]:

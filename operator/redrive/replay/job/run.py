@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import pulsar
@@ -22,14 +22,13 @@ from redrive.replay.job.preview import RunPreview
 from redrive.replay.ledger import ledger as ledger_topic
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import Ledger
-from redrive.replay.ledger.records import Header, RangePlan, header_key, plan_key
+from redrive.replay.ledger.records import Header, header_key, plan_key
 from redrive.replay.moving import tail
 from redrive.replay.moving.task import Route
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap, broker, ranges, reading, rows, snapshot
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import EntryId, TargetPartition
-from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.reading import ReadableTopic
 
 ACKNOWLEDGE_TRIES = 5
@@ -118,12 +117,7 @@ def _plan(job: ReplayJob, engine: Engine, ledger: Ledger, resting: Sequence[Part
     """Plan the run, in the ledger: its end, too, which later dead letters lie behind."""
     for of in list(ledger.records.plans.get(job.uid, {})):  # cut off: now there is other to plan
         ledger.write(plan_key(job.uid, of), None)
-    plans: Iterable[tuple[Range, RangePlan]]
-    if planning.takes_all(job):
-        plans = planning.unread(ledger.records, resting)
-    else:
-        plans = ((p.range, p.plan) for p in planning.planned(job, engine, ledger.records, resting))
-    for of, plan in plans:
+    for of, plan in planning.plans(job, engine, ledger.records, resting):
         ledger.write(plan_key(job.uid, of), plan.to_json())
     target = snapshot.look(job.admin_url, job.destination)
     partitions = sum(partition.index != broker.UNPARTITIONED for partition in target)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pulsar
 
@@ -13,12 +14,16 @@ from redrive.copying.writer_schemas import WriterSchemas
 from redrive.policy.naming import TopicName
 from redrive.replay.moving.outcome import RangeOutcome
 from redrive.replay.topic import bitmap
-from redrive.replay.topic.position import MAX_BATCH
+from redrive.replay.topic.position import MAX_BATCH, Position
 from redrive.replay.topic.rows import DeadLetterRow
 
 
 class SeenMessage(Protocol):
     """What decides whether a message can be moved; see `DeadLetterRow`."""
+
+    @property
+    def position(self) -> Position:
+        """Return where it lies."""
 
     @property
     def encrypted(self) -> bool:
@@ -35,6 +40,9 @@ class SeenMessage(Protocol):
     @property
     def replays(self) -> int:
         """Return how often it was replayed."""
+
+
+_Seen = TypeVar("_Seen", bound=SeenMessage)
 
 
 def refusal(entry: Sequence[SeenMessage], selected: int, max_replays: int | None) -> str:
@@ -80,45 +88,32 @@ def schema_refusals(client: pulsar.Client, topic: TopicName) -> Callable[[int | 
     return refusal
 
 
+def by_entry(messages: Iterable[_Seen]) -> Iterator[list[_Seen]]:
+    """Put the messages of each entry together."""
+    for _, entry in itertools.groupby(messages, key=lambda message: message.position[:2]):
+        yield list(entry)
+
+
 def read_first(
-    letters: Iterable[DeadLetterRow],
+    entry: Sequence[DeadLetterRow],
+    offset: int,
     outcome: RangeOutcome,
-    begin: int,
     acknowledged: int,
     cause_of: Callable[[Sequence[DeadLetterRow]], str],
-) -> Iterator[DeadLetterRow]:
-    """Yield what is to be sent of entries that are read for the first time.
+) -> bool:
+    """Take note of an entry that is read for the first time, and return whether to send it.
 
     Args:
-        letters: all messages of some entries.
-        outcome: takes in what the entries hold, and which can't be moved.
-        begin: the first entry of their range.
+        entry: all its messages.
+        offset: of the entry.
+        outcome: takes in what it holds, and why it can't be moved.
         acknowledged: what is not to be sent, a bitmap.
         cause_of: says why an entry can't be moved; nothing if it can.
     """
-    for entry in by_entry(letters):
-        first = entry[0]
-        offset = first.position.entry - begin
-        outcome.read(offset, len(entry), first.first_chunk)
-        if acknowledged and bitmap.contains(acknowledged, offset):
-            continue
-        cause = cause_of(entry)
-        if cause:
-            outcome.refuse((offset, 0), cause)
-        else:
-            yield from entry
-
-
-def by_entry(letters: Iterable[DeadLetterRow]) -> Iterator[Sequence[DeadLetterRow]]:
-    """Put the messages of each entry together."""
-    batch: list[DeadLetterRow] = []
-    for letter in letters:
-        if batch and batch[0].position.entry_id != letter.position.entry_id:
-            yield batch
-            batch = []
-        if letter.batch_size == 1:
-            yield (letter,)
-        else:
-            batch.append(letter)
-    if batch:
-        yield batch
+    outcome.read(offset, len(entry), entry[0].first_chunk)
+    if bitmap.contains(acknowledged, offset):
+        return False
+    cause = cause_of(entry)
+    if cause:
+        outcome.refuse((offset, 0), cause)
+    return not cause

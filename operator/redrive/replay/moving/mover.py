@@ -83,6 +83,7 @@ class RangeMover:
                 receiver_queue_size=0,
                 initial_position=pulsar.InitialPosition.Earliest,
             )
+        self._schema_refusal = schema_refusals(client, route.source)
         # Where earlier tries may have stored what is not on record, and what was read of it.
         self._tails = task.tails
         self._read: dict[TargetPartition, EntryId] = {}
@@ -127,7 +128,7 @@ class RangeMover:
             }
             sender = senders[route.target]
             self._check_lease()
-            letters = stack.enter_context(closing(self._letters()))
+            letters = stack.enter_context(closing(self._letters(self._to_read)))
             first = list(itertools.islice(letters, 1))
             if self._tails:
                 self._look_for(senders, before, first)
@@ -210,57 +211,52 @@ class RangeMover:
         return only and self._last.get(place) == last
 
     def _send_all(self, window: Window, letters: Iterable[DeadLetterRow]) -> None:
-        outcome, doubts = self._outcome, self._doubts()
+        task, outcome, doubts = self._task, self._outcome, self._doubts()
         # A broker writes together what comes together: what is sent by ones and twos costs it more.
         for entry in by_entry(itertools.chain.from_iterable(rows.in_batches(letters))):
-            unsent = [each for each in entry if not outcome.is_stored(window.key(each))]
             key = window.key(entry[0])
+            if task.unread and not read_first(
+                entry, key[0], outcome, task.acknowledged, self._refusal
+            ):
+                continue
+            keyed = [(window.key(letter), letter) for letter in entry]
+            unsent = [each for each in keyed if not outcome.is_stored(each[0])]
             if not unsent:
                 if outcome.store(key, entry[0].batch_size):
                     self._acknowledge(entry[0])
-            elif doubts and any(_is_among(doubts, letter, key[0]) for letter in unsent):
+            elif doubts and any(_is_among(doubts, letter, key[0]) for _, letter in unsent):
                 outcome.refuse(key, "Unproven")
             else:
-                for letter in unsent:
-                    window.send(window.key(letter), letter, self._properties(letter))
+                for each, letter in unsent:
+                    window.send(each, letter, self._properties(letter))
         window.drain()
+
+    def _refusal(self, entry: Sequence[DeadLetterRow]) -> str:
+        cause = refusal(entry, len(entry), self._task.max_replays)
+        if not cause:
+            with suppress(NotSentError):  # the broker is away, which the sender waits for
+                cause = self._schema_refusal(entry[0].schema_version)
+        return cause
 
     @property
     def _to_read(self) -> int:
-        task = self._task
-        return task.entries & ~self._outcome.settled & ~(task.acknowledged & ~task.unread)
-
-    def _letters(self) -> Generator[DeadLetterRow]:
-        """Read what is neither moved nor refused yet, nor acknowledged.
+        """Return what is neither moved nor refused yet, nor acknowledged.
 
         What is unread and acknowledged is read, too, to know how many messages that were.
         """
-        task, route, entries = self._task, self._route, self._to_read
+        task = self._task
+        return task.entries & ~self._outcome.settled & ~(task.acknowledged & ~task.unread)
+
+    def _letters(self, entries: int) -> Generator[DeadLetterRow]:
+        """Read all messages of *entries*, a bitmap."""
         if not entries:
             return
-        letters = self._read_entries(entries)
-        if not task.unread:
-            yield from letters
-            return
-        schema_refusal = schema_refusals(self._client, route.source)
-
-        def cause_of(entry: Sequence[DeadLetterRow]) -> str:
-            if cause := refusal(entry, len(entry), task.max_replays):
-                return cause
-            with suppress(NotSentError):  # the broker is away, which the sender waits for
-                return schema_refusal(entry[0].schema_version)
-            return ""
-
-        settled = task.acknowledged & entries
-        yield from read_first(letters, self._outcome, task.range.first, settled, cause_of)
-
-    def _read_entries(self, entries: int) -> Generator[DeadLetterRow]:
         task, route = self._task, self._route
         topic = ReadableTopic(self._client, route.admin_url, route.source)
         after = reading.begin(task.range, entries, task.chunks)
         if task.unread:
             after = min(after, task.after)
-        return reading.of_entries(topic, task.range, entries, after, task.ahead)
+        yield from reading.of_entries(topic, task.range, entries, after, task.ahead)
 
     def _has_overlooked(self) -> bool:
         """Whether a message comes after all of the entries that none came of.
@@ -269,9 +265,9 @@ class RangeMover:
         the client waits for their other parts for a minute, and takes none of them twice.
         """
         unseen = self._outcome.unseen(self._to_read, self._task.range)
-        if self._drained or not unseen:
+        if self._drained:
             return False
-        with closing(self._read_entries(unseen)) as letters:
+        with closing(self._letters(unseen)) as letters:
             return next(letters, None) is not None
 
     def _properties(self, letter: DeadLetterRow) -> dict[str, str]:
@@ -301,15 +297,15 @@ class RangeMover:
 
     def _result(self) -> RangeResult:
         task, outcome = self._task, self._outcome
-        unseen, empty = task.entries & ~outcome.settled, bitmap.EMPTY
+        unseen = task.entries & ~outcome.settled
         if unseen and not self._drained:
-            empty = self._account_for(unseen)
+            self._account_for(unseen)
         # One stored message of this lease shuts out all that earlier ones have yet to send there.
         shut = {TargetPartition(self._route.target, index) for index in outcome.stored_in}
         # All that this lease has sent is accounted for: what remains is that of earlier ones.
         tails = self._unread(task.tails)
         left = {place: tails[place] for place in tails.keys() - shut}
-        result = outcome.result(task.range, left, empty)
+        result = outcome.result(task.range, left)
         return replace(result, unproven=self._unproven, drained=self._drained)
 
     def _unread(self, tails: Mapping[TargetPartition, Tail]) -> dict[TargetPartition, Tail]:
@@ -319,11 +315,10 @@ class RangeMover:
             for place, each in tails.items()
         }
 
-    def _account_for(self, unseen: int) -> int:
+    def _account_for(self, unseen: int) -> None:
         """Say of entries that did not come whether they are acknowledged, or can't be read.
 
-        Return those that no plan has read either and that the broker holds: there is no message
-        in them.
+        Of those that no plan has read either there is no message in what the broker holds.
         """
         route, of = self._route, self._task.range
         gone = unseen & self._task.acknowledged
@@ -332,11 +327,10 @@ class RangeMover:
         )
         if of.ledger not in partition.held:
             self._outcome.miss(unseen, bitmap.EMPTY)
-            return bitmap.EMPTY
+            return
         empty = self._outcome.unseen(unseen & self._task.unread, of)
         gone = (gone | unseen & ranges.settled(of, partition)) & ~empty
-        self._outcome.miss(gone, unseen & ~gone & ~empty)
-        return empty
+        self._outcome.miss(gone, unseen & ~gone & ~empty, empty)
 
 
 def _is_among(doubts: Iterable[tuple[SentTo, int]], letter: DeadLetterRow, offset: int) -> bool:

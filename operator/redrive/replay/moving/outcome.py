@@ -102,6 +102,7 @@ class RangeOutcome:
         # Of entries that were read for the first time: offset → how many messages each holds.
         self._sizes: dict[int, int] = {}
         self._chunks: dict[int, EntryId] = {}
+        self._empty = bitmap.EMPTY
 
     def read(self, offset: int, size: int, first_chunk: EntryId | None) -> None:
         """Take note of what an entry holds that the plan had not read."""
@@ -110,8 +111,11 @@ class RangeOutcome:
             self._chunks[offset] = first_chunk
 
     def unseen(self, entries: int, of: Range) -> int:
-        """Return which of *entries*, a bitmap, were neither read nor found in the target."""
-        return entries & ~bitmap.of((*self._sizes, *self._stored), of.size) & ~self.settled
+        """Return which of *entries*, a bitmap, were neither read nor found in the target.
+
+        None of them is settled.
+        """
+        return entries & ~bitmap.of((*self._sizes, *self._stored), of.size)
 
     def is_stored(self, key: Key) -> bool:
         """Whether a message is in the target."""
@@ -148,12 +152,13 @@ class RangeOutcome:
         self._refused[key[0]] = cause
         self.settled |= 1 << key[0]
 
-    def miss(self, gone: int, unread: int) -> None:
+    def miss(self, gone: int, unread: int, empty: int = bitmap.EMPTY) -> None:
         """Take note of entries that were not delivered.
 
         Args:
             gone: those that are acknowledged; what the target has of them was moved.
             unread: those that are not.
+            empty: those that hold no message, see `EntriesRead`.
         """
         for offset in bitmap.members(gone):
             if by := self._stored.get(offset):
@@ -164,19 +169,17 @@ class RangeOutcome:
         for offset in bitmap.members(unread):
             self._refused[offset] = "NotDelivered"
             self.settled |= 1 << offset
+        self._empty = empty
 
-    def result(
-        self, of: Range, tails: Mapping[TargetPartition, Tail], empty: int = bitmap.EMPTY
-    ) -> RangeResult:
+    def result(self, of: Range, tails: Mapping[TargetPartition, Tail]) -> RangeResult:
         """Sum it up.
 
         Args:
             of: the range.
             tails: what remains to be read before anything more is sent.
-            empty: see `EntriesRead`.
         """
         sizes = {offset: size for offset, size in self._sizes.items() if size > 1}
-        read = EntriesRead(bitmap.of(self._sizes, of.size), sizes, self._chunks, empty)
+        read = EntriesRead(bitmap.of(self._sizes, of.size), sizes, self._chunks, self._empty)
         return RangeResult(
             moved={uid: bitmap.of(at, of.size) for uid, at in self._moved.items()},
             partly=self._partly(),

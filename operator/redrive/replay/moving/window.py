@@ -148,14 +148,11 @@ class Window:
                 self._take_in()
             if self._permit.drain:
                 raise DrainedError
-            rate = self._permit.rate
-            if rate is None:
-                return
-            wait = self._pace.due_in(now, rate)
+            wait = self._pace.due_in(now, self._permit.rate)
             if not wait:
                 break
             time.sleep(min(wait, LEASE_SECONDS))
-        self._pace.sent(now, rate)
+        self._pace.sent(now, self._permit.rate)
 
     def _take_in(self) -> None:
         """Take in what receipts there are: at a low rate the window is full only after minutes."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
 import pulsar
@@ -111,7 +111,7 @@ def messages(
 
 def of_entries(
     topic: ReadableTopic, of: Range, entries: int, after: EntryId, ahead: int
-) -> Generator[DeadLetterRow]:
+) -> Iterator[DeadLetterRow]:
     """Read all messages of some entries of a range; errors are those of `messages`.
 
     Args:

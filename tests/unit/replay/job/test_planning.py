@@ -19,7 +19,7 @@ from redrive.replay.job import plan, planning
 from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.job.planning import planned
 from redrive.replay.ledger.records import RangeRecord, Records
-from redrive.replay.moving.entries import read_first, refusal
+from redrive.replay.moving.entries import by_entry, read_first, refusal
 from redrive.replay.moving.outcome import RangeOutcome, RangeResult
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.spec import Choice, ReplayJob
@@ -250,11 +250,13 @@ def test_what_tasks_read_of_an_unread_plan_is_what_a_scan_would_have_planned(
         outcome = RangeOutcome({}, "uid")
         there = [each for letters in rests.values() for each in letters if is_in(of, each)]
         there.sort(key=lambda each: each.position)
-        for each in read_first(there, outcome, of.first, bitmap.EMPTY, cause_of):
-            key = each.position.entry - of.first, each.position.batch_index
-            outcome.store(key, each.batch_size)
-        empty = outcome.unseen(unread[of].unread, of)
-        result = outcome.result(of, {}, empty)
+        for entry in by_entry(there):
+            offset = entry[0].position.entry - of.first
+            if read_first(entry, offset, outcome, bitmap.EMPTY, cause_of):
+                for each in entry:
+                    outcome.store((offset, each.position.batch_index), each.batch_size)
+        outcome.miss(bitmap.EMPTY, bitmap.EMPTY, outcome.unseen(unread[of].unread, of))
+        result = outcome.result(of, {})
         by_task = unread[of].read(result.read).after(of, result.refused, result.gone, done=True)
         assert (by_task.scanned, by_task.matched) == (by_scan.scanned, by_scan.matched)
         assert (by_task.selected, by_task.unread) == (by_scan.selected, bitmap.EMPTY)
