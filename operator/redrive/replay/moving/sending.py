@@ -20,6 +20,7 @@ from redrive.copying.writer_schemas import BYTES, WriterSchemas
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.replay.moving.outcome import Key
+from redrive.replay.moving.thread_state import ThreadState
 from redrive.replay.topic import broker, position
 from redrive.replay.topic.position import Try
 from redrive.replay.topic.ranges import Range
@@ -108,6 +109,9 @@ class Sender:
         self.batches = batches
         self._schemas = WriterSchemas(client)
         self._producers: dict[int, _Open] = {}
+        # Each counted by one thread alone: this one, and the client's.
+        self._sent = self._answered = 0
+        self._thread_state = ThreadState()
         self.last: dict[int, int] = {}
 
     def partition(self, letter: DeadLetterRow) -> int:
@@ -155,12 +159,16 @@ class Sender:
             RedriveError: as for `hold`.
         """
         self.hold(partition, letter.schema_version)
-        receipts = self.receipts
 
         def receive(result: pulsar.Result, stored_as: pulsar.MessageId) -> None:
+            self._thread_state.keep()
             stored = result == pulsar.Result.Ok and stored_as.ledger_id() >= 0
-            receipts.put(Receipt(key, letter, partition, result, stored))
+            self.receipts.put(Receipt(key, letter, partition, result, stored))
+            self._answered += 1
+            if self._answered == self._sent:
+                self._thread_state.release()
 
+        self._sent += 1
         self._producers[partition].producer.send_async(
             letter.value,
             receive,
