@@ -23,6 +23,8 @@ from redrive.policy.naming import TopicName
 
 BYTES = pulsar.schema.BytesSchema()
 """The schema of messages that are not decoded."""
+LATEST = -1
+"""Stands for the version that a topic's schema has now."""
 
 _KEY_VALUE = 15
 _Ask = Callable[[Callable[[], Any]], Any]  # the client has no types

@@ -67,6 +67,13 @@ def written(provisioned: Any, topic: TopicName, found: list[pulsar.Message]) -> 
     )
 
 
+def enforce(provisioned: Any) -> None:  # noqa: ANN401
+    """Have topics that have a schema take no producer without."""
+    path = f"/admin/v2/namespaces/{provisioned.policy.topic.namespace_name}"
+    answer = provisioned.broker.request("POST", f"{path}/schemaValidationEnforced", body=True)
+    answer.check("enforce schemas")
+
+
 @pytest.mark.parametrize("enforced", [False, True])
 @pytest.mark.parametrize(("partitions", "batch"), [(0, False), (2, False), (2, True)])
 def test_each_message_keeps_the_schema_it_was_written_with(
@@ -76,9 +83,7 @@ def test_each_message_keeps_the_schema_it_was_written_with(
     order = random.Random(partitions)  # noqa: S311 - no secret
     bury(provisioned, *order.choices([FIRST, SECOND] + [None] * (not enforced), k=60))
     if enforced:
-        namespace = provisioned.policy.topic.namespace_name
-        path = f"/admin/v2/namespaces/{namespace}/schemaValidationEnforced"
-        provisioned.broker.request("POST", path, body=True).check("enforce schemas")
+        enforce(provisioned)
     dead = written(provisioned, provisioned.policy.dead_letter_topic, provisioned.resting())
     # The retry topic counts versions of its own.
     provisioned.client.create_producer(str(provisioned.policy.retry_topic), schema=SECOND).close()
@@ -90,11 +95,14 @@ def test_each_message_keeps_the_schema_it_was_written_with(
     provisioned.check_audit()
 
 
+@pytest.mark.parametrize("enforced", [False, True])
 def test_what_was_sent_before_a_crash_is_found_under_another_schema_too(
-    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch, *, enforced: bool
 ) -> None:
     provisioned = provision_policy()
-    bury(provisioned, *[FIRST, None, SECOND] * 20)
+    bury(provisioned, *[FIRST, SECOND if enforced else None, SECOND] * 20)
+    if enforced:
+        enforce(provisioned)
     job = job_of(provisioned)
 
     class DiesAtLast(Local):

@@ -57,5 +57,4 @@ def test_a_thread_is_known_while_receipts_come_and_forgotten_after_the_last(
     assert replay(provisioned, batch=batch).moved == COUNT
 
     assert thread_states() <= before
-    assert calls["keep"] == COUNT
-    assert 0 < calls["release"] < COUNT / 10
+    assert 0 < calls["release"] < calls["keep"] / 2

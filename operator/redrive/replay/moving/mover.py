@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import ClassVar
@@ -26,7 +26,7 @@ from redrive.replay.ledger.records import SentTo
 from redrive.replay.moving import tail
 from redrive.replay.moving.entries import by_entry, read_first, refusal, schema_refusals
 from redrive.replay.moving.outcome import Found, RangeOutcome, RangeResult
-from redrive.replay.moving.sending import Sender, SentBeforeError
+from redrive.replay.moving.sending import ITS_OWN, Sender, SentBeforeError
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.moving.window import DrainedError, StalledError, Window
 from redrive.replay.topic import bitmap, broker, position, ranges, reading, rows, snapshot
@@ -129,7 +129,8 @@ class RangeMover:
             sender = senders[route.target]
             self._check_lease()
             letters = stack.enter_context(closing(self._letters(self._to_read)))
-            first = list(itertools.islice(letters, 1))
+            entries = self._movable(letters)
+            first = list(itertools.islice(entries, 1))
             if self._tails:
                 self._look_for(senders, before, first)
             window = Window(
@@ -140,7 +141,7 @@ class RangeMover:
                 self._task.range.first,
             )
             try:
-                self._send_all(window, itertools.chain(first, letters))
+                self._send_all(window, itertools.chain(first, entries))
             except DrainedError:
                 self._drained = True
                 with suppress(StalledError):
@@ -170,20 +171,20 @@ class RangeMover:
         self,
         senders: Mapping[TopicName, Sender],
         before: Try,
-        first: Sequence[DeadLetterRow],
+        first: Sequence[Sequence[DeadLetterRow]],
     ) -> None:
         """Find what earlier tries have stored; no other process can store more of it meanwhile.
 
         Args:
             senders: of this try, for each topic that one has sent to.
             before: the one before.
-            first: the first message to send, if there is any: most topics take its schema.
+            first: the first entry to send, if there is any: most topics take its schema.
         """
         topics = {place.topic for place in self._tails}
         there = {
             place for each in topics for place in tail.places(self._route.admin_url, each)
         } & self._tails.keys()
-        version = first[0].schema_version if first else None
+        version = first[0][0].schema_version if first else None
         last = {place: _hold(senders[place.topic], place.partition, version) for place in there}
         time.sleep(GRACE_SECONDS)
         found = Found(self._task.replays)
@@ -210,15 +211,21 @@ class RangeMover:
         only = self._tails[place].generation == generation > Try.of(last).generation
         return only and self._last.get(place) == last
 
-    def _send_all(self, window: Window, letters: Iterable[DeadLetterRow]) -> None:
-        task, outcome, doubts = self._task, self._outcome, self._doubts()
+    def _movable(self, letters: Iterable[DeadLetterRow]) -> Iterator[Sequence[DeadLetterRow]]:
+        """Yield the entries of *letters* that can be moved, where no plan has looked at each."""
+        task = self._task
         # A broker writes together what comes together: what is sent by ones and twos costs it more.
         for entry in by_entry(itertools.chain.from_iterable(rows.in_batches(letters))):
-            key = window.key(entry[0])
-            if task.unread and not read_first(
-                entry, key[0], outcome, task.acknowledged, self._refusal
+            offset = entry[0].position.entry - task.range.first
+            if not task.unread or read_first(
+                entry, offset, self._outcome, task.acknowledged, self._refusal
             ):
-                continue
+                yield entry
+
+    def _send_all(self, window: Window, entries: Iterable[Sequence[DeadLetterRow]]) -> None:
+        outcome, doubts = self._outcome, self._doubts()
+        for entry in entries:
+            key = window.key(entry[0])
             keyed = [(window.key(letter), letter) for letter in entry]
             unsent = [each for each in keyed if not outcome.is_stored(each[0])]
             if not unsent:
@@ -352,7 +359,7 @@ def _doubt(doubts: dict[SentTo, int], sent_to: SentTo, through: int) -> None:
 
 def _hold(sender: Sender, index: int, version: int | None) -> int:
     """Keep others from sending to a partition, by a producer of whichever schema it takes."""
-    try:
-        return sender.hold(index, version)
-    except SchemaError:
-        return sender.hold(index, None)
+    for tried in (version, None):
+        with suppress(SchemaError):
+            return sender.hold(index, tried)
+    return sender.hold(index, ITS_OWN)

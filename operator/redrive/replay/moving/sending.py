@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import pulsar
 
 from redrive.copying.errors import NotSentError, SchemaError, SchemaRefusedError
-from redrive.copying.writer_schemas import BYTES, WriterSchemas
+from redrive.copying.writer_schemas import BYTES, LATEST, WriterSchemas
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.replay.moving.outcome import Key
@@ -31,6 +31,8 @@ OPEN_SECONDS = 300.0
 SEND_SECONDS = 30
 """Without a receipt a message is given up after so long. A process that was stopped sends no more
 of what it had on its way when it wakes: others may have the names of its producers by then."""
+ITS_OWN = LATEST
+"""Stands for the version of the target's own schema, which it takes in any case."""
 
 
 class DeduplicationOffError(RedriveError):
@@ -109,7 +111,7 @@ class Sender:
         self.batches = batches
         self._schemas = WriterSchemas(client)
         self._producers: dict[int, _Open] = {}
-        # Each counted by one thread alone: this one, and the client's.
+        # The client's thread counts what is answered, or this one where a producer is closed.
         self._sent = self._answered = 0
         self._thread_state = ThreadState()
         self.last: dict[int, int] = {}
@@ -127,7 +129,7 @@ class Sender:
 
         Args:
             index: of the partition.
-            version: of the source's schema, for messages that were written with it.
+            version: of the source's schema, for messages that were written with it; or `ITS_OWN`.
 
         Raises:
             SentBeforeError: there were messages of this try, or a later one; or another process
@@ -223,13 +225,18 @@ class Sender:
         self.last.setdefault(index, last)
         self._producers[index] = _Open(producer, version)
 
+    def _schema(self, version: int | None) -> pulsar.schema.Schema:
+        if version is None:
+            return BYTES
+        return self._schemas.get(self._target if version == ITS_OWN else self._source, version)
+
     def _create(self, index: int, version: int | None) -> pulsar.Producer:
         topic = broker.partition_of(self._target, index)
         name = f"redrive-replay {self._source} {self._range} {index}"
         deadline = time.monotonic() + OPEN_SECONDS
         while True:
             try:
-                schema = BYTES if version is None else self._schemas.get(self._source, version)
+                schema = self._schema(version)
                 with broker.refusals(f"open a producer on {topic}", "produce"):
                     return self._client.create_producer(
                         str(topic),
