@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -34,11 +35,15 @@ def give_schema(
     provisioned: ProvisionedPolicy, topic: TopicName, kind: str, fields: Sequence[str] = FIRST
 ) -> None:
     """Have *topic* take a version of a schema."""
-    provisioned.broker.request(
-        "POST",
-        f"/admin/v2/schemas/{topic.namespace_name}/{topic.local}/schema",
-        {"type": kind, "schema": definition(*fields) if fields else "", "properties": {}},
-    ).check(f"give {topic} a schema")
+    path = f"/admin/v2/schemas/{topic.namespace_name}/{topic.local}/schema"
+    schema = {"type": kind, "schema": definition(*fields) if fields else "", "properties": {}}
+    for _ in range(5):
+        answer = provisioned.broker.request("POST", path, schema)
+        # A busy broker reads a version while it writes the next one, and stumbles at itself.
+        if "recovering ledger" not in answer.body:
+            break
+        time.sleep(1)
+    answer.check(f"give {topic} a schema")
 
 
 def enforce(provisioned: ProvisionedPolicy) -> None:
