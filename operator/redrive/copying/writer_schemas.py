@@ -68,7 +68,7 @@ class WriterSchemas:
         self._found: dict[tuple[TopicName, int], WriterSchema] = {}
 
     def get(self, topic: TopicName, version: int) -> WriterSchema:
-        """Return one version of the schema of *topic*.
+        """Return one version of the schema of *topic*, such as its `LATEST`.
 
         Raises:
             SchemaNotFoundError: the topic has no such version: it was deleted.

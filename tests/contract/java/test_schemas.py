@@ -17,6 +17,7 @@ from sandbox.pulsar import SUPERUSER
 from tests.contract.java.test_java import dead_letter_in_java
 from tests.support.java import JavaClient
 from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.schemas import enforce
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
 MakeClient = Callable[..., JavaClient]
@@ -44,15 +45,6 @@ def give_schema(
             break
         time.sleep(1)
     answer.check(f"give {topic} a schema")
-
-
-def enforce(provisioned: ProvisionedPolicy) -> None:
-    """Have the namespace refuse producers without a schema where a topic has one."""
-    provisioned.broker.request(
-        "POST",
-        f"/admin/v2/namespaces/{provisioned.policy.topic.namespace_name}/schemaValidationEnforced",
-        body=True,
-    ).check("enforce schemas")
 
 
 def retry(provisioned: ProvisionedPolicy, times: int = 1) -> None:
@@ -100,7 +92,7 @@ def test_java_reads_what_python_has_sent_on(
 ) -> None:
     provisioned = provision_policy(max_retries=3)
     if enforced:
-        enforce(provisioned)
+        enforce(provisioned.broker, provisioned.policy.topic)
     producing, consuming = java_client(provisioned, SUPERUSER), java_client(provisioned)
     schema, value = typed(producing, kind)
     producing.send(str(provisioned.policy.topic), schema, value)
@@ -123,7 +115,7 @@ def test_a_reader_of_a_later_version_decodes_a_retry_by_the_version_it_was_writt
 ) -> None:
     provisioned = provision_policy(max_retries=1, partitions=partitions)
     if enforced:
-        enforce(provisioned)
+        enforce(provisioned.broker, provisioned.policy.topic)
     producing, consuming = java_client(provisioned, SUPERUSER), java_client(provisioned)
     old, value = typed(producing, "AVRO")
     producing.send(str(provisioned.policy.topic), old, value)
@@ -228,7 +220,7 @@ def test_a_namespace_that_enforces_schemas_keeps_primitives_of_which_the_client_
     provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
     provisioned = provision_policy()
-    enforce(provisioned)
+    enforce(provisioned.broker, provisioned.policy.topic)
     client = java_client(provisioned, SUPERUSER)
     for topic in (provisioned.policy.topic, provisioned.policy.retry_topic):
         give_schema(provisioned, topic, "INT32", ())

@@ -29,7 +29,9 @@ from redrive.replay.ledger.ledger import FencedError
 from redrive.replay.ledger.records import RefusedEntry
 from redrive.replay.moving import window
 from redrive.replay.moving.mover import RangeMover
+from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.sending import DeduplicationOffError
+from redrive.replay.moving.task import RangeTask
 from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.topic import bitmap, snapshot
 from redrive.replay.topic.position import EntryId
@@ -129,6 +131,15 @@ def process(job: ReplayJob) -> Iterator[subprocess.Popen[str]]:
     finally:
         started.kill()
         started.communicate()
+
+
+class DiesAtLast(Local):
+    """Moves each range, and does not live to put on record what became of it."""
+
+    def move(self, task: RangeTask) -> RangeResult:
+        super().move(task)
+        msg = "killed before the result was on record"
+        raise RuntimeError(msg)
 
 
 def kill_at(provisioned: Any, job: ReplayJob, moved: int) -> None:  # noqa: ANN401

@@ -14,8 +14,8 @@ import pytest
 from redrive.copying import reading
 from redrive.policy.naming import TopicName
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local
-from tests.integration.replay.test_mover import Notes, job_of, replay
+from tests.integration.replay.test_mover import DiesAtLast, Notes, job_of, replay
+from tests.support.schemas import enforce
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -67,13 +67,6 @@ def written(provisioned: Any, topic: TopicName, found: list[pulsar.Message]) -> 
     )
 
 
-def enforce(provisioned: Any) -> None:  # noqa: ANN401
-    """Have topics that have a schema take no producer without."""
-    path = f"/admin/v2/namespaces/{provisioned.policy.topic.namespace_name}"
-    answer = provisioned.broker.request("POST", f"{path}/schemaValidationEnforced", body=True)
-    answer.check("enforce schemas")
-
-
 @pytest.mark.parametrize("enforced", [False, True])
 @pytest.mark.parametrize(("partitions", "batch"), [(0, False), (2, False), (2, True)])
 def test_each_message_keeps_the_schema_it_was_written_with(
@@ -83,7 +76,7 @@ def test_each_message_keeps_the_schema_it_was_written_with(
     order = random.Random(partitions)  # noqa: S311 - no secret
     bury(provisioned, *order.choices([FIRST, SECOND] + [None] * (not enforced), k=60))
     if enforced:
-        enforce(provisioned)
+        enforce(provisioned.broker, provisioned.policy.topic)
     dead = written(provisioned, provisioned.policy.dead_letter_topic, provisioned.resting())
     # The retry topic counts versions of its own.
     provisioned.client.create_producer(str(provisioned.policy.retry_topic), schema=SECOND).close()
@@ -102,14 +95,8 @@ def test_what_was_sent_before_a_crash_is_found_under_another_schema_too(
     provisioned = provision_policy()
     bury(provisioned, *[FIRST, SECOND if enforced else None, SECOND] * 20)
     if enforced:
-        enforce(provisioned)
+        enforce(provisioned.broker, provisioned.policy.topic)
     job = job_of(provisioned)
-
-    class DiesAtLast(Local):
-        def move(self, task: Any) -> Any:  # noqa: ANN401
-            super().move(task)
-            msg = "killed before the result was on record"
-            raise RuntimeError(msg)
 
     with monkeypatch.context() as patch:
         patch.setattr("redrive.replay.job.dispatch.TRIES", 1)

@@ -17,12 +17,11 @@ from redrive.policy.properties import ORIGIN_MESSAGE_ID, RECONSUMETIMES, REPLAYS
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local
 from redrive.replay.ledger.account import Account
-from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.sending import DeduplicationOffError
-from redrive.replay.moving.task import RangeTask
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic.broker import ReplayRoleRefusedError
 from tests.integration.replay.test_mover import (
+    DiesAtLast,
     Notes,
     job_of,
     kill_at,
@@ -200,11 +199,6 @@ def test_a_schema_that_a_target_does_not_take_keeps_nothing_from_another_target(
     source = add_source(provisioned)
     provisioned.client.create_producer(str(source), schema=pulsar.schema.StringSchema()).close()
     bury(provisioned, *[FIRST, None] * 10)
-
-    class DiesAtLast(Local):
-        def move(self, task: RangeTask) -> RangeResult:
-            super().move(task)
-            raise RuntimeError("killed before the result was on record")
 
     with pytest.raises(RuntimeError):
         runs.run(job_to(provisioned, source), DiesAtLast(), Notes())

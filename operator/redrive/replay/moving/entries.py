@@ -90,6 +90,7 @@ def schema_refusals(client: pulsar.Client, topic: TopicName) -> Callable[[int | 
 
 def by_entry(messages: Iterable[_Seen]) -> Iterator[list[_Seen]]:
     """Put the messages of each entry together."""
+    # As `entry_id`, which would make a named tuple for each.
     for _, entry in itertools.groupby(messages, key=lambda message: message.position[:2]):
         yield list(entry)
 

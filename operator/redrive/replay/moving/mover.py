@@ -17,6 +17,7 @@ from typing import ClassVar
 import pulsar
 
 from redrive.copying.errors import NotSentError, SchemaError
+from redrive.copying.writer_schemas import LATEST
 from redrive.errors import RedriveError
 from redrive.policy import envelope
 from redrive.policy.naming import TopicName
@@ -26,7 +27,7 @@ from redrive.replay.ledger.records import SentTo
 from redrive.replay.moving import tail
 from redrive.replay.moving.entries import by_entry, read_first, refusal, schema_refusals
 from redrive.replay.moving.outcome import Found, RangeOutcome, RangeResult
-from redrive.replay.moving.sending import ITS_OWN, Sender, SentBeforeError
+from redrive.replay.moving.sending import Sender, SentBeforeError
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.moving.window import DrainedError, StalledError, Window
 from redrive.replay.topic import bitmap, broker, position, ranges, reading, rows, snapshot
@@ -362,4 +363,4 @@ def _hold(sender: Sender, index: int, version: int | None) -> int:
     for tried in (version, None):
         with suppress(SchemaError):
             return sender.hold(index, tried)
-    return sender.hold(index, ITS_OWN)
+    return sender.hold(index, LATEST)

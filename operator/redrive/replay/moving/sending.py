@@ -31,8 +31,6 @@ OPEN_SECONDS = 300.0
 SEND_SECONDS = 30
 """Without a receipt a message is given up after so long. A process that was stopped sends no more
 of what it had on its way when it wakes: others may have the names of its producers by then."""
-ITS_OWN = LATEST
-"""Stands for the version of the target's own schema, which it takes in any case."""
 
 
 class DeduplicationOffError(RedriveError):
@@ -111,8 +109,6 @@ class Sender:
         self.batches = batches
         self._schemas = WriterSchemas(client)
         self._producers: dict[int, _Open] = {}
-        # The client's thread counts what is answered, or this one where a producer is closed.
-        self._sent = self._answered = 0
         self._thread_state = ThreadState()
         self.last: dict[int, int] = {}
 
@@ -129,7 +125,8 @@ class Sender:
 
         Args:
             index: of the partition.
-            version: of the source's schema, for messages that were written with it; or `ITS_OWN`.
+            version: of the source's schema, for messages that were written with it; or `LATEST`,
+                of the target's own schema, which it takes in any case.
 
         Raises:
             SentBeforeError: there were messages of this try, or a later one; or another process
@@ -163,14 +160,11 @@ class Sender:
         self.hold(partition, letter.schema_version)
 
         def receive(result: pulsar.Result, stored_as: pulsar.MessageId) -> None:
-            self._thread_state.keep()
             stored = result == pulsar.Result.Ok and stored_as.ledger_id() >= 0
             self.receipts.put(Receipt(key, letter, partition, result, stored))
-            self._answered += 1
-            if self._answered == self._sent:
-                self._thread_state.release()
+            self._thread_state.called()
 
-        self._sent += 1
+        self._thread_state.expect_call()
         self._producers[partition].producer.send_async(
             letter.value,
             receive,
@@ -228,7 +222,7 @@ class Sender:
     def _schema(self, version: int | None) -> pulsar.schema.Schema:
         if version is None:
             return BYTES
-        return self._schemas.get(self._target if version == ITS_OWN else self._source, version)
+        return self._schemas.get(self._target if version == LATEST else self._source, version)
 
     def _create(self, index: int, version: int | None) -> pulsar.Producer:
         topic = broker.partition_of(self._target, index)
