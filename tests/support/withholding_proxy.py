@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 import time
@@ -9,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-SEND_RECEIPT = 7
-"""The number of this command in Pulsar's binary protocol."""
+SEND_RECEIPT, SUCCESS, PRODUCER_SUCCESS = 7, 13, 17
+"""The numbers of these commands in Pulsar's binary protocol."""
 
 _LOOK_EVERY_SECONDS = 0.05
 
@@ -23,12 +24,16 @@ class WithholdingProxy:
 
     Attributes:
         withheld: how many of the next frames of each command never reach the client.
+        halved: the commands of which one frame in two does not, by chance: a client that gives a
+            call up makes others, so that every other one might always be of the same call.
         refuses: whether it closes each new connection at once.
         frozen: whether it passes nothing on, as a broker that is stopped, or off the network.
     """
 
     def __init__(self, port: int, closing: ExitStack) -> None:
         self.withheld: Counter[int] = Counter()
+        self.halved: frozenset[int] = frozenset()
+        self._chance = random.Random(0)  # noqa: S311 - the same in each run, no secret
         self.refuses = False
         self.frozen = False
         self._ends: list[socket.socket] = []
@@ -67,11 +72,18 @@ class WithholdingProxy:
                 kind = frame[9]  # after the two sizes and the tag of the first field
                 while self.frozen:
                     time.sleep(_LOOK_EVERY_SECONDS)
-                if answers and self.withheld[kind] > 0:
-                    self.withheld[kind] -= 1
+                if answers and self._withholds(kind):
                     continue
                 target.sendall(frame.replace(theirs, mine) if answers else frame)
         _close(target)
+
+    def _withholds(self, kind: int) -> bool:
+        if kind in self.halved:
+            return self._chance.random() < 1 / 2
+        if self.withheld[kind] > 0:
+            self.withheld[kind] -= 1
+            return True
+        return False
 
 
 @contextmanager

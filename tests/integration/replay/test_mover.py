@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import secrets
@@ -36,6 +37,7 @@ from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.topic import bitmap, snapshot
 from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import RANGE_ENTRIES
+from tests.support.withholding_proxy import PRODUCER_SUCCESS, SUCCESS, proxy_of
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -272,6 +274,27 @@ def test_a_run_that_was_stopped_and_wakes_up_stores_nothing(
     assert stopped.returncode != 0
     assert FencedError.__name__ in said
     assert provisioned.in_target() == numbers(count)
+    provisioned.check_audit()
+
+
+def test_answers_that_are_lost_are_asked_for_again(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that is unloaded meanwhile answers none of those who were about to use it."""
+    provisioned = provision_policy(partitions=2)
+    provisioned.bury(10)
+    buried = provisioned.ids(provisioned.resting())
+    monkeypatch.setattr(
+        pulsar, "Client", functools.partial(pulsar.Client, operation_timeout_seconds=2)
+    )
+    with proxy_of(provisioned.broker.port) as proxy:
+        proxy.halved = frozenset({SUCCESS, PRODUCER_SUCCESS})
+        service_url = f"pulsar://127.0.0.1:{proxy.port}"
+        job = dataclasses.replace(selecting(job_of(provisioned)), service_url=service_url)
+        account = runs.run(job, Local(), Notes())
+
+    assert (account.matched, account.moved) == (10, 10)
+    assert provisioned.in_target() == buried
     provisioned.check_audit()
 
 

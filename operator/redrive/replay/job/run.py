@@ -95,7 +95,7 @@ def preview(job: ReplayJob, engine: Engine, reporter: Reporter) -> RunPreview:
         Exception: it could not be planned.
     """
     with broker.connect(job.service_url) as client:
-        records = ledger_topic.read(client, job.policy.ledger_topic)
+        records = broker.waited(lambda: ledger_topic.read(client, job.policy.ledger_topic))
     with scanning.reported(engine, reporter):
         planned = list(planning.planned(job, engine, records, _look(job)))
     records.plans[job.uid] = {each.range: each.plan for each in planned}

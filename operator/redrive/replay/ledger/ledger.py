@@ -25,8 +25,6 @@ from redrive.replay.topic import broker
 WRITER = "redrive-owner"
 """A property of each record: the run that wrote it."""
 READ_MILLISECONDS = 30_000
-WAIT_SECONDS = 300.0
-"""So long a run waits for a broker that does not answer, as while it is restarted."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,23 +60,27 @@ class Ledger:
 
     Raises:
         FencedError: from each method, once another run owns the ledger.
-        LedgerUnavailableError: likewise, when the broker does not answer for `WAIT_SECONDS`.
+        LedgerUnavailableError: likewise, when the broker does not answer for
+            `broker.WAIT_SECONDS`.
     """
 
     def __init__(self, client: pulsar.Client, topic: TopicName, owner: str) -> None:
         self.records = Records()
         self._client, self._topic, self._owner = client, topic, owner
-        with broker.refusals(f"open the ledger {topic}", "produce and consume"):
-            self._producer = client.create_producer(
+        self._producer = broker.opened(
+            f"open the ledger {topic}",
+            "produce and consume",
+            lambda: client.create_producer(
                 str(topic),
                 access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing,
                 batching_enabled=False,
                 # Without, compaction keeps records that are empty, see `sequence_topic`.
                 compression_type=pulsar.CompressionType.LZ4,
-            )
+            ),
+        )
         self.write(OWNER, owner)
         # Read after the takeover: nothing is written any more that is not seen.
-        self.records = read(client, topic)
+        self.records = self._read()
 
     @classmethod
     @contextmanager
@@ -94,7 +96,7 @@ class Ledger:
         or the new.
         """
         content = b"" if value is None else json.dumps(value, separators=(",", ":")).encode()
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + broker.WAIT_SECONDS
         while True:
             try:
                 stored = self._producer.send(
@@ -121,12 +123,15 @@ class Ledger:
 
         The operator creates it again, and a producer that reconnects does not notice.
         """
-        stored = dict(read(self._client, self._topic).items())
+        stored = dict(self._read().items())
         lost = [(key, value) for key, value in self.records.items() if stored.get(key) != value]
         if lost:
             logger.warning("the ledger has lost %d records; they are written again", len(lost))
         for key, value in lost:
             self.write(key, value)
+
+    def _read(self) -> Records:
+        return broker.waited(lambda: read(self._client, self._topic))
 
 
 class Lease:
@@ -153,12 +158,15 @@ class Lease:
     ) -> None:
         self.permit = permit
         self._owner = owner
-        with broker.refusals(f"read the ledger {topic}", "consume"):
-            # Compacted, for the sake of a task that slept while records were compacted away: of
-            # the key `owner` it sees the last.
-            self._reader = client.create_reader(
+        # Compacted, for the sake of a task that slept while records were compacted away: of the
+        # key `owner` it sees the last.
+        self._reader = broker.opened(
+            f"read the ledger {topic}",
+            "consume",
+            lambda: client.create_reader(
                 str(topic), pulsar.MessageId.deserialize(since), is_read_compacted=True
-            )
+            ),
+        )
 
     def check(self) -> None:
         """Pass if no other run has taken over; each send is preceded by a recent check.
@@ -205,5 +213,5 @@ def read(client: pulsar.Client, topic: TopicName) -> Records:
         while reader.has_message_available():
             record = reader.read_next(READ_MILLISECONDS)
             records.apply(record.partition_key(), record.data())
-        reader.close()
+        broker.close(reader)
     return records

@@ -21,7 +21,7 @@ from redrive.copying.writer_schemas import LATEST
 from redrive.errors import RedriveError
 from redrive.policy import envelope
 from redrive.policy.naming import TopicName
-from redrive.replay.ledger.ledger import WAIT_SECONDS, Lease, fenced
+from redrive.replay.ledger.ledger import Lease, fenced
 from redrive.replay.ledger.permit import Permit
 from redrive.replay.ledger.records import SentTo
 from redrive.replay.moving import tail
@@ -74,16 +74,19 @@ class RangeMover:
         self._lease = Lease(client, route.ledger, route.owner, task.lease, task.permit)
         self._drained = False
         topic = str(broker.partition_of(route.source, task.range.partition))
-        with broker.refusals(f"open the subscription {route.subscription} of {topic}", "consume"):
-            # It only acknowledges: without a queue it receives no message. If the subscription was
-            # deleted it may create it again, which has to keep what rests.
-            self._consumer = client.subscribe(
+        # It only acknowledges: without a queue it receives no message. If the subscription was
+        # deleted it may create it again, which has to keep what rests.
+        self._consumer = broker.opened(
+            f"open the subscription {route.subscription} of {topic}",
+            "consume",
+            lambda: client.subscribe(
                 topic,
                 route.subscription,
                 consumer_type=pulsar.ConsumerType.Shared,
                 receiver_queue_size=0,
                 initial_position=pulsar.InitialPosition.Earliest,
-            )
+            ),
+        )
         self._schema_refusal = schema_refusals(client, route.source)
         # Where earlier tries may have stored what is not on record, and what was read of it.
         self._tails = task.tails
@@ -292,7 +295,7 @@ class RangeMover:
         self._consumer.acknowledge(letter.acknowledgement)
 
     def _check_lease(self) -> Permit:
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + broker.WAIT_SECONDS
         while True:
             try:
                 self._lease.check()

@@ -10,12 +10,11 @@ written with another one.
 from __future__ import annotations
 
 import queue
-import time
 from typing import ClassVar, NamedTuple
 
 import pulsar
 
-from redrive.copying.errors import NotSentError, SchemaError, SchemaRefusedError
+from redrive.copying.errors import SchemaRefusedError
 from redrive.copying.writer_schemas import BYTES, LATEST, WriterSchemas
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
@@ -26,8 +25,6 @@ from redrive.replay.topic.position import Try
 from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.rows import DeadLetterRow
 
-OPEN_SECONDS = 300.0
-"""So long a producer waits for a broker that is away, or for another process to lose its name."""
 SEND_SECONDS = 30
 """Without a receipt a message is given up after so long. A process that was stopped sends no more
 of what it had on its way when it wakes: others may have the names of its producers by then."""
@@ -188,7 +185,7 @@ class Sender:
         """
         index, sent = self.partition(letter), self.sequence_id(letter)
         held = self._producers.pop(index)
-        held.producer.close()
+        broker.close(held.producer)
         producer = self._create(index, held.version)
         self._producers[index] = held._replace(producer=producer)
         if producer.last_sequence_id() < sent:
@@ -214,7 +211,7 @@ class Sender:
         # While it is opened again the name is free, for a process that was stopped and wakes.
         own = known is not None and (last == known or Try.of(last) == self._try)
         if not own and (known is not None or Try.of(last) >= self._try):
-            producer.close()
+            broker.close(producer)
             raise SentBeforeError(max(Try.of(last), self._try))
         self.last.setdefault(index, last)
         self._producers[index] = _Open(producer, version)
@@ -227,33 +224,29 @@ class Sender:
     def _create(self, index: int, version: int | None) -> pulsar.Producer:
         topic = broker.partition_of(self._target, index)
         name = f"redrive-replay {self._source} {self._range} {index}"
-        deadline = time.monotonic() + OPEN_SECONDS
-        while True:
-            try:
-                schema = self._schema(version)
-                with broker.refusals(f"open a producer on {topic}", "produce"):
-                    return self._client.create_producer(
-                        str(topic),
-                        schema=schema,
-                        producer_name=name,
-                        batching_enabled=self.batches,
-                        # What a hop had to compress, or to cut, is too big without. Not zstd as
-                        # there: for small messages it takes twice the time.
-                        compression_type=pulsar.CompressionType.LZ4,
-                        chunking_enabled=not self.batches,
-                        # The window bounds what is on its way. A bound of the client loses room
-                        # with each message of a batch that is too big, until it blocks for ever.
-                        max_pending_messages=0,
-                        send_timeout_millis=SEND_SECONDS * 1_000,
-                    )
-            except SchemaError:
-                raise
-            except (broker.ReplayRoleRefusedError, NotSentError) as error:
-                if isinstance(error.__cause__, pulsar.IncompatibleSchema):
-                    raise _schema_refused(self._source, version, topic) from error
-                if not broker.may_pass(error.__cause__) or time.monotonic() > deadline:
-                    raise
-                time.sleep(1)
+        try:
+            return broker.opened(
+                f"open a producer on {topic}",
+                "produce",
+                lambda: self._client.create_producer(
+                    str(topic),
+                    schema=self._schema(version),
+                    producer_name=name,
+                    batching_enabled=self.batches,
+                    # What a hop had to compress, or to cut, is too big without. Not zstd as
+                    # there: for small messages it takes twice the time.
+                    compression_type=pulsar.CompressionType.LZ4,
+                    chunking_enabled=not self.batches,
+                    # The window bounds what is on its way. A bound of the client loses room
+                    # with each message of a batch that is too big, until it blocks for ever.
+                    max_pending_messages=0,
+                    send_timeout_millis=SEND_SECONDS * 1_000,
+                ),
+            )
+        except broker.ReplayRoleRefusedError as error:
+            if isinstance(error.__cause__, pulsar.IncompatibleSchema):
+                raise _schema_refused(self._source, version, topic) from error
+            raise
 
 
 def _schema_refused(

@@ -6,9 +6,11 @@ by a fork hangs: so each task opens its own, and closes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import pulsar
 
@@ -17,8 +19,15 @@ from redrive.policy.naming import TopicName
 from redrive.replay.topic import credentials
 from redrive.replay.topic.broker_credentials import BrokerCredentials
 
+WAIT_SECONDS = 300.0
+"""So long a run waits for a broker that is away, as while it is restarted; or for another process
+to lose the name of a producer."""
 UNPARTITIONED = -1
 """Stands for the index of a partition where a topic has none."""
+
+logger = logging.getLogger(__name__)
+
+_Opened = TypeVar("_Opened")
 
 
 class ReplayRoleRefusedError(RedriveError):
@@ -67,15 +76,49 @@ _FOR_GOOD = (
 )
 
 
-def may_pass(error: BaseException | None) -> bool:
+def opened(doing: str, right: str, open_: Callable[[], _Opened]) -> _Opened:
+    """Open a producer, consumer or reader, as soon as the broker is there: see `waited`.
+
+    Args:
+        doing: see `refusals`.
+        right: likewise.
+        open_: opens it. Where only the answer was lost, the broker has one more, until the client
+            is closed.
+    """
+
+    def attempt() -> _Opened:
+        with refusals(doing, right):
+            return open_()
+
+    return waited(attempt)
+
+
+def waited(call: Callable[[], _Opened]) -> _Opened:
+    """Call again while the broker is away, for `WAIT_SECONDS`.
+
+    Raises:
+        RedriveError: that of the last *call*, or the first that does not pass.
+    """
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            return call()
+        except RedriveError as error:
+            if not _may_pass(error.__cause__) or time.monotonic() > deadline:
+                raise
+            logger.warning("the broker does not answer, trying again: %s", error)
+            time.sleep(1)
+
+
+def _may_pass(error: BaseException | None) -> bool:
     """Whether to try again: a broker that is restarted, or a name that is taken yet."""
     return isinstance(error, pulsar.PulsarException) and not isinstance(error, _FOR_GOOD)
 
 
-def close(producer: pulsar.Producer) -> None:
-    """Close *producer*, whatever the state of its connection."""
+def close(handle: pulsar.Producer | pulsar.Reader) -> None:
+    """Close *handle*, whatever the state of its connection."""
     with suppress(pulsar.PulsarException):
-        producer.close()
+        handle.close()
 
 
 def partition_of(topic: TopicName, index: int) -> TopicName:

@@ -75,9 +75,11 @@ def messages(
     """
     after, last = bounds
     topic = broker.partition_of(of.topic, partition)
-    name = f"redrive-{secrets.token_hex(8)}"
-    with broker.refusals(f"open a reader on {topic}", "consume"):
-        reader = of.client.create_reader(
+
+    def open_reader() -> tuple[str, pulsar.Reader]:
+        # Another name each time: the broker may have one that the client has given up.
+        name = f"redrive-{secrets.token_hex(8)}"
+        return name, of.client.create_reader(
             str(topic),
             pulsar.MessageId(partition, after.ledger, after.entry, -1),
             receiver_queue_size=ahead,
@@ -85,6 +87,8 @@ def messages(
             # Else what is encrypted would be passed over in silence.
             crypto_failure_action=pulsar.ConsumerCryptoFailureAction.CONSUME,
         )
+
+    name, reader = broker.opened(f"open a reader on {topic}", "consume", open_reader)
 
     def is_through() -> bool:
         """Whether the broker has sent all that is to be read, shown by the client or not."""
@@ -106,7 +110,7 @@ def messages(
             if at == last and _is_end_of_entry(message_id):
                 return
     finally:
-        reader.close()
+        broker.close(reader)
 
 
 def of_entries(
