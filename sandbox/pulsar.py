@@ -20,7 +20,7 @@ import psutil
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from sandbox import builds, toolchain, versions
+from sandbox import builds, java, toolchain, versions
 from sandbox.errors import SandboxError
 from sandbox.process import Processes, free_port
 
@@ -29,6 +29,7 @@ SUPERUSER = "superuser"
 _TOKEN_PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"  # noqa: S105 - a class
 _TOKEN_PROVIDER = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"  # noqa: S105
 _TLS_PROVIDER = "org.apache.pulsar.broker.authentication.AuthenticationProviderTls"
+_BOOKIES = b"/ledgers/available/"
 _START_SECONDS = 180.0
 
 
@@ -219,6 +220,25 @@ def start(broker: Broker, processes: Processes) -> None:
         "PULSAR_EXTRA_OPTS": "-XX:TieredStopAtLevel=1",
     }
     processes.start(NAME, command, env=env, cwd=folder)
+
+
+def forget_bookie(broker: Broker) -> None:
+    """Remove what the bookie of a *broker* that was killed left behind in its store of metadata.
+
+    Else it may find itself there, and go on for ever to remove that and to register once more: the
+    broker then has a bookie for some milliseconds at a time.
+    """
+    with java.virtual_machine(broker.version) as gateway:
+        store = gateway.jvm.org.rocksdb.RocksDB.open(str(broker.state / NAME / "metadata"))
+        try:
+            keys = store.newIterator()
+            keys.seek(_BOOKIES)
+            while keys.isValid() and (key := bytes(keys.key())).startswith(_BOOKIES):
+                store.delete(key)
+                keys.next()
+            keys.close()
+        finally:
+            store.close()
 
 
 def wait(broker: Broker, processes: Processes) -> None:

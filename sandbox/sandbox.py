@@ -67,12 +67,13 @@ class Sandbox:
         return sandbox
 
     def restart_broker(self) -> None:
-        """Start Pulsar once more if it has ended, and return when it answers.
+        """Start Pulsar once more if it was killed, and return when it answers.
 
         Raises:
             SandboxError: it ended or did not answer in time.
         """
         if not self.processes.alive(pulsar.NAME):
+            pulsar.forget_bookie(self.pulsar)
             pulsar.start(self.pulsar, self.processes)
             pulsar.wait(self.pulsar, self.processes)
 

@@ -1,8 +1,4 @@
-"""Pulsar's Java client in a virtual machine of its own, driven through py4j.
-
-The client is that of the sandbox's Pulsar distribution, so nothing is compiled and nothing is
-downloaded for it.
-"""
+"""Pulsar's Java client, that of the sandbox's Pulsar distribution, see `sandbox.java`."""
 
 from __future__ import annotations
 
@@ -12,36 +8,17 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JJavaError
 
 from redrive.policy.model import Policy
-from sandbox import builds, toolchain
 
 RECEIVE = timedelta(seconds=15)
 _YES = (True,)  # an argument that Java knows by its place only
-_QUICK_TO_START = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 
 class JavaRefusedError(Exception):
     """The Java client raised an exception; its class and text are the text of this one."""
-
-
-@contextmanager
-def virtual_machine() -> Iterator[JavaGateway]:
-    """Start a Java with the client on its class path; it ends with this."""
-    port, token = launch_gateway(
-        classpath=f"{builds.pulsar()}/lib/*",
-        java_path=str(toolchain.java_home() / "bin" / "java"),
-        javaopts=_QUICK_TO_START,
-        enable_auth=True,
-        die_on_exit=True,  # also if this process is killed
-    )
-    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token))
-    try:
-        yield gateway
-    finally:
-        gateway.shutdown()
 
 
 @dataclass(frozen=True)

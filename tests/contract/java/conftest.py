@@ -8,7 +8,8 @@ from contextlib import ExitStack
 import pytest
 from py4j.java_gateway import JavaGateway
 
-from tests.support.java import JavaClient, virtual_machine
+from sandbox.java import virtual_machine
+from tests.support.java import JavaClient
 from tests.support.provisioned_policy import ProvisionedPolicy, provision_policy
 
 __all__ = ["provision_policy"]
