@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.topic import bitmap, snapshot
 from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import RANGE_ENTRIES
+from tests.chaos.proxy import Proxy, answering
 from tests.support.withholding_proxy import PRODUCER_SUCCESS, SUCCESS, proxy_of
 
 ProvisionPolicy = Callable[..., Any]
@@ -296,6 +298,25 @@ def test_answers_that_are_lost_are_asked_for_again(
     assert (account.matched, account.moved) == (10, 10)
     assert provisioned.in_target() == buried
     provisioned.check_audit()
+
+
+def test_looks_that_the_broker_fails_at_are_asked_for_again(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(partitions=2)
+    provisioned.bury(10)
+    buried = provisioned.ids(provisioned.resting())
+    with ExitStack() as stack:
+        proxy = stack.enter_context(Proxy.before(provisioned.broker.admin_url))
+        for number in range(1, 60, 2):
+            trap = proxy.trap("internalStats", number, answering(503))
+            last = stack.enter_context(trap)
+        job = dataclasses.replace(selecting(job_of(provisioned)), admin_url=proxy.url)
+        account = runs.run(job, Local(), Notes())
+        assert last.count > 10
+
+    assert (account.matched, account.moved) == (10, 10)
+    assert provisioned.in_target() == buried
 
 
 def test_a_backlog_that_is_cleared_by_hand_does_not_count_as_moved(

@@ -25,7 +25,7 @@ from redrive.replay.moving import tail
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask, Route
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import bitmap, ranges, reading, snapshot
+from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import Tail
 from redrive.replay.topic.ranges import Range
@@ -208,7 +208,9 @@ class Dispatch:
         before = self._ledger.records.range(of)
         # If its task was lost, what it has acknowledged counts, too.
         index = of.partition
-        partition = self._look_at(index) if self._losses[of] else self._resting[index]
+        partition = self._resting[index]
+        if self._losses[of]:
+            partition = broker.waited(lambda: self._look_at(index))
         generation, through = before.generation + 1, of.offset_through(partition.end)
         since = {
             place: Tail(

@@ -103,8 +103,8 @@ def preview(job: ReplayJob, engine: Engine, reporter: Reporter) -> RunPreview:
 
 
 def _look(job: ReplayJob) -> tuple[Partition, ...]:
-    topic = job.policy.dead_letter_topic
-    return snapshot.look(job.admin_url, topic, job.policy.dead_letter_subscription)
+    topic, subscription = job.policy.dead_letter_topic, job.policy.dead_letter_subscription
+    return broker.waited(lambda: snapshot.look(job.admin_url, topic, subscription))
 
 
 def _forget(job: ReplayJob, ledger: Ledger, resting: Sequence[Partition]) -> None:
@@ -119,7 +119,7 @@ def _plan(job: ReplayJob, engine: Engine, ledger: Ledger, resting: Sequence[Part
         ledger.write(plan_key(job.uid, of), None)
     for of, plan in planning.plans(job, engine, ledger.records, resting):
         ledger.write(plan_key(job.uid, of), plan.to_json())
-    target = snapshot.look(job.admin_url, job.destination)
+    target = broker.waited(lambda: snapshot.look(job.admin_url, job.destination))
     partitions = sum(partition.index != broker.UNPARTITIONED for partition in target)
     began = {} if job.follow_for is None else _tails(job, resting)
     header = Header(f"{job.namespace}/{job.name}", partitions, job.reason, job.ticket, began)
@@ -193,16 +193,10 @@ def _acknowledge_again(job: ReplayJob, ledger: Ledger, resting: Sequence[Partiti
             if not returned:
                 continue
             name = broker.partition_of(job.policy.dead_letter_topic, partition.index)
-            consumer = client.subscribe(
-                str(name),
-                job.policy.dead_letter_subscription,
-                consumer_type=pulsar.ConsumerType.Shared,
-                receiver_queue_size=0,
-                initial_position=pulsar.InitialPosition.Earliest,
-            )
+            consumer = broker.acknowledger(client, name, job.policy.dead_letter_subscription)
             for message_id in returned:
                 consumer.acknowledge(message_id)
-            consumer.close()
+            broker.close(consumer)
             count += len(returned)
     return count
 

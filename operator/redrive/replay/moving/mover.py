@@ -73,20 +73,8 @@ class RangeMover:
         self._outcome = RangeOutcome(task.partly, route.uid, proven=not route.exactly_once)
         self._lease = Lease(client, route.ledger, route.owner, task.lease, task.permit)
         self._drained = False
-        topic = str(broker.partition_of(route.source, task.range.partition))
-        # It only acknowledges: without a queue it receives no message. If the subscription was
-        # deleted it may create it again, which has to keep what rests.
-        self._consumer = broker.opened(
-            f"open the subscription {route.subscription} of {topic}",
-            "consume",
-            lambda: client.subscribe(
-                topic,
-                route.subscription,
-                consumer_type=pulsar.ConsumerType.Shared,
-                receiver_queue_size=0,
-                initial_position=pulsar.InitialPosition.Earliest,
-            ),
-        )
+        topic = broker.partition_of(route.source, task.range.partition)
+        self._consumer = broker.acknowledger(client, topic, route.subscription)
         self._schema_refusal = schema_refusals(client, route.source)
         # Where earlier tries may have stored what is not on record, and what was read of it.
         self._tails = task.tails
@@ -333,8 +321,10 @@ class RangeMover:
         """
         route, of = self._route, self._task.range
         gone = unseen & self._task.acknowledged
-        partition = snapshot.look_at(
-            route.admin_url, route.source, of.partition, route.subscription
+        partition = broker.waited(
+            lambda: snapshot.look_at(
+                route.admin_url, route.source, of.partition, route.subscription
+            )
         )
         if of.ledger not in partition.held:
             self._outcome.miss(unseen, bitmap.EMPTY)

@@ -39,7 +39,7 @@ def marks(admin_url: str, target: TopicName) -> dict[TargetPartition, EntryId]:
     Raises:
         AdminError: the broker refuses to tell.
     """
-    partitions = snapshot.look(admin_url, target)
+    partitions = broker.waited(lambda: snapshot.look(admin_url, target))
     return {TargetPartition(target, each.index): each.tail for each in partitions}
 
 
@@ -72,7 +72,7 @@ def wait_for_writes(admin_url: str, place: TargetPartition) -> None:
         try:
             now = snapshot.look_at(admin_url, place.topic, place.partition)
         except AdminError as error:
-            if not error.meets_all or error.stalls or time.monotonic() > deadline:
+            if not broker.may_pass(error) or time.monotonic() > deadline:
                 raise
             before, goal = None, math.inf
             time.sleep(POLL_SECONDS)
@@ -111,7 +111,7 @@ def find(
     """
     for place in tails:
         wait_for_writes(target.admin_url, place)
-    for partition in snapshot.look(target.admin_url, target.topic):
+    for partition in broker.waited(lambda: snapshot.look(target.admin_url, target.topic)):
         place = TargetPartition(target.topic, partition.index)
         if place not in tails:
             continue

@@ -69,7 +69,7 @@ class PulsarReader(DataSourceReader):
     def _everything(self) -> Iterator[Scan]:
         topic = TopicName.parse_whole(self._options["topic"])
         urls = self._options["serviceUrl"], self._options["adminUrl"]
-        for partition in snapshot.look(urls[1], topic):
+        for partition in broker.waited(lambda: snapshot.look(urls[1], topic)):
             ahead = reading.prefetch(partition.entry_bytes)
             for piece in ranges.cut(partition, partition.end):
                 yield Scan(*urls, topic, piece, bitmap.EMPTY, ahead)

@@ -14,6 +14,7 @@ from typing import ClassVar, TypeVar
 
 import pulsar
 
+from redrive.admin.errors import AdminError
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.replay.topic import credentials
@@ -104,18 +105,42 @@ def waited(call: Callable[[], _Opened]) -> _Opened:
         try:
             return call()
         except RedriveError as error:
-            if not _may_pass(error.__cause__) or time.monotonic() > deadline:
+            if not may_pass(error) or time.monotonic() > deadline:
                 raise
             logger.warning("the broker does not answer, trying again: %s", error)
             time.sleep(1)
 
 
-def _may_pass(error: BaseException | None) -> bool:
+def may_pass(error: RedriveError) -> bool:
     """Whether to try again: a broker that is restarted, or a name that is taken yet."""
-    return isinstance(error, pulsar.PulsarException) and not isinstance(error, _FOR_GOOD)
+    if isinstance(error, AdminError):
+        return error.meets_all and not error.stalls
+    cause = error.__cause__
+    return isinstance(cause, pulsar.PulsarException) and not isinstance(cause, _FOR_GOOD)
 
 
-def close(handle: pulsar.Producer | pulsar.Reader) -> None:
+def acknowledger(client: pulsar.Client, topic: TopicName, subscription: str) -> pulsar.Consumer:
+    """Open a consumer of a topic without partitions, or of one, that only acknowledges.
+
+    Raises:
+        ReplayRoleRefusedError: the role may not, or the broker is away.
+    """
+    return opened(
+        f"open the subscription {subscription} of {topic}",
+        "consume",
+        lambda: client.subscribe(
+            str(topic),
+            subscription,
+            consumer_type=pulsar.ConsumerType.Shared,
+            # Without a queue it receives no message.
+            receiver_queue_size=0,
+            # If it was deleted this may create it again, which has to keep what rests.
+            initial_position=pulsar.InitialPosition.Earliest,
+        ),
+    )
+
+
+def close(handle: pulsar.Producer | pulsar.Consumer | pulsar.Reader) -> None:
     """Close *handle*, whatever the state of its connection."""
     with suppress(pulsar.PulsarException):
         handle.close()
