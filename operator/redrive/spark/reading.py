@@ -45,7 +45,8 @@ def _messages(piece: Slice, options: ReadOptions) -> Iterator[DeadLetterRow]:
     broker = TopicReader(options.connection)
     entries, last = 0, None
     with broker.client() as client:
-        topic = ReadableTopic(client, "", piece.topic, broker.read_through)
+        # Spark tries a task again by itself.
+        topic = ReadableTopic(client, "", piece.topic, broker.read_through, open_seconds=0)
         bounds = piece.begin, piece.through.entry_id
         ahead = reading.prefetch(piece.entry_bytes)
         with _refusals(piece):

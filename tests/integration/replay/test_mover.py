@@ -35,7 +35,8 @@ from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.spec import Choice, ReplayJob
-from redrive.replay.topic import bitmap, snapshot
+from redrive.replay.topic import bitmap, broker, snapshot
+from redrive.replay.topic.broker import ReplayRoleRefusedError
 from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import RANGE_ENTRIES
 from tests.chaos.proxy import Proxy, answering
@@ -308,7 +309,7 @@ def test_looks_that_the_broker_fails_at_are_asked_for_again(
     buried = provisioned.ids(provisioned.resting())
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy.before(provisioned.broker.admin_url))
-        for number in range(1, 60, 2):
+        for number in range(1, 60, 3):  # a look makes two calls at the most
             trap = proxy.trap("internalStats", number, answering(503))
             last = stack.enter_context(trap)
         job = dataclasses.replace(selecting(job_of(provisioned)), admin_url=proxy.url)
@@ -317,6 +318,23 @@ def test_looks_that_the_broker_fails_at_are_asked_for_again(
 
     assert (account.matched, account.moved) == (10, 10)
     assert provisioned.in_target() == buried
+
+
+def test_a_subscription_that_others_hold_ends_the_run_at_once(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury(2)
+    topic = str(provisioned.policy.dead_letter_topic)
+    consumer = provisioned.client.subscribe(topic, DEAD_LETTER_SUBSCRIPTION)
+    began = time.monotonic()
+
+    with pytest.raises(ReplayRoleRefusedError, match="ConsumerBusy"):
+        replay(provisioned)
+
+    assert time.monotonic() - began < broker.WAIT_SECONDS / 2
+    consumer.close()
+    assert replay(provisioned).moved == 2
 
 
 def test_a_backlog_that_is_cleared_by_hand_does_not_count_as_moved(

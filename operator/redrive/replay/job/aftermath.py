@@ -224,7 +224,8 @@ class AftermathLook:
         if partition.end <= after:
             return
         for message in reading.messages(
-            ReadableTopic(self._client, self._job.admin_url, topic),
+            # What can't be looked at now is looked at again, if the Replay still wants it.
+            ReadableTopic(self._client, self._job.admin_url, topic, open_seconds=0),
             partition.index,
             (after, partition.end),
             reading.prefetch(partition.entry_bytes),

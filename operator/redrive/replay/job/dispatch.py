@@ -78,6 +78,7 @@ class Dispatch:
         self._reported = -math.inf
         self._wish = Wish.RUN
         self._permitted = Permit()
+        self._away_since: float | None = None
 
     def run(self) -> None:
         """Move range after range; wait while the run is suspended.
@@ -90,7 +91,7 @@ class Dispatch:
         self._skip_gone()
         with ThreadPoolExecutor(self._engine.slots) as pool:
             self._go_on(pool)
-            while self._under_way or self._is_suspended:
+            while self._under_way or self._is_suspended or self._is_put_off:
                 self._wait()
                 self._go_on(pool)
         if self._failed:
@@ -114,6 +115,10 @@ class Dispatch:
     @property
     def _is_suspended(self) -> bool:
         return self._wish is Wish.SUSPEND and bool(self._waiting) and not self._failed
+
+    @property
+    def _is_put_off(self) -> bool:
+        return self._away_since is not None and self._is_on
 
     def _go_on(self, pool: ThreadPoolExecutor) -> None:
         """Report, do what is wanted, and have the tasks know."""
@@ -166,9 +171,23 @@ class Dispatch:
             of = self._next()
             if of is None:
                 return
+            try:
+                task = self._lease(of)
+            except RedriveError as error:
+                self._put_off(error)
+                return
+            self._away_since = None
             self._waiting.remove(of)
-            task = self._lease(of)
             self._under_way[pool.submit(self._engine.move, task)] = of
+
+    def _put_off(self, error: RedriveError) -> None:
+        """Lease at the next look, while the broker is away: what is wanted may change meanwhile."""
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+        if not broker.may_pass(error) or now - self._away_since > broker.WAIT_SECONDS:
+            raise error
+        logger.warning("trying again: %s", error)
 
     def _permit(self) -> None:
         """Have tasks that are under way know by the ledger what they may do now."""
@@ -208,9 +227,7 @@ class Dispatch:
         before = self._ledger.records.range(of)
         # If its task was lost, what it has acknowledged counts, too.
         index = of.partition
-        partition = self._resting[index]
-        if self._losses[of]:
-            partition = broker.waited(lambda: self._look_at(index))
+        partition = self._look_at(index) if self._losses[of] else self._resting[index]
         generation, through = before.generation + 1, of.offset_through(partition.end)
         since = {
             place: Tail(

@@ -6,6 +6,7 @@ says what is moved, and where to look for what may be.
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import time
@@ -60,6 +61,7 @@ def run(
             goes on with it.
     """
     owner = f"{job.uid}/{secrets.token_hex(8)}"
+    _look(job)  # of credentials that are refused the client says that it has timed out
     with Ledger.open(job.service_url, job.policy.ledger_topic, owner) as ledger:
         # All that a decision is made on is read after the takeover: no other run changes it now.
         resting = _look(job)
@@ -94,6 +96,7 @@ def preview(job: ReplayJob, engine: Engine, reporter: Reporter) -> RunPreview:
     Raises:
         Exception: it could not be planned.
     """
+    _look(job)  # as for a run
     with broker.connect(job.service_url) as client:
         records = broker.waited(lambda: ledger_topic.read(client, job.policy.ledger_topic))
     with scanning.reported(engine, reporter):
@@ -131,7 +134,7 @@ def _tails(job: ReplayJob, resting: Sequence[Partition]) -> dict[TargetPartition
     dead = job.policy.dead_letter_topic
     tails = {TargetPartition(dead, each.index): each.tail for each in resting}
     for topic in aftermath.live_topics(job):
-        tails |= tail.marks(job.admin_url, topic)
+        tails |= broker.waited(functools.partial(tail.marks, job.admin_url, topic))
     return tails
 
 

@@ -104,7 +104,7 @@ class Ledger:
                 )
                 break
             except pulsar.ProducerFenced as error:
-                raise fenced() from error
+                raise _fenced() from error
             except pulsar.PulsarException as error:
                 # It may be stored all the same: once more does no harm.
                 if time.monotonic() > deadline:
@@ -157,7 +157,7 @@ class Lease:
         permit: Permit,
     ) -> None:
         self.permit = permit
-        self._owner = owner
+        self._owner, self._topic = owner, topic
         # Compacted, for the sake of a task that slept while records were compacted away: of the
         # key `owner` it sees the last.
         self._reader = broker.opened(
@@ -173,18 +173,18 @@ class Lease:
 
         Raises:
             FencedError: another has.
-            pulsar.PulsarException: the broker does not answer.
+            ReplayRoleRefusedError: the broker does not answer, or does not let it be read.
         """
-        while self._reader.has_message_available():
-            record = self._reader.read_next(READ_MILLISECONDS)
-            if record.properties().get(WRITER) != self._owner:
-                raise fenced()
-            if record.partition_key() == PERMIT:
-                self.permit = Permit.from_json(json.loads(record.data()))
+        with broker.refusals(f"read the ledger {self._topic}", "consume"):
+            while self._reader.has_message_available():
+                record = self._reader.read_next(READ_MILLISECONDS)
+                if record.properties().get(WRITER) != self._owner:
+                    raise _fenced()
+                if record.partition_key() == PERMIT:
+                    self.permit = Permit.from_json(json.loads(record.data()))
 
 
-def fenced() -> FencedError:
-    """Return the error of a run that has lost its ledger."""
+def _fenced() -> FencedError:
     return FencedError(
         "another run has taken over the ledger of this dead-letter topic",
         remedy="nothing: the other run goes on from what this one has moved",
@@ -210,8 +210,10 @@ def read(client: pulsar.Client, topic: TopicName) -> Records:
     records = Records()
     with broker.refusals(f"read the ledger {topic}", "consume"):
         reader = client.create_reader(str(topic), pulsar.MessageId.earliest, is_read_compacted=True)
-        while reader.has_message_available():
-            record = reader.read_next(READ_MILLISECONDS)
-            records.apply(record.partition_key(), record.data())
-        broker.close(reader)
+        try:
+            while reader.has_message_available():
+                record = reader.read_next(READ_MILLISECONDS)
+                records.apply(record.partition_key(), record.data())
+        finally:
+            broker.close(reader)
     return records

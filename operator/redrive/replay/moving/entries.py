@@ -13,7 +13,7 @@ from redrive.copying.errors import SchemaError
 from redrive.copying.writer_schemas import WriterSchemas
 from redrive.policy.naming import TopicName
 from redrive.replay.moving.outcome import RangeOutcome
-from redrive.replay.topic import bitmap
+from redrive.replay.topic import bitmap, broker
 from redrive.replay.topic.position import MAX_BATCH, Position
 from redrive.replay.topic.rows import DeadLetterRow
 
@@ -80,7 +80,7 @@ def schema_refusals(client: pulsar.Client, topic: TopicName) -> Callable[[int | 
     def refusal(version: int | None) -> str:
         try:
             if version is not None:
-                schemas.get(topic, version)
+                broker.waited(lambda: schemas.get(topic, version))
         except SchemaError as error:
             return error.reason
         return ""

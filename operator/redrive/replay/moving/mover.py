@@ -16,12 +16,12 @@ from typing import ClassVar
 
 import pulsar
 
-from redrive.copying.errors import NotSentError, SchemaError
+from redrive.copying.errors import SchemaError
 from redrive.copying.writer_schemas import LATEST
 from redrive.errors import RedriveError
 from redrive.policy import envelope
 from redrive.policy.naming import TopicName
-from redrive.replay.ledger.ledger import Lease, fenced
+from redrive.replay.ledger.ledger import Lease
 from redrive.replay.ledger.permit import Permit
 from redrive.replay.ledger.records import SentTo
 from redrive.replay.moving import tail
@@ -233,8 +233,7 @@ class RangeMover:
     def _refusal(self, entry: Sequence[DeadLetterRow]) -> str:
         cause = refusal(entry, len(entry), self._task.max_replays)
         if not cause:
-            with suppress(NotSentError):  # the broker is away, which the sender waits for
-                cause = self._schema_refusal(entry[0].schema_version)
+            cause = self._schema_refusal(entry[0].schema_version)
         return cause
 
     @property
@@ -283,16 +282,8 @@ class RangeMover:
         self._consumer.acknowledge(letter.acknowledgement)
 
     def _check_lease(self) -> Permit:
-        deadline = time.monotonic() + broker.WAIT_SECONDS
-        while True:
-            try:
-                self._lease.check()
-            except pulsar.PulsarException:  # the broker is away
-                if time.monotonic() > deadline:
-                    raise fenced() from None
-                time.sleep(1)
-            else:
-                return self._lease.permit
+        broker.waited(self._lease.check)
+        return self._lease.permit
 
     def _result(self) -> RangeResult:
         task, outcome = self._task, self._outcome

@@ -131,14 +131,14 @@ class Sender:
             SchemaError: there is no such schema, or the target does not take it.
             RedriveError: it can't be opened.
         """
-        if index not in self._producers or self._producers[index].version != version:
+        if not self.holds(index, version):
             self._open(index, version)
         return self.last[index]
 
-    def must_be_idle(self, partition: int, version: int | None) -> bool:
-        """Whether to wait for all receipts before a message with another schema is sent."""
-        held = self._producers.get(partition)
-        return held is not None and held.version != version
+    def holds(self, index: int, version: int | None) -> bool:
+        """Whether the producer for a partition is open for this schema."""
+        held = self._producers.get(index)
+        return held is not None and held.version == version
 
     def send(
         self, key: Key, letter: DeadLetterRow, partition: int, properties: dict[str, str]
@@ -148,13 +148,9 @@ class Sender:
         Args:
             key: comes with the receipt.
             letter: what to send.
-            partition: of the target, the one for *letter*.
+            partition: of the target, the one for *letter*; its producer has to be held.
             properties: what it carries.
-
-        Raises:
-            RedriveError: as for `hold`.
         """
-        self.hold(partition, letter.schema_version)
 
         def receive(result: pulsar.Result, stored_as: pulsar.MessageId) -> None:
             stored = result == pulsar.Result.Ok and stored_as.ledger_id() >= 0

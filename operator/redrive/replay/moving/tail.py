@@ -39,7 +39,7 @@ def marks(admin_url: str, target: TopicName) -> dict[TargetPartition, EntryId]:
     Raises:
         AdminError: the broker refuses to tell.
     """
-    partitions = broker.waited(lambda: snapshot.look(admin_url, target))
+    partitions = snapshot.look(admin_url, target)
     return {TargetPartition(target, each.index): each.tail for each in partitions}
 
 
@@ -50,7 +50,7 @@ def places(admin_url: str, target: TopicName) -> frozenset[TargetPartition]:
         AdminError: the broker does not answer.
     """
     try:
-        return frozenset(marks(admin_url, target))
+        return frozenset(broker.waited(lambda: marks(admin_url, target)))
     except (AdminNotFoundError, AdminForbiddenError):
         return frozenset()
 

@@ -14,7 +14,14 @@ from typing import ClassVar, TypeVar
 
 import pulsar
 
-from redrive.admin.errors import AdminError
+from redrive.admin.errors import (
+    AdminConflictError,
+    AdminError,
+    BrokerFailedError,
+    BrokerRefusedError,
+    BrokerUnreachableError,
+)
+from redrive.copying.errors import NotSentError
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.replay.topic import credentials
@@ -28,7 +35,7 @@ UNPARTITIONED = -1
 
 logger = logging.getLogger(__name__)
 
-_Opened = TypeVar("_Opened")
+_T = TypeVar("_T")
 
 
 class ReplayRoleRefusedError(RedriveError):
@@ -58,6 +65,8 @@ def refusals(doing: str, right: str) -> Iterator[None]:
     """Name what the broker refused to do: *doing*, for which it asks for *right*."""
     try:
         yield
+    except pulsar.Interrupted:
+        raise  # the client's word for KeyboardInterrupt
     except pulsar.PulsarException as error:
         raise ReplayRoleRefusedError(
             f"the broker refused to {doing}",
@@ -69,52 +78,57 @@ def refusals(doing: str, right: str) -> Iterator[None]:
 _FOR_GOOD = (
     pulsar.AuthenticationError,
     pulsar.AuthorizationError,
+    pulsar.ConsumerBusy,  # others read from it as no Replay does
     pulsar.IncompatibleSchema,
     pulsar.InvalidTopicName,
     pulsar.NotAllowedError,
     pulsar.TopicNotFound,
     pulsar.TopicTerminated,
 )
+# While a topic goes from one broker to another, some refuse what they are asked, or see a conflict.
+_PASSING = AdminConflictError, BrokerFailedError, BrokerRefusedError, BrokerUnreachableError
 
 
-def opened(doing: str, right: str, open_: Callable[[], _Opened]) -> _Opened:
+def opened(doing: str, right: str, open_: Callable[[], _T], seconds: float = WAIT_SECONDS) -> _T:
     """Open a producer, consumer or reader, as soon as the broker is there: see `waited`.
 
     Args:
         doing: see `refusals`.
         right: likewise.
-        open_: opens it. Where only the answer was lost, the broker has one more, until the client
-            is closed.
+        open_: opens it.
+        seconds: see `waited`.
     """
 
-    def attempt() -> _Opened:
+    def attempt() -> _T:
         with refusals(doing, right):
             return open_()
 
-    return waited(attempt)
+    return waited(attempt, seconds)
 
 
-def waited(call: Callable[[], _Opened]) -> _Opened:
-    """Call again while the broker is away, for `WAIT_SECONDS`.
+def waited(call: Callable[[], _T], seconds: float = WAIT_SECONDS) -> _T:
+    """Call again while the broker is away, for so many seconds.
 
     Raises:
         RedriveError: that of the last *call*, or the first that does not pass.
     """
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         try:
             return call()
         except RedriveError as error:
             if not may_pass(error) or time.monotonic() > deadline:
                 raise
-            logger.warning("the broker does not answer, trying again: %s", error)
+            logger.warning("trying again: %s", error)
             time.sleep(1)
 
 
 def may_pass(error: RedriveError) -> bool:
     """Whether to try again: a broker that is restarted, or a name that is taken yet."""
     if isinstance(error, AdminError):
-        return error.meets_all and not error.stalls
+        return isinstance(error, _PASSING)
+    if not isinstance(error, ReplayRoleRefusedError | NotSentError):
+        return False  # such as a ledger that another run has
     cause = error.__cause__
     return isinstance(cause, pulsar.PulsarException) and not isinstance(cause, _FOR_GOOD)
 

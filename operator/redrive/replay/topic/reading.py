@@ -39,12 +39,14 @@ class ReadableTopic(NamedTuple):
         client: stays open meanwhile.
         topic: the partitioned topic, or one without partitions.
         read_through: as that of `snapshot`, which it is with the credentials of a job.
+        open_seconds: so long the opening of a reader is tried again, see `broker.waited`.
     """
 
     client: pulsar.Client
     admin_url: str
     topic: TopicName
     read_through: Callable[[str, TopicName, str], EntryId | None] = snapshot.read_through
+    open_seconds: float = broker.WAIT_SECONDS
 
 
 class SourceSilentError(RedriveError):
@@ -88,7 +90,8 @@ def messages(
             crypto_failure_action=pulsar.ConsumerCryptoFailureAction.CONSUME,
         )
 
-    name, reader = broker.opened(f"open a reader on {topic}", "consume", open_reader)
+    doing = f"open a reader on {topic}"
+    name, reader = broker.opened(doing, "consume", open_reader, of.open_seconds)
 
     def is_through() -> bool:
         """Whether the broker has sent all that is to be read, shown by the client or not."""

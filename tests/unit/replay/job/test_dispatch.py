@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,9 +13,11 @@ from typing import cast
 import pulsar
 import pytest
 
+from redrive.admin.errors import AdminForbiddenError, BrokerUnreachableError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.replay.job.dispatch import Dispatch
+from redrive.replay.job import dispatch
+from redrive.replay.job.dispatch import Dispatch, RunEndedError
 from redrive.replay.job.engine import Wish
 from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.ledger.account import Account
@@ -25,9 +28,9 @@ from redrive.replay.moving import tail
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask, Route
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import snapshot
+from redrive.replay.topic import broker, snapshot
 from redrive.replay.topic.partition import Acknowledged, Partition
-from redrive.replay.topic.position import NOWHERE
+from redrive.replay.topic.position import NOWHERE, EntryId, TargetPartition
 from redrive.replay.topic.ranges import RANGE_ENTRIES, Range
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
@@ -84,10 +87,16 @@ class InStep:
 
 
 class Silent:
-    """Has the run go on."""
+    """Has the run go on; or end, after so many reports."""
+
+    def __init__(self, reports: float = math.inf) -> None:
+        self._reports = reports
 
     def report(self, account: Account, *, suspended: bool = False) -> Wish:
         assert account.matched
+        self._reports -= 1
+        if self._reports < 0:
+            return Wish.END
         return Wish.SUSPEND if suspended else Wish.RUN
 
 
@@ -102,8 +111,13 @@ def partition(index: int) -> Partition:
     return Partition(index, ((index, RANGES * RANGE_ENTRIES),), Acknowledged(NOWHERE))
 
 
-def run(
-    policy: Policy, engine: InStep, partitions: int, rate: float | None = None, left: int = 99
+def run(  # noqa: PLR0913, PLR0917  one each
+    policy: Policy,
+    engine: InStep,
+    partitions: int,
+    rate: float | None = None,
+    left: int = 99,
+    reporter: Silent | None = None,
 ) -> InMemory:
     """Have *engine* move all ranges of some partitions, of which the topic has so many *left*."""
     ledger = InMemory(partitions)
@@ -114,7 +128,7 @@ def run(
         owner="uid/1",
     )  # fmt: skip
     resting = [partition(index) for index in range(min(left, partitions))]
-    Dispatch(job, route, engine, cast("Ledger", ledger), resting, Silent()).run()
+    Dispatch(job, route, engine, cast("Ledger", ledger), resting, reporter or Silent()).run()
     account = Account.of("uid", ledger.records)
     assert account.moved == len(resting) * RANGES
     assert account.skipped == (partitions - len(resting)) * RANGES
@@ -147,3 +161,58 @@ def test_of_partitions_that_are_gone_nothing_is_left() -> None:
     engine = InStep(slots=RANGES, beside=RANGES)
     run(POLICY, engine, partitions=3, left=1)
     assert {of.partition for of in engine.moved} == {0}
+
+
+class Away:
+    """A broker that does not answer, so many times."""
+
+    def __init__(self, times: float) -> None:
+        self.times = times
+
+    def marks(self, *_: object) -> dict[TargetPartition, EntryId]:
+        self.times -= 1
+        if self.times >= 0:
+            raise BrokerUnreachableError("nothing answers", remedy="start it")
+        return {}
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_range_is_leased_later_when_the_broker_is_away(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    monkeypatch.setattr(tail, "marks", Away(times).marks)
+    run(POLICY, InStep(slots=2, beside=1), partitions=1)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_broker_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "marks", Away(math.inf).marks)
+    monkeypatch.setattr(broker, "WAIT_SECONDS", 0.1)
+    with pytest.raises(BrokerUnreachableError):
+        run(POLICY, InStep(slots=2, beside=1), partitions=1)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_run_ends_while_the_broker_is_away_if_its_replay_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tail, "marks", Away(math.inf).marks)
+    reporter = Silent(reports=3)
+    with pytest.raises(RunEndedError):
+        run(POLICY, InStep(slots=2, beside=1), partitions=1, reporter=reporter)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_role_that_may_not_look_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> dict[TargetPartition, EntryId]:
+        raise AdminForbiddenError("it may not", remedy="let it")
+
+    monkeypatch.setattr(tail, "marks", refuse)
+    with pytest.raises(AdminForbiddenError):
+        run(POLICY, InStep(slots=2, beside=1), partitions=1)

@@ -41,8 +41,8 @@ class AtOnce:
     def partition(self, _letter: DeadLetterRow) -> int:
         return 0
 
-    def must_be_idle(self, _partition: int, _version: int | None) -> bool:
-        return False
+    def holds(self, _partition: int, _version: int | None) -> bool:
+        return True
 
     def prove(self, _letter: DeadLetterRow) -> None:
         pass
