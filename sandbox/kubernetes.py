@@ -114,11 +114,17 @@ class Cluster:
         return ("Established", "True") in [(c["type"], c["status"]) for c in conditions]
 
     def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
-        """A kubeconfig whose bearer is the existing ServiceAccount *name* in *namespace*.
+        """A kubeconfig whose bearer is the ServiceAccount *name* in *namespace*.
+
+        It is waited for: that of each namespace is created a moment after the namespace.
 
         Raises:
             SandboxError: there is no such ServiceAccount.
         """
+        self.kubectl(
+            "wait", "--for=create", f"serviceaccount/{name}", f"--namespace={namespace}",
+            f"--timeout={_ESTABLISH_SECONDS:.0f}s",
+        )  # fmt: skip
         token = self.kubectl(
             "create", "token", name, f"--namespace={namespace}", f"--duration={_TOKEN_LIFETIME}"
         ).strip()

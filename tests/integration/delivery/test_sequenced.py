@@ -170,7 +170,9 @@ def test_keys_that_move_between_consumers_which_are_killed_lose_nothing_and_keep
     consume(kills=3)
     dead = {key: BAD.get(key, COUNT) for key in KEYS}
     assert done(journal) == {key: [*range(dead[key])] for key in KEYS}
-    assert letters(sequenced) == {key: {*range(dead[key], COUNT)} for key in KEYS}
+    for key, buried in letters(sequenced).items():
+        # What a killed consumer had done, and not acknowledged, may be buried too: a copy.
+        assert {*range(dead[key], COUNT)} <= buried <= {*range(COUNT)}
 
     for file in tmp_path.glob("bad-*"):
         file.unlink()
