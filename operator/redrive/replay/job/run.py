@@ -96,11 +96,11 @@ def preview(job: ReplayJob, engine: Engine, reporter: Reporter) -> RunPreview:
     Raises:
         Exception: it could not be planned.
     """
-    _look(job)  # as for a run
+    resting = _look(job)  # first, as by a run
     with broker.connect(job.service_url) as client:
         records = broker.waited(lambda: ledger_topic.read(client, job.policy.ledger_topic))
     with scanning.reported(engine, reporter):
-        planned = list(planning.planned(job, engine, records, _look(job)))
+        planned = list(planning.planned(job, engine, records, resting))
     records.plans[job.uid] = {each.range: each.plan for each in planned}
     return RunPreview.of(Account.of(job.uid, records), planned, engine.slots)
 
