@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import socket
 import subprocess
 import time
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import psutil
+from filelock import FileLock
 
+from sandbox import cache
 from sandbox.errors import SandboxError
 
 # Below the ports that systems hand out by themselves, so that no connection takes one in between.
 _PORTS = range(20_000, 32_000)
-_handed_out: set[int] = set()
 _KILLED_SECONDS = 10.0  # for the system to take back the memory of a big process
 _LOG_LINES_SHOWN = 30
 # Systems derive the moment a process started from a clock that may be set meanwhile.
@@ -30,30 +32,39 @@ _START_TOLERANCE_SECONDS = 2.0
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that nothing listens on, and that was not returned before.
+    """A port on 127.0.0.1 that nothing listens on, the next one after the last that was returned.
 
-    It is chosen at random, so that sandboxes that start at the same time don't choose the same.
+    Processes share that order, so none is given the same port before whoever asked for it listens:
+    a broker takes many seconds for that.
 
     Raises:
         SandboxError: all of them are taken.
     """
-    candidates = [port for port in _PORTS if port not in _handed_out]
-    random.shuffle(candidates)
-    for port in candidates:
-        with socket.socket() as probe:
-            # As servers do: a port whose last connections are still fading away is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            _handed_out.add(port)
-            return port
+    last = cache.root() / "last-port"
+    last.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(last.with_suffix(".lock")):
+        # Missing at first, empty if its writer was killed.
+        begin = bisect(_PORTS, int(last.read_text() or 0)) if last.exists() else 0
+        for port in chain(_PORTS[begin:], _PORTS[:begin]):
+            if _is_free(port):
+                last.write_text(str(port))
+                return port
     raise SandboxError(
         "no free port was found on 127.0.0.1",
         got=f"{_PORTS.start} to {_PORTS.stop - 1} taken",
         remedy="end what listens there",
     )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As servers do: a port whose last connections are still fading away is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class Processes:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sandbox import CHECKOUT
 from sandbox.errors import SandboxError
 from sandbox.process import Processes, free_port
 
@@ -110,12 +111,17 @@ def test_a_process_that_is_not_ready_in_time_is_told(processes: Processes) -> No
         processes.wait_until("slow", lambda: False, seconds=0.3)
 
 
-def test_ports_are_free_and_none_is_given_twice() -> None:
-    ports = [free_port() for _ in range(20)]
-    assert len(set(ports)) == 20
+def test_ports_are_free_and_none_is_given_twice_also_to_other_processes() -> None:
+    ask = "from sandbox.process import free_port\nprint(*(free_port() for _ in range(200)))"
+    asking = [
+        subprocess.Popen([sys.executable, "-c", ask], stdout=subprocess.PIPE, cwd=CHECKOUT)
+        for _ in range(3)
+    ]
+    ports = [int(port) for process in asking for port in process.communicate()[0].split()]
+    assert len(set(ports)) == len(ports) == 600
     for port in ports:
-        with socket.socket() as server:
-            server.bind(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port)):
+            pass
 
 
 def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
