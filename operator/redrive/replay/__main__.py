@@ -11,6 +11,7 @@ import logging
 import sys
 
 from redrive.errors import RedriveError
+from redrive.kube import logs
 from redrive.kube.errors import NotFoundError
 from redrive.replay.job import aftermath
 from redrive.replay.job.dispatch import DeadlineError, RunEndedError
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 def main(arguments: list[str]) -> None:
     """Run one replay."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logs.to_stderr("text")
     job = ReplayJob.decode(arguments[0] if len(arguments) == 1 else "")
     try:
         _run(job, Progress(job))

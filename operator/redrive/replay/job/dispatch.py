@@ -167,6 +167,8 @@ class Dispatch:
 
     def _start(self, pool: ThreadPoolExecutor) -> None:
         """Have as many ranges under way as there are slots, unless something has failed."""
+        if not self._is_on:
+            self._away_since = None  # nothing is tried, so nothing is waited for
         while self._is_on and len(self._under_way) < self._engine.slots:
             of = self._next()
             if of is None:

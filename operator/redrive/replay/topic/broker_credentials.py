@@ -19,18 +19,23 @@ import pulsar
 
 from redrive.admin import oauth2
 from redrive.admin.access import Access, context
+from redrive.admin.errors import AdminError
 from redrive.errors import RedriveError
 
 _USED_SHARE = 0.8
-"""Of the life of a token, how long it is used."""
+"""Of the life of a token, how long it is used; the rest is for an issuer that gives none."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Held:
-    token: str
-    until: float
+    issued: oauth2.Issued
+    at: float
+
+    def is_within(self, share: float) -> bool:
+        """Whether this share of its life is not over."""
+        return time.monotonic() < self.at + self.issued.lifetime * share
 
 
 class BrokerCredentials(ABC):
@@ -112,11 +117,17 @@ class BrokerCredentials(ABC):
 
     def _issued(self) -> str:
         with self._issuing:
-            if self._held is None or time.monotonic() >= self._held.until:
-                began = time.monotonic()
-                issued = asyncio.run(self._issue())
-                self._held = _Held(issued.token, began + issued.lifetime * _USED_SHARE)
-            return self._held.token
+            held = self._held
+            if held is None or not held.is_within(_USED_SHARE):
+                at = time.monotonic()
+                try:
+                    held = _Held(asyncio.run(self._issue()), at)
+                except AdminError:
+                    if held is None or not held.is_within(1.0):
+                        raise
+                    logger.warning("the last token is used till its end", exc_info=True)
+                self._held = held
+            return held.issued.token
 
     def _tls(self) -> Any:  # noqa: ANN401  an SSLContext, or None
         authorities, files = self._authorities(), self._certificate()

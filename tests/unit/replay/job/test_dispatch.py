@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -196,6 +197,29 @@ def test_a_broker_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(broker, "WAIT_SECONDS", 0.1)
     with pytest.raises(BrokerUnreachableError):
         run(POLICY, InStep(slots=2, beside=1), partitions=1)
+
+
+class SuspendedOnce(Silent):
+    """Has the run suspended at its second report, for longer than a broker is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wishes = iter([Wish.RUN, Wish.SUSPEND])
+
+    def report(self, account: Account, *, suspended: bool = False) -> Wish:
+        super().report(account, suspended=suspended)
+        wish = next(self._wishes, Wish.RUN)
+        time.sleep(0.5 * (wish is Wish.SUSPEND))
+        return wish
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_run_that_was_suspended_while_the_broker_was_away_waits_for_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tail, "marks", Away(2).marks)
+    monkeypatch.setattr(broker, "WAIT_SECONDS", 0.4)
+    run(POLICY, InStep(slots=2, beside=1), partitions=1, reporter=SuspendedOnce())
 
 
 @pytest.mark.usefixtures("at_once")

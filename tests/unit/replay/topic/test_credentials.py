@@ -8,15 +8,16 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trustme
 from aiohttp import web
 
-from redrive.admin.errors import AuthenticationFailedError
+from redrive.admin.errors import AdminError, AuthenticationFailedError
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method
-from redrive.replay.topic import credentials
+from redrive.replay.topic import broker_credentials, credentials
 from redrive.replay.topic.credentials import CredentialsMissingError, JobCredentials
 from tests.support.http_server import serving
 
@@ -149,6 +150,28 @@ async def test_a_token_of_an_issuer_is_kept_for_most_of_its_life(mounted: Write)
         for number in (1, 2):
             access = await asyncio.to_thread(given.access)
             assert access.headers == {"Authorization": f"Bearer token-{number}"}
+
+
+async def test_while_the_issuer_gives_none_the_last_token_is_shown_till_its_end(
+    mounted: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(broker_credentials, "time", SimpleNamespace(monotonic=lambda: now))
+    async with issuing(100) as (url, seen):
+        given = mounted(
+            Method.OAUTH2,
+            {"credentials/client-secret": "right"},
+            issuer_url=url,
+            client_id="replay",
+        )
+        await asyncio.to_thread(given.access)
+    now = 90.0
+    access = await asyncio.to_thread(given.access)
+    assert access.headers == {"Authorization": "Bearer token-1"}
+    assert seen == ["right"]
+    now = 100.0
+    with pytest.raises(AdminError):
+        await asyncio.to_thread(given.access)
 
 
 async def test_an_issuer_that_refuses_the_client_is_named(mounted: Write) -> None:
