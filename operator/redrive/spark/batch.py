@@ -45,6 +45,9 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Decide what each task reads."""
         extents = TopicReader(self._options.connection).extents(self._options.topics)
+        topics = [extent.topic for extent in extents]
+        self._starting.check("startingOffsets", topics)
+        self._ending.check("endingOffsets", topics)
         return [SlicePartition(piece) for extent in extents for piece in self._cut(extent)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -85,7 +85,12 @@ class Filters:
         if not any(self._of(column)):
             return True
         # Where there is no time, the column is NULL, which no comparison is true of.
-        return milliseconds is not None and self._hold(column, _EPOCH + milliseconds * _MILLISECOND)
+        if milliseconds is None:
+            return False
+        try:
+            return self._hold(column, _EPOCH + milliseconds * _MILLISECOND)
+        except OverflowError:  # whoever sends a message sets it
+            return True
 
     def _hold(self, column: str, value: object) -> bool:
         return all(_COMPARE[each.kind](value, each.value) for each in self._of(column))

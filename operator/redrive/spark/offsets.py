@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,6 +51,21 @@ class Offsets:
     def of(self, partition: TopicName) -> Position:
         """Return the position in *partition*."""
         return self.named.get(partition, self.otherwise)
+
+    def check(self, option: str, partitions: Iterable[TopicName]) -> None:
+        """Check that each name is one of *partitions*, those that are read.
+
+        Raises:
+            InvalidOptionError: *option* names something else, so a position would be ignored.
+        """
+        unknown = sorted(map(str, self.named.keys() - set(partitions)))
+        if unknown:
+            raise InvalidOptionError(
+                f"{option} names what is no partition of the topics that are read",
+                got=", ".join(unknown),
+                remedy="name each partition, such as persistent://shop/prod/orders-partition-0; "
+                "or the topic itself where it has no partitions",
+            )
 
 
 def starting(text: str) -> Offsets:

@@ -45,6 +45,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, str]:  # noqa: N802  Spark's names, here and below
         """Return where a new query begins; what follows is kept by the subscription, if any."""
         extents = self._extents()
+        self._starting.check("startingOffsets", [each.topic for each in extents])
         if (progress := self._opened()) is not None:
             for each in extents:
                 progress.open(each.topic)

@@ -84,6 +84,14 @@ def test_anything_else_is_refused(text: str) -> None:
         offsets.starting(text)
 
 
+def test_a_name_that_is_no_partition_of_what_is_read_is_refused() -> None:
+    """Else its position would be ignored, and all of the topic be read."""
+    given = offsets.starting(json.dumps({str(ORDERS): "12:0"}))
+    given.check("startingOffsets", [ORDERS])
+    with pytest.raises(InvalidOptionError, match=r"startingOffsets names .*got '.*/orders'"):
+        given.check("startingOffsets", [ORDERS.partition(0), ORDERS.partition(1)])
+
+
 def test_an_end_is_not_the_beginning() -> None:
     with pytest.raises(InvalidOptionError, match="endingOffsets is neither latest, nor"):
         offsets.ending("earliest")

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -141,3 +142,12 @@ def test_a_ledger_that_a_subscription_has_passed_with_the_stream_is_no_loss(
     kept = replace(of.partition, acknowledged=Acknowledged(EntryId(*passed)))
     with pytest.raises(DataLossError) if lost else nullcontext():
         slices.check_held(replace(of, partition=kept), Position(2, 7, WHOLE))
+
+
+def test_a_time_that_no_calendar_has_is_left_to_spark() -> None:
+    """Whoever sends a message sets its event time: in nanoseconds, too."""
+    filters = Filters(
+        [PushedFilter("__eventTime", "GreaterThan", datetime(2026, 1, 1, tzinfo=UTC))]
+    )
+    assert filters.keep_times(0, 1_800_000_000_000_000_000)
+    assert not filters.keep_times(0, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from redrive.api.conditions import READY
+from redrive.api.conditions import READY, STALLED
 from redrive.api.connection import ReplayIdentity
 from redrive.api.job import JobDefaults
 from redrive.api.parsing import parse_spec
@@ -16,6 +16,7 @@ from redrive.api.permissions import Permissions
 from redrive.api.replay import FINAL, Guarantee, ReplaySpec, Target
 from redrive.api.retrypolicy import ConnectionRef, ReplaySafety
 from redrive.api.selection import milliseconds
+from redrive.errors import InvalidSpecError
 from redrive.kube import connections, policies, status
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
@@ -73,10 +74,18 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     key = Key.of(replay)
     policy_key = Key(key.namespace, spec.policy_ref.name)
     body = _ready_policy(policy_key, ctx)
-    reference = policies.spec_of(body, ctx.policies).connection_ref
-    connection = connections.find(reference, key.namespace, ctx.connections, ctx.namespaces)
-    asked = policies.effective_spec(body, ctx.policies, connection.policy_defaults)
-    policy = policies.policy_of(body, ctx.policies, asked)
+    try:
+        reference = policies.spec_of(body, ctx.policies).connection_ref
+        connection = connections.find(reference, key.namespace, ctx.connections, ctx.namespaces)
+        asked = policies.effective_spec(body, ctx.policies, connection.policy_defaults)
+        policy = policies.policy_of(body, ctx.policies, asked)
+    except InvalidSpecError as error:  # no fault of the Replay, and not for good
+        raise PolicyNotReadyError(
+            f"the RetryPolicy {policy_key} is not valid",
+            got=str(error),
+            remedy="correct it, or the defaults of its connection; this Replay starts by itself "
+            "then",
+        ) from error
     if not policy.dead_letters:
         raise DeadLettersDiscardedError(
             f"the RetryPolicy {policy_key} discards what it could replay",
@@ -185,6 +194,12 @@ def policy_of(replay: Body) -> Key:
     return Key(Key.of(replay).namespace, replay["spec"]["policyRef"]["name"])
 
 
+def rests(replay: Body) -> bool:
+    """Whether a Replay is in the way of none: it waits for a change of itself, not launched yet."""
+    is_held = replay["spec"].get("suspend") or status.find(replay, STALLED) is not None
+    return bool(is_held) and not launchers.was_launched(replay)
+
+
 def _ready_policy(key: Key, ctx: Context) -> Body:
     """Return a RetryPolicy whose topics and grants are in place."""
     body = ctx.policies.get(key)
@@ -235,10 +250,14 @@ def _check_batches(policy: Policy) -> None:
 
 
 def _check_turn(replay: Body, ctx: Context) -> None:
-    """Let the Replays of one policy run one after the other, in the order they were made."""
+    """Let the Replays of one policy run one after the other, in the order they were made.
+
+    One that was launched comes before those that were not. One that waits for a change of itself,
+    suspended or stalled, is in the way of none until it is launched.
+    """
     for other in _open_replays(replay, ctx):
-        waits = _age(other) < _age(replay) and not other["spec"].get("suspend")
-        if _is_launched(other, ctx) or waits:
+        comes_first = _rank(other) < _rank(replay) and not rests(other)
+        if comes_first or launchers.find(other, ctx) is not None:
             raise ReplayInProgressError(
                 "another Replay of the same policy comes first",
                 got=str(Key.of(other)),
@@ -252,9 +271,8 @@ def _open_replays(replay: Body, ctx: Context) -> Iterator[Body]:
             yield other
 
 
-def _is_launched(replay: Body, ctx: Context) -> bool:
-    return launchers.find(replay, ctx) is not None or "sparkApplication" in replay.get("status", {})
-
-
-def _age(replay: Body) -> tuple[str, str]:
-    return replay["metadata"]["creationTimestamp"], replay["metadata"]["uid"]
+def _rank(replay: Body) -> tuple[bool, str, str]:
+    """Return what orders the Replays of a policy: of two, one waits for the other."""
+    metadata = replay["metadata"]
+    waits = not launchers.was_launched(replay)
+    return waits, metadata["creationTimestamp"], metadata["uid"]

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from redrive.api.conditions import written
 from redrive.api.replay import FINAL, Phase, ReplayStatus
-from redrive.errors import Requeue
+from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.context import Context
 from redrive.kube.errors import NotFoundError
@@ -56,6 +56,13 @@ def requeue(replay: Body, phase: str) -> Requeue:
         return Requeue.BACKOFF  # the state of an application that is not run never changes
     timed = "ttlAfterFinished" if phase in FINAL else "deadline"
     return Requeue.SLOW_BACKOFF if timed in replay["spec"] else Requeue.ON_CHANGE
+
+
+def requeue_after(error: RedriveError, replay: Body, status: ReplayStatus) -> Requeue:
+    """Return when to look again at a Replay that *error* keeps from going on."""
+    if error.requeue is not Requeue.ON_CHANGE or status.start_time is None:
+        return error.requeue
+    return requeue(replay, Phase.RUNNING)  # its deadline counts, whether its job runs or not
 
 
 def is_late(replay: Body, status: ReplayStatus, now: datetime) -> bool:

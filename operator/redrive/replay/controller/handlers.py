@@ -18,7 +18,7 @@ from redrive.kube.connections import connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Body, Key
-from redrive.replay.controller.admission import is_final, policy_of
+from redrive.replay.controller.admission import is_final, policy_of, rests
 from redrive.replay.controller.reconcile import reconcile
 
 
@@ -61,9 +61,9 @@ def _listen(ctx: Context, controller: Controller) -> None:
 
     @ctx.replays.listen
     def replay_changed(key: Key, before: Body | None, after: Body | None) -> None:
-        if needs_reconcile(before, after) or _rests(before) != _rests(after):
+        if needs_reconcile(before, after) or _said(before) != _said(after):
             controller.enqueue(key)
-        if after is None or is_final(after):
+        if after is None or is_final(after) or rests(after):
             _enqueue_open_of(policy_of(after or before or {}), ctx, controller)
 
     def application_changed(_key: Key, before: Body | None, after: Body | None) -> None:
@@ -120,9 +120,10 @@ def _connection(replay: Key, ctx: Context) -> Key | None:
     return None if body is None else connection_of(body)
 
 
-def _rests(replay: Body | None) -> bool:
-    """Whether the job of a Replay says that its run is suspended."""
-    return bool(((replay or {}).get("status") or {}).get("suspended"))
+def _said(replay: Body | None) -> tuple[bool, bool]:
+    """Return whether the job of a Replay says that its run is suspended, and awaits approval."""
+    said = (replay or {}).get("status") or {}
+    return bool(said.get("suspended")), bool(said.get("awaitsApproval"))
 
 
 def _owners(application: Body) -> list[Key]:

@@ -53,6 +53,14 @@ def choose(wanted: LauncherName | None, ctx: Context) -> Launcher:
     )
 
 
+def was_launched(replay: Body) -> bool:
+    """Whether *replay* says that it has, or had, an application: its own, not that of another one.
+
+    A status that was meant for a Replay of before, with the same name, may be written to this one.
+    """
+    return (replay.get("status") or {}).get("sparkApplication") == launch.name_of(replay)
+
+
 def find(replay: Body, ctx: Context) -> Launched | None:
     """Return the application that has the name of that of *replay*, of any Spark operator.
 

@@ -46,6 +46,10 @@ _Shown = tuple[tuple[Condition, ...], dict[str, Any]]
 """Conditions, and the fields of the status beside them."""
 
 
+class _ReplacedError(Exception):
+    """The Replay was deleted; another one may have been created under its name."""
+
+
 async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     """Bring one Replay forward; its status and Events are written last. A final phase stays.
 
@@ -61,16 +65,25 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         return Requeue.ON_CHANGE
     if is_final(replay):
         return await ending.delete_if_over(replay, ctx)
+    try:
+        return await _go_on(replay, ctx, launching)
+    except _ReplacedError:
+        return Requeue.ON_CHANGE
+
+
+async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue:
     now = ctx.clock()
     events: list[ObjectEvent] = []
     reported = ReplayStatus.of(replay)
     try:
         await target.prepare(replay, ctx)  # before: a broker that hangs must hold no other up
+        _check_current(replay, ctx)
         async with launching:
             run = _run(replay, ctx)
             reported = await _reported(replay, run, ctx)
+            phase = Phase.SUBMITTED if run is None else run.phase
+            ending.check_deadline(replay, reported, phase, now)
             if run is not None:
-                ending.check_deadline(replay, reported, run.phase, now)
                 _check_started(run, now)
                 await driver.check_runs(run, now, ctx)
             elif not reported.finished:
@@ -83,7 +96,8 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         policy = ctx.policies.get(policy_of(replay))
         shown = error if policy is None else shown_to(policy, error)
         conditions, fields = _explain(replay, shown, now)
-        requeue = error.requeue
+        requeue = ending.requeue_after(error, replay, reported)
+    _check_current(replay, ctx)
     is_over = fields.get("phase") in FINAL
     if is_over:
         fields |= {"rate": None, "remaining": None}  # a driver that was killed left them
@@ -187,12 +201,26 @@ async def _reported(replay: Body, run: SparkRun | None, ctx: Context) -> ReplayS
 
     Raises:
         KubernetesError: it could not be read.
+        _ReplacedError: another one has its name.
     """
-    launched = "sparkApplication" in (replay.get("status") or {})
-    if launched if run is None else run.phase in FINAL:
+    if launchers.was_launched(replay) if run is None else run.phase in FINAL:
         # The watch may show the end of the application before the last words of its job.
-        replay = await ctx.kubernetes.get(resources.REPLAYS, Key.of(replay))
+        found = await ctx.kubernetes.get(resources.REPLAYS, Key.of(replay))
+        if found["metadata"]["uid"] != replay["metadata"]["uid"]:
+            raise _ReplacedError
+        return ReplayStatus.of(found)
     return ReplayStatus.of(replay)
+
+
+def _check_current(replay: Body, ctx: Context) -> None:
+    """Check that *replay* is there, as far as is known: a status is written by name.
+
+    Raises:
+        _ReplacedError: it is not.
+    """
+    known = ctx.replays.get(Key.of(replay))
+    if known is None or known["metadata"]["uid"] != replay["metadata"]["uid"]:
+        raise _ReplacedError
 
 
 def _mirror(
@@ -293,6 +321,6 @@ def _explain(replay: Body, error: RedriveError, now: datetime) -> _Shown:
     fields: dict[str, Any] = {}
     if isinstance(error, errors.FINAL):
         fields = {"phase": Phase.FAILED.value, "completionTime": written(now)}
-    elif "sparkApplication" not in (replay.get("status") or {}):
+    elif not launchers.was_launched(replay):
         fields = {"phase": Phase.PENDING.value}
     return status.failed(error), fields

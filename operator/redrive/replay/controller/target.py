@@ -12,6 +12,7 @@ from redrive.api.replay import Target
 from redrive.kube.context import Context
 from redrive.kube.resources import TOPIC_OWNER, Body
 from redrive.policy.naming import TopicName
+from redrive.replay.controller import launchers
 from redrive.replay.controller.admission import admit
 from redrive.replay.controller.errors import (
     TargetDeduplicationError,
@@ -36,8 +37,7 @@ async def prepare(replay: Body, ctx: Context) -> None:
         TargetDeduplicationError: what is asked for can't be kept there.
         RedriveError: the Replay can't be launched now, or the broker does not tell.
     """
-    launched = "sparkApplication" in (replay.get("status") or {})
-    if launched or replay["spec"].get("target", Target.RETRY) == Target.RETRY:
+    if launchers.was_launched(replay) or replay["spec"].get("target", Target.RETRY) == Target.RETRY:
         return
     admitted = admit(replay, ctx)
     job, topic = admitted.job, admitted.job.target

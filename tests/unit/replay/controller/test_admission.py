@@ -329,6 +329,31 @@ def test_a_replay_that_runs_already_goes_before_an_older_one() -> None:
         admit(older, ctx(replays=[younger, older]))
 
 
+def test_of_two_replays_one_waits_for_the_other_also_when_an_application_is_gone() -> None:
+    """The younger was launched while the older was suspended."""
+    older, younger = replay("older", age=1), replay("younger", age=2)
+    younger["status"] = {"sparkApplication": launch.name_of(younger)}
+    both = ctx(replays=[younger, older])
+    assert admit(younger, both).job.name == "younger"
+    with pytest.raises(ReplayInProgressError):
+        admit(older, both)
+
+
+def test_a_replay_that_stalls_before_its_launch_is_in_no_ones_way() -> None:
+    stalls = {"type": "Stalled", "status": "True", "reason": "ReplayNotSafe", "message": "no"}
+    older = replay("older", age=1, status={"conditions": [stalls]})
+    assert admit(replay(age=2), ctx(replays=[older])).job.name == "now"
+    older["status"]["sparkApplication"] = launch.name_of(older)
+    with pytest.raises(ReplayInProgressError):
+        admit(replay(age=2), ctx(replays=[older]))
+
+
+def test_defaults_with_which_the_policy_is_not_valid_are_waited_for() -> None:
+    wrong = connection(policyDefaults={"delayLadder": {"ordered": "5s"}})
+    with pytest.raises(PolicyNotReadyError, match="not valid"):
+        admit(replay(), ctx(connections=[wrong]))
+
+
 @pytest.mark.parametrize("phase", ["Completed", "Failed"])
 def test_a_replay_that_has_ended_is_in_nobodys_way(phase: str) -> None:
     ended = replay("ended", age=1, status={"phase": phase, "sparkApplication": "it"})

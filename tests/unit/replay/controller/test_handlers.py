@@ -32,7 +32,8 @@ async def test_a_replay_is_looked_at_when_its_job_says_that_it_rests_and_not_for
     (controller,) = handlers.register(kopf.OperatorRegistry(), made)
     made.replays.put(replay())
     assert await asyncio.wait_for(looked.get(), 5)
-    reports: list[dict[str, Any]] = [{"moved": 3}, {"moved": 5}, {"suspended": True}]
+    rests = {"suspended": True, "awaitsApproval": True}
+    reports: list[dict[str, Any]] = [{"moved": 3}, {"moved": 5}, rests, {"suspended": True}]
     for version, status in enumerate(reports, 2):
         body = replay(status=status)
         body["metadata"]["resourceVersion"] = str(version)

@@ -413,6 +413,51 @@ async def test_a_run_without_a_word_of_its_job_fails_at_its_deadline(state: str)
     assert "completionTime" in status
 
 
+async def test_a_run_whose_application_is_gone_fails_at_its_deadline_too() -> None:
+    for minutes, phase in ((61, None), (63, "Failed")):
+        started = (wall_clock() - timedelta(minutes=minutes)).isoformat()
+        body = replay(spec={"deadline": "1h", "suspend": True})
+        body["status"] = {"startTime": started, "sparkApplication": launch.name_of(body)}
+        api = FakeKubernetes()
+        api.add(resources.REPLAYS, body)
+        context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
+        requeue = await reconcile(Key.of(body), context, asyncio.Lock())
+        assert (requeue is Requeue.SLOW_BACKOFF) is (phase is None)
+        assert statuses(api)[-1].get("phase") == phase
+    assert shown(api)[0] == "DeadlineExceeded"
+
+
+def another() -> dict[str, Any]:
+    """Return a Replay of the same name that was created later."""
+    body = replay()
+    return {**body, "metadata": body["metadata"] | {"uid": "another", "resourceVersion": "9"}}
+
+
+async def test_the_end_of_a_run_is_not_written_to_another_replay_of_its_name() -> None:
+    api, body = FakeKubernetes(), replay()
+    api.add(resources.REPLAYS, another())
+    failed = application(wall_clock(), applicationState={"state": "FAILED"})
+    context = dataclasses.replace(ctx(replays=[body], applications=[failed]), kubernetes=api)
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    assert api.writes == []
+
+
+async def test_a_replay_that_is_replaced_while_the_broker_is_asked_is_not_launched() -> None:
+    api, body = FakeKubernetes(), replay(spec={"target": "Source"})
+    api.add(resources.REPLAYS, another())
+    known = ctx(replays=[body])
+
+    async def resolve(*_: object) -> None:
+        known.replays.drop(body)
+        known.replays.put(another())
+        raise BrokerDownError("the broker does not answer", remedy="wait")
+
+    brokers = cast("Any", SimpleNamespace(resolve=resolve))
+    context = dataclasses.replace(known, kubernetes=api, brokers=brokers)
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    assert api.writes == []
+
+
 @pytest.mark.parametrize(("minutes", "phase"), [(61, "Running"), (63, "Completed")])
 async def test_a_run_that_is_finished_and_follows_is_completed_at_its_deadline(
     minutes: int, phase: str
@@ -443,7 +488,7 @@ async def look_without_its_application(
     api: FakeKubernetes, seconds: int | None, **reported: object
 ) -> list[str]:
     """Reconcile a Replay that was launched, whose application is gone; return what is created."""
-    body = replay(status={"sparkApplication": "replay-now"})  # the cache is behind
+    body = replay(status={"sparkApplication": launch.name_of(replay())})  # the cache is behind
     (known,) = api.objects[resources.REPLAYS].values()
     known["status"] = body["status"] | reported
     provide(api)

@@ -14,7 +14,7 @@ from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.errors import Requeue
-from redrive.replay.controller import target
+from redrive.replay.controller import launch, target
 from redrive.replay.controller.errors import (
     TargetDeduplicationError,
     TargetNotAllowedError,
@@ -86,8 +86,17 @@ async def test_the_retry_topic_is_as_the_operator_made_it(broker: FakeBroker) ->
 
 async def test_a_run_that_was_launched_is_not_held_up(broker: FakeBroker) -> None:
     """Its job finds by itself what has changed at the broker."""
-    await prepare(broker, target="Source", status={"sparkApplication": "replay-now"})
+    await prepare(broker, target="Source", status={"sparkApplication": launch.name_of(replay())})
     assert broker.calls == []
+
+
+async def test_the_application_of_another_replay_of_this_name_lets_no_target_pass(
+    broker: FakeBroker,
+) -> None:
+    """A status is written by name: it may have been meant for one that is gone."""
+    status = {"sparkApplication": "replay-now-of-before"}
+    with pytest.raises(TargetNotAllowedError):
+        await prepare(broker, target="Topic", targetTopic=f"{NAMESPACE}/theirs", status=status)
 
 
 @pytest.mark.parametrize("topic", ["orders", "checked"])
