@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import signal
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
+from weakref import WeakKeyDictionary
 
 import psutil
 import pytest
@@ -85,15 +87,16 @@ class Witness:
 
     processes: list[psutil.Process] = field(default_factory=list)
     writers: list[int] = field(default_factory=list)
-    _known: dict[int, int] = field(default_factory=dict)
+    _known: WeakKeyDictionary[asyncio.BaseTransport, int] = field(default_factory=WeakKeyDictionary)
 
-    def __call__(self, port: int) -> None:
-        """Take note of a write from *port*; of one just killed, by what was seen of it before."""
+    def __call__(self, connection: asyncio.BaseTransport) -> None:
+        """Take note of a write; of one just killed, by what was seen of its connection before."""
+        port = connection.get_extra_info("peername")[1]
         for process in self.processes:
             if process.is_running() and port in _ports(process):
-                self._known[port] = process.pid
-        if port in self._known:
-            self.writers.append(self._known[port])
+                self._known[connection] = process.pid
+        if connection in self._known:
+            self.writers.append(self._known[connection])
 
     def sees(self, replica: OperatorReplica) -> None:
         """Return once that one writes, after now."""

@@ -54,14 +54,14 @@ class Proxy:
     Attributes:
         url: where it is.
         traps: looked at with every call.
-        witness: told the port that a write comes from, before it is passed on.
+        witness: told the connection that a write comes by, before it is passed on.
     """
 
     def __init__(self, target: str) -> None:
         self._target = target
         self.url = ""
         self.traps: list[Trap] = []
-        self.witness: Callable[[int], None] = _nobody
+        self.witness: Callable[[asyncio.BaseTransport], None] = _nobody
 
     @classmethod
     @contextmanager
@@ -100,7 +100,7 @@ class Proxy:
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         if request.method != "GET" and request.transport is not None:
-            self.witness(request.transport.get_extra_info("peername")[1])
+            self.witness(request.transport)
 
         async def do() -> web.Response:
             return await self._do(request, body)
@@ -167,7 +167,7 @@ def done_then(act: Callable[[], None]) -> Fault:
     return fault
 
 
-def _nobody(_: int) -> None:
+def _nobody(_: asyncio.BaseTransport) -> None:
     """Take no note."""
 
 
