@@ -46,7 +46,8 @@ def _messages(piece: Slice, options: ReadOptions) -> Iterator[DeadLetterRow]:
     entries, last = 0, None
     with broker.client() as client:
         # Spark tries a task again by itself.
-        topic = ReadableTopic(client, "", piece.topic, broker.read_through, open_seconds=0)
+        read_through = None if options.connection.admin_url is None else broker.read_through
+        topic = ReadableTopic(client, "", piece.topic, read_through, open_seconds=0)
         bounds = piece.begin, piece.through.entry_id
         ahead = reading.prefetch(piece.entry_bytes)
         with _refusals(piece):

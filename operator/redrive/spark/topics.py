@@ -87,9 +87,7 @@ class TopicReader:
         return Partition.from_stats(UNPARTITIONED, stats, "").held
 
     def read_through(self, _admin_url: str, topic: TopicName, reader: str) -> EntryId | None:
-        """Do what `snapshot.read_through` does; None where only the binary protocol is used."""
-        if self._connection.admin_url is None:
-            return None
+        """Do what `snapshot.read_through` does."""
         return snapshot.served(asyncio.run(self._internal_stats(topic)), reader)
 
     def client(self) -> AbstractContextManager[pulsar.Client]:

@@ -29,7 +29,7 @@ from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import FencedError
 from redrive.replay.ledger.records import RefusedEntry
-from redrive.replay.moving import window
+from redrive.replay.moving import mover, window
 from redrive.replay.moving.mover import RangeMover
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.sending import DeduplicationOffError
@@ -170,6 +170,26 @@ def wait_until_moved(
 
 def numbers(count: int) -> list[str]:
     return [f"{number:07}" for number in range(count)]
+
+
+def test_what_is_refused_one_by_one_is_on_record_before_a_task_gives_up(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes tries, of which a task has so many; the next task goes on behind it."""
+    monkeypatch.setattr(mover, "MAX_TRIES", 5)
+    monkeypatch.setattr(window, "STALL_SECONDS", 3.0)
+    monkeypatch.setattr(window, "ALONE_SECONDS", 3.0)
+    provisioned = provision_policy()
+    provisioned.bury(1, content=b"0" * 20_000)  # as it is compressed it is smaller than the others
+    for _ in range(3):
+        provisioned.bury(1, content=secrets.token_bytes(5_000))
+    provisioned.bury(5)
+    provisioned.admin("POST", provisioned.policy.retry_topic, "maxMessageSize", 1_000)
+    time.sleep(1)
+
+    account = replay(provisioned)
+
+    assert (account.matched, account.moved, account.refused, account.left) == (9, 6, 3, 0)
 
 
 def test_a_message_that_the_broker_refuses_is_never_passed_over(

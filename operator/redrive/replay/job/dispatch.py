@@ -227,9 +227,8 @@ class Dispatch:
             RedriveError: the ledger is lost, or the broker does not answer.
         """
         before = self._ledger.records.range(of)
-        # If its task was lost, what it has acknowledged counts, too.
-        index = of.partition
-        partition = self._look_at(index) if self._losses[of] else self._resting[index]
+        # What was acknowledged since the run began counts, too: by a lost task, or by others.
+        partition = self._look_at(of.partition)
         generation, through = before.generation + 1, of.offset_through(partition.end)
         since = {
             place: Tail(
@@ -264,7 +263,10 @@ class Dispatch:
             generation=generation,
             lease=stored.serialize(),
             permit=self._share(len(self._under_way) + 1),
-            ahead=reading.prefetch(partition.entry_bytes),
+            # Of the average size, many may be much larger, and a task be lost for want of memory.
+            ahead=reading.MIN_PREFETCH
+            if self._losses[of]
+            else reading.prefetch(partition.entry_bytes),
         )
 
     def _look_at(self, index: int) -> Partition:

@@ -100,7 +100,11 @@ class Ledger:
         while True:
             try:
                 stored = self._producer.send(
-                    content, partition_key=key, properties={WRITER: self._owner}
+                    content,
+                    partition_key=key,
+                    properties={WRITER: self._owner},
+                    # It tells of entries of this cluster, by ids that others have given, too.
+                    disable_replication=True,
                 )
                 break
             except pulsar.ProducerFenced as error:

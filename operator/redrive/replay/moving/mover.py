@@ -97,6 +97,9 @@ class RangeMover:
                 sent_in = found.sent_in
             before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
             self._tails = self._unread(self._task.since)
+        if self._outcome.settled:  # what was refused one by one goes on record, for a next task
+            self._drained = True
+            return self._result()
         raise SendFailedError(
             "the broker neither stores dead letters nor refuses them",
             got=f"{self._task.range} after {MAX_TRIES} tries",

@@ -122,6 +122,10 @@ class RangeOutcome:
         offset, index = key
         return index in self._stored.get(offset, ())
 
+    def is_sent(self, key: Key) -> bool:
+        """Whether a message that was just sent is stored: neither refused nor in doubt."""
+        return key not in self.doubts and key[0] not in self._refused
+
     def store(self, key: Key, size: int, uid: str = "") -> bool:
         """Take note that a message is in the target; return whether all of its entry is now.
 

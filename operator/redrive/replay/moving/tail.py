@@ -6,6 +6,7 @@ something at or above was stored, and is lost after some hours.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Mapping
@@ -128,6 +129,12 @@ def find(
             ):
                 carried = properties(message) or {}
                 found.add(of, Source.parse(carried.get(REPLAY_SOURCE, "")))
+            # Readers pass over what is trimmed under way, and say nothing.
+            now = broker.waited(
+                functools.partial(snapshot.look_at, target.admin_url, target.topic, partition.index)
+            )
+            if not _holds_all_behind(after, now):
+                found.trimmed.add(place)
 
 
 def _holds_all_behind(after: EntryId, partition: Partition) -> bool:

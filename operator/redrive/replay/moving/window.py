@@ -86,13 +86,13 @@ class Window:
             self._send_alone(key, letter, properties)
         else:
             self._send(key, letter, properties)
-            if not outcome.proven:
-                self.drain()
-                if key not in outcome.doubts and outcome.stored_in:
-                    self._sender.prove(letter)
-                    outcome.proven = True
             if len(self._on_the_way) >= MESSAGES or self._bytes >= BYTES:
                 self._settle(MESSAGES // 2, BYTES // 2, STALL_SECONDS)
+        if not outcome.proven:
+            self.drain()
+            if outcome.is_sent(key):
+                self._sender.prove(letter)
+                outcome.proven = True
 
     def drain(self) -> None:
         """Wait for all that is on its way.

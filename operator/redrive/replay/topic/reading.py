@@ -38,14 +38,15 @@ class ReadableTopic(NamedTuple):
     Attributes:
         client: stays open meanwhile.
         topic: the partitioned topic, or one without partitions.
-        read_through: as that of `snapshot`, which it is with the credentials of a job.
+        read_through: as that of `snapshot`, which it is with the credentials of a job; None where
+            only the binary protocol is used.
         open_seconds: so long the opening of a reader is tried again, see `broker.waited`.
     """
 
     client: pulsar.Client
     admin_url: str
     topic: TopicName
-    read_through: Callable[[str, TopicName, str], EntryId | None] = snapshot.read_through
+    read_through: Callable[[str, TopicName, str], EntryId | None] | None = snapshot.read_through
     open_seconds: float = broker.WAIT_SECONDS
 
 
@@ -94,7 +95,12 @@ def messages(
     name, reader = broker.opened(doing, "consume", open_reader, of.open_seconds)
 
     def is_through() -> bool:
-        """Whether the broker has sent all that is to be read, shown by the client or not."""
+        """Whether the broker has sent all that is to be read, shown by the client or not.
+
+        A client says as well that nothing is available where a transaction is open before it.
+        """
+        if of.read_through is None:
+            return not reader.has_message_available()
         sent = of.read_through(of.admin_url, topic, name)
         return sent is not None and sent >= last
 
@@ -170,8 +176,6 @@ def _next(
         except pulsar.Timeout:
             pass
         try:
-            if not reader.has_message_available():
-                return None
             # A message of which chunks are missing never comes, as when its producer was killed.
             # Twice: what the broker has just sent may be under way.
             before, through = through, is_through()

@@ -67,6 +67,7 @@ class InStep:
     def __init__(self, slots: int, beside: int) -> None:
         self.slots, self.scanned = slots, 0
         self.moved: list[Range] = []
+        self.acknowledged: list[int] = []
         self.most: Counter[int] = Counter()
         self._beside = threading.Barrier(beside)
         self._under_way: Counter[int] = Counter()
@@ -81,6 +82,7 @@ class InStep:
             self._under_way[index] += 1
             self.most[index] = max(self.most[index], self._under_way[index])
             self.moved.append(task.range)
+            self.acknowledged.append(task.acknowledged)
         self._beside.wait(WAIT_SECONDS)
         with self._lock:
             self._under_way[index] -= 1
@@ -162,6 +164,18 @@ def test_of_partitions_that_are_gone_nothing_is_left() -> None:
     engine = InStep(slots=RANGES, beside=RANGES)
     run(POLICY, engine, partitions=3, left=1)
     assert {of.partition for of in engine.moved} == {0}
+
+
+def test_what_others_acknowledge_before_a_lease_is_known_to_the_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a backlog that was cleared while the run was suspended would be sent all the same."""
+    passed = Acknowledged(EntryId(0, RANGES * RANGE_ENTRIES - 1))
+    cleared = replace(partition(0), acknowledged=passed)
+    monkeypatch.setattr(snapshot, "look_at", lambda *_: cleared)
+    engine = InStep(slots=RANGES, beside=RANGES)
+    run(POLICY, engine, partitions=1)
+    assert engine.acknowledged == [2**RANGE_ENTRIES - 1] * RANGES
 
 
 class Away:

@@ -1,16 +1,21 @@
-"""Waiting for what a broker has received, and has not written yet."""
+"""Waiting for what a broker has received, and looking for what it has stored."""
 
 from __future__ import annotations
 
+from typing import cast
+
+import pulsar
 import pytest
 
 from redrive.admin.errors import AdminError, AdminForbiddenError, BrokerFailedError
 from redrive.policy.naming import TopicName
 from redrive.replay.moving import tail
+from redrive.replay.moving.outcome import Found
 from redrive.replay.moving.tail import WritesPendingError
-from redrive.replay.topic import snapshot
+from redrive.replay.topic import reading, snapshot
 from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.position import TargetPartition
+from redrive.replay.topic.position import EntryId, Tail, TargetPartition
+from redrive.replay.topic.ranges import Range
 
 AWAY = BrokerFailedError("503", remedy="wait")
 TARGET = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 0)
@@ -71,3 +76,23 @@ def test_a_broker_that_refuses_to_tell_is_not_asked_again(
     looks.extend([AdminForbiddenError("403", remedy="grant"), (7, 0)])
     with pytest.raises(AdminForbiddenError):
         tail.wait_for_writes("http://broker", TARGET)
+
+
+@pytest.mark.parametrize(("left", "trimmed"), [({5, 6}, set()), ({6}, {TARGET})])
+def test_what_is_trimmed_while_it_is_read_may_have_been_there(
+    monkeypatch: pytest.MonkeyPatch, left: set[int], trimmed: set[TargetPartition]
+) -> None:
+    """A reader passes over it, and says nothing."""
+
+    def told(ledgers: set[int]) -> Partition:
+        held = tuple((ledger, 10) for ledger in sorted(ledgers))
+        return Partition(0, held, held=frozenset(ledgers))
+
+    monkeypatch.setattr(tail, "wait_for_writes", lambda *_: None)
+    monkeypatch.setattr(reading, "messages", lambda *_: iter(()))
+    monkeypatch.setattr(snapshot, "look", lambda *_: [told({5, 6})])
+    monkeypatch.setattr(snapshot, "look_at", lambda *_: told(left))
+    found = Found()
+    topic = reading.ReadableTopic(cast("pulsar.Client", None), "http://p", TARGET.topic)
+    tail.find(found, topic, {TARGET: Tail(EntryId(5, 3))}, Range(0, 7, 0, 9))
+    assert found.trimmed == trimmed

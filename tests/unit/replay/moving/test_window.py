@@ -104,3 +104,35 @@ def test_a_task_is_as_fast_as_it_may_be_and_no_faster(
     for entry in range(1, messages):
         window.send((entry, 0), letter(entry), {})
     assert (messages - 1) / (clock.now - begin) == pytest.approx(rate, rel=0.1)
+
+
+class Refusing(AtOnce):
+    """A sender of which one message is too big for the client; notes what it is to prove."""
+
+    def __init__(self, too_big: int) -> None:
+        super().__init__()
+        self._too_big = too_big
+        self.proved: list[int] = []
+
+    def send(
+        self, key: Key, sent: DeadLetterRow, partition: int, _properties: dict[str, str]
+    ) -> None:
+        stored = key[0] != self._too_big
+        result = pulsar.Result.Ok if stored else pulsar.Result.MessageTooBig
+        self.receipts.put(Receipt(key, sent, partition, result, stored))
+
+    def prove(self, letter: DeadLetterRow) -> None:
+        self.proved.append(letter.position.entry)
+
+
+@pytest.mark.parametrize(("alone", "too_big", "proved"), [([0], 1, [0]), ([], 0, [1])])
+def test_deduplication_is_proved_by_a_message_that_was_stored(
+    alone: list[int], too_big: int, proved: list[int]
+) -> None:
+    """Also by one that was sent alone; never by one that was refused."""
+    sender, outcome = Refusing(too_big), RangeOutcome({}, "uid")
+    outcome.alone = {(entry, 0): 0 for entry in alone}
+    window = Window(cast("Sender", sender), outcome, Permit, lambda _: None, first=0)
+    for entry in range(3):
+        window.send((entry, 0), letter(entry), {})
+    assert sender.proved == proved
