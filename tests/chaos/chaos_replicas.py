@@ -90,11 +90,16 @@ class Witness:
     _known: WeakKeyDictionary[asyncio.BaseTransport, int] = field(default_factory=WeakKeyDictionary)
 
     def __call__(self, connection: asyncio.BaseTransport) -> None:
-        """Take note of a write; of one just killed, by what was seen of its connection before."""
-        port = connection.get_extra_info("peername")[1]
-        for process in self.processes:
-            if process.is_running() and port in _ports(process):
-                self._known[connection] = process.pid
+        """Take note of a write; it is looked once whose a connection is: looking takes long.
+
+        Else the proxy would pass writes on so late that those of a process that has ended come
+        after the first ones of the next.
+        """
+        if connection not in self._known:
+            port = connection.get_extra_info("peername")[1]
+            for process in self.processes:
+                if process.is_running() and port in _ports(process):
+                    self._known[connection] = process.pid
         if connection in self._known:
             self.writers.append(self._known[connection])
 

@@ -40,6 +40,18 @@ class Extent:
     complete: bool = True
 
     @property
+    def begin(self) -> Position:
+        """Return the position behind which lies all there is.
+
+        It names the first ledger, if that is known and has entries: so it is found out when that
+        is deleted before it was read. One without entries may be, whenever the topic is loaded.
+        """
+        if not self.complete or not self.partition.ledgers:
+            return BEGINNING
+        first, _ = self.partition.ledgers[0]
+        return Position(first, -1, WHOLE)
+
+    @property
     def end(self) -> Position:
         """Return the position up to which it reaches."""
         return Position(*self.partition.end, WHOLE)

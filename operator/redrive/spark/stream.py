@@ -49,9 +49,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if (progress := self._opened()) is not None:
             for each in extents:
                 progress.open(each.topic)
-        return offsets.to_json(
-            {each.topic: min(self._starting.of(each.topic), each.tail) for each in extents}
-        )
+        return offsets.to_json({each.topic: self._start(each) for each in extents})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return how much to read at a time, if the trigger leaves that to the options."""
@@ -114,6 +112,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @functools.cached_property  # Spark pickles what has not been used yet
     def _broker(self) -> TopicReader:
         return TopicReader(self._options.connection)
+
+    def _start(self, extent: Extent) -> Position:
+        start = self._starting.of(extent.topic)
+        return extent.begin if start == BEGINNING else min(start, extent.tail)
 
     def _extents(self) -> list[Extent]:
         return self._broker.extents(self._options.topics, self._options.subscription or "")

@@ -121,6 +121,14 @@ def test_without_ledgers_there_is_one_slice_that_begins_early_enough_for_chunks(
     assert found.begin == NOWHERE
 
 
+def test_what_is_gone_before_its_first_batch_was_read_is_found() -> None:
+    begin = extent((3, 5), (4, 2)).begin
+    slices.check_held(extent((3, 5), (4, 2)), begin)
+    with pytest.raises(DataLossError):
+        slices.check_held(extent((4, 2)), begin)
+    assert extent((3, 0)).begin == extent((3, 5), complete=False).begin == BEGINNING
+
+
 def test_what_is_gone_is_found() -> None:
     of = extent((3, 5), (4, 0))
     for ledger, entry in [NOWHERE, (3, -1), (3, 4), (4, -1)]:
