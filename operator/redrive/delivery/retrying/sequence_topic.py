@@ -95,7 +95,8 @@ class SequenceTopic:
                             send_timeout_millis=10_000,
                         )
                     )
-                self._producer.send(content, partition_key=name)
+                # It tells of the consumers of this cluster; those of others have their own.
+                self._producer.send(content, partition_key=name, disable_replication=True)
             self.read()
 
     def close(self, deadline: Deadline) -> None:
