@@ -128,9 +128,9 @@ def audit(
 def _sources(target: ReadableTopic, partitions: tuple[Partition, ...]) -> Iterator[Source]:
     """Go through what replays have put into *target*; a retry of that is another message."""
     for partition in partitions:
-        bounds = NOWHERE, partition.end
+        held = partition.behind(NOWHERE)
         ahead = reading.prefetch(partition.entry_bytes)
-        for message in reading.messages(target, partition.index, bounds, ahead):
+        for message in reading.messages(target, partition.index, NOWHERE, held, ahead):
             carried = properties(message) or {}
             source = Source.parse(carried.get(REPLAY_SOURCE, ""))
             if source is not None and reconsume_times(carried) == 0:

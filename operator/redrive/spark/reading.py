@@ -48,22 +48,22 @@ def _messages(piece: Slice, options: ReadOptions) -> Iterator[DeadLetterRow]:
         # Spark tries a task again by itself.
         read_through = None if options.connection.admin_url is None else broker.read_through
         topic = ReadableTopic(client, "", piece.topic, read_through, open_seconds=0)
-        bounds = piece.begin, piece.through.entry_id
         ahead = reading.prefetch(piece.entry_bytes)
         with _refusals(piece):
-            for message in reading.messages(topic, UNPARTITIONED, bounds, ahead):
+            for message in reading.messages(topic, UNPARTITIONED, piece.begin, piece.spans, ahead):
                 row = DeadLetterRow.of(message, piece.partition)
                 if piece.holds(row.position):
                     entries += row.position.entry_id != last
                     last = row.position.entry_id
                     yield _readable(row, piece, options)
-    if options.fail_on_data_loss and entries < piece.entries:
+    there = sum(span.size for span in piece.spans)
+    if read_through and options.fail_on_data_loss and entries < there:
         # Entries without a message of their own are usual: chunks, and markers of transactions.
-        gone = set(piece.ledgers) - broker.held(piece.topic)
+        gone = {span.ledger for span in piece.spans} - broker.held(piece.topic)
         if gone:
             raise DataLossError(
                 f"the broker has deleted a part of {piece.topic} while it was read",
-                got=f"{entries} of {piece.entries} entries, and no ledgers {sorted(gone)} any more",
+                got=f"{entries} of {there} entries, and no ledgers {sorted(gone)} any more",
                 remedy="keep messages longer, by a subscription or by retention; to do without "
                 "them, set failOnDataLoss to false",
             )

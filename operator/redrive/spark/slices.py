@@ -12,6 +12,7 @@ from redrive.policy.naming import TopicName
 from redrive.replay.topic import ranges
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import NOWHERE, EntryId, Position
+from redrive.replay.topic.spans import Span
 from redrive.spark.filters import Filters
 from redrive.spark.offsets import BEGINNING, WHOLE
 
@@ -69,8 +70,8 @@ class Slice(NamedTuple):
         topic: the partition, or a topic without any.
         partition: its index; -1 without.
         begin: behind which entry to begin reading, for the chunks of the first messages.
-        ledgers: those in which it lies; none if they are not known.
-        entries: how many there are.
+        spans: the entries of which it has messages, in order; where the broker does not tell of
+            ledgers, those in the last one alone.
         entry_bytes: their average size.
     """
 
@@ -79,23 +80,12 @@ class Slice(NamedTuple):
     begin: EntryId
     behind: Position
     through: Position
-    ledgers: tuple[int, ...]
-    entries: int
+    spans: tuple[Span, ...]
     entry_bytes: float
 
     def holds(self, position: Position) -> bool:
         """Whether a message belongs to it."""
         return self.behind < position <= self.through
-
-
-class _Span(NamedTuple):
-    ledger: int
-    first: int
-    last: int
-
-    @property
-    def entries(self) -> int:
-        return self.last - self.first + 1
 
 
 def cut(extent: Extent, behind: Position, through: Position, filters: Filters) -> Iterator[Slice]:
@@ -106,7 +96,7 @@ def cut(extent: Extent, behind: Position, through: Position, filters: Filters) -
     if not extent.complete:
         yield _unknown(extent, behind, through)
         return
-    together: list[_Span] = []
+    together: list[Span] = []
     entries = 0
     for span in _spans(extent, behind, through, filters):
         full = entries >= SLICE_ENTRIES
@@ -114,7 +104,7 @@ def cut(extent: Extent, behind: Position, through: Position, filters: Filters) -
             yield _slice(extent, together, behind, through)
             together, entries = [], 0
         together.append(span)
-        entries += span.entries
+        entries += span.size
     if together:
         yield _slice(extent, together, behind, through)
 
@@ -152,9 +142,7 @@ def first_unread(behind: Position) -> int:
     return behind.entry + (behind.batch_index == WHOLE)
 
 
-def _spans(
-    extent: Extent, behind: Position, through: Position, filters: Filters
-) -> Iterator[_Span]:
+def _spans(extent: Extent, behind: Position, through: Position, filters: Filters) -> Iterator[Span]:
     """Return what is to be read of each ledger, in parts of bounded size."""
     for ledger, entries in extent.partition.ledgers:
         low, high = filters.entries(ledger)
@@ -165,10 +153,10 @@ def _spans(
             high = min(high, through.entry)
         if behind.ledger <= ledger <= through.ledger:
             for first in range(low, high + 1, SLICE_ENTRIES):
-                yield _Span(ledger, first, min(high, first + SLICE_ENTRIES - 1))
+                yield Span(ledger, first, min(high, first + SLICE_ENTRIES - 1))
 
 
-def _follows(partition: Partition, one: _Span, other: _Span) -> bool:
+def _follows(partition: Partition, one: Span, other: Span) -> bool:
     """Whether nothing lies between two spans."""
     if one.ledger == other.ledger:
         return one.last + 1 == other.first
@@ -181,7 +169,7 @@ def _follows(partition: Partition, one: _Span, other: _Span) -> bool:
     )
 
 
-def _slice(extent: Extent, spans: list[_Span], behind: Position, through: Position) -> Slice:
+def _slice(extent: Extent, spans: list[Span], behind: Position, through: Position) -> Slice:
     first, last = spans[0], spans[-1]
     return Slice(
         extent.topic,
@@ -189,8 +177,7 @@ def _slice(extent: Extent, spans: list[_Span], behind: Position, through: Positi
         ranges.look_back(extent.partition, EntryId(first.ledger, first.first)),
         max(behind, Position(first.ledger, first.first - 1, WHOLE)),
         min(through, Position(last.ledger, last.last, WHOLE)),
-        tuple(dict.fromkeys(span.ledger for span in spans)),
-        sum(span.entries for span in spans),
+        tuple(spans),
         extent.partition.entry_bytes,
     )
 
@@ -199,6 +186,8 @@ def _unknown(extent: Extent, behind: Position, through: Position) -> Slice:
     back = EntryId(behind.ledger, max(-1, behind.entry - ranges.LOOK_BACK))
     begin = NOWHERE if behind == BEGINNING else back
     partition = extent.partition
+    there = first_unread(behind) if through.ledger == behind.ledger else 0
+    span = Span(through.ledger, there, through.entry)
     return Slice(
-        extent.topic, partition.index, begin, behind, through, (), 0, partition.entry_bytes
+        extent.topic, partition.index, begin, behind, through, (span,), partition.entry_bytes
     )

@@ -90,10 +90,14 @@ class ProvisionedPolicy:
     def read_all(self, target: TopicName) -> Iterator[pulsar.Message]:
         """Read all that *target* holds, partition by partition."""
         for partition in snapshot.look(self.broker.admin_url, target):
-            if partition.end > NOWHERE:
-                bounds = NOWHERE, partition.end
-                topic = reading.ReadableTopic(self.client, self.broker.admin_url, target)
-                yield from reading.messages(topic, partition.index, bounds, reading.MAX_PREFETCH)
+            topic = reading.ReadableTopic(self.client, self.broker.admin_url, target)
+            yield from reading.messages(
+                topic,
+                partition.index,
+                NOWHERE,
+                partition.behind(NOWHERE),
+                reading.MAX_PREFETCH,
+            )
 
     def check_audit(self, *targets: TopicName) -> None:
         """Check that dead-letter topic, ledger and targets agree, message by message.

@@ -136,8 +136,8 @@ def _published(provisioned: Any) -> list[int]:  # noqa: ANN401
     policy, broker = provisioned.policy, provisioned.broker
     (partition,) = snapshot.look(broker.admin_url, policy.retry_topic)
     topic = reading.ReadableTopic(provisioned.client, broker.admin_url, policy.retry_topic)
-    bounds = NOWHERE, partition.end
-    found = reading.messages(topic, partition.index, bounds, reading.MAX_PREFETCH)
+    there = partition.behind(NOWHERE)
+    found = reading.messages(topic, partition.index, NOWHERE, there, reading.MAX_PREFETCH)
     return [message.publish_timestamp() for message in found]
 
 

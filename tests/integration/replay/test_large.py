@@ -191,6 +191,21 @@ def test_chunks_that_a_reader_loses_are_read_again(
     provisioned.check_audit()
 
 
+def test_a_reading_has_what_its_reader_loses(provision_policy: ProvisionPolicy) -> None:
+    """As the search of a target, a plan that is read, and the data source: late, but once."""
+    provisioned = provision_policy()
+    sizes = [IN_CHUNKS + number for number in range(8)]
+    bury(provisioned, *map(noise, sizes))
+    topic = provisioned.policy.dead_letter_topic
+    found = []
+    for message in provisioned.read_all(topic):
+        found.append(len(message.data()))
+        if len(found) in {1, 3}:
+            provisioned.admin("PUT", topic, "unload")
+    assert sorted(found) == sizes
+    assert found != sizes  # else the reader has lost nothing
+
+
 CUT_OFF = """
 import sys
 import pulsar

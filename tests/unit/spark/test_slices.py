@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from redrive.policy.naming import TopicName
 from redrive.replay.topic.partition import Acknowledged, Partition
 from redrive.replay.topic.position import NOWHERE, EntryId, Position
+from redrive.replay.topic.spans import Span
 from redrive.spark import slices
 from redrive.spark.filters import Filters, PushedFilter
 from redrive.spark.offsets import BEGINNING, END, WHOLE
@@ -87,7 +88,8 @@ def test_each_message_is_in_one_slice_if_it_is_asked_for(
                 assert times or not (within and wanted(position, asked))
     for each in found:
         assert each.begin < each.behind or each.behind == BEGINNING or each.begin == each.behind[:2]
-        assert 0 < each.entries < 20
+        assert 0 < sum(span.size for span in each.spans) < 20
+        assert each.spans[-1].end == each.through.entry_id
         assert each.through.entry_id <= of.partition.end
 
 
@@ -95,7 +97,7 @@ def test_each_message_is_in_one_slice_if_it_is_asked_for(
 def test_no_ledger_is_read_that_a_condition_excludes(of: Extent, kind: str, value: int) -> None:
     filters = Filters([PushedFilter("__ledger", kind, value)])
     for each in slices.cut(of, BEGINNING, END, filters):
-        assert all(COMPARE[kind](ledger, value) for ledger in each.ledgers)
+        assert all(COMPARE[kind](ledger, value) for ledger, *_ in each.spans)
 
 
 def test_a_partition_is_skipped_by_its_name_or_its_number() -> None:
@@ -117,8 +119,10 @@ def test_without_ledgers_there_is_one_slice_that_begins_early_enough_for_chunks(
         Position(9, 300, WHOLE),
         Position(9, 499, WHOLE),
     )
+    assert found.spans == (Span(9, 301, 499),)
     (found,) = slices.cut(of, BEGINNING, END, Filters())
     assert found.begin == NOWHERE
+    assert found.spans == (Span(9, 0, 499),)
 
 
 def test_what_is_gone_before_its_first_batch_was_read_is_found() -> None:

@@ -221,19 +221,18 @@ class AftermathLook:
         """Read what came to a partition since the last look, and names the Replay."""
         of = TargetPartition(topic, partition.index)
         after = self._read.get(of, NOWHERE)
-        if partition.end <= after:
-            return
         for message in reading.messages(
             # What can't be looked at now is looked at again, if the Replay still wants it.
             ReadableTopic(self._client, self._job.admin_url, topic, open_seconds=0),
             partition.index,
-            (after, partition.end),
+            after,
+            partition.behind(after),
             reading.prefetch(partition.entry_bytes),
         ):
             self._check()
             if (properties(message) or {}).get(REPLAY) == self._name:
                 yield message
-        self._read[of] = partition.end
+        self._read[of] = max(after, partition.end)
 
 
 def _cause(message: pulsar.Message) -> str:

@@ -91,7 +91,7 @@ class RangeMover:
         before = Try(self._task.generation - 1, 0)
         while sent_in.attempt < MAX_TRIES:
             try:
-                if self._try(sent_in, before) and not self._has_overlooked():
+                if self._try(sent_in, before):
                     return self._result()
             except SentBeforeError as found:
                 sent_in = found.sent_in
@@ -136,8 +136,9 @@ class RangeMover:
                 self._acknowledge,
                 self._task.range.first,
             )
+            late = False
             try:
-                self._send_all(window, itertools.chain(first, entries))
+                late = self._send_all(window, itertools.chain(first, entries))
             except DrainedError:
                 self._drained = True
                 with suppress(StalledError):
@@ -145,7 +146,7 @@ class RangeMover:
                 window.give_up()
             except StalledError:
                 window.give_up()
-        return not self._outcome.doubts
+        return not (late or self._outcome.doubts)
 
     def _sender(
         self, client: pulsar.Client, topic: TopicName, sent_in: Try, stack: ExitStack
@@ -218,10 +219,15 @@ class RangeMover:
             ):
                 yield entry
 
-    def _send_all(self, window: Window, entries: Iterable[Sequence[DeadLetterRow]]) -> None:
+    def _send_all(self, window: Window, entries: Iterable[Sequence[DeadLetterRow]]) -> bool:
+        """Send *entries*, and return whether one comes late: the next try has a number for it."""
         outcome, doubts = self._outcome, self._doubts()
+        late, newest = False, (-1, 0)
         for entry in entries:
             key = window.key(entry[0])
+            if late := key < newest:
+                break
+            newest = key
             keyed = [(window.key(letter), letter) for letter in entry]
             unsent = [each for each in keyed if not outcome.is_stored(each[0])]
             if not unsent:
@@ -233,6 +239,7 @@ class RangeMover:
                 for each, letter in unsent:
                     window.send(each, letter, self._properties(letter))
         window.drain()
+        return late
 
     def _refusal(self, entry: Sequence[DeadLetterRow]) -> str:
         cause = refusal(entry, len(entry), self._task.max_replays)
@@ -259,18 +266,6 @@ class RangeMover:
         if task.unread:
             after = min(after, task.after)
         yield from reading.of_entries(topic, task.range, entries, after, task.ahead)
-
-    def _has_overlooked(self) -> bool:
-        """Whether a message comes after all of the entries that none came of.
-
-        A reader that has to wait, or is connected again, loses messages that were sent in chunks:
-        the client waits for their other parts for a minute, and takes none of them twice.
-        """
-        unseen = self._outcome.unseen(self._to_read, self._task.range)
-        if self._drained:
-            return False
-        with closing(self._letters(unseen)) as letters:
-            return next(letters, None) is not None
 
     def _properties(self, letter: DeadLetterRow) -> dict[str, str]:
         source = Source(self._route.uid, letter.partition, letter.position)

@@ -120,13 +120,9 @@ def find(
         found.ends[place] = partition.tail
         if not _holds_all_behind(after, partition):
             found.trimmed.add(place)
-        if partition.end > after:
-            for message in reading.messages(
-                target,
-                partition.index,
-                (after, partition.end),
-                reading.prefetch(partition.entry_bytes),
-            ):
+        if behind := partition.behind(after):
+            ahead = reading.prefetch(partition.entry_bytes)
+            for message in reading.messages(target, partition.index, after, behind, ahead):
                 carried = properties(message) or {}
                 found.add(of, Source.parse(carried.get(REPLAY_SOURCE, "")))
             # Readers pass over what is trimmed under way, and say nothing.

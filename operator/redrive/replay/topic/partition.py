@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from redrive.errors import RedriveError
 from redrive.replay.topic.position import NOWHERE, EntryId
+from redrive.replay.topic.spans import Span
 
 
 class SubscriptionMissingError(RedriveError):
@@ -78,6 +79,15 @@ class Partition:
             return NOWHERE
         ledger, entries = self.ledgers[-1]
         return EntryId(ledger, entries - 1)
+
+    def behind(self, entry: EntryId) -> list[Span]:
+        """Return all that lies behind *entry*, in order."""
+        begins = (
+            (ledger, entry.entry + 1 if ledger == entry.ledger else 0, entries - 1)
+            for ledger, entries in self.ledgers
+            if ledger >= entry.ledger
+        )
+        return [Span(*each) for each in begins if each[1] <= each[2]]
 
     @classmethod
     def from_stats(cls, index: int, stats: Mapping[str, Any], subscription: str) -> Partition:

@@ -3,6 +3,10 @@
 Reading takes nothing away: it goes around the subscription, which the messages stay in. A message
 that was sent in chunks comes with its last one, if the reading began before its first. What the
 broker holds and a client can't show, such as the parts of an unfinished one, does not come.
+
+A client loses such messages when it is connected again in the midst of one, or waits for a part for
+a minute. So entries that no message came of are read once more; what comes then comes late. More
+than ten that are mixed with each other no client puts together.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 import pulsar
@@ -18,10 +22,11 @@ import pulsar
 from redrive.admin.errors import AdminError
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
-from redrive.replay.topic import bitmap, broker, messageid, snapshot
+from redrive.replay.topic import bitmap, broker, messageid, snapshot, spans
 from redrive.replay.topic.position import EntryId
-from redrive.replay.topic.ranges import Range
+from redrive.replay.topic.ranges import LOOK_BACK, Range
 from redrive.replay.topic.rows import DeadLetterRow
+from redrive.replay.topic.spans import Span
 
 POLL_MILLISECONDS = 2_000
 SILENCE_SECONDS = 300.0
@@ -62,20 +67,71 @@ def prefetch(average_bytes: float) -> int:
 
 
 def messages(
-    of: ReadableTopic, partition: int, bounds: tuple[EntryId, EntryId], ahead: int
+    of: ReadableTopic, partition: int, after: EntryId, wanted: Sequence[Span], ahead: int
 ) -> Iterator[pulsar.Message]:
-    """Read messages of one partition.
+    """Read messages of one partition, each once.
 
     Args:
         of: the topic.
         partition: its index, `broker.UNPARTITIONED` where there is none.
-        bounds: the entry behind which the reading begins, and the last one to read.
+        after: the entry behind which the reading begins.
+        wanted: up to the last of which it goes, in order. Those that no message comes of are read
+            again; of others all comes that a first reader delivers.
         ahead: how many messages are prefetched, see `prefetch`.
 
     Raises:
         ReplayRoleRefusedError: the broker does not let the role read.
         SourceSilentError: it stops delivering before the end.
     """
+    if not wanted:
+        return
+    seen = _Seen()
+    yield from _read(of, partition, (after, wanted[-1].end), ahead, seen)
+    missing = spans.without(wanted, seen.spans)
+    if missing:
+        first = missing[0]
+        if first.first > LOOK_BACK:
+            after = max(after, EntryId(first.ledger, first.first - LOOK_BACK - 1))
+        for message in _read(of, partition, (after, missing[-1].end), ahead, _Seen()):
+            if spans.hold(missing, _entry_of(message.message_id())):
+                yield message
+
+
+class _Seen:
+    """The entries that a reader has delivered, in order.
+
+    Those in the midst of a message are not among them: others may lie between its chunks.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[list[int]] = []
+        self._run = [-1, 0, -1]
+
+    @property
+    def spans(self) -> list[Span]:
+        return [Span(*run) for run in self._runs]
+
+    def add(self, at: EntryId, message_id: pulsar.MessageId) -> None:
+        """Take in the entry of a message, and that of its first chunk if it lies right before."""
+        ledger, entry = at
+        of, _, last = self._run
+        if ledger != of or entry > last + 1:
+            alone = messageid.entry_of(message_id.serialize()).first != (ledger, entry - 1)
+            first = entry if alone else entry - 1
+            if ledger != of or first > last + 1:
+                self._run = [ledger, first, entry]
+                self._runs.append(self._run)
+        self._run[2] = entry
+
+
+def _read(
+    of: ReadableTopic,
+    partition: int,
+    bounds: tuple[EntryId, EntryId],
+    ahead: int,
+    seen: _Seen,
+) -> Iterator[pulsar.Message]:
+    """Read what one reader delivers from behind an entry up to another; *seen* takes note of it."""
     after, last = bounds
     topic = broker.partition_of(of.topic, partition)
 
@@ -108,13 +164,14 @@ def messages(
     try:
         while (message := _next(reader, last, is_through)) is not None:
             message_id = message.message_id()
-            at = message_id.ledger_id(), message_id.entry_id()
+            at = _entry_of(message_id)
             if at > last:
                 return
             # One that is connected again, or begins behind a batch, may repeat some.
             position = *at, message_id.batch_index()
             if position > newest:
                 newest = position
+                seen.add(at, message_id)
                 yield message
             if at == last and _is_end_of_entry(message_id):
                 return
@@ -125,7 +182,7 @@ def messages(
 def of_entries(
     topic: ReadableTopic, of: Range, entries: int, after: EntryId, ahead: int
 ) -> Iterator[DeadLetterRow]:
-    """Read all messages of some entries of a range; errors are those of `messages`.
+    """Read all messages of some entries of a range, as `messages` does.
 
     Args:
         topic: of which it is a range.
@@ -134,11 +191,9 @@ def of_entries(
         after: behind which entry to begin: see `begin`.
         ahead: see `prefetch`.
     """
-    if not entries:
-        return
-    bounds = after, of.entry_id(entries.bit_length() - 1)
     wanted = frozenset(bitmap.members(entries))
-    for message in messages(topic, of.partition, bounds, ahead):
+    there = spans.of_entries(of.ledger, (of.first + offset for offset in sorted(wanted)))
+    for message in messages(topic, of.partition, after, there, ahead):
         letter = DeadLetterRow.of(message, of.partition)
         position = letter.position
         if position.ledger == of.ledger and position.entry - of.first in wanted:
@@ -157,6 +212,10 @@ def begin(of: Range, entries: int, chunks: Mapping[int, EntryId]) -> EntryId:
     firsts = (chunk for offset, chunk in chunks.items() if bitmap.contains(entries, offset))
     ledger, entry = min([first, *firsts])
     return EntryId(ledger, entry - 1)
+
+
+def _entry_of(message_id: pulsar.MessageId) -> EntryId:
+    return EntryId(message_id.ledger_id(), message_id.entry_id())
 
 
 def _is_end_of_entry(message_id: pulsar.MessageId) -> bool:

@@ -24,6 +24,7 @@ from redrive.replay.topic import broker, reading, snapshot
 from redrive.replay.topic.partition import Acknowledged, Partition
 from redrive.replay.topic.position import EntryId, TargetPartition
 from redrive.replay.topic.ranges import Range
+from redrive.replay.topic.spans import Span
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
 SOURCE, RETRY, DEAD = POLICY.topic, POLICY.retry_topic, POLICY.dead_letter_topic
@@ -71,9 +72,10 @@ class Topics:
         return (Partition(0, ((7, count),), Acknowledged(ranges=ranges)),)
 
     def messages(
-        self, of: reading.ReadableTopic, _: int, bounds: tuple[EntryId, EntryId], __: int
+        self, of: reading.ReadableTopic, _: int, after: EntryId, wanted: list[Span], __: int
     ) -> Any:  # noqa: ANN401 - a generator
-        for entry in range(bounds[0].entry + 1, bounds[1].entry + 1):
+        for entry in [each for _, first, last in wanted for each in range(first, last + 1)]:
+            assert entry > after.entry
             if entry == self.breaks_at:
                 self.breaks_at = None
                 raise pulsar.ConnectError

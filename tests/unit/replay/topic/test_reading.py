@@ -12,50 +12,128 @@ import pytest
 from redrive.policy.naming import TopicName
 from redrive.replay.topic import reading
 from redrive.replay.topic.position import EntryId
+from redrive.replay.topic.ranges import LOOK_BACK
 from redrive.replay.topic.reading import ReadableTopic, SourceSilentError
+from redrive.replay.topic.spans import Span
+
+NAME = TopicName("shop", "prod", "orders-DLQ")
+Place = tuple[int, int, int]
+"""Ledger, entry and index in a batch; of a message in chunks the entry of the first in its stead,
+as a negative number."""
+
+
+@dataclass
+class Id:
+    """In the place of a message id, which only the client makes where there are chunks."""
+
+    place: Place
+
+    def ledger_id(self) -> int:
+        return self.place[0]
+
+    def entry_id(self) -> int:
+        return self.place[1]
+
+    def batch_index(self) -> int:
+        return max(-1, self.place[2])
+
+    def serialize(self) -> bytes:
+        ledger, entry, index = self.place
+        if index >= -1:
+            plain: bytes = pulsar.MessageId(-1, ledger, entry, index).serialize()
+            return plain
+        return bytes([0x08, ledger, 0x10, entry, 0x3A, 4, 0x08, ledger, 0x10, -index])
 
 
 @dataclass
 class Read:
     """A message with a place alone."""
 
-    place: tuple[int, int, int]
+    place: Place
 
-    def message_id(self) -> pulsar.MessageId:
-        ledger, entry, index = self.place
-        return pulsar.MessageId(-1, ledger, entry, index)
+    def message_id(self) -> Id:
+        return Id(self.place)
 
 
 @dataclass
-class Repeating:
-    """In the place of a client and its reader; gives these messages."""
+class Readers:
+    """In the place of a client and its readers, one after the other; they give these messages."""
 
-    places: list[tuple[int, int, int]]
-    closed: list[bool] = field(default_factory=list)
+    places: list[list[Place]]
+    begun: list[Place] = field(default_factory=list)
+    closed: int = 0
 
-    def create_reader(self, *_: Any, **__: Any) -> Repeating:  # noqa: ANN401
+    def create_reader(self, _topic: str, after: pulsar.MessageId, **__: Any) -> Readers:  # noqa: ANN401
+        self.begun.append((after.ledger_id(), after.entry_id(), after.batch_index()))
         return self
 
     def read_next(self, _timeout: int) -> Read:
-        return Read(self.places.pop(0))
+        if not self.places[0]:
+            raise pulsar.Timeout
+        return Read(self.places[0].pop(0))
 
     def close(self) -> None:
-        self.closed.append(True)
+        self.places.pop(0)
+        self.closed += 1
+
+    def read(self, after: EntryId, *wanted: Span) -> list[Place]:
+        topic = ReadableTopic(cast("pulsar.Client", self), "http://p", NAME, lambda *_: FAR)
+        found = reading.messages(topic, -1, after, wanted, 10)
+        return [cast("Read", each).place for each in found]
+
+
+FAR = EntryId(99, 0)
 
 
 def test_each_message_comes_once_in_the_order_they_were_written() -> None:
     batch = [(7, 3, 0), (7, 3, 1)]
     places = [(7, 2, 0), (7, 2, 1), *batch, (7, 4, -1), (7, 3, 1), (7, 4, -1), (8, 0, -1)]
-    client = Repeating([*places, (8, 1, -1)])
-    topic = ReadableTopic(
-        cast("pulsar.Client", client), "http://p", TopicName("shop", "prod", "orders-DLQ")
-    )
-    found = reading.messages(topic, -1, (EntryId(7, 2), EntryId(8, 0)), 10)
-    assert [cast("Read", each).place for each in found] == [*batch, (7, 4, -1), (8, 0, -1)]
-    assert client.closed
+    readers = Readers([[*places, (8, 1, -1)]])
+    found = readers.read(EntryId(7, 2), Span(7, 3, 4), Span(8, 0, 0))
+    assert found == [*batch, (7, 4, -1), (8, 0, -1)]
+    assert readers.closed == 1
 
 
-class Silent(Repeating):
+@pytest.mark.parametrize(
+    ("first", "again", "begins"),
+    [
+        pytest.param([1, 2, 3, 4], [], [], id="all came"),
+        pytest.param([1, 2, (4, 3)], [], [], id="two chunks"),
+        pytest.param([1, 3, 4], [1, 2, 3], [0], id="one came late"),
+        pytest.param([1, 2], [3, 4], [0], id="the last came late"),
+        pytest.param([1, 2, (4, 3), 5, 6], [], [], id="more than was asked for"),
+        # Another message may lie between its chunks, and be lost.
+        pytest.param([1, (4, 2)], [3, 4], [0], id="three chunks, and one in their midst"),
+        pytest.param([1, 3, (4, 2)], [], [0], id="three chunks"),
+        pytest.param([1, 4], [], [0], id="nothing else is there"),
+        pytest.param([], [1, 2, 3, 4], [0], id="none came"),
+    ],
+)
+def test_what_no_message_came_of_is_read_once_more(
+    first: list[int | tuple[int, int]], again: list[int | tuple[int, int]], begins: list[int]
+) -> None:
+    """A client loses messages in chunks when it is connected again in the midst of one."""
+
+    def places(of: list[int | tuple[int, int]]) -> list[Place]:
+        return [(7, each, -1) if isinstance(each, int) else (7, each[0], -each[1]) for each in of]
+
+    readers = Readers([places(first), places(again)])
+    found = readers.read(EntryId(7, 0), Span(7, 1, 4))
+    seen = {entry for _, entry, _ in places(first)}
+    late = [each for each in places(again) if each[1] not in seen]
+    assert found == [each for each in places(first) if each[1] < 5] + late
+    assert [entry for _, entry, _ in readers.begun[1:]] == begins
+    assert readers.closed == 1 + len(begins)
+
+
+def test_no_more_is_read_again_than_the_chunks_of_what_is_missing_may_reach_back() -> None:
+    there = [(7, entry, -1) for entry in range(1_000) if entry != 500]
+    readers = Readers([list(there), [(7, 500, -1), (7, 501, -1)]])
+    assert readers.read(EntryId(6, 9), Span(7, 0, 999)) == [*there, (7, 500, -1)]
+    assert readers.begun[1] == (7, 500 - LOOK_BACK - 1, -1)
+
+
+class Silent(Readers):
     """Gives no message; of what lies behind an open transaction it says that it is not there."""
 
     def read_next(self, _timeout: int) -> Read:
@@ -71,9 +149,8 @@ def test_a_reading_ends_where_the_broker_has_sent_all(
 ) -> None:
     """Not where the client says that no more is available."""
     monkeypatch.setattr(reading, "SILENCE_SECONDS", 0.1)
-    client = cast("pulsar.Client", Silent([]))
-    name = TopicName("shop", "prod", "orders-DLQ")
-    topic = ReadableTopic(client, "http://p", name, lambda *_: sent)
-    found = reading.messages(topic, -1, (EntryId(7, 2), EntryId(7, 9)), 10)
+    client = cast("pulsar.Client", Silent([[], []]))
+    topic = ReadableTopic(client, "http://p", NAME, lambda *_: sent)
+    found = reading.messages(topic, -1, EntryId(7, 2), [Span(7, 3, 9)], 10)
     with nullcontext() if ends else pytest.raises(SourceSilentError):
         assert not list(found)
