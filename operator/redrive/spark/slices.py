@@ -132,9 +132,7 @@ def check_held(extent: Extent, behind: Position) -> None:
 
 def _is_kept(extent: Extent, behind: Position) -> bool:
     """Whether a subscription has kept all that follows: ledgers go when it has passed them."""
-    passed = extent.partition.acknowledged.through
-    first = min(extent.partition.held, default=-1)
-    return passed != NOWHERE and (passed <= behind.entry_id or passed == EntryId(first, -1))
+    return NOWHERE < extent.partition.acknowledged.through <= behind.entry_id
 
 
 def first_unread(behind: Position) -> int:

@@ -46,10 +46,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where a new query begins; what follows is kept by the subscription, if any."""
         extents = self._extents()
         self._starting.check("startingOffsets", [each.topic for each in extents])
+        start = {each.topic: self._start(each) for each in extents}
         if (progress := self._opened()) is not None:
             for each in extents:
-                progress.open(each.topic)
-        return offsets.to_json({each.topic: self._start(each) for each in extents})
+                passed = each.partition.acknowledged.through
+                progress.keep(each.topic, passed, start[each.topic].entry_id)
+        return offsets.to_json(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return how much to read at a time, if the trigger leaves that to the options."""
@@ -115,7 +117,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _start(self, extent: Extent) -> Position:
         start = self._starting.of(extent.topic)
-        return extent.begin if start == BEGINNING else min(start, extent.tail)
+        if start == BEGINNING:
+            return extent.begin
+        # Not the tail: a ledger without entries is deleted when the topic is loaded.
+        return start if start < extent.tail else extent.end
 
     def _extents(self) -> list[Extent]:
         return self._broker.extents(self._options.topics, self._options.subscription or "")

@@ -1,6 +1,8 @@
 """The subscription that follows a stream: it keeps what has not been processed, and shows it.
 
-What has been read is in the query's checkpoint; nothing is read by the subscription.
+What has been read is in the query's checkpoint; nothing is read by the subscription. Of each
+partition it keeps the last entry that was processed, too. As long as it stands before that, the
+broker has deleted nothing of what follows; once it does not, as when messages expired, it may have.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import pulsar
 
 from redrive.policy.naming import TopicName
 from redrive.replay.topic.broker import UNPARTITIONED
+from redrive.replay.topic.position import EntryId
 from redrive.spark.admission import Offset
-from redrive.spark.slices import first_unread
 from redrive.spark.topics import TopicReader, failures
 
 
@@ -43,16 +45,30 @@ class FollowingSubscription:
                 )
         return self._consumers[topic]
 
+    def keep(self, topic: TopicName, passed: EntryId, processed: EntryId) -> None:
+        """Have the subscription keep what follows on *processed*, and that itself.
+
+        Args:
+            topic: a partition.
+            passed: up to where it has acknowledged.
+            processed: where the stream begins.
+        """
+        consumer = self.open(topic)
+        if passed >= processed:
+            ledger, entry = processed
+            first = pulsar.MessageId(UNPARTITIONED, ledger, entry, -1)
+            with failures(f"move {self._subscription} of {topic} to {processed}", "consume"):
+                consumer.seek(first if entry >= 0 else pulsar.MessageId.earliest)
+
     def acknowledge(self, processed: Offset) -> None:
-        """Acknowledge all up to some positions; of an entry that is read in part, nothing."""
+        """Acknowledge all before some entries; see above."""
         for topic, position in processed.items():
             ledger, entry = position.entry_id
-            done = entry if first_unread(position) > entry else entry - 1
-            if done >= 0:
+            if entry > 0:
                 consumer = self.open(topic)
                 with failures(f"acknowledge {position.entry_id} of {topic}", "consume"):
                     consumer.acknowledge_cumulative(
-                        pulsar.MessageId(UNPARTITIONED, ledger, done, -1)
+                        pulsar.MessageId(UNPARTITIONED, ledger, entry - 1, -1)
                     )
 
     def close(self) -> None:

@@ -278,6 +278,60 @@ def test_a_stream_goes_on_where_its_checkpoint_ends_and_repeats_a_batch_exactly(
     assert json.loads(written).keys() == {f"{topic}-partition-{index}" for index in (0, 1)}
 
 
+def test_a_subscription_that_was_moved_on_under_a_stream_is_found(
+    desk: Desk, tmp_path: Path
+) -> None:
+    """As when messages expire; nothing else lets the broker delete what follows."""
+    topic = desk.topic("orders", subscription="notebook")
+    found: list[int] = []
+
+    def run() -> None:
+        stream = desk.spark.readStream.format("pulsar").options(
+            **desk.options(), topic=topic, predefinedSubscription="notebook"
+        )
+        writing = stream.load().writeStream.foreachBatch(
+            lambda frame, _: found.extend(numbers(frame))
+        )
+        query = writing.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+        running = query.start()
+        try:
+            assert running.awaitTermination(120)
+        finally:
+            running.stop()
+
+    def next_ledger() -> None:
+        desk.unload(topic)
+        desk.trim(topic)
+
+    def skip_all() -> None:
+        desk.admin("POST", topic, "/subscription/notebook/skip_all")
+
+    def backlog() -> int:
+        stats = json.loads(desk.admin("GET", topic, "/stats"))
+        waiting: int = stats["subscriptions"]["notebook"]["msgBacklog"]
+        return waiting
+
+    desk.send(topic, 3)
+    skip_all()
+    run()  # it begins behind all of it
+    assert backlog() == 1
+    next_ledger()
+    next_ledger()
+    run()
+    desk.send(topic, 4)
+    run()
+    next_ledger()
+    desk.send(topic, 5)
+    run()
+    assert found == list(range(3, 12))
+    desk.send(topic, 6)
+    skip_all()
+    next_ledger()
+    desk.send(topic, 1)
+    with pytest.raises(PySparkException, match="does not hold what follows on"):
+        run()
+
+
 def test_what_is_written_is_read_back_and_no_plan_shows_the_token(desk: Desk) -> None:
     topic = desk.topic("orders", partitions=2)
     frame = desk.spark.range(500).selectExpr(

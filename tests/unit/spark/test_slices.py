@@ -145,9 +145,9 @@ def test_what_is_gone_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("passed", "lost"),
-    [((2, 7), False), ((2, 5), False), ((3, -1), False), ((2, 8), True), ((3, 0), True)],
+    [((2, 7), False), ((2, 5), False), ((3, -1), True), ((2, 8), True), ((3, 0), True)],
 )
-def test_a_ledger_that_a_subscription_has_passed_with_the_stream_is_no_loss(
+def test_nothing_is_lost_that_a_subscription_stands_before(
     passed: tuple[int, int], *, lost: bool
 ) -> None:
     of = extent((3, 5))
