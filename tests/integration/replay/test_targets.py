@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +18,8 @@ from redrive.policy.properties import ORIGIN_MESSAGE_ID, RECONSUMETIMES, REPLAYS
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local
 from redrive.replay.ledger.account import Account
+from redrive.replay.ledger.ledger import FencedError
+from redrive.replay.moving import mover
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic.broker import ReplayRoleRefusedError
@@ -27,8 +30,10 @@ from tests.integration.replay.test_mover import (
     kill_at,
     numbers,
     replay,
+    wait_until_moved,
 )
 from tests.integration.replay.test_schemas import FIRST, bury
+from tests.support.withholding_proxy import proxy_of
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -51,6 +56,12 @@ def add_source(
     if rights:
         provisioned.grant(topic, *rights)
     return topic
+
+
+@pytest.fixture
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process comes back: those that were cut off here are gone."""
+    monkeypatch.setattr(mover, "QUIET_SECONDS", 0.0)
 
 
 def job_to(provisioned: Any, target: TopicName, **of: Any) -> ReplayJob:  # noqa: ANN401
@@ -121,6 +132,7 @@ def _produce(provisioned: Any, topic: TopicName, count: int) -> None:  # noqa: A
         time.sleep(0.01)
 
 
+@pytest.mark.usefixtures("_quiet")
 @pytest.mark.parametrize("back", [False, True])
 def test_what_a_killed_run_has_moved_elsewhere_is_found_there_by_the_next(
     provision_policy: ProvisionPolicy, *, back: bool
@@ -141,6 +153,7 @@ def test_what_a_killed_run_has_moved_elsewhere_is_found_there_by_the_next(
     provisioned.check_audit(source, retry)
 
 
+@pytest.mark.usefixtures("_quiet")
 def test_three_targets_in_turn_each_after_a_kill(provision_policy: ProvisionPolicy) -> None:
     provisioned = provision_policy()
     source, retry = add_source(provisioned), provisioned.policy.retry_topic
@@ -192,6 +205,7 @@ def test_a_role_without_the_rights_is_refused_and_another_target_is_open_to_it(
     assert replay(provisioned).moved == 3
 
 
+@pytest.mark.usefixtures("_quiet")
 def test_a_schema_that_a_target_does_not_take_keeps_nothing_from_another_target(
     provision_policy: ProvisionPolicy,
 ) -> None:
@@ -208,3 +222,31 @@ def test_a_schema_that_a_target_does_not_take_keeps_nothing_from_another_target(
     assert replay(provisioned).left == 0
     assert sorted([*stored, *provisioned.in_target()]) == [f"{n:04}" for n in range(20)]
     provisioned.check_audit(source, provisioned.policy.retry_topic)
+
+
+@pytest.mark.parametrize("seconds", [None, 12])
+def test_a_run_that_was_cut_off_stores_nothing_after_a_replay_to_another_target(
+    provision_policy: ProvisionPolicy, seconds: float | None
+) -> None:
+    """No later message shuts out there what it had on its way: that has to be too old by then.
+
+    It comes back when the other is through, or after *seconds*.
+    """
+    provisioned = provision_policy()
+    source, retry = add_source(provisioned), provisioned.policy.retry_topic
+    provisioned.bury_many(COUNT)
+    with proxy_of(provisioned.broker.port) as proxy, ThreadPoolExecutor(2) as threads:
+        service_url = f"pulsar://127.0.0.1:{proxy.port}"
+        job = dataclasses.replace(job_of(provisioned), service_url=service_url)
+        cut_off = threads.submit(runs.run, job, Local(), Notes())
+        wait_until_moved(provisioned, 5_000)
+        proxy.frozen = True
+        other = threads.submit(move, job_to(provisioned, source))
+        futures.wait([other], seconds)
+        proxy.frozen = False
+        assert 0 < other.result(120).moved < COUNT
+        with pytest.raises(FencedError):
+            cut_off.result(120)
+    found = [each for topic in (source, retry) for each in provisioned.in_target(topic)]
+    assert sorted(found) == numbers(COUNT)
+    provisioned.check_audit(source, retry)

@@ -27,9 +27,9 @@ from redrive.replay.ledger.records import SentTo
 from redrive.replay.moving import tail
 from redrive.replay.moving.entries import by_entry, read_first, refusal, schema_refusals
 from redrive.replay.moving.outcome import Found, RangeOutcome, RangeResult
-from redrive.replay.moving.sending import Sender, SentBeforeError
+from redrive.replay.moving.sending import SEND_SECONDS, Sender, SentBeforeError
 from redrive.replay.moving.task import RangeTask
-from redrive.replay.moving.window import DrainedError, StalledError, Window
+from redrive.replay.moving.window import LEASE_SECONDS, DrainedError, StalledError, Window
 from redrive.replay.topic import bitmap, broker, position, ranges, reading, rows, snapshot
 from redrive.replay.topic.position import EntryId, Source, Tail, TargetPartition, Try
 from redrive.replay.topic.reading import ReadableTopic
@@ -38,6 +38,9 @@ from redrive.replay.topic.rows import DeadLetterRow
 MAX_TRIES = 200
 GRACE_SECONDS = 1.0
 """How long a broker may take to begin to write what it had received of a producer that is gone."""
+QUIET_SECONDS = SEND_SECONDS + GRACE_SECONDS
+"""How long after its lease was lost a process may store what it had on its way: one that was cut
+off from the network, or stopped, and comes back."""
 
 
 class SendFailedError(RedriveError):
@@ -70,6 +73,7 @@ class RangeMover:
     def __init__(self, task: RangeTask, client: pulsar.Client) -> None:
         route = task.route
         self._task, self._route, self._client = task, route, client
+        self._begun = time.monotonic()
         self._outcome = RangeOutcome(task.partly, route.uid, proven=not route.exactly_once)
         self._lease = Lease(client, route.ledger, route.owner, task.lease, task.permit)
         self._drained = False
@@ -127,8 +131,6 @@ class RangeMover:
             letters = stack.enter_context(closing(self._letters(self._to_read)))
             entries = self._movable(letters)
             first = list(itertools.islice(entries, 1))
-            if self._tails:
-                self._look_for(senders, before, first)
             window = Window(
                 sender,
                 self._outcome,
@@ -138,6 +140,8 @@ class RangeMover:
             )
             late = False
             try:
+                if self._tails:
+                    self._look_for(senders, before, first)
                 late = self._send_all(window, itertools.chain(first, entries))
             except DrainedError:
                 self._drained = True
@@ -176,6 +180,9 @@ class RangeMover:
             senders: of this try, for each topic that one has sent to.
             before: the one before.
             first: the first entry to send, if there is any: most topics take its schema.
+
+        Raises:
+            DrainedError: the run wants no more to be sent.
         """
         topics = {place.topic for place in self._tails}
         there = {
@@ -184,6 +191,8 @@ class RangeMover:
         version = first[0][0].schema_version if first else None
         last = {place: _hold(senders[place.topic], place.partition, version) for place in there}
         time.sleep(GRACE_SECONDS)
+        if any(place.topic != self._route.target for place in there):
+            self._wait_until_quiet()
         found = Found(self._task.replays)
         for topic in {place.topic for place in there}:
             target = ReadableTopic(self._client, self._route.admin_url, topic)
@@ -201,6 +210,16 @@ class RangeMover:
             behind = self._tails[place]
             _doubt(self._unseen, (place, behind.partitions), behind.last_offset(size))
         self._read.update(found.ends)
+
+    def _wait_until_quiet(self) -> None:
+        """Wait until all is too old that others had on their way.
+
+        In another target no message of this lease shuts it out.
+        """
+        while time.monotonic() < self._begun + QUIET_SECONDS:
+            if self._check_lease().drain:
+                raise DrainedError
+            time.sleep(LEASE_SECONDS)
 
     def _has_stored_none(self, place: TargetPartition, last: int) -> bool:
         """Whether nothing of this lease, the only one in question, is stored in a partition."""
