@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -25,26 +24,38 @@ class Acknowledged:
 
     Attributes:
         through: this one and all before it.
-        ranges: those between the first of a pair, not included, and the second, included; in order.
+        ranges: those between the first of a pair, not included, and the second, included; in order,
+            as a broker writes them: there may be hundreds of thousands, of which few are wanted.
     """
 
     through: EntryId = NOWHERE
-    ranges: tuple[tuple[EntryId, EntryId], ...] = ()
+    ranges: str = ""
 
-    def overlapping(self, ledger: int) -> tuple[tuple[EntryId, EntryId], ...]:
-        """Return the ranges that reach into *ledger*, in order."""
-        begin = bisect.bisect_left(self.ranges, ledger, key=lambda pair: pair[1].ledger)
-        end = bisect.bisect_right(self.ranges, ledger, key=lambda pair: pair[0].ledger)
-        return self.ranges[begin:end]
+    def overlapping(self, first: EntryId, last: EntryId) -> Iterator[tuple[EntryId, EntryId]]:
+        """Go through the ranges that hold any of the entries from *first* to *last*, in order."""
+        for match in _RANGE.finditer(self.ranges, self._begin(first)):
+            pair = EntryId.parse(match[1]), EntryId.parse(match[2])
+            if pair[0] >= last:
+                return
+            yield pair
+
+    def _begin(self, first: EntryId) -> int:
+        """Return where in the text no range begins any more that ends before *first*."""
+        low, high = 0, len(self.ranges)
+        while low < high:
+            middle = (low + high) // 2
+            match = _RANGE.search(self.ranges, middle)
+            if match is None or EntryId.parse(match[2]) >= first:
+                high = middle
+            else:
+                low = match.end()
+        return low
 
     @classmethod
     def from_cursor(cls, cursor: Mapping[str, Any]) -> Acknowledged:
         """Read a cursor of a broker's `internalStats`."""
-        ranges = _RANGE.findall(cursor["individuallyDeletedMessages"])
-        return cls(
-            EntryId.parse(cursor["markDeletePosition"]),
-            tuple((EntryId.parse(after), EntryId.parse(last)) for after, last in ranges),
-        )
+        through = EntryId.parse(cursor["markDeletePosition"])
+        return cls(through, cursor["individuallyDeletedMessages"])
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def settled(piece: Range, partition: Partition) -> int:
     """Return which entries of *piece* are acknowledged, as a bitmap of offsets."""
     done = partition.acknowledged
     bits = _overlap(piece, EntryId(piece.ledger, -1), done.through)
-    for after, last in done.overlapping(piece.ledger):
+    for after, last in done.overlapping(piece.entry_id(0), piece.entry_id(piece.size - 1)):
         bits |= _overlap(piece, after, last)
     return bits
 

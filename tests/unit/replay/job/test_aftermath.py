@@ -67,7 +67,7 @@ class Topics:
         if self.away:
             raise BrokerFailedError("503", remedy="wait")
         done = sorted(self.acknowledged.get(topic, ()))
-        ranges = tuple((EntryId(7, entry - 1), EntryId(7, entry)) for entry in done)
+        ranges = ",".join(f"(7:{entry - 1}..7:{entry}]" for entry in done)
         count = len(self.held.get(topic, [{}]))
         return (Partition(0, ((7, count),), Acknowledged(ranges=ranges)),)
 
@@ -211,7 +211,7 @@ def test_messages_of_a_batch_count_each_until_all_of_it_is_acknowledged() -> Non
     live.add(1, pulsar.MessageId(1, 7, 5, -1))
     partition = Partition(0, ((7, 9),))
     assert live.waiting(partition) == 3
-    batch = Acknowledged(ranges=((EntryId(7, 4), EntryId(7, 5)),))
+    batch = Acknowledged(ranges="[(7:4..7:5]]")
     assert live.waiting(replace(partition, acknowledged=batch)) == 1
     assert live.waiting(replace(partition, acknowledged=Acknowledged(EntryId(8, -1)))) == 0
 

@@ -47,12 +47,18 @@ def test_a_subscription_at_the_beginning_has_acknowledged_nothing() -> None:
     assert settled(Acknowledged.from_cursor(cursor("3:-1")), 3, 5) == []
 
 
-@given(st.sets(st.integers(0, 60)), st.integers(-1, 60))
-def test_what_is_acknowledged_is_told_exactly(acknowledged: set[int], through: int) -> None:
+@given(st.sets(st.integers(0, 60)), st.integers(-1, 60), st.integers(0, 60), st.integers(0, 60))
+def test_what_is_acknowledged_is_told_exactly(
+    acknowledged: set[int], through: int, first: int, last: int
+) -> None:
     singles = sorted(entry for entry in acknowledged if entry > through)
     written = ",".join(f"(7:{entry - 1}..7:{entry}]" for entry in singles)
     seen = Acknowledged.from_cursor(cursor(f"7:{through}", f"[{written}]"))
-    assert settled(seen, 7, 62) == sorted({*range(through + 1), *acknowledged})
+    done = {*range(through + 1), *acknowledged}
+    assert settled(seen, 7, 62) == sorted(done)
+    part = ranges.settled(Range(0, 7, first, max(first, last)), Partition(0, ((7, 62),), seen))
+    there = range(first, max(first, last) + 1)
+    assert list(bitmap.members(part)) == [each - first for each in there if each in done]
 
 
 def test_the_ledger_being_written_counts_up_to_the_last_confirmed_entry() -> None:
