@@ -44,6 +44,9 @@ class DeadlineError(RedriveError):
 
 
 REPORT_SECONDS = 2.0
+LOOK_PAUSE = 20
+"""A look at what is acknowledged is followed by a pause so many times as long: where single messages
+are, by the hundred thousand, the broker takes a second for its answer."""
 TRIES = 3
 """A range whose task is lost, as with its executor, is leased again so often."""
 
@@ -75,7 +78,7 @@ class Dispatch:
         self._failed: list[Exception] = []
         # Of ranges that are or were under way, what was acknowledged since the run began.
         self._acknowledged: dict[Range, int] = {}
-        self._reported = -math.inf
+        self._reported = self._look_due = -math.inf
         self._wish = Wish.RUN
         self._permitted = Permit()
         self._away_since: float | None = None
@@ -153,16 +156,20 @@ class Dispatch:
 
         Nothing else tells of it before a range is through, which takes minutes at a low rate.
         """
-        under_way = list(self._under_way.values())
+        begun = time.monotonic()
+        under_way = list(self._under_way.values()) if begun >= self._look_due else []
         try:
             for index in {of.partition for of in under_way}:
-                now = self._look_at(index)
+                found = self._look_at(index)
                 for of in under_way:
                     if of.partition == index:
                         before = ranges.settled(of, self._resting[index])
-                        self._acknowledged[of] = ranges.settled(of, now) & ~before
+                        self._acknowledged[of] = ranges.settled(of, found) & ~before
         except RedriveError:
             logger.warning("the broker does not tell what is acknowledged", exc_info=True)
+        if under_way:
+            now = time.monotonic()
+            self._look_due = now + LOOK_PAUSE * (now - begun)
         return Account.of(self._job.uid, self._ledger.records, self._acknowledged)
 
     def _start(self, pool: ThreadPoolExecutor) -> None:
