@@ -45,8 +45,8 @@ class DeadlineError(RedriveError):
 
 REPORT_SECONDS = 2.0
 LOOK_PAUSE = 20
-"""A look at what is acknowledged is followed by a pause so many times as long: where single messages
-are, by the hundred thousand, the broker takes a second for its answer."""
+"""A look at what is acknowledged is followed by a pause so many times as long: where that is single
+messages, by the hundred thousand, the broker takes a second for its answer."""
 TRIES = 3
 """A range whose task is lost, as with its executor, is leased again so often."""
 
