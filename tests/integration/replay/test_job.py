@@ -125,6 +125,7 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(dispatch, "LOOK_SECONDS", 0.0)
     count = 25_000
     provisioned = provision_policy(dead_partitions=2)
     provisioned.bury_many(count)

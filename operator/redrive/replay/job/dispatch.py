@@ -44,9 +44,9 @@ class DeadlineError(RedriveError):
 
 
 REPORT_SECONDS = 2.0
-LOOK_PAUSE = 20
-"""A look at what is acknowledged is followed by a pause so many times as long: where that is single
-messages, by the hundred thousand, the broker takes a second for its answer."""
+LOOK_SECONDS = 4.0
+"""What tasks under way have acknowledged is looked at when no range has come to its end for so
+long. Where that is single messages, by the hundred thousand, the broker takes a second to tell."""
 TRIES = 3
 """A range whose task is lost, as with its executor, is leased again so often."""
 
@@ -156,8 +156,7 @@ class Dispatch:
 
         Nothing else tells of it before a range is through, which takes minutes at a low rate.
         """
-        begun = time.monotonic()
-        under_way = list(self._under_way.values()) if begun >= self._look_due else []
+        under_way = list(self._under_way.values()) if time.monotonic() >= self._look_due else []
         try:
             for index in {of.partition for of in under_way}:
                 found = self._look_at(index)
@@ -168,8 +167,7 @@ class Dispatch:
         except RedriveError:
             logger.warning("the broker does not tell what is acknowledged", exc_info=True)
         if under_way:
-            now = time.monotonic()
-            self._look_due = now + LOOK_PAUSE * (now - begun)
+            self._look_due = time.monotonic() + LOOK_SECONDS
         return Account.of(self._job.uid, self._ledger.records, self._acknowledged)
 
     def _start(self, pool: ThreadPoolExecutor) -> None:
@@ -315,6 +313,7 @@ class Dispatch:
             chunks={**before.chunks, **chunks},
         )
         self._ledger.write(range_key(of), record.to_json())
+        self._look_due = time.monotonic() + LOOK_SECONDS
         if result.drained:
             self._waiting.insert(0, of)
 

@@ -19,7 +19,7 @@ from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.replay.job import dispatch
 from redrive.replay.job.dispatch import Dispatch, RunEndedError
-from redrive.replay.job.engine import Wish
+from redrive.replay.job.engine import Engine, Reporter, Wish
 from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import Ledger
@@ -124,18 +124,30 @@ def run(  # noqa: PLR0913, PLR0917  one each
 ) -> InMemory:
     """Have *engine* move all ranges of some partitions, of which the topic has so many *left*."""
     ledger = InMemory(partitions)
+    resting = [partition(index) for index in range(min(left, partitions))]
+    dispatched(policy, engine, ledger, resting, reporter or Silent(), rate)
+    account = Account.of("uid", ledger.records)
+    assert account.moved == len(resting) * RANGES
+    assert account.skipped == (partitions - len(resting)) * RANGES
+    return ledger
+
+
+def dispatched(  # noqa: PLR0913, PLR0917  one each
+    policy: Policy,
+    engine: Engine,
+    ledger: InMemory,
+    resting: Sequence[Partition],
+    reporter: Reporter,
+    rate: float | None = None,
+) -> None:
+    """Have *engine* move all ranges that *ledger* has a plan for."""
     job = ReplayJob("shop", "a", "uid", policy, "pulsar://p", "http://p", None, rate_limit=rate)
     route = Route(
         "pulsar://p", "http://p", policy.dead_letter_topic, "redrive", policy.retry_topic, 0,
         exactly_once=True, batch=False, ledger=policy.ledger_topic, replay="shop/a", uid="uid",
         owner="uid/1",
     )  # fmt: skip
-    resting = [partition(index) for index in range(min(left, partitions))]
-    Dispatch(job, route, engine, cast("Ledger", ledger), resting, reporter or Silent()).run()
-    account = Account.of("uid", ledger.records)
-    assert account.moved == len(resting) * RANGES
-    assert account.skipped == (partitions - len(resting)) * RANGES
-    return ledger
+    Dispatch(job, route, engine, cast("Ledger", ledger), resting, reporter).run()
 
 
 def test_of_an_ordered_policy_one_range_of_a_partition_is_under_way_at_a_time() -> None:
@@ -176,6 +188,51 @@ def test_what_others_acknowledge_before_a_lease_is_known_to_the_task(
     engine = InStep(slots=RANGES, beside=RANGES)
     run(POLICY, engine, partitions=1)
     assert engine.acknowledged == [2**RANGE_ENTRIES - 1] * RANGES
+
+
+class InOneRange:
+    """Tasks that end once their progress was reported, which the broker alone tells of."""
+
+    slots, scanned = 1, 0
+
+    def __init__(self) -> None:
+        self.reported: list[int] = []
+        self._looks = 0
+        self._shown = threading.Event()
+
+    def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
+        raise AssertionError(scans)
+
+    def look_at(self, *_: object) -> Partition:
+        """Have one more entry acknowledged at each look since the lease."""
+        self._looks += 1
+        return replace(partition(0), acknowledged=Acknowledged(EntryId(0, self._looks - 2)))
+
+    def report(self, account: Account, *, suspended: bool = False) -> Wish:
+        assert not suspended
+        self.reported.append(account.moved)
+        if account.moved == 3:
+            self._shown.set()
+        return Wish.RUN
+
+    def move(self, task: RangeTask) -> RangeResult:
+        assert self._shown.wait(WAIT_SECONDS)
+        return RangeResult({"uid": task.entries}, {}, (), 0, {})
+
+
+def test_what_a_task_has_acknowledged_is_reported_while_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert dispatch.LOOK_SECONDS < 5, "so often progress is shown, also where a look takes a second"
+    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(dispatch, "LOOK_SECONDS", 0.01)
+    tasks = InOneRange()
+    monkeypatch.setattr(snapshot, "look_at", tasks.look_at)
+    ledger = InMemory(1)
+    of = min(ledger.records.plans["uid"])
+    ledger.records.plans["uid"] = {of: RangePlan(3, 0b111, {}, ())}
+    dispatched(POLICY, tasks, ledger, [partition(0)], tasks)
+    assert sorted(set(tasks.reported)) == [0, 1, 2, 3]
 
 
 class Away:
