@@ -57,8 +57,9 @@ def test_progress_is_shown_of_the_replay_that_is_under_way() -> None:
         with counting(Cache([replay("it", status=status)]), Cache()):
             return REGISTRY.get_sample_value("redrive_replay_progress_messages", POLICY)
 
-    account = {"moved": 4, "skipped": 3, "refused": 2, "left": 9}
-    assert progress(phase="Running", **account) == 9
+    account = {"scanned": 20, "matched": 18, "moved": 4, "skipped": 3, "refused": 2, "left": 9}
+    assert progress(phase="Running", **account) == 20 + 4 + 3 + 2
+    assert progress(phase="Running", scanned=20) == 20  # it is planned
     assert progress(phase="Running") == 0
     assert progress(phase="Submitted") == 0
     for phase in ("Pending", "Suspended", "Completed", "Failed"):
