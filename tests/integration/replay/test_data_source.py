@@ -199,42 +199,51 @@ def test_conditions_select_what_plain_python_does(desk: Desk) -> None:
     assert len(rows) == 180
     by_number = sorted(rows, key=lambda row: int(row.value))
     middle, other = by_number[140], by_number[40]
-    conditions: list[tuple[Column, Callable[[Row], bool]]] = [
-        (col("__partition") == 1, lambda row: row["__partition"] == 1),
-        (col("__topic") == f"{topic}-partition-0", lambda row: row["__partition"] == 0),
-        (col("__ledger") < middle["__ledger"], lambda row: row["__ledger"] < middle["__ledger"]),
+    ledgers = len({row["__ledger"] for row in rows})
+    # With how many tasks read it: of the partitions, or, of some entries of each, of the ledgers.
+    conditions: list[tuple[Column, Callable[[Row], bool], int]] = [
+        (col("__partition") == 1, lambda row: row["__partition"] == 1, 1),
+        (col("__topic") == f"{topic}-partition-0", lambda row: row["__partition"] == 0, 1),
+        (col("__ledger") < middle["__ledger"], lambda row: row["__ledger"] < middle["__ledger"], 2),
         (
             (col("__ledger") == middle["__ledger"]) & (col("__entry") <= middle["__entry"]),
             lambda row: (
                 row["__ledger"] == middle["__ledger"] and row["__entry"] <= middle["__entry"]
             ),
+            1,
         ),
-        (col("__entry").isin(1, 3), lambda row: row["__entry"] in {1, 3}),
-        (~(col("__entry") == 1), lambda row: row["__entry"] != 1),
+        (col("__entry").isin(1, 3), lambda row: row["__entry"] in {1, 3}, ledgers),
+        (~(col("__entry") == 1), lambda row: row["__entry"] != 1, 2),
         (
             (col("__entry") < 2) | (col("__partition") == 0),
             lambda row: row["__entry"] < 2 or row["__partition"] == 0,
+            2,
         ),
         (
             col("__messageId") == lit(bytes(middle["__messageId"])),
             lambda row: row["__messageId"] == middle["__messageId"],
+            1,
         ),
         (
             (col("__publishTime") >= lit(other["__publishTime"]))
             & (col("__publishTime") < lit(middle["__publishTime"])),
             lambda row: other["__publishTime"] <= row["__publishTime"] < middle["__publishTime"],
+            2,
         ),
         (
             col("__eventTime") > lit(other["__eventTime"]),
             lambda row: row["__eventTime"] > other["__eventTime"],
+            2,
         ),
     ]
-    for condition, holds in conditions:
+    for condition, holds, tasks in conditions:
         wanted = sorted(int(row.value) for row in rows if holds(row))
         assert wanted
-        assert numbers(frame.where(condition)) == wanted, condition
+        selected = frame.where(condition)  # planned once for both
+        assert sorted(int(row.value) for row in selected.collect()) == wanted, condition
+        assert selected.rdd.getNumPartitions() == tasks, condition
+    assert ledgers == 6
     assert frame.rdd.getNumPartitions() == 2
-    assert frame.where(col("__partition") == 1).rdd.getNumPartitions() == 1
 
 
 def test_a_stream_goes_on_where_its_checkpoint_ends_and_repeats_a_batch_exactly(
