@@ -85,6 +85,20 @@ class Readers:
 FAR = EntryId(99, 0)
 
 
+@pytest.mark.parametrize(
+    ("average", "ahead"),
+    [
+        pytest.param(0.0, 1_000, id="empty"),
+        pytest.param(300.0, 1_000, id="small"),
+        pytest.param(20_000.0, 838, id="16 MiB in all"),
+        pytest.param(1e6, 16, id="large"),
+        pytest.param(5e6, 10, id="chunks, of which a client has to have room for some"),
+    ],
+)
+def test_large_messages_are_prefetched_in_small_numbers(average: float, ahead: int) -> None:
+    assert reading.prefetch(average) == ahead
+
+
 def test_each_message_comes_once_in_the_order_they_were_written() -> None:
     batch = [(7, 3, 0), (7, 3, 1)]
     places = [(7, 2, 0), (7, 2, 1), *batch, (7, 4, -1), (7, 3, 1), (7, 4, -1), (8, 0, -1)]
