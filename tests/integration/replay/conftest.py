@@ -26,9 +26,12 @@ from redrive.policy.properties import CAUSE_TYPE, REPLAYS
 from redrive.replay import audit
 from redrive.replay.job.progress import Progress
 from redrive.replay.spark import query
+from redrive.replay.spark.datasource import PulsarDataSource
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
 from redrive.replay.topic import reading, snapshot
 from redrive.replay.topic.position import NOWHERE
+from redrive.spark import register
+from redrive.spark.datasource import PUSHDOWN
 from sandbox import chart
 from sandbox import spark as spark_of_sandbox
 from sandbox.kubernetes import Cluster
@@ -268,6 +271,15 @@ def spark(replay_token: str, broker: Broker) -> Iterator[SparkSession]:
         with query.session(job) as session:
             session.sparkContext.setLogLevel("ERROR")
             yield session
+
+
+@pytest.fixture
+def notebook(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session as notebooks have it; afterwards it is one of replays again."""
+    register(spark)
+    yield spark
+    spark.conf.unset(PUSHDOWN)
+    spark.dataSource.register(PulsarDataSource)
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,16 @@
-"""Each method by which a replay job proves to a real broker who it is."""
+"""Each method by which a replay job, or a notebook, proves to a real broker who it is."""
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from pyspark.sql import SparkSession
 
 from redrive.admin.errors import (
     AdminForbiddenError,
@@ -19,7 +21,11 @@ from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.replay.topic import broker as brokers
 from redrive.replay.topic import snapshot
 from redrive.replay.topic.broker import ReplayRoleRefusedError
+from redrive.spark import authentication
+from sandbox import pulsar as pulsars
+from sandbox.process import Processes
 from sandbox.pulsar import Broker
+from tests.integration.provision.test_open_broker import OPEN
 from tests.integration.replay.conftest import ROLE, ProvisionedPolicy, ProvisionPolicy
 
 Give = Callable[..., None]
@@ -126,3 +132,71 @@ def test_client_credentials_of_an_issuer(
         use(provisioned, *urls)
     give(Method.OAUTH2, {"credentials/client-secret": "right"}, issuer)
     assert use(provisioned, *urls) == 1
+
+
+Notebook = tuple[Broker, dict[str, str]]
+"""A broker, and what a notebook says of it and of who it is there."""
+
+
+@pytest.fixture
+def certificate_of_notebook(broker: Broker, tmp_path: Path) -> Notebook:
+    certificate, key = broker.certificate(ROLE)
+    files = {"tls.crt": certificate, "tls.key": key, "ca.crt": broker.authority}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    return broker, {
+        "service.url": broker.service_tls_url,
+        "admin.url": broker.admin_tls_url,
+        authentication.PLUGIN: "AuthenticationTls",
+        authentication.PARAMETERS: f"tlsCertFile:{tmp_path}/tls.crt,tlsKeyFile:{tmp_path}/tls.key",
+        authentication.TRUSTED: f"{tmp_path}/ca.crt",
+    }
+
+
+@pytest.fixture
+def issuer_of_notebook(broker: Broker, issuer: str, tmp_path: Path) -> Notebook:
+    key = tmp_path / "client.json"
+    key.write_text(json.dumps({"client_id": "analyst", "client_secret": "right"}))
+    return broker, {
+        "service.url": broker.service_url,
+        "admin.url": broker.admin_url,
+        authentication.PLUGIN: "AuthenticationOAuth2",
+        authentication.PARAMETERS: json.dumps({"issuerUrl": issuer, "privateKey": key.as_uri()}),
+    }
+
+
+@pytest.fixture
+def open_notebook(broker: Broker, tmp_path: Path) -> Iterator[Notebook]:
+    """Of a broker for development, which asks for no credentials."""
+    processes = Processes(tmp_path)
+    try:
+        asks_none = pulsars.launch(tmp_path, processes, broker.version, settings=OPEN)
+        pulsars.wait(asks_none, processes)
+        yield asks_none, {"service.url": asks_none.service_url, "admin.url": asks_none.admin_url}
+    finally:
+        processes.stop_all()
+
+
+@pytest.mark.parametrize(
+    "method", ["certificate_of_notebook", "issuer_of_notebook", "open_notebook"]
+)
+def test_the_data_source_reads_what_it_has_written(
+    notebook: SparkSession, request: pytest.FixtureRequest, method: str
+) -> None:
+    """By a token it does in its own tests."""
+    on, options = request.getfixturevalue(method)
+    tenant = f"t-{secrets.token_hex(4)}"
+    on.create_namespace(tenant, "test")
+    grant = f"/admin/v2/namespaces/{tenant}/test/permissions/{ROLE}"
+    on.request("POST", grant, ["consume", "produce"]).check("grant")
+    on.request("PUT", f"/admin/v2/persistent/{tenant}/test/orders").check("create a topic")
+    keep = {"ledgerId": -1, "entryId": -1}
+    at = f"/admin/v2/persistent/{tenant}/test/orders/subscription/keep"
+    on.request("PUT", at, keep).check("subscribe")
+    options |= {"topic": f"persistent://{tenant}/test/orders"}
+
+    written = notebook.range(5).selectExpr("cast(id as string) as value")
+    written.write.format("pulsar").mode("append").options(**options).save()
+
+    read = notebook.read.format("pulsar").options(**options).load()
+    assert sorted(bytes(row.value) for row in read.collect()) == [b"0", b"1", b"2", b"3", b"4"]

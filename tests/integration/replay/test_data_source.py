@@ -15,9 +15,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql.functions import col, lit
 
-from redrive.replay.spark.datasource import PulsarDataSource
-from redrive.spark import register
-from redrive.spark.datasource import PUSHDOWN
 from redrive.spark.options import COLUMN_NAMES, MORE_COLUMN_NAMES
 from sandbox.pulsar import SUPERUSER, Broker
 
@@ -109,8 +106,7 @@ def numbers(frame: DataFrame) -> list[int]:
 
 
 @pytest.fixture
-def desk(spark: SparkSession, broker: Broker, pulsar_namespace: str) -> Iterator[Desk]:
-    """A session as notebooks have it; afterwards it is one of replays again."""
+def desk(notebook: SparkSession, broker: Broker, pulsar_namespace: str) -> Iterator[Desk]:
     path = f"/admin/v2/namespaces/{pulsar_namespace}/permissions/{READER}"
     broker.request("POST", path, ["consume", "produce"]).check("grant")
     client = pulsar.Client(
@@ -118,11 +114,8 @@ def desk(spark: SparkSession, broker: Broker, pulsar_namespace: str) -> Iterator
         authentication=pulsar.AuthenticationToken(broker.token(SUPERUSER)),
         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
     )
-    register(spark)
-    yield Desk(spark, broker, pulsar_namespace, client)
+    yield Desk(notebook, broker, pulsar_namespace, client)
     client.close()
-    spark.conf.unset(PUSHDOWN)
-    spark.dataSource.register(PulsarDataSource)
 
 
 def test_a_batch_has_all_that_messages_carry(desk: Desk) -> None:
