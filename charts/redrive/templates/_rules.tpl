@@ -70,7 +70,7 @@
   verbs: [get]
 {{- end }}
 
-{{- /* What it may do where replay jobs run, to say why the driver of one does not start. */ -}}
+{{- /* What it may do where replay jobs run, to say why their pods do not start. */ -}}
 {{- define "redrive.driverRules" -}}
 # Pods by their labels, and Events about one of them.
 - apiGroups: [""]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import secrets
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pulsar
 import pytest
 
+from redrive.api.conditions import written
+from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.resources import Body, Key
@@ -308,6 +312,26 @@ def test_a_replay_waits_for_the_service_account_and_the_secret_of_its_job(shop: 
     shop.reaches("early", "Submitted")
 
 
+@pytest.mark.parametrize(
+    ("kind", "job"),
+    [
+        ("Secret", {"imagePullSecrets": ["lacking"]}),
+        ("ConfigMap", {"volumes": [{"name": "ca", "configMap": {"name": "lacking"}}]}),
+    ],
+)
+def test_a_replay_waits_for_what_the_template_of_its_pods_names(
+    shop: Shop, kind: str, job: dict[str, Any]
+) -> None:
+    shop.declare(job=job)
+    shop.replay("early")
+    told = shop.reaches("early", "Pending", "JobSecretNotFound")["Reconciling"]["message"]
+    assert told.startswith(f"a {kind} that the pods of replay jobs ")
+    assert f"got '{shop.name}/lacking'" in told
+    assert shop.applications() == []
+    shop.apply("v1", kind, "lacking")
+    shop.reaches("early", "Submitted")
+
+
 @pytest.mark.timeout(SECONDS + 60)
 def test_a_replay_that_is_followed_says_what_waits_when_its_time_is_over(shop: Shop) -> None:
     shop.declare()
@@ -343,6 +367,19 @@ def shown(replay: Body) -> dict[str, Any]:
     return {**status, **{c["type"]: c for c in status.get("conditions", [])}}
 
 
+def application_of(replay: Body, **status: object) -> Body:
+    """Return what a Spark operator shows of the application of a Replay."""
+    return {
+        "metadata": {
+            "name": launch.name_of(replay),
+            "namespace": replay["metadata"]["namespace"],
+            "creationTimestamp": wall_clock().isoformat(),
+            "ownerReferences": [{"uid": replay["metadata"]["uid"]}],
+        },
+        "status": status,
+    }
+
+
 async def test_the_state_of_the_application_becomes_the_phase_of_the_replay(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,15 +393,7 @@ async def test_the_state_of_the_application_becomes_the_phase_of_the_replay(
             key = Key(shop.name, name)
             replay = ctx.replays.get(key)
             assert replay is not None
-            application = {
-                "metadata": {
-                    "name": launch.name_of(replay),
-                    "namespace": shop.name,
-                    "creationTimestamp": wall_clock().isoformat(),
-                    "ownerReferences": [{"uid": replay["metadata"]["uid"]}],
-                },
-                "status": {"applicationState": state},
-            }
+            application = application_of(replay, applicationState=state)
             ctx.applications[resources.SPARK_APPLICATIONS].put(application)
             await reconcile(key, ctx, asyncio.Lock())
             # As the API server answered: the operator, which has no such policy, writes again soon.
@@ -375,3 +404,63 @@ async def test_the_state_of_the_application_becomes_the_phase_of_the_replay(
         assert message in status["Ready"]["message"]
         assert ("Stalled" in status) == (phase == "Failed")
         assert ("completionTime" in status) == (phase in {"Completed", "Failed"})
+
+
+def pod(shop: Shop, name: str, labels: dict[str, str], owner: Body | None = None) -> Body:
+    """Make a pod, which no kubelet starts."""
+    owned = [] if owner is None else [resources.owner_reference(resources.PODS, owner)]
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels, "ownerReferences": owned},
+        "spec": {
+            "serviceAccountName": "redrive-replay",
+            "automountServiceAccountToken": False,
+            "containers": [{"name": "spark", "image": "registry.example/replay:1"}],
+        },
+    }
+    made: Body = json.loads(
+        shop.kubectl("create", "-f", "-", "-o", "json", given=json.dumps(manifest))
+    )
+    return made
+
+
+def becomes(shop: Shop, name: str, **status: object) -> None:
+    """Write the status of a pod, as a scheduler or a kubelet does."""
+    patch = json.dumps({"status": status})
+    shop.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "--patch", patch)
+
+
+async def test_executors_that_no_node_has_room_for_are_shown_until_one_runs(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(shop.sandbox.cluster.kubeconfig))
+    settings = Settings("here", (shop.name,), "image", "local:///replay.py", "redrive-replay")
+    shop.replay("starving")
+    shop.reaches("starving", "Pending", "PolicyNotFound")
+    key, now = Key(shop.name, "starving"), wall_clock()
+    async with Context.open(settings) as opened:
+        ctx = dataclasses.replace(opened, clock=lambda: now + timedelta(minutes=3))
+        replay = ctx.replays.get(key)
+        assert replay is not None
+        role = {"sparkoperator.k8s.io/app-name": launch.name_of(replay)}
+        driver = pod(shop, "the-driver", role | {"spark-role": "driver"})
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": written(now)}
+        becomes(shop, "the-driver", phase="Running", conditions=[ready])
+        pod(shop, "exec-1", role | {"spark-role": "executor"}, owner=driver)
+        full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        becomes(shop, "exec-1", conditions=[full | {"message": "0/1 nodes are available"}])
+        ctx.replays.put(
+            await ctx.kubernetes.patch_status(resources.REPLAYS, key, {"startTime": written(now)})
+        )
+        running = application_of(replay, applicationState={"state": "RUNNING"})
+        ctx.applications[resources.SPARK_APPLICATIONS].put(running)
+        assert await reconcile(key, ctx, asyncio.Lock()) is Requeue.SLOW_BACKOFF
+        status = shown(ctx.replays.get(key) or {})
+        assert (status["phase"], status["Ready"]["reason"]) == ("Running", "ExecutorsNotStarted")
+        told = "so nothing is moved: Unschedulable: 0/1 nodes are available; got 'pod exec-1'"
+        assert told in status["Ready"]["message"]
+        becomes(shop, "exec-1", phase="Running")
+        await reconcile(key, ctx, asyncio.Lock())
+        status = shown(ctx.replays.get(key) or {})
+        assert (status["phase"], status["Ready"]["reason"]) == ("Running", "Progressing")

@@ -75,7 +75,7 @@ def run(application: Body) -> SparkRun:
         phase=_phase(state, ended.get("currentStateSummary", "")),
         error=_error(ended, current),
         submitted=moment_of(requested),
-        driver=f"spark.operator/spark-app-name={key.name},spark-role=driver",
+        pods=f"spark.operator/spark-app-name={key.name}",
         serving=f"have the Spark operator watch the namespace {key.namespace} "
         "(workloadResources.namespaces.data in its Helm chart), or start it",
     )

@@ -50,12 +50,18 @@ async def delete_if_over(replay: Body, ctx: Context) -> Requeue:
     return Requeue.ON_CHANGE
 
 
-def requeue(replay: Body, phase: str) -> Requeue:
-    """Return when to look at a Replay again that was launched, to see whether its time is over."""
+def requeue(replay: Body, phase: str, *, is_idle: bool = False) -> Requeue:
+    """Return when to look at a Replay again that was launched, to see whether its time is over.
+
+    Args:
+        replay: the Replay.
+        phase: how it stands.
+        is_idle: whether its pods have to be looked at: their state is not watched.
+    """
     if phase == Phase.SUBMITTED:
         return Requeue.BACKOFF  # the state of an application that is not run never changes
     timed = "ttlAfterFinished" if phase in FINAL else "deadline"
-    return Requeue.SLOW_BACKOFF if timed in replay["spec"] else Requeue.ON_CHANGE
+    return Requeue.SLOW_BACKOFF if is_idle or timed in replay["spec"] else Requeue.ON_CHANGE
 
 
 def requeue_after(error: RedriveError, replay: Body, status: ReplayStatus) -> Requeue:

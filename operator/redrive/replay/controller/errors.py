@@ -65,7 +65,7 @@ class ServiceAccountNotFoundError(RedriveError):
 
 
 class JobSecretNotFoundError(RedriveError):
-    """The Replay's namespace lacks a Secret, or a ConfigMap, that the pods of its job mount."""
+    """The Replay's namespace lacks a Secret, or a ConfigMap, that the pods of its job need."""
 
     reason = "JobSecretNotFound"
 
@@ -103,6 +103,13 @@ class DriverNotStartedError(RedriveError):
 
     reason = "DriverNotStarted"
     requeue = Requeue.SLOW_BACKOFF  # each look may find other words, which are an Event
+
+
+class ExecutorsNotStartedError(RedriveError):
+    """No executor of a SparkApplication runs, whose driver does: their pods lack something."""
+
+    reason = "ExecutorsNotStarted"
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class ReplayInProgressError(RedriveError):

@@ -12,12 +12,14 @@ from weakref import WeakValueDictionary
 
 import kopf
 
+from redrive.api.replay import ReplayStatus
 from redrive.kube import resources, status
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.connections import connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Body, Key
+from redrive.replay.controller import pods
 from redrive.replay.controller.admission import is_final, policy_of, rests
 from redrive.replay.controller.reconcile import reconcile
 
@@ -120,10 +122,10 @@ def _connection(replay: Key, ctx: Context) -> Key | None:
     return None if body is None else connection_of(body)
 
 
-def _said(replay: Body | None) -> tuple[bool, bool]:
-    """Return whether the job of a Replay says that its run is suspended, and awaits approval."""
-    said = (replay or {}).get("status") or {}
-    return bool(said.get("suspended")), bool(said.get("awaitsApproval"))
+def _said(replay: Body | None) -> tuple[bool, bool, bool]:
+    """Return whether the job of a Replay says that it rests, awaits approval, and moves nothing."""
+    said = ReplayStatus.of(replay or {})
+    return bool(said.suspended), bool(said.awaits_approval), pods.is_idle(said)
 
 
 def _owners(application: Body) -> list[Key]:

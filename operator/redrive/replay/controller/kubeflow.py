@@ -71,7 +71,7 @@ def run(application: Body) -> SparkRun:
         phase=_PHASES.get(state, Phase.SUBMITTED),
         error=root_cause(said.get("errorMessage", ""), ".status.applicationState.errorMessage"),
         submitted=moment_of(submitted),
-        driver=f"sparkoperator.k8s.io/app-name={key.name},spark-role=driver",
+        pods=f"sparkoperator.k8s.io/app-name={key.name}",
         serving=f"have the Spark operator serve the namespace {key.namespace} "
         "(spark.jobNamespaces in its Helm chart), or start it",
     )

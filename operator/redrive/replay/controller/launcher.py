@@ -23,7 +23,7 @@ class SparkRun:
         phase: what that means; Completed and Failed are final.
         error: what the Spark operator says that went wrong, if anything, in a line.
         submitted: since when its driver is to run, while it does not; None otherwise.
-        driver: the label selector of the driver's pod.
+        pods: the label selector of its pods; `spark-role` tells driver from executors.
         serving: how to have the Spark operator serve the namespace.
     """
 
@@ -33,7 +33,7 @@ class SparkRun:
     phase: Phase
     error: str
     submitted: datetime | None
-    driver: str
+    pods: str
     serving: str
 
 

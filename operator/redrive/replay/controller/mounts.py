@@ -12,13 +12,10 @@ from typing import Any
 
 from redrive.api.authentication import CaKind, CaRef, OAuth2, ReplayAuthentication
 from redrive.api.connection import ReplayIdentity
-from redrive.kube import resources
-from redrive.kube.resources import Resource
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method
 
 FOLDER = "/etc/redrive/access"
 _VOLUME = "redrive-access"
-_KINDS = {"secret": resources.SECRETS, "configMap": resources.CONFIG_MAPS}
 
 
 @dataclass(frozen=True)
@@ -34,14 +31,6 @@ class PodAccess:
     volumes: tuple[Mapping[str, Any], ...]
     mounts: tuple[Mapping[str, Any], ...]
     variable: Mapping[str, Any]
-
-    @property
-    def mounted(self) -> Iterator[tuple[Resource, str]]:
-        """Go through the Secrets and ConfigMaps that pods wait for, by name."""
-        for volume in self.volumes:
-            for source in volume["projected"]["sources"]:
-                ((kind, of),) = source.items()
-                yield _KINDS[kind], of["name"]
 
 
 def access(identity: ReplayIdentity, redirect_hosts: Sequence[str]) -> PodAccess:

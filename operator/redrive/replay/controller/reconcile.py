@@ -16,22 +16,21 @@ from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
-from redrive.kube.errors import ForbiddenError
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent, Publisher
 from redrive.replay.controller import (
-    driver,
     ending,
     errors,
     launch,
     launchers,
     metrics,
     mounts,
+    pods,
+    provided,
     target,
 )
 from redrive.replay.controller.admission import admit, is_final, policy_of
 from redrive.replay.controller.launcher import SparkRun
-from redrive.replay.controller.mounts import PodAccess
 
 LAUNCHED = "Launched"
 """Reason of an Event: the SparkApplication was created."""
@@ -74,6 +73,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
 async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue:
     now = ctx.clock()
     events: list[ObjectEvent] = []
+    fields: dict[str, Any] = {}
     reported = ReplayStatus.of(replay)
     try:
         await target.prepare(replay, ctx)  # before: a broker that hangs must hold no other up
@@ -85,17 +85,19 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
             ending.check_deadline(replay, reported, phase, now)
             if run is not None:
                 _check_started(run, now)
-                await driver.check_runs(run, now, ctx)
             elif not reported.finished:
                 run = await _launch(replay, reported, ctx)
                 events.append(_launched(replay, run))
         is_late = ending.is_late(replay, reported, now)
         conditions, fields = _mirror(reported, run, now, is_late=is_late)
-        requeue = ending.requeue(replay, fields["phase"])
+        if run is not None and fields["phase"] not in FINAL:
+            await pods.check(run, reported, now, ctx)
+        requeue = ending.requeue(replay, fields["phase"], is_idle=pods.is_idle(reported))
     except RedriveError as error:
         policy = ctx.policies.get(policy_of(replay))
         shown = error if policy is None else shown_to(policy, error)
-        conditions, fields = _explain(replay, shown, now)
+        conditions, explained = _explain(replay, shown, now)
+        fields = explained | fields  # which say how one is whose pods do not run
         requeue = ending.requeue_after(error, replay, reported)
     _check_current(replay, ctx)
     is_over = fields.get("phase") in FINAL
@@ -135,8 +137,8 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
         )
     launcher = launchers.choose(admitted.template.launcher, ctx)
     access = mounts.access(admitted.identity, admitted.redirect_hosts)
-    await _check_provided(Key.of(replay).namespace, access, ctx)
     wanted = launch.application(replay, admitted.job, access, admitted.template, ctx.settings)
+    await provided.check(wanted, ctx)
     created = await ctx.kubernetes.create(launcher.resource, launcher.manifest(wanted))
     ctx.applications[launcher.resource].put(created)
     return launcher.run(created)
@@ -146,40 +148,6 @@ def _launched(replay: Body, run: SparkRun) -> ObjectEvent:
     said = f"the SparkApplication {run.key.name} runs this Replay"
     given = [replay["spec"][field] for field in ("reason", "ticket") if field in replay["spec"]]
     return ObjectEvent(LAUNCHED, ": ".join([said, *given]))
-
-
-async def _check_provided(namespace: str, access: PodAccess, ctx: Context) -> None:
-    """Check that what a job needs is in its namespace: else submissions fail, or pods wait.
-
-    Raises:
-        ServiceAccountNotFoundError: what it runs as does not exist.
-        JobSecretNotFoundError: what its pods mount does not exist.
-    """
-    account = Key(namespace, ctx.settings.replay_service_account)
-    if await _is_missing(resources.SERVICE_ACCOUNTS, account, ctx):
-        raise errors.ServiceAccountNotFoundError(
-            "the ServiceAccount that replay jobs run as does not exist",
-            got=str(account),
-            remedy=f"add {namespace} to replay.namespaces of the Helm chart, which creates it with "
-            f"its rights, or run kubectl create serviceaccount {account.name} -n {namespace} and "
-            "give it the rights of a Spark driver; this Replay starts by itself then",
-        )
-    for resource, name in access.mounted:
-        if await _is_missing(resource, Key(namespace, name), ctx):
-            raise errors.JobSecretNotFoundError(
-                f"a {resource.kind} that the pods of replay jobs mount does not exist",
-                got=str(Key(namespace, name)),
-                remedy="create it in the namespace of the Replay, or correct spec.replay of the "
-                "PulsarConnection; this Replay starts by itself then",
-            )
-
-
-async def _is_missing(resource: Resource, key: Key, ctx: Context) -> bool:
-    """Whether an object is known not to exist; that of one that may not be read is not known."""
-    try:
-        return not await ctx.kubernetes.exists(resource, key)
-    except ForbiddenError:
-        return False
 
 
 def _run(replay: Body, ctx: Context) -> SparkRun | None:

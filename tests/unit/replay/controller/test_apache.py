@@ -164,7 +164,7 @@ def test_a_driver_that_was_requested_and_does_not_run_shows_since_when() -> None
     requested = stands("Submitted", "DriverRequested")
     assert requested.submitted is not None
     assert requested.submitted.second == 1
-    assert requested.driver == "spark.operator/spark-app-name=a,spark-role=driver"
+    assert requested.pods == "spark.operator/spark-app-name=a"
     assert stands(*BEGUN).submitted is None
 
 

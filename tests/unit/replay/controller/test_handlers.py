@@ -18,7 +18,7 @@ from redrive.replay.controller import handlers
 from tests.unit.replay.controller.test_admission import connection, ctx, policy, replay
 
 
-async def test_a_replay_is_looked_at_when_its_job_says_that_it_rests_and_not_for_its_numbers(
+async def test_a_replay_is_looked_at_when_its_job_begins_or_ceases_to_move_and_not_for_its_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: asyncio.Queue[Key] = asyncio.Queue()
@@ -33,12 +33,20 @@ async def test_a_replay_is_looked_at_when_its_job_says_that_it_rests_and_not_for
     made.replays.put(replay())
     assert await asyncio.wait_for(looked.get(), 5)
     rests = {"suspended": True, "awaitsApproval": True}
-    reports: list[dict[str, Any]] = [{"moved": 3}, {"moved": 5}, rests, {"suspended": True}]
-    for version, status in enumerate(reports, 2):
+    reports: list[tuple[dict[str, Any], bool]] = [
+        ({"scanned": 3}, False),
+        ({"rate": 0.1, "moved": 3}, True),
+        ({"rate": 2.5, "moved": 5}, False),
+        ({"rate": 0.0, "moved": 5}, True),
+        ({"rate": 0.0, "moved": 5, "refused": 1}, False),
+        (rests, True),
+        ({"suspended": True}, True),
+    ]
+    for version, (status, is_looked_at) in enumerate(reports, 2):
         body = replay(status=status)
         body["metadata"]["resourceVersion"] = str(version)
         made.replays.put(body)
-        if status.get("suspended"):
+        if is_looked_at:
             assert await asyncio.wait_for(looked.get(), 5) == Key("shop", "now")
         else:
             await asyncio.sleep(0)

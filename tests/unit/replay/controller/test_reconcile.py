@@ -44,10 +44,13 @@ def provide(api: FakeKubernetes) -> None:
 
 
 async def look(
-    api: FakeKubernetes, settings: Settings = SETTINGS, applications: Sequence[dict[str, Any]] = ()
+    api: FakeKubernetes,
+    settings: Settings = SETTINGS,
+    applications: Sequence[dict[str, Any]] = (),
+    **reported: object,
 ) -> Requeue:
-    """Reconcile the Replay once."""
-    body = replay()
+    """Reconcile the Replay once, of which the status says what is *reported*."""
+    body = replay(status=reported)
     context = ctx(replays=[body], applications=list(applications))
     context = dataclasses.replace(context, kubernetes=api, settings=settings)
     return await reconcile(Key.of(body), context, asyncio.Lock())
@@ -91,6 +94,49 @@ async def test_a_replay_without_the_secret_of_its_job_waits_and_looks_again(
     assert reason == "JobSecretNotFound"
     assert "a Secret that the pods of replay jobs mount does not exist" in message
     assert "got 'shop/pulsar-replayer'" in message
+
+
+PULLED = {"imagePullSecrets": ["registry"]}
+MOUNTED = {"volumes": [{"name": "authorities", "configMap": {"name": "our-ca"}}]}
+CLAIMED = {
+    "volumes": [
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("job", "resource", "name", "use"),
+    [
+        (PULLED, resources.SECRETS, "registry", "Secret that the pods of replay jobs pull their"),
+        (MOUNTED, resources.CONFIG_MAPS, "our-ca", "ConfigMap that the pods of replay jobs mount"),
+    ],
+)
+async def test_a_replay_waits_for_what_the_template_of_its_pods_names(
+    api: FakeKubernetes, job: dict[str, Any], resource: Resource, name: str, use: str
+) -> None:
+    provide(api)
+    settings = dataclasses.replace(SETTINGS, replay_job=JobDefaults.model_validate(job))
+    assert await look(api, settings) is Requeue.BACKOFF
+    reason, message = shown(api)
+    assert reason == "JobSecretNotFound"
+    assert f"a {use}" in message
+    assert f"got 'shop/{name}'" in message
+    assert "or spec.job of the PulsarConnection, or replay.job of the Helm chart" in message
+    api.add(resource, {"metadata": {"namespace": "shop", "name": name}})
+    await look(api, settings)
+    assert shown(api)[0] == "Progressing"
+
+
+async def test_volumes_that_the_operator_may_not_look_for_keep_no_replay_from_its_launch(
+    api: FakeKubernetes,
+) -> None:
+    provide(api)
+    settings = dataclasses.replace(SETTINGS, replay_job=JobDefaults.model_validate(CLAIMED))
+    await look(api, settings)
+    assert shown(api)[0] == "Progressing"
+    assert [write.resource.kind for write in api.writes if write.verb == "create"]
 
 
 async def test_a_replay_in_a_cluster_without_a_spark_operator_says_so(api: FakeKubernetes) -> None:
@@ -159,7 +205,7 @@ async def test_an_application_that_no_spark_operator_runs_is_shown_after_a_minut
 async def test_an_application_with_a_state_is_followed_by_its_watch(api: FakeKubernetes) -> None:
     old = wall_clock() - timedelta(hours=1)
     running = application(old, applicationState={"state": "RUNNING"})
-    assert await look(api, applications=[running]) is Requeue.ON_CHANGE
+    assert await look(api, applications=[running], rate=0.1) is Requeue.ON_CHANGE
     assert shown(api)[0] == "Progressing"
 
 

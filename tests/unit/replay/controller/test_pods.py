@@ -1,0 +1,311 @@
+"""Driver or executors that do not start: when that is shown, and what of pods and Events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from redrive.errors import Requeue
+from redrive.kube import resources
+from redrive.kube.context import wall_clock
+from redrive.kube.errors import ForbiddenError, UnavailableError
+from redrive.kube.resources import Key, Resource
+from redrive.replay.controller import launch
+from redrive.replay.controller.pods import MAX_REASON, awaited, last
+from tests.support.fake_kubernetes import FakeKubernetes
+from tests.unit.replay.controller.test_admission import replay
+from tests.unit.replay.controller.test_reconcile import api as api  # noqa: PLC0414  a fixture
+from tests.unit.replay.controller.test_reconcile import application, look, shown, statuses
+
+OF_RUN = f"sparkoperator.k8s.io/app-name={launch.name_of(replay())}"
+LABELS = f"{OF_RUN},spark-role=driver"
+PODS = replace(resources.PODS, selector=LABELS)
+EXECUTORS = replace(resources.PODS, selector=f"{OF_RUN},spark-role=executor")
+EVENTS = replace(resources.EVENTS, fields="involvedObject.uid=u")
+MOUNT = {
+    "metadata": {"name": "e", "namespace": "shop"},
+    "reason": "FailedMount",
+    "message": 'MountVolume.SetUp failed for volume "access":  secret "replayer" not found',
+    "lastTimestamp": "2026-11-22T10:00:00Z",
+}
+
+
+def submitted(seconds: int) -> dict[str, Any]:
+    """Return the application, as its driver was submitted so long ago."""
+    moment = wall_clock() - timedelta(seconds=seconds)
+    return application(
+        wall_clock() - timedelta(hours=1),
+        applicationState={"state": "SUBMITTED"},
+        lastSubmissionAttemptTime=moment.isoformat(),
+    )
+
+
+def pod(name: str = "the-driver", created: str = "10:00", **status: object) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "shop", "uid": "u"}
+    made = {"creationTimestamp": f"2026-11-22T{created}:00Z"}
+    return {"metadata": metadata | made, "status": {"phase": "Pending", **status}}
+
+
+def waits(reason: str, message: str = "") -> dict[str, Any]:
+    """Return the status of a container that waits."""
+    said = {"message": message} if message else {}
+    return {"name": "spark-kubernetes-driver", "state": {"waiting": {"reason": reason} | said}}
+
+
+async def told(api: FakeKubernetes) -> str:
+    """Return the message about a driver that has not started in time."""
+    assert await look(api, applications=[submitted(121)]) is Requeue.SLOW_BACKOFF
+    reason, message = shown(api)
+    assert reason == "DriverNotStarted"
+    return message
+
+
+async def test_it_is_shown_two_minutes_after_its_submission(api: FakeKubernetes) -> None:
+    assert await look(api, applications=[submitted(100)]) is Requeue.BACKOFF
+    assert shown(api)[0] == "Progressing"
+    assert f"`kubectl --namespace shop describe pod --selector {LABELS}`" in await told(api)
+
+
+async def test_the_message_names_the_pod_and_why_its_container_waits(api: FakeKubernetes) -> None:
+    why = waits("CreateContainerConfigError", 'secret "replayer" not found')
+    api.add(PODS, pod("of-the-last-run", "09:00"), pod(containerStatuses=[why]))
+    message = await told(api)
+    assert 'was submitted: CreateContainerConfigError: secret "replayer" not found;' in message
+    assert "got 'pod the-driver'" in message
+    assert "`kubectl --namespace shop describe pod the-driver`" in message
+
+
+async def test_a_volume_that_is_missing_is_what_the_last_event_says(api: FakeKubernetes) -> None:
+    api.add(PODS, pod(containerStatuses=[waits("ContainerCreating")]))
+    assert "after it was submitted; got 'pod the-driver'" in await told(api)
+    earlier = {"metadata": {"name": "f", "namespace": "shop"}, "reason": "R", "message": "m"}
+    api.add(EVENTS, MOUNT, earlier)
+    assert 'FailedMount: MountVolume.SetUp failed for volume "access": secret' in await told(api)
+
+
+@pytest.mark.parametrize("error", [ForbiddenError, UnavailableError])
+@pytest.mark.parametrize("kind", ["Pod", "Event"])
+async def test_without_the_right_to_look_the_message_says_how_to(
+    api: FakeKubernetes, error: type[ForbiddenError | UnavailableError], kind: str
+) -> None:
+    def refuse(_verb: str, resource: Resource, _key: Key) -> None:
+        if resource.kind == kind:
+            raise error("it is refused", remedy="none")
+
+    api.add(PODS, pod())
+    api.before = refuse
+    assert "kubectl --namespace shop describe pod" in await told(api)
+
+
+async def test_what_is_shown_is_short_and_without_credentials(api: FakeKubernetes) -> None:
+    url = "https://me:hunter2@registry.test/layer?X-Amz-Signature=abc"
+    why = waits("ErrImagePull", f'Get "{url}": 403 {"x" * 2000}')
+    api.add(PODS, pod(containerStatuses=[why]))
+    message = await told(api)
+    assert 'ErrImagePull: Get "https://…registry.test/layer…": 403 xxx' in message
+    assert len(message) < MAX_REASON + 500
+
+
+def test_a_pod_that_no_node_has_room_for_says_so() -> None:
+    full = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/1 nodes are available: 1 Insufficient cpu.",
+    }
+    assert awaited(pod(conditions=[full])) == f"Unschedulable: {full['message']}"
+    assert not awaited(pod(conditions=[{**full, "status": "True"}]))
+
+
+def test_what_runs_or_was_never_looked_at_waits_for_nothing() -> None:
+    assert not awaited({"metadata": {}})
+    assert not awaited(pod(containerStatuses=[{"state": {"running": {}}}]))
+    assert not last([])
+
+
+def test_what_has_no_reason_or_no_message_is_shown_without() -> None:
+    assert last([{"message": "m"}]) == "m"
+    assert last([{"reason": "R"}]) == "R"
+    assert awaited(pod(containerStatuses=[{"state": {"waiting": {"message": "m"}}}])) == "m"
+
+
+async def test_a_submission_whose_time_somebody_forged_is_not_late(api: FakeKubernetes) -> None:
+    forged = submitted(121)
+    forged["status"]["lastSubmissionAttemptTime"] = "0000-01-01T00:00:00Z"
+    assert await look(api, applications=[forged]) is Requeue.BACKOFF
+
+
+def ago(seconds: int) -> str:
+    return (wall_clock() - timedelta(seconds=seconds)).isoformat()
+
+
+def driver(uid: str = "u", seconds: int = 600, ready: str = "True") -> dict[str, Any]:
+    """Return a driver that has run for so long."""
+    condition = {"type": "Ready", "status": ready, "lastTransitionTime": ago(seconds)}
+    found = pod(f"driver-{uid}", phase="Running", conditions=[condition])
+    found["metadata"] |= {"uid": uid, "creationTimestamp": ago(seconds)}
+    return found
+
+
+def executor(seconds: int, of: str = "u", **status: object) -> dict[str, Any]:
+    """Return an executor that a driver has made so long ago."""
+    found = pod(f"exec-{of}-{seconds}")
+    found["status"] |= status
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": f"driver-{of}", "uid": of}
+    found["metadata"] |= {"creationTimestamp": ago(seconds), "ownerReferences": [owner]}
+    return found
+
+
+async def look_at_run(
+    api: FakeKubernetes,
+    *executors: dict[str, Any],
+    launched: int = 3600,
+    requeue: Requeue = Requeue.SLOW_BACKOFF,
+    **reported: object,
+) -> tuple[str, str]:
+    """Look at a Replay whose application runs, with these executors; return what is shown."""
+    api.objects.pop(EXECUTORS, None)
+    api.add(EXECUTORS, *executors)
+    running = application(wall_clock(), applicationState={"state": "RUNNING"})
+    told: dict[str, Any] = {"startTime": ago(launched), **reported}
+    assert await look(api, applications=[running], **told) is requeue
+    return shown(api)
+
+
+FULL = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/1 nodes are available: 1 Insufficient cpu.",
+}
+
+
+async def test_executors_that_do_not_start_are_shown_with_a_pod_and_why_until_one_runs(
+    api: FakeKubernetes,
+) -> None:
+    api.add(PODS, driver())
+    waiting = executor(130, conditions=[FULL])
+    reason, message = await look_at_run(api, executor(140), waiting, phase="Suspended")
+    assert reason == "ExecutorsNotStarted"
+    assert f"runs, so nothing is moved: Unschedulable: {FULL['message']}" in message
+    assert "got 'pod exec-u-130'" in message
+    assert "`kubectl --namespace shop describe pod exec-u-130`" in message
+    status = statuses(api)[-1]
+    assert (status["phase"], status["sparkApplication"]) == ("Running", launch.name_of(replay()))
+    assert all(condition["type"] != "Stalled" for condition in status["conditions"])
+    assert await look_at_run(api, waiting, executor(1, phase="Running")) == (
+        "Progressing",
+        f"the SparkApplication {launch.name_of(replay())} is RUNNING",
+    )
+
+
+async def test_executors_have_two_minutes_to_start(api: FakeKubernetes) -> None:
+    api.add(PODS, driver())
+    assert (await look_at_run(api, executor(110)))[0] == "Progressing"
+    assert (await look_at_run(api, executor(130), executor(110)))[0] == "Progressing"
+
+
+async def test_executors_that_are_refused_to_the_driver_are_in_its_log(api: FakeKubernetes) -> None:
+    """As by a quota: there is no pod then, and no Event."""
+    assert (await look_at_run(api))[0] == "Progressing"
+    api.add(PODS, driver(seconds=110))
+    assert (await look_at_run(api))[0] == "Progressing"
+    api.add(PODS, driver(seconds=130))
+    reason, message = await look_at_run(api)
+    assert reason == "ExecutorsNotStarted"
+    assert "so nothing is moved: its driver has made none; got 'pod driver-u'" in message
+    assert "`kubectl --namespace shop logs driver-u`" in message
+
+
+async def test_executors_of_an_earlier_driver_do_not_count(api: FakeKubernetes) -> None:
+    api.add(PODS, driver("old"), driver("new", seconds=20))
+    assert (await look_at_run(api, executor(300, of="old")))[0] == "Progressing"
+    api.add(PODS, driver("new", seconds=200))
+    survivor = executor(100, of="old", phase="Running")
+    reason, message = await look_at_run(api, survivor, executor(150, of="new"))
+    assert reason == "ExecutorsNotStarted"
+    assert "got 'pod exec-new-150'" in message
+
+
+async def test_executors_end_with_their_driver(api: FakeKubernetes) -> None:
+    api.add(PODS, driver(ready="False"))
+    assert (await look_at_run(api, executor(300, phase="Succeeded")))[0] == "Progressing"
+
+
+@pytest.mark.parametrize("numbers", [{}, {"scanned": 10_000}, {"rate": 0.0, "moved": 5, "left": 3}])
+async def test_a_run_that_moves_nothing_has_its_executors_looked_at(
+    api: FakeKubernetes, numbers: dict[str, Any]
+) -> None:
+    """As while it plans, or its broker is away."""
+    api.add(PODS, driver())
+    assert (await look_at_run(api, executor(300, phase="Running"), **numbers))[0] == "Progressing"
+    assert (await look_at_run(api, executor(300), **numbers))[0] == "ExecutorsNotStarted"
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        {"rate": 0.1, "moved": 1, "left": 9},
+        {"suspended": True},
+        {"suspended": True, "awaitsApproval": True, "left": 9},
+        {"moved": 9, "left": 0},
+        {"finished": True},
+        {"left": 9, "preview": {"estimatedSeconds": 1}},
+    ],
+)
+async def test_a_run_that_moves_or_is_to_move_nothing_has_no_pod_looked_at(
+    api: FakeKubernetes, reported: dict[str, Any]
+) -> None:
+    api.add(PODS, driver())
+    listed = lists(api)
+    reason, _ = await look_at_run(api, executor(300), requeue=Requeue.ON_CHANGE, **reported)
+    assert reason == ("ApprovalRequired" if "awaitsApproval" in reported else "Progressing")
+    assert listed == []
+
+
+async def test_a_run_that_was_launched_just_now_has_no_pod_looked_at(api: FakeKubernetes) -> None:
+    listed = lists(api)
+    assert (await look_at_run(api, executor(300), launched=110))[0] == "Progressing"
+    assert listed == []
+
+
+def lists(api: FakeKubernetes) -> list[Resource]:
+    """Return what is listed from now on."""
+    listed: list[Resource] = []
+
+    def note(verb: str, resource: Resource, _key: Key) -> None:
+        if verb == "list":
+            listed.append(resource)
+
+    api.before = note
+    return listed
+
+
+@pytest.mark.parametrize("error", [ForbiddenError, UnavailableError])
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [(PODS, "Progressing"), (EXECUTORS, "Progressing"), (EVENTS, "ExecutorsNotStarted")],
+)
+async def test_without_the_right_to_look_nothing_is_said_of_executors(
+    api: FakeKubernetes,
+    error: type[ForbiddenError | UnavailableError],
+    refused: Resource,
+    reason: str,
+) -> None:
+    def refuse(_verb: str, resource: Resource, _key: Key) -> None:
+        if resource == refused:
+            raise error("it is refused", remedy="none")
+
+    api.add(PODS, driver())
+    api.before = refuse
+    assert (await look_at_run(api, executor(300)))[0] == reason
+
+
+async def test_times_of_pods_that_somebody_forged_say_nothing(api: FakeKubernetes) -> None:
+    forged = driver()
+    forged["status"]["conditions"][0]["lastTransitionTime"] = "0000-01-01T00:00:00Z"
+    api.add(PODS, forged)
+    assert (await look_at_run(api, executor(300)))[0] == "Progressing"
