@@ -124,7 +124,7 @@ def test_all_tasks_together_keep_to_the_rate(
     assert moved == sorted(moved)
     # More than none, those of one range, those of both: each tells of itself while it is moved.
     assert len(set(moved)) > 3
-    sent = sorted(_published(provisioned))
+    sent = sorted(published(provisioned))
     logging.getLogger(__name__).info("%.0f a second", count * 1_000 / (sent[-1] - sent[0]))
     for second in range(0, len(sent) - rate, rate // 4):
         for end in range(second + 2 * rate, len(sent), rate):
@@ -133,7 +133,7 @@ def test_all_tasks_together_keep_to_the_rate(
             assert end - second < rate * (1.1 * taken + 1), (second, end)
 
 
-def _published(provisioned: Any) -> list[int]:  # noqa: ANN401
+def published(provisioned: Any) -> list[int]:  # noqa: ANN401
     """When the broker had each message of the retry topic from its producer, in milliseconds."""
     policy, broker = provisioned.policy, provisioned.broker
     (partition,) = snapshot.look(broker.admin_url, policy.retry_topic)

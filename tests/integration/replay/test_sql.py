@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pulsar
 import pyarrow as pa
@@ -98,19 +96,3 @@ def test_values_and_properties_stay_out_of_the_jvm_unless_a_condition_reads_them
     source = {column.partition("#")[0].strip() for column in relation.split(",")}
     assert source & {"value", "properties"} == read
     assert "cause_type" in source
-
-
-def test_the_source_is_good_on_its_own(
-    provision_policy: Callable[..., Any], spark: SparkSession
-) -> None:
-    provisioned = provision_policy(dead_partitions=2)
-    provisioned.bury(6)
-    reading = spark.read.format("pulsar").options(
-        serviceUrl=provisioned.broker.service_url,
-        adminUrl=provisioned.broker.admin_url,
-        topic=str(provisioned.policy.dead_letter_topic),
-    )
-    seen = reading.load().select("partition", "value", "properties").collect()
-    assert {bytes(row.value) for row in seen} == {b"order"}
-    assert len({row.properties["id"] for row in seen}) == 6
-    assert len(provisioned.resting()) == 6

@@ -26,7 +26,7 @@ from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask, Route
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
-from redrive.replay.topic.partition import Partition
+from redrive.replay.topic.partition import Partition, SubscriptionMissingError
 from redrive.replay.topic.position import Tail
 from redrive.replay.topic.ranges import Range
 
@@ -92,7 +92,7 @@ class Dispatch:
             Exception: the first that a task raised; those under way have come to their end by then.
         """
         self._skip_gone()
-        with ThreadPoolExecutor(self._engine.slots) as pool:
+        with ThreadPoolExecutor(max(1, len(self._waiting))) as pool:
             self._go_on(pool)
             while self._under_way or self._is_suspended or self._is_put_off:
                 self._wait()
@@ -171,10 +171,15 @@ class Dispatch:
         return Account.of(self._job.uid, self._ledger.records, self._acknowledged)
 
     def _start(self, pool: ThreadPoolExecutor) -> None:
-        """Have as many ranges under way as there are slots, unless something has failed."""
+        """Have as many ranges under way as the engine takes, unless something has failed.
+
+        Of a rate that is limited each task has its share, so then none may wait with one.
+        """
         if not self._is_on:
             self._away_since = None  # nothing is tried, so nothing is waited for
-        while self._is_on and len(self._under_way) < self._engine.slots:
+        engine, limited = self._engine, self._job.rate_limit
+        room = engine.capacity if limited is None else engine.slots
+        while self._is_on and len(self._under_way) < room:
             of = self._next()
             if of is None:
                 return
@@ -188,11 +193,15 @@ class Dispatch:
             self._under_way[pool.submit(self._engine.move, task)] = of
 
     def _put_off(self, error: RedriveError) -> None:
-        """Lease at the next look, while the broker is away: what is wanted may change meanwhile."""
+        """Lease at the next look, while the broker is away: what is wanted may change meanwhile.
+
+        A subscription that was deleted is made again by the operator.
+        """
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
-        if not broker.may_pass(error) or now - self._away_since > broker.WAIT_SECONDS:
+        passes = broker.may_pass(error) or isinstance(error, SubscriptionMissingError)
+        if not passes or now - self._away_since > broker.WAIT_SECONDS:
             raise error
         logger.warning("trying again: %s", error)
 

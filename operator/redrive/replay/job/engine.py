@@ -19,7 +19,14 @@ class Engine(Protocol):
 
     @property
     def slots(self) -> int:
-        """Return how many ranges to move at a time."""
+        """Return how many tasks run at a time as it stands; executors come and go."""
+
+    @property
+    def capacity(self) -> int:
+        """Return how many tasks to have under way: some of them may wait for one to end.
+
+        What waits is what Spark asks for more executors by.
+        """
 
     @property
     def scanned(self) -> int:
@@ -58,7 +65,7 @@ class Local:
     """Runs tasks in this process, for jobs without SQL; good for some thousand messages."""
 
     def __init__(self, slots: int = 2) -> None:
-        self.slots = slots
+        self.slots = self.capacity = slots
         self.scanned = 0
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:

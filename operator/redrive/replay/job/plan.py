@@ -125,17 +125,19 @@ def plan(
     schema_refusal: Callable[[int | None], str],
     choice: Choice = EVERYTHING,
 ) -> PlannedRange:
-    """Plan the messages of one range, in the order they were written.
+    """Plan the messages of one range.
 
     Args:
         of: the range.
-        seen: its messages.
+        seen: its messages, those of an entry one after the other.
         schema_refusal: see `schema_refusals`.
-        choice: of which the limit counts here, refused ones included. The first entry that has no
-            room among them ends the selection.
+        choice: of which the limit counts here, in the order of positions, refused ones included.
+            The first entry that has no room among them ends the selection.
     """
     scanned, selected = 0, []
-    room = math.inf if choice.limit is None else choice.limit
+    room = math.inf
+    if choice.limit is not None:
+        room, seen = choice.limit, sorted(seen, key=lambda each: each.position)
     sizes: dict[int, int] = {}
     chunks: dict[int, EntryId] = {}
     causes: Counter[str] = Counter()

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from redrive.replay.job.plan import SAMPLES, PlannedRange
 from redrive.replay.ledger.account import Account
+from redrive.replay.spec import ReplayJob
 
 SHOWN = 20
 MAX_CAUSE = 256
@@ -37,13 +38,16 @@ class RunPreview:
     seconds: int
 
     @classmethod
-    def of(cls, account: Account, planned: Sequence[PlannedRange], slots: int) -> Self:
+    def of(
+        cls, account: Account, planned: Sequence[PlannedRange], job: ReplayJob, slots: int
+    ) -> Self:
         """Draw it up.
 
         Args:
             account: of these plans.
             planned: all ranges.
-            slots: how many of them would be moved at a time.
+            job: which would move them.
+            slots: how many tasks would run at a time.
         """
         causes: Counter[str] = Counter()
         refused: Counter[str] = Counter()
@@ -54,17 +58,20 @@ class RunPreview:
                 refused[refusal.cause] += refusal.messages
             partition = each.range.partition
             samples += [f"{s.ledger}:{s.entry}:{partition}:{s.batch_index}" for s in each.samples]
-        busy = max(1, min(slots, len(planned)))
+        # Of an ordered policy one range of each partition is moved at a time.
+        beside = {each.range.partition if job.policy.ordered else each.range for each in planned}
+        busy = max(1, min(slots, len(beside)))
         seconds = max(
-            account.left / MESSAGES_PER_SECOND,
-            sum(each.size for each in planned) / BYTES_PER_SECOND,
+            account.left / MESSAGES_PER_SECOND / busy,
+            sum(each.size for each in planned) / BYTES_PER_SECOND / busy,
+            account.left / (job.rate_limit or math.inf),
         )
         return cls(
             account,
             dict(causes.most_common(SHOWN)),
             dict(refused.most_common(SHOWN)),
             tuple(samples[:SAMPLES]),
-            math.ceil(seconds / busy),
+            math.ceil(seconds),
         )
 
     def to_status(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def preview(job: ReplayJob, engine: Engine, reporter: Reporter) -> RunPreview:
     with scanning.reported(engine, reporter):
         planned = list(planning.planned(job, engine, records, resting))
     records.plans[job.uid] = {each.range: each.plan for each in planned}
-    return RunPreview.of(Account.of(job.uid, records), planned, engine.slots)
+    return RunPreview.of(Account.of(job.uid, records), planned, job, engine.slots)
 
 
 def _look(job: ReplayJob) -> tuple[Partition, ...]:

@@ -191,7 +191,7 @@ class RangeMover:
         version = first[0][0].schema_version if first else None
         last = {place: _hold(senders[place.topic], place.partition, version) for place in there}
         time.sleep(GRACE_SECONDS)
-        if any(place.topic != self._route.target for place in there):
+        if any(self._is_elsewhere(place) for place in there):
             self._wait_until_quiet()
         found = Found(self._task.replays)
         for topic in {place.topic for place in there}:
@@ -211,10 +211,16 @@ class RangeMover:
             _doubt(self._unseen, (place, behind.partitions), behind.last_offset(size))
         self._read.update(found.ends)
 
+    def _is_elsewhere(self, place: TargetPartition) -> bool:
+        """Whether an earlier try sent there what this one sends to another partition, or topic."""
+        route = self._route
+        there = place.topic, self._tails[place].partitions
+        return there != (route.target, route.target_partitions)
+
     def _wait_until_quiet(self) -> None:
         """Wait until all is too old that others had on their way.
 
-        In another target no message of this lease shuts it out.
+        Elsewhere no message of this lease shuts it out.
         """
         while time.monotonic() < self._begun + QUIET_SECONDS:
             if self._check_lease().drain:
@@ -362,7 +368,7 @@ def _doubt(doubts: dict[SentTo, int], sent_to: SentTo, through: int) -> None:
 
 def _hold(sender: Sender, index: int, version: int | None) -> int:
     """Keep others from sending to a partition, by a producer of whichever schema it takes."""
-    for tried in (version, None):
+    for tried in dict.fromkeys((version, None)):
         with suppress(SchemaError):
             return sender.hold(index, tried)
     return sender.hold(index, LATEST)

@@ -23,6 +23,7 @@ from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import EntryId, Source, Tail, TargetPartition
 from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.reading import ReadableTopic
+from redrive.replay.topic.spans import Span
 
 WRITE_SECONDS = 300.0
 POLL_SECONDS = 0.2
@@ -122,9 +123,12 @@ def find(
             found.trimmed.add(place)
         if behind := partition.behind(after):
             ahead = reading.prefetch(partition.entry_bytes)
-            for message in reading.messages(target, partition.index, after, behind, ahead):
+            lost: list[Span] = []
+            for message in reading.messages(target, partition.index, after, behind, ahead, lost):
                 carried = properties(message) or {}
                 found.add(of, Source.parse(carried.get(REPLAY_SOURCE, "")))
+            if not lost:
+                continue
             # Readers pass over what is trimmed under way, and say nothing.
             now = broker.waited(
                 functools.partial(snapshot.look_at, target.admin_url, target.topic, partition.index)

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from redrive.policy.naming import TopicName
 from redrive.replay.job import plan
 from redrive.replay.job.plan import Scan
-from redrive.replay.topic import bitmap, broker, ranges, reading, rows, snapshot
+from redrive.replay.topic import bitmap, broker, rows
 from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import Piece, Range
 
@@ -34,11 +34,10 @@ class ScanPartition(InputPartition):
 
 
 class PulsarReader(DataSourceReader):
-    """Reads a topic as it is when the query is planned.
+    """Reads parts of a topic.
 
     Options:
-        serviceUrl, adminUrl, topic: all that is there.
-        scans: instead of those, what `encode` wrote.
+        scans: which, as `encode` wrote them.
 
     Args:
         options: see there.
@@ -50,9 +49,7 @@ class PulsarReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Decide what each task reads."""
-        written = self._options.get("scans")
-        scans = self._everything() if written is None else decode(written)
-        return [ScanPartition(scan) for scan in scans]
+        return [ScanPartition(scan) for scan in decode(self._options["scans"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, in batches of bounded size.
@@ -65,14 +62,6 @@ class PulsarReader(DataSourceReader):
         with broker.connect(partition.scan.service_url) as client:
             for batch in rows.in_batches(plan.letters(client, partition.scan)):
                 yield rows.to_batch(batch, self._columns)
-
-    def _everything(self) -> Iterator[Scan]:
-        topic = TopicName.parse_whole(self._options["topic"])
-        urls = self._options["serviceUrl"], self._options["adminUrl"]
-        for partition in broker.waited(lambda: snapshot.look(urls[1], topic)):
-            ahead = reading.prefetch(partition.entry_bytes)
-            for piece in ranges.cut(partition, partition.end):
-                yield Scan(*urls, topic, piece, bitmap.EMPTY, ahead)
 
 
 class PulsarDataSource(DataSource):

@@ -73,11 +73,24 @@ class Spark:
         self._job = job
         # Each task adds to it when it ends; one that runs again adds once more.
         self._scanned = spark.sparkContext.accumulator(0)
+        dynamic = spark.sparkContext.getConf().get("spark.dynamicAllocation.enabled")
+        self._grows = dynamic == "true"
 
     @property
     def slots(self) -> int:
-        """Return how many tasks run at a time."""
-        return max(1, self._spark.sparkContext.defaultParallelism)
+        """Return how many tasks the executors that are there run at a time; at least 1."""
+        # Not `defaultParallelism`, which is 2 for one executor with one core, or none.
+        context = self._spark.sparkContext._jsc.sc()  # noqa: SLF001
+        profile = context.resourceProfileManager().defaultResourceProfile()
+        return max(1, int(context.maxNumConcurrentTasks(profile)))
+
+    @property
+    def capacity(self) -> int:
+        """Return `slots` and one more, with which a core begins before the driver sees it free.
+
+        With dynamic allocation twice as many: Spark asks for executors by what waits.
+        """
+        return self.slots * (2 if self._grows else 1) + 1
 
     @property
     def scanned(self) -> int:

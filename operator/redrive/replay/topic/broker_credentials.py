@@ -24,6 +24,8 @@ from redrive.errors import RedriveError
 
 _USED_SHARE = 0.8
 """Of the life of a token, how long it is used; the rest is for an issuer that gives none."""
+_PAUSE_SECONDS = 30.0
+"""Such an issuer is asked again after so long: each use waits for its answer."""
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +35,9 @@ class _Held:
     issued: oauth2.Issued
     at: float
 
-    def is_within(self, share: float) -> bool:
-        """Whether this share of its life is not over."""
-        return time.monotonic() < self.at + self.issued.lifetime * share
+    def end_of(self, share: float) -> float:
+        """Return when this share of its life is over."""
+        return self.at + self.issued.lifetime * share
 
 
 class BrokerCredentials(ABC):
@@ -53,6 +55,7 @@ class BrokerCredentials(ABC):
         self._hosts = hosts
         self._issuing = threading.Lock()
         self._held: _Held | None = None
+        self._renewal_due = 0.0
         self._last: str | None = None
         self._kept: pulsar.Authentication | None = None
 
@@ -117,15 +120,17 @@ class BrokerCredentials(ABC):
 
     def _issued(self) -> str:
         with self._issuing:
-            held = self._held
-            if held is None or not held.is_within(_USED_SHARE):
-                at = time.monotonic()
+            held, now = self._held, time.monotonic()
+            if held is None or now >= min(self._renewal_due, held.end_of(1.0)):
                 try:
-                    held = _Held(asyncio.run(self._issue()), at)
+                    held = _Held(asyncio.run(self._issue()), now)
+                    self._renewal_due = held.end_of(_USED_SHARE)
                 except AdminError:
-                    if held is None or not held.is_within(1.0):
+                    now = time.monotonic()
+                    if held is None or now >= held.end_of(1.0):
                         raise
                     logger.warning("the last token is used till its end", exc_info=True)
+                    self._renewal_due = now + _PAUSE_SECONDS
                 self._held = held
             return held.issued.token
 

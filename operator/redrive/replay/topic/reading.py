@@ -66,8 +66,13 @@ def prefetch(average_bytes: float) -> int:
     return max(MIN_PREFETCH, min(MAX_PREFETCH, int(PREFETCH_BYTES / max(1.0, average_bytes))))
 
 
-def messages(
-    of: ReadableTopic, partition: int, after: EntryId, wanted: Sequence[Span], ahead: int
+def messages(  # noqa: PLR0913, PLR0917  one each
+    of: ReadableTopic,
+    partition: int,
+    after: EntryId,
+    wanted: Sequence[Span],
+    ahead: int,
+    lost: list[Span] | None = None,
 ) -> Iterator[pulsar.Message]:
     """Read messages of one partition, each once.
 
@@ -78,6 +83,7 @@ def messages(
         wanted: up to the last of which it goes, in order. Those that no message comes of are read
             again; of others all comes that a first reader delivers.
         ahead: how many messages are prefetched, see `prefetch`.
+        lost: takes in what a first reader did not deliver of *wanted*.
 
     Raises:
         ReplayRoleRefusedError: the broker does not let the role read.
@@ -88,6 +94,8 @@ def messages(
     seen = _Seen()
     yield from _read(of, partition, (after, wanted[-1].end), ahead, seen)
     missing = spans.without(wanted, seen.spans)
+    if lost is not None:
+        lost += missing
     if missing:
         first = missing[0]
         if first.first > LOOK_BACK:
@@ -191,8 +199,9 @@ def of_entries(
         after: behind which entry to begin: see `begin`.
         ahead: see `prefetch`.
     """
-    wanted = frozenset(bitmap.members(entries))
-    there = spans.of_entries(of.ledger, (of.first + offset for offset in sorted(wanted)))
+    offsets = list(bitmap.members(entries))
+    there = spans.of_entries(of.ledger, (of.first + offset for offset in offsets))
+    wanted = frozenset(offsets)
     for message in messages(topic, of.partition, after, there, ahead):
         letter = DeadLetterRow.of(message, of.partition)
         position = letter.position

@@ -30,7 +30,7 @@ from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask, Route
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import broker, snapshot
-from redrive.replay.topic.partition import Acknowledged, Partition
+from redrive.replay.topic.partition import Acknowledged, Partition, SubscriptionMissingError
 from redrive.replay.topic.position import NOWHERE, EntryId, TargetPartition
 from redrive.replay.topic.ranges import RANGE_ENTRIES, Range
 
@@ -65,7 +65,7 @@ class InStep:
     """An engine whose tasks end once so many of them are under way, *beside* each other."""
 
     def __init__(self, slots: int, beside: int) -> None:
-        self.slots, self.scanned = slots, 0
+        self.slots, self.capacity, self.scanned = slots, slots, 0
         self.moved: list[Range] = []
         self.acknowledged: list[int] = []
         self.most: Counter[int] = Counter()
@@ -172,6 +172,40 @@ def test_the_tasks_that_are_under_way_have_all_of_the_rate_between_them() -> Non
     assert ledger.permits[0] == Permit(100.0)
 
 
+class Growing(InStep):
+    """An engine with one task at first, that has as many as wait once the first one runs."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(slots=1, beside=most)
+        self.capacity = 2
+
+    def move(self, task: RangeTask) -> RangeResult:
+        with self._lock:
+            self.slots = RANGES
+            self.capacity = RANGES + 1
+        return super().move(task)
+
+
+@pytest.mark.parametrize("rate", [None, 400.0])
+def test_executors_that_come_later_get_ranges_too(
+    monkeypatch: pytest.MonkeyPatch, rate: float | None
+) -> None:
+    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.01)
+    engine = Growing(most=RANGES)
+    ledger = run(POLICY, engine, partitions=1, rate=rate)
+    assert engine.most[0] == RANGES
+    if rate is not None:
+        assert Permit(rate / RANGES) in ledger.permits
+
+
+def test_of_a_rate_no_task_has_a_share_that_only_waits_to_begin() -> None:
+    engine = InStep(slots=1, beside=1)
+    engine.capacity = 3
+    ledger = run(POLICY, engine, partitions=1, rate=400.0)
+    assert set(ledger.permits) <= {Permit(400.0)}
+    assert engine.most[0] == 1
+
+
 def test_of_partitions_that_are_gone_nothing_is_left() -> None:
     engine = InStep(slots=RANGES, beside=RANGES)
     run(POLICY, engine, partitions=3, left=1)
@@ -193,7 +227,7 @@ def test_what_others_acknowledge_before_a_lease_is_known_to_the_task(
 class InOneRange:
     """Tasks that end once their progress was reported, which the broker alone tells of."""
 
-    slots, scanned = 1, 0
+    slots, capacity, scanned = 1, 1, 0
 
     def __init__(self) -> None:
         self.reported: list[int] = []
@@ -259,6 +293,23 @@ def test_a_range_is_leased_later_when_the_broker_is_away(
     monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     monkeypatch.setattr(tail, "marks", Away(times).marks)
+    run(POLICY, InStep(slots=2, beside=1), partitions=1)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_range_is_leased_once_its_subscription_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+
+    def look_at(_: object, __: object, index: int, ___: object) -> Partition:
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            raise SubscriptionMissingError("there is none", remedy="wait")
+        return partition(index)
+
+    monkeypatch.setattr(snapshot, "look_at", look_at)
     run(POLICY, InStep(slots=2, beside=1), partitions=1)
 
 

@@ -148,6 +148,10 @@ class Held:
     read: int = 0
     scanned: int = 0
 
+    @property
+    def capacity(self) -> int:
+        return self.slots
+
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         for each in reversed(scans):  # in whatever order
             yield plan.scanned(each, self._letters(each), lambda _version: "")

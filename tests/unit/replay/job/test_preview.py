@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from redrive.api.replay import ReplayStatus
+from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.naming import TopicName
 from redrive.replay.job.plan import PlannedRange, Sighting, plan
 from redrive.replay.job.preview import RunPreview
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.records import Records
+from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.topic.position import EntryId, Position
 from redrive.replay.topic.ranges import Range
 
 UID = "uid-1"
+POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
+ORDERED = replace(POLICY, subscription_type=SubscriptionType.KEY_SHARED, ordered=True)
 
 
 def sighting(entry: int, cause: str = "", **more: object) -> Sighting:
@@ -35,10 +42,13 @@ def planned(*seen: Sighting, first: int = 0) -> PlannedRange:
     return plan(of, seen, lambda version: "SchemaNotFound" if version == 5 else "")
 
 
-def preview_of(*ranges: PlannedRange, slots: int = 2) -> RunPreview:
+def preview_of(
+    *ranges: PlannedRange, slots: int = 2, rate: float | None = None, policy: Policy = POLICY
+) -> RunPreview:
     records = Records()
     records.plans[UID] = {each.range: each.plan for each in ranges}
-    return RunPreview.of(Account.of(UID, records), ranges, slots)
+    job = ReplayJob("shop", "a", UID, policy, "pulsar://p", "http://p", None, rate_limit=rate)
+    return RunPreview.of(Account.of(UID, records), ranges, job, slots)
 
 
 def test_what_would_be_moved_and_what_not_is_counted_by_cause() -> None:
@@ -80,6 +90,20 @@ def test_a_status_holds_so_much_whatever_producers_have_written() -> None:
     ReplayStatus.model_validate(found.to_status())
     assert found.seconds == 50  # 1 000 MiB by two slots of 10 MiB a second
     assert preview_of(*ranges, slots=1).seconds == 100
+    assert preview_of(*ranges, policy=ORDERED).seconds == 100, "one range after the other"
+
+
+def test_a_rate_that_is_limited_bounds_the_time() -> None:
+    found = planned(*(sighting(entry) for entry in range(500)))
+    assert preview_of(found).seconds == 1
+    assert preview_of(found, rate=10.0).seconds == 50
+
+
+def test_a_limit_takes_the_first_ones_whatever_came_late() -> None:
+    """As a message in chunks that a reader has lost."""
+    seen = [sighting(1), sighting(2), sighting(0)]
+    found = plan(Range(0, 7, 0, 9_999), seen, lambda _version: "", Choice(limit=2))
+    assert found.plan.selected == 0b11
 
 
 def test_of_a_message_in_chunks_the_plan_notes_where_it_begins() -> None:

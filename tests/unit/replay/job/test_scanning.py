@@ -20,7 +20,7 @@ WAIT_SECONDS = 60.0
 class Counted:
     """An engine that is asked how far it is."""
 
-    slots = 2
+    slots = capacity = 2
 
     def __init__(self) -> None:
         self.scanned = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
 import pulsar
@@ -16,6 +17,7 @@ from redrive.replay.topic import reading, snapshot
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import EntryId, Tail, TargetPartition
 from redrive.replay.topic.ranges import Range
+from redrive.replay.topic.spans import Span
 
 AWAY = BrokerFailedError("503", remedy="wait")
 TARGET = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 0)
@@ -78,18 +80,32 @@ def test_a_broker_that_refuses_to_tell_is_not_asked_again(
         tail.wait_for_writes("http://broker", TARGET)
 
 
-@pytest.mark.parametrize(("left", "trimmed"), [({5, 6}, set()), ({6}, {TARGET})])
+@pytest.mark.parametrize(
+    ("left", "lost", "trimmed"),
+    [
+        ({5, 6}, [Span(5, 4, 9)], set()),
+        ({6}, [Span(5, 4, 9)], {TARGET}),
+        pytest.param({6}, [], set(), id="all of it was read before"),
+    ],
+)
 def test_what_is_trimmed_while_it_is_read_may_have_been_there(
-    monkeypatch: pytest.MonkeyPatch, left: set[int], trimmed: set[TargetPartition]
+    monkeypatch: pytest.MonkeyPatch,
+    left: set[int],
+    lost: list[Span],
+    trimmed: set[TargetPartition],
 ) -> None:
     """A reader passes over it, and says nothing."""
+
+    def read(*arguments: object) -> Iterator[pulsar.Message]:
+        cast("list[Span]", arguments[-1]).extend(lost)
+        return iter(())
 
     def told(ledgers: set[int]) -> Partition:
         held = tuple((ledger, 10) for ledger in sorted(ledgers))
         return Partition(0, held, held=frozenset(ledgers))
 
     monkeypatch.setattr(tail, "wait_for_writes", lambda *_: None)
-    monkeypatch.setattr(reading, "messages", lambda *_: iter(()))
+    monkeypatch.setattr(reading, "messages", read)
     monkeypatch.setattr(snapshot, "look", lambda *_: [told({5, 6})])
     monkeypatch.setattr(snapshot, "look_at", lambda *_: told(left))
     found = Found()
