@@ -24,6 +24,7 @@ from tests.integration.provision.conftest import MakeShop, Shop, make_shop, rest
 from tests.integration.replay.conftest import provision_policy, replay_token
 
 __all__ = ["make_shop", "provision_policy", "replay_token"]
+pytest.register_assert_rewrite("tests.chaos.scene")
 
 EARLIEST = {"ledgerId": -1, "entryId": -1}
 WAITING, DEAD, FOREIGN = 4, 3, 2
