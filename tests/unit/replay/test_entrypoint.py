@@ -38,14 +38,14 @@ def driver(folder: Path, grace: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_driver_that_ends_by_itself_gets_no_signal(tmp_path: Path) -> None:
-    with driver(tmp_path, "touch asked; until [ -e over ]; do /bin/sleep 0.05; done") as process:
+    with driver(tmp_path, "touch asked; while [ -e asked ]; do /bin/sleep 0.05; done") as process:
         process.terminate()
         while not (tmp_path / "asked").exists():
             assert process.poll() is None
         process.terminate()  # once more does not shorten its time
         (tmp_path / "end").touch()
         assert process.wait(30) == 7
-        (tmp_path / "over").touch()
+        (tmp_path / "asked").unlink()
         assert process.stdout is not None
         assert process.stdout.read() == ""
 

@@ -1,4 +1,7 @@
-"""The executors that are there share the rate of a Replay; by default it has one, of one core."""
+"""The executors that are there share the rate of a Replay; by default it has one, of one core.
+
+Only Spark with executors of its own shows it, which takes a minute to start on two cores.
+"""
 
 from __future__ import annotations
 
