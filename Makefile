@@ -55,7 +55,7 @@ soak: ## Disturb consumers of all kinds for minutes, and account for every messa
 
 bench: ## Run the benchmarks in a sandbox of their own (45 minutes) and print a table
 	$(python) -m sandbox prepare
-	$(python) -m pytest -o python_files='bench_*.py' -o timeout=0 tests/benchmarks $(BENCH)
+	$(python) -m pytest --full-jit -o python_files='bench_*.py' -o timeout=0 tests/benchmarks $(BENCH)
 
 dist: ## Build what a release consists of, into dist/: wheel, source, chart, install.yaml, checksums
 	$(python) -m release.archives dist

@@ -66,6 +66,7 @@ class Broker:
         tls_port: of the binary protocol with TLS.
         address: of this machine, where it listens.
         version: which release runs, one of `versions.PULSARS`.
+        full_jit: whether it compiles as a server does, see `launch`.
     """
 
     state: Path
@@ -75,6 +76,7 @@ class Broker:
     tls_port: int
     address: str = "127.0.0.1"
     version: str = versions.PULSAR
+    full_jit: bool = False
 
     @property
     def service_url(self) -> str:
@@ -172,13 +174,14 @@ class Broker:
         self.request("PUT", f"/admin/v2/namespaces/{name}").check(f"create the namespace {name}")
 
 
-def launch(
+def launch(  # noqa: PLR0913  what one broker is started with
     state: Path,
     processes: Processes,
     version: str = versions.PULSAR,
     *,
     address: str = "127.0.0.1",
     settings: Mapping[str, object] = MappingProxyType({}),
+    full_jit: bool = False,
 ) -> Broker:
     """Start a broker whose data are under *state*, without waiting until it answers.
 
@@ -188,11 +191,13 @@ def launch(
         version: which release, one of `versions.PULSARS`.
         address: of this machine: another than the default has pods of a node reach it.
         settings: of its configuration, in place of the sandbox's.
+        full_jit: whether it compiles as a server does, for what is measured: it takes longer to
+            start, and minutes to be as fast as it gets.
     """
     folder = state / NAME
     folder.mkdir(mode=0o700)
     ports = free_port(), free_port(), free_port(), free_port()
-    broker = Broker(state, *ports, address, version)
+    broker = Broker(state, *ports, address, version, full_jit)
     _write_identity(state)
     _key_file(state).touch(mode=0o600)
     _key_file(state).write_bytes(secrets.token_bytes(32))
@@ -217,7 +222,7 @@ def start(broker: Broker, processes: Processes) -> None:
         # For a short life on a small machine: ready with half the processor time, in a third of
         # the memory, that the settings for a server take.
         "PULSAR_GC": "-XX:+UseSerialGC",
-        "PULSAR_EXTRA_OPTS": "-XX:TieredStopAtLevel=1",
+        "PULSAR_EXTRA_OPTS": "" if broker.full_jit else "-XX:TieredStopAtLevel=1",
     }
     processes.start(NAME, command, env=env, cwd=folder)
 

@@ -40,10 +40,13 @@ class Sandbox:
         self.cluster = cluster
 
     @classmethod
-    def start(cls, state: Path, pulsar_version: str = versions.PULSAR) -> Self:
+    def start(
+        cls, state: Path, pulsar_version: str = versions.PULSAR, *, full_jit: bool = False
+    ) -> Self:
         """Fetch and build what is missing, start everything, return when all of it answers.
 
         *state* must be missing or empty. Whatever was started is stopped again if a part fails.
+        *full_jit* is that of `pulsar.launch`.
 
         Raises:
             SandboxError: *state* is in use, or a part could not be fetched, built or started.
@@ -53,7 +56,7 @@ class Sandbox:
         processes = Processes(state)
         try:
             broker = pulsar.launch(
-                state, processes, pulsar_version
+                state, processes, pulsar_version, full_jit=full_jit
             )  # slow to answer: it starts meanwhile
             with step("start the Kubernetes control plane"):
                 cluster = kubernetes.start(state, processes)
@@ -123,6 +126,7 @@ class Sandbox:
                 "admin_tls_port": self.pulsar.admin_tls_port,
                 "tls_port": self.pulsar.tls_port,
                 "version": self.pulsar.version,
+                "full_jit": self.pulsar.full_jit,
             },
             "cluster": {"port": self.cluster.port},
         }

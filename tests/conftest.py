@@ -47,6 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=versions.PULSAR,
         help="the release that a sandbox started for this run has for its broker",
     )
+    parser.addoption(
+        "--full-jit", action="store_true", help="have that broker compile as a server does"
+    )
 
 
 def pytest_configure() -> None:
@@ -87,7 +90,9 @@ def sandbox(
         attached.processes.leave()  # what a test started anew runs on as it was found
         return
     version: str = request.config.getoption("--pulsar")
-    with Sandbox.start(tmp_path_factory.mktemp("sandbox"), version) as started:
+    full_jit: bool = request.config.getoption("--full-jit")
+    state = tmp_path_factory.mktemp("sandbox")
+    with Sandbox.start(state, version, full_jit=full_jit) as started:
         yield started
 
 

@@ -65,7 +65,7 @@ def test_a_replay_beside_a_bare_pipeline(
         Figure(name, "replay", statistics.median(moved), "messages/s"),
         Figure(name, "of the pipeline", _ratio(moved, bare), "of bare", at_least=0.45),
         Figure(name, "by one task", _ratio(by_one, bare), "of bare", at_least=0.55),
-        Figure(name, slow, _ratio(moved, synchronous), "times"),
+        Figure(name, slow, _ratio(moved, synchronous), "times", at_least=10),
     ]
     name = "replay of everything in batches"
     figures += [
