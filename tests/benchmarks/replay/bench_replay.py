@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("replay_token")
 class OneTask(Spark):
     """Moves range after range."""
 
-    slots = 1
+    slots = capacity = 1
 
 
 def test_a_replay_beside_a_bare_pipeline(
