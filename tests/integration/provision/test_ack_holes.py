@@ -10,11 +10,10 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from sandbox import pulsar as brokers
 from sandbox.kubernetes import Cluster
-from sandbox.process import Processes
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.integration.provision.conftest import SECONDS, Shop
+from tests.support.own_broker import own_broker
 
 LEDGER, LIMIT, MESSAGES = 10, 20, 60
 SETTINGS = {
@@ -28,13 +27,8 @@ SETTINGS = {
 @pytest.fixture
 def other(broker: Broker, tmp_path: Path) -> Iterator[Broker]:
     """A broker of its own, with these settings."""
-    processes = Processes(tmp_path)
-    try:
-        made = brokers.launch(tmp_path, processes, broker.version, settings=SETTINGS)
-        brokers.wait(made, processes)
+    with own_broker(broker.version, tmp_path, SETTINGS) as made:
         yield made
-    finally:
-        processes.stop_all()
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import pulsar as brokers
 from sandbox.kubernetes import Cluster
-from sandbox.process import Processes
 from sandbox.pulsar import Broker
 from tests.integration.provision.conftest import Shop, rest_path
+from tests.support.own_broker import own_broker
 
 OPEN = {
     "authenticationEnabled": "false",
@@ -27,17 +26,12 @@ def shop(
     broker: Broker, tmp_path: Path, cluster: Cluster, operator_process: Path, kube_namespace: str
 ) -> Iterator[Shop]:
     assert operator_process.is_file()
-    processes = Processes(tmp_path)
-    try:
-        open_to_all = brokers.launch(tmp_path, processes, broker.version, settings=OPEN)
-        brokers.wait(open_to_all, processes)
+    with own_broker(broker.version, tmp_path, OPEN) as open_to_all:
         tenant = f"t-{secrets.token_hex(4)}"
         shop = Shop(open_to_all, cluster, tenant=tenant, namespace=kube_namespace)
         shop.request("PUT", f"tenants/{tenant}", {"allowedClusters": ["standalone"]})
         shop.request("PUT", f"namespaces/{tenant}/prod")
         yield shop
-    finally:
-        processes.stop_all()
 
 
 def test_policies_of_a_broker_without_authentication_are_provisioned_and_deleted(

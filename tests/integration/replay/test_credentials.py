@@ -22,11 +22,10 @@ from redrive.replay.topic import broker as brokers
 from redrive.replay.topic import snapshot
 from redrive.replay.topic.broker import ReplayRoleRefusedError
 from redrive.spark import authentication
-from sandbox import pulsar as pulsars
-from sandbox.process import Processes
 from sandbox.pulsar import Broker
 from tests.integration.provision.test_open_broker import OPEN
 from tests.integration.replay.conftest import ROLE, ProvisionedPolicy, ProvisionPolicy
+from tests.support.own_broker import own_broker
 
 Give = Callable[..., None]
 
@@ -168,13 +167,8 @@ def issuer_of_notebook(broker: Broker, issuer: str, tmp_path: Path) -> Notebook:
 @pytest.fixture
 def open_notebook(broker: Broker, tmp_path: Path) -> Iterator[Notebook]:
     """Of a broker for development, which asks for no credentials."""
-    processes = Processes(tmp_path)
-    try:
-        asks_none = pulsars.launch(tmp_path, processes, broker.version, settings=OPEN)
-        pulsars.wait(asks_none, processes)
+    with own_broker(broker.version, tmp_path, OPEN) as asks_none:
         yield asks_none, {"service.url": asks_none.service_url, "admin.url": asks_none.admin_url}
-    finally:
-        processes.stop_all()
 
 
 @pytest.mark.parametrize(
