@@ -38,6 +38,9 @@ class Silent:
     def report(self, account, *, suspended=False):
         return Wish.RUN
 
+    def report_scan(self, scanned):
+        pass
+
 job = ReplayJob.decode(sys.argv[1])
 with query.session(job) as spark:
     print(run(job, query.Spark(spark, job), Silent()))

@@ -244,8 +244,8 @@ class Preview(StatusModel):
     """Some that would be moved, as `ledger:entry:partition:index`; partition -1 where there is
     none."""
 
-    estimated_seconds: int
-    """How long that would take, roughly, without Spark's start."""
+    estimated_seconds: int | None = None
+    """How long that would take, roughly, without Spark's start; known once all is scanned."""
 
 
 class ReplayAftermath(StatusModel):
@@ -329,7 +329,7 @@ class ReplayStatus(StatusModel):
     """The first 100 of what was refused; `python -m redrive.replay.refused` lists all."""
 
     preview: Preview | None = None
-    """What a dry run has found."""
+    """What a dry run has found; while it scans, by now."""
 
     aftermath: ReplayAftermath | None = None
     """What became of the messages that were moved, where `spec.followFor` asks for it."""

@@ -25,8 +25,10 @@ from pyspark.sql import SparkSession
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Engine
+from redrive.replay.job.plan import Scanned
 from redrive.replay.spark.query import Spark
 from redrive.replay.spec import ReplayJob
+from redrive.replay.topic.ranges import RANGE_ENTRIES
 from tests.benchmarks.figures import Figure
 from tests.integration.replay.test_mover import Notes, job_of
 
@@ -37,6 +39,16 @@ SELECTIVE = 100_000, 1_000_000
 EVERY_SECOND = " or ".join(f"properties['id'] like '%{digit}'" for digit in "02468")
 WORKER = "pyspark.daemon"
 pytestmark = pytest.mark.usefixtures("replay_token")
+
+
+class Timed(Notes):
+    """Notes when the first counts are reported, on the clock of `time.perf_counter`."""
+
+    first = 0.0
+
+    def report_scan(self, scanned: Scanned) -> None:
+        self.first = self.first or time.perf_counter()
+        super().report_scan(scanned)
 
 
 class OneTask(Spark):
@@ -92,6 +104,27 @@ def test_a_dry_run_beside_a_bare_reader(
         Figure(name, "bare reader", statistics.median(read[1:]), "messages/s"),
         Figure(name, "dry run", statistics.median(counted[1:]), "messages/s"),
         Figure(name, "ratio", _ratio(counted[1:], read[1:]), "of bare", at_least=0.8),
+    ]
+
+
+def test_the_first_counts_of_a_dry_run_of_many_messages(
+    provision_policy: ProvisionPolicy, spark: SparkSession, figures: list[Figure]
+) -> None:
+    count = SELECTIVE[-1]
+    provisioned = buried(provision_policy, count)
+    job = replace(job_of(provisioned), dry_run=True)
+    engine, notes = Spark(spark, job), Timed()
+    start = time.perf_counter()
+    found = runs.preview(job, engine, notes)
+    took, first = time.perf_counter() - start, notes.first - start
+    assert found.account.scanned == count
+    share = took * engine.slots * RANGE_ENTRIES / count
+    assert 0 < notes.scans[0].messages < count / 10
+    name = f"dry run of {count:,}"
+    figures += [
+        Figure(name, "all counts", took, "s"),
+        Figure(name, "first counts", first, "s"),
+        Figure(name, "first counts, without the first scans", first - share, "s", at_most=1.0),
     ]
 
 

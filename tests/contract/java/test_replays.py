@@ -12,6 +12,7 @@ from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay.job import run as runs
 from redrive.replay.job.aftermath import Aftermath, follow
 from redrive.replay.job.engine import Local, Wish
+from redrive.replay.job.plan import Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
 from sandbox.pulsar import SUPERUSER, Broker
@@ -38,6 +39,9 @@ class Silent:
         """Show nothing."""
         assert account.matched or not suspended
         return Wish.RUN
+
+    def report_scan(self, scanned: Scanned) -> None:
+        """Show nothing."""
 
     def report_aftermath(self, aftermath: Aftermath) -> None:
         """Keep the latest."""

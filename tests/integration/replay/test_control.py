@@ -18,6 +18,7 @@ from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import RunEndedError
 from redrive.replay.job.engine import Local, Wish
+from redrive.replay.job.plan import Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.topic import reading, snapshot
 from redrive.replay.topic.position import NOWHERE
@@ -49,6 +50,9 @@ class Author:
         if suspended:
             self.rests.set()
         return self.wish
+
+    def report_scan(self, scanned: Scanned) -> None:
+        raise AssertionError(scanned)
 
 
 @pytest.fixture(autouse=True)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from redrive.api.replay import Count, Preview, ReplayStatus
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local
+from redrive.replay.job.plan import PlannedRange, Scan, Scanned
+from redrive.replay.job.progress import Progress
 from redrive.replay.ledger import ledger as ledgers
 from redrive.replay.ledger.ledger import Ledger
 from redrive.replay.spark.query import Spark
@@ -59,14 +64,60 @@ def test_a_selection_is_counted_by_spark_and_shown_in_the_status(
     job, progress = make_job(provisioned, "cause_type = 'TimeoutError'")
     job = dataclasses.replace(job, dry_run=True)
 
-    progress.preview(runs.preview(job, Spark(spark, job), progress))
+    engine = Spark(spark, job)
+    progress.preview(runs.preview(job, engine, progress))
 
+    assert engine.scanned == Scanned(11, Counter(TimeoutError=5), Counter(PartOfBatch=1))
     status = progress.read()
     assert (status.scanned, status.matched, status.refused, status.left) == (11, 6, 1, 5)
     assert [(each.cause, each.messages) for each in status.preview.causes] == [("TimeoutError", 5)]
     assert [(each.cause, each.messages) for each in status.preview.refused] == [("PartOfBatch", 1)]
     assert len(status.preview.samples) == 5
     assert len(provisioned.resting()) == 11
+
+
+class Watched(Local):
+    """Goes on once the status shows what the first range holds."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+        self.shown: ReplayStatus | None = None
+
+    def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
+        deadline = time.monotonic() + 60
+        for planned in super().scan(scans):
+            yield planned
+            while self.shown is None:
+                assert time.monotonic() < deadline
+                status = self._progress.read()
+                self.shown = status if status.scanned else None
+
+
+@pytest.mark.parametrize("limit", [None, 12])
+def test_counts_by_cause_are_shown_before_all_is_scanned(
+    provision_policy: ProvisionPolicy, make_job: MakeJob, limit: int | None
+) -> None:
+    provisioned = provision_policy(dead_partitions=2)
+    for key in range(12):
+        provisioned.bury(1, "TimeoutError", partition_key=str(key))
+    job, _ = make_job(provisioned)
+    job = dataclasses.replace(job, dry_run=True, choice=Choice(limit=limit))
+    progress = Progress(job)
+    engine = Watched(progress)
+
+    progress.preview(runs.preview(job, engine, progress))
+
+    first, last = engine.shown, progress.read()
+    assert first is not None
+    assert first.scanned is not None
+    assert 0 < first.scanned < 12
+    timeouts = (Count(cause="TimeoutError", messages=first.scanned),)
+    # Of a limited one scans look at more than it takes.
+    assert first.preview == (Preview(causes=timeouts) if limit is None else None)
+    assert last.scanned == 12
+    assert last.preview is not None
+    assert (last.preview.causes[0].messages, last.preview.estimated_seconds) == (12, 1)
 
 
 def test_all_parts_of_a_selection_have_to_hold_whoever_evaluates_them(

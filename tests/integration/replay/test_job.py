@@ -21,10 +21,11 @@ from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE, REPLAYS
 from redrive.replay.__main__ import main
-from redrive.replay.job import dispatch
+from redrive.replay.job import dispatch, scanning
 from redrive.replay.job import run as jobs
 from redrive.replay.job.dispatch import DeadlineError, RunEndedError
 from redrive.replay.job.engine import Local, Wish
+from redrive.replay.job.plan import Scanned
 from redrive.replay.job.progress import Progress
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import LedgerLostError
@@ -131,25 +132,27 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
     provisioned.bury_many(count)
     job, progress = make_job(provisioned, "size > 0")
     moved: list[int] = []
-    scanned: list[int] = []
+    scans: list[int] = []
     report: Callable[..., Wish] = progress.report
 
     def note_and_report(account: Account, *, suspended: bool = False) -> Wish:
-        if account.planned:
-            assert account.matched == account.moved + account.left == count
-            moved.append(account.moved)
-        else:
-            assert not moved
-            scanned.append(account.scanned)
+        assert account.matched == account.moved + account.left == count
+        moved.append(account.moved)
         return report(account, suspended=suspended)
 
+    def note_scan(scanned: Scanned) -> None:
+        assert not moved
+        scans.append(scanned.messages)
+
     monkeypatch.setattr(progress, "report", note_and_report)
+    monkeypatch.setattr(progress, "report_scan", note_scan)
+    monkeypatch.setattr(scanning, "REPORT_SECONDS", 0.05)
 
     engine = Spark(spark, job)
     jobs.run(job, engine, progress)
 
-    assert scanned == sorted(scanned)
-    assert engine.scanned == count >= scanned[-1]
+    assert scans == sorted(scans)
+    assert engine.scanned.messages == count >= scans[-1]
     assert moved == sorted(moved)
     assert len(set(moved)) > 3
     assert progress.read().moved == moved[-1] == count

@@ -33,6 +33,9 @@ class Silent:
     def report(self, account, *, suspended=False):
         return Wish.RUN
 
+    def report_scan(self, scanned):
+        pass
+
 def peak():  # what `resource` tells includes that of the process which has started this one
     kibibytes = re.search("VmHWM:\\\\s*(\\\\d+)", Path("/proc/self/status").read_text())[1]
     return int(kibibytes) // 1_024

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.replay.job import run as runs
 from redrive.replay.job.engine import Local, Wish
-from redrive.replay.job.plan import PlannedRange, Scan
+from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import FencedError
 from redrive.replay.ledger.records import RefusedEntry
@@ -47,14 +47,18 @@ pytestmark = pytest.mark.usefixtures("replay_token")
 
 
 class Notes:
-    """Keeps each account."""
+    """Keeps what is reported."""
 
     def __init__(self) -> None:
         self.accounts: list[Account] = []
+        self.scans: list[Scanned] = []
 
     def report(self, account: Account, *, suspended: bool = False) -> Wish:
         self.accounts.append(account)
         return Wish.SUSPEND if suspended else Wish.RUN
+
+    def report_scan(self, scanned: Scanned) -> None:
+        self.scans.append(scanned)
 
 
 def job_of(
@@ -116,6 +120,9 @@ from redrive.replay.spec import ReplayJob
 class Silent:
     def report(self, account, *, suspended=False):
         return Wish.RUN
+
+    def report_scan(self, scanned):
+        pass
 
 print(run(ReplayJob.decode(sys.argv[1]), Local(), Silent()))
 """

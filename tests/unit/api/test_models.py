@@ -463,7 +463,7 @@ def test_the_old_field_of_a_replay_token_is_read_and_said_how_to_replace() -> No
 def test_each_field_of_a_status_that_cannot_be_read_is_left_out_alone(field: str) -> None:
     spoilt = ReplayStatus.model_fields[field].alias or field
     read = {"matched": 3, "moved": 2, "phase": "Running"}
-    for value in ([{"no": "such"}], {"no": [{}]}, object()):
+    for value in ([{"no": "such"}], {"causes": [{}]}, object()):
         status = ReplayStatus.of({"status": {**read, spoilt: value}})
         kept = {name: each for name, each in read.items() if name != spoilt}
         assert status == ReplayStatus.model_validate(kept)

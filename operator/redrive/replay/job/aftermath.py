@@ -21,8 +21,8 @@ from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
 from redrive.replay.job.engine import Wish
-from redrive.replay.job.plan import CAUSES
-from redrive.replay.job.preview import MAX_CAUSE, SHOWN, counts
+from redrive.replay.job.plan import CAUSES, MAX_CAUSE
+from redrive.replay.job.preview import SHOWN, counts
 from redrive.replay.ledger import ledger
 from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ReplayJob

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from redrive.replay.job import plan
-from redrive.replay.job.plan import PlannedRange, Scan
+from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.moving import mover
 from redrive.replay.moving.outcome import RangeResult
@@ -29,8 +29,8 @@ class Engine(Protocol):
         """
 
     @property
-    def scanned(self) -> int:
-        """Return how many messages scans have looked at by now, of ranges that are through."""
+    def scanned(self) -> Scanned:
+        """Return what scans have found by now."""
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         """Plan ranges; one that is left out has nothing to be planned."""
@@ -56,9 +56,12 @@ class Reporter(Protocol):
         """Show the latest account, and return what is wanted.
 
         Args:
-            account: the latest; while the run is planned, one that is not `planned`.
+            account: the latest.
             suspended: whether the run is at rest, because that is wanted.
         """
+
+    def report_scan(self, scanned: Scanned) -> None:
+        """Show what scans have found by now, while the run is planned."""
 
 
 class Local:
@@ -66,13 +69,13 @@ class Local:
 
     def __init__(self, slots: int = 2) -> None:
         self.slots = self.capacity = slots
-        self.scanned = 0
+        self.scanned = Scanned()
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         """Plan ranges one after the other."""
         for each in scans:
             planned = plan.scan(each)
-            self.scanned += planned.plan.scanned
+            self.scanned += Scanned.of(planned)
             yield planned
 
     def move(self, task: RangeTask) -> RangeResult:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 import pulsar
 
@@ -29,6 +29,7 @@ from redrive.replay.topic.rows import DeadLetterRow
 SAMPLES = 10
 CAUSES = 100
 """Of each range, so many have a count of their own: anybody may write causes."""
+MAX_CAUSE = 256
 
 
 class Sighting(NamedTuple):
@@ -76,6 +77,37 @@ class PlannedRange(NamedTuple):
     causes: Mapping[str, int]
     samples: tuple[Position, ...]
     size: int
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What scans have found, of ranges that are through. One that was scanned again counts again.
+
+    Attributes:
+        messages: how many were looked at.
+        causes: of those that are to be moved: cause → how many messages.
+        refused: cause → how many messages can't be moved for it.
+    """
+
+    messages: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, planned: PlannedRange) -> Self:
+        """Take of the plan of one range what it adds."""
+        refused: Counter[str] = Counter()
+        for refused_entry in planned.plan.refused:
+            refused[refused_entry.cause] += refused_entry.messages
+        return cls(planned.plan.scanned, Counter(planned.causes), refused)
+
+    def __add__(self, other: Scanned) -> Scanned:
+        """Return both together."""
+        return Scanned(
+            self.messages + other.messages,
+            self.causes + other.causes,
+            self.refused + other.refused,
+        )
 
 
 @dataclass(frozen=True)
@@ -163,7 +195,7 @@ def plan(
             sizes[offset] = count
         if first.first_chunk is not None:
             chunks[offset] = first.first_chunk
-        causes.update(each.cause for each in here)
+        causes.update(each.cause[:MAX_CAUSE] for each in here)
         size += sum(each.size for each in here)
         if len(samples) < SAMPLES:
             samples.append(first.position)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from redrive.replay.job.plan import SAMPLES, PlannedRange
+from redrive.replay.job.plan import SAMPLES, PlannedRange, Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ReplayJob
 
 SHOWN = 20
-MAX_CAUSE = 256
 MESSAGES_PER_SECOND = 2_000
 BYTES_PER_SECOND = 10 * 2**20
 """What one slot moves at least, on a broker that has nothing else to do."""
@@ -49,13 +47,9 @@ class RunPreview:
             job: which would move them.
             slots: how many tasks would run at a time.
         """
-        causes: Counter[str] = Counter()
-        refused: Counter[str] = Counter()
+        summed = sum(map(Scanned.of, planned), Scanned())
         samples: list[str] = []
         for each in planned:
-            causes.update(each.causes)
-            for refusal in each.plan.refused:
-                refused[refusal.cause] += refusal.messages
             partition = each.range.partition
             samples += [f"{s.ledger}:{s.entry}:{partition}:{s.batch_index}" for s in each.samples]
         # Of an ordered policy one range of each partition is moved at a time.
@@ -68,8 +62,8 @@ class RunPreview:
         )
         return cls(
             account,
-            dict(causes.most_common(SHOWN)),
-            dict(refused.most_common(SHOWN)),
+            dict(summed.causes.most_common(SHOWN)),
+            dict(summed.refused.most_common(SHOWN)),
             tuple(samples[:SAMPLES]),
             math.ceil(seconds),
         )
@@ -87,6 +81,17 @@ class RunPreview:
         }
 
 
+def found(scanned: Scanned) -> dict[str, Any]:
+    """Write what scans have found by now as fields of the Replay's status."""
+    return {
+        "scanned": scanned.messages,
+        "preview": {
+            "causes": counts(dict(scanned.causes.most_common(SHOWN))),
+            "refused": counts(dict(scanned.refused.most_common(SHOWN))),
+        },
+    }
+
+
 def counts(counted: Mapping[str, int]) -> list[dict[str, Any]]:
     """Write numbers by cause as a field of the Replay's status."""
-    return [{"cause": cause[:MAX_CAUSE], "messages": n} for cause, n in counted.items()]
+    return [{"cause": cause, "messages": n} for cause, n in counted.items()]

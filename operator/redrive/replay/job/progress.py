@@ -19,8 +19,10 @@ from redrive.kube.context import wall_clock
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.policy import durations
+from redrive.replay.job import preview
 from redrive.replay.job.aftermath import Aftermath
 from redrive.replay.job.engine import Wish
+from redrive.replay.job.plan import Scanned
 from redrive.replay.job.preview import RunPreview
 from redrive.replay.job.speed import Speed
 from redrive.replay.ledger.account import Account
@@ -52,6 +54,7 @@ class Progress:
         self._uid = job.uid
         self._approval_above = job.approval_above
         self._awaiting = job.approval_above is not None  # until the account is known
+        self._shows_causes = job.dry_run and job.choice.limit is None
         self._speed = Speed()
 
     def read(self) -> ReplayStatus:
@@ -75,13 +78,7 @@ class Progress:
         return status
 
     def report(self, account: Account, *, suspended: bool = False) -> Wish:
-        """Write down how far the run has come, and return what the spec says by now.
-
-        While the run is planned that is not looked at: what it says holds once there is a plan.
-        """
-        if not account.planned:
-            asyncio.run(self._exchange(account.to_status()))
-            return Wish.RUN
+        """Write down how far the run has come, and return what the spec says by now."""
         if suspended:
             self._speed.restart()
         self._speed.note(time.monotonic(), account.moved)
@@ -97,6 +94,13 @@ class Progress:
             logger.warning("it is not known whether the run is approved", exc_info=True)
             return Wish.SUSPEND
         return self._wish(replay, account)
+
+    def report_scan(self, scanned: Scanned) -> None:
+        """Write down what scans have found; by cause in a dry run, which a limit does not end."""
+        found = preview.found(scanned)
+        if not self._shows_causes:
+            del found["preview"]
+        asyncio.run(self._exchange(found))
 
     def report_aftermath(self, aftermath: Aftermath) -> None:
         """Write down what has become of what was moved."""
@@ -121,9 +125,9 @@ class Progress:
         rests = self._awaiting or replay["spec"].get("suspend")
         return Wish.SUSPEND if rests else Wish.RUN
 
-    def preview(self, preview: RunPreview) -> None:
+    def preview(self, found: RunPreview) -> None:
         """Write down what a dry run has found."""
-        asyncio.run(self._exchange(preview.to_status()))
+        asyncio.run(self._exchange(found.to_status()))
 
     def finish(self) -> None:
         """Write down that the account is the last one: nothing is left."""

@@ -7,22 +7,28 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from redrive.replay.job import dispatch
 from redrive.replay.job.engine import Engine, Reporter
-from redrive.replay.ledger.account import Account
+from redrive.replay.job.plan import Scanned
+
+REPORT_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def reported(engine: Engine, reporter: Reporter) -> Iterator[None]:
-    """Report how many messages are scanned, every `REPORT_SECONDS` until the plan is there."""
+    """Report what scans find, every `REPORT_SECONDS` in which that is more, until they are done."""
     planned = threading.Event()
 
     def report() -> None:
-        while not planned.wait(dispatch.REPORT_SECONDS):
+        shown = Scanned()
+        while not planned.wait(REPORT_SECONDS):
+            scanned = engine.scanned
+            if scanned == shown:
+                continue
             try:
-                reporter.report(Account(scanned=engine.scanned, planned=False))
+                reporter.report_scan(scanned)
+                shown = scanned
             except Exception as error:  # noqa: BLE001 - it is shown only: a plan must not fail by it
                 logger.warning("the status can't be written, and the scan goes on: %s", error)
 

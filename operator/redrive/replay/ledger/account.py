@@ -28,8 +28,6 @@ class Account:
         refused: can't be moved; they stay where they are.
         left: yet to be moved.
         refusals: the first of what was refused.
-        planned: whether the plan is there; until it is, only *scanned* says something: how many
-            messages were looked at by now.
     """
 
     scanned: int = 0
@@ -39,7 +37,6 @@ class Account:
     refused: int = 0
     left: int = 0
     refusals: tuple[RefusedEntry, ...] = ()
-    planned: bool = True
 
     @classmethod
     def of(
@@ -66,8 +63,6 @@ class Account:
 
     def to_status(self) -> dict[str, Any]:
         """Write it as fields of the Replay's status."""
-        if not self.planned:
-            return {"scanned": self.scanned}
         return {
             "scanned": self.scanned,
             "matched": self.matched,

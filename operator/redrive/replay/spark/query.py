@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from pyspark import Accumulator
+from pyspark import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 
@@ -20,7 +20,7 @@ from redrive.errors import RedriveError
 from redrive.replay import selection
 from redrive.replay.job import plan
 from redrive.replay.job.choosing import Chooser
-from redrive.replay.job.plan import PlannedRange, Scan, Sighting
+from redrive.replay.job.plan import PlannedRange, Scan, Scanned, Sighting
 from redrive.replay.ledger.records import RangePlan
 from redrive.replay.moving import mover
 from redrive.replay.moving.entries import schema_refusals
@@ -72,7 +72,7 @@ class Spark:
         self._spark = spark
         self._job = job
         # Each task adds to it when it ends; one that runs again adds once more.
-        self._scanned = spark.sparkContext.accumulator(0)
+        self._scanned = spark.sparkContext.accumulator(Scanned(), _Sum())
         dynamic = spark.sparkContext.getConf().get("spark.dynamicAllocation.enabled")
         self._grows = dynamic == "true"
 
@@ -93,8 +93,8 @@ class Spark:
         return self.slots * (2 if self._grows else 1) + 1
 
     @property
-    def scanned(self) -> int:
-        """Return how many messages scans have looked at by now, of ranges that are through."""
+    def scanned(self) -> Scanned:
+        """Return what scans have found by now."""
         return self._scanned.value
 
     def scan(self, scans: Sequence[Scan]) -> Iterator[PlannedRange]:
@@ -154,7 +154,15 @@ def selected(spark: SparkSession, where: str, scans: Sequence[Scan]) -> DataFram
     )
 
 
-def _plan(scanned: Accumulator[int], scan: Scan) -> str:
+class _Sum(AccumulatorParam[Scanned]):
+    def zero(self, value: Scanned) -> Scanned:  # noqa: ARG002
+        return Scanned()
+
+    def addInPlace(self, value1: Scanned, value2: Scanned) -> Scanned:  # noqa: N802  Spark's name
+        return value1 + value2
+
+
+def _plan(scanned: Accumulator[Scanned], scan: Scan) -> str:
     return _written(plan.scan(scan), scanned)
 
 
@@ -175,7 +183,7 @@ def _move(task: RangeTask) -> RangeResult | _Failed:
 def _fold(
     job: ReplayJob,
     choices: Mapping[Range, Choice],
-    scanned: Accumulator[int],
+    scanned: Accumulator[Scanned],
     found: Iterable[Row],
 ) -> Iterator[str]:
     """Plan the range that a task has read."""
@@ -201,8 +209,8 @@ def _sighting(row: Row, chooser: Chooser) -> Sighting:
     )
 
 
-def _written(planned: PlannedRange, scanned: Accumulator[int]) -> str:
-    scanned.add(planned.plan.scanned)
+def _written(planned: PlannedRange, scanned: Accumulator[Scanned]) -> str:
+    scanned.add(Scanned.of(planned))
     return json.dumps(
         {
             "range": str(planned.range),

@@ -20,7 +20,7 @@ from redrive.policy.naming import TopicName
 from redrive.replay.job import dispatch
 from redrive.replay.job.dispatch import Dispatch, RunEndedError
 from redrive.replay.job.engine import Engine, Reporter, Wish
-from redrive.replay.job.plan import PlannedRange, Scan
+from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import Ledger
 from redrive.replay.ledger.permit import PERMIT, Permit
@@ -65,7 +65,7 @@ class InStep:
     """An engine whose tasks end once so many of them are under way, *beside* each other."""
 
     def __init__(self, slots: int, beside: int) -> None:
-        self.slots, self.capacity, self.scanned = slots, slots, 0
+        self.slots, self.capacity, self.scanned = slots, slots, Scanned()
         self.moved: list[Range] = []
         self.acknowledged: list[int] = []
         self.most: Counter[int] = Counter()
@@ -101,6 +101,9 @@ class Silent:
         if self._reports < 0:
             return Wish.END
         return Wish.SUSPEND if suspended else Wish.RUN
+
+    def report_scan(self, scanned: Scanned) -> None:
+        raise AssertionError(scanned)
 
 
 @pytest.fixture(autouse=True)
@@ -227,7 +230,8 @@ def test_what_others_acknowledge_before_a_lease_is_known_to_the_task(
 class InOneRange:
     """Tasks that end once their progress was reported, which the broker alone tells of."""
 
-    slots, capacity, scanned = 1, 1, 0
+    slots = capacity = 1
+    scanned = Scanned()
 
     def __init__(self) -> None:
         self.reported: list[int] = []
@@ -248,6 +252,9 @@ class InOneRange:
         if account.moved == 3:
             self._shown.set()
         return Wish.RUN
+
+    def report_scan(self, scanned: Scanned) -> None:
+        raise AssertionError(scanned)
 
     def move(self, task: RangeTask) -> RangeResult:
         assert self._shown.wait(WAIT_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pulsar
@@ -16,7 +16,7 @@ from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import REPLAYS
 from redrive.replay.job import plan, planning
-from redrive.replay.job.plan import PlannedRange, Scan
+from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.job.planning import planned
 from redrive.replay.ledger.records import RangeRecord, Records
 from redrive.replay.moving.entries import by_entry, read_first, refusal
@@ -146,7 +146,7 @@ class Held:
     rests: Entries
     slots: int
     read: int = 0
-    scanned: int = 0
+    scanned: Scanned = field(default_factory=Scanned)
 
     @property
     def capacity(self) -> int:

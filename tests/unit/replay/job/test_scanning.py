@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import pytest
 
-from redrive.replay.job import dispatch, scanning
+from redrive.replay.job import scanning
 from redrive.replay.job.engine import Wish
-from redrive.replay.job.plan import PlannedRange, Scan
+from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask
@@ -23,7 +24,7 @@ class Counted:
     slots = capacity = 2
 
     def __init__(self) -> None:
-        self.scanned = 0
+        self.scanned = Scanned()
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         raise AssertionError(scans)
@@ -36,40 +37,43 @@ class Status:
     """Notes what is reported; the API server refuses the first report."""
 
     def __init__(self) -> None:
-        self.written: list[Account] = []
+        self.written: list[Scanned] = []
+        self._refused = 0
         self.has_changed = threading.Condition()
 
     def report(self, account: Account, *, suspended: bool = False) -> Wish:
-        assert not suspended
-        with self.has_changed:
-            self.written.append(account)
-            self.has_changed.notify_all()
-        if len(self.written) == 1:
-            raise OSError("no connection to the API server")
-        return Wish.RUN
+        raise AssertionError(account, suspended)
 
-    def waits_for(self, scanned: int) -> None:
+    def report_scan(self, scanned: Scanned) -> None:
+        if not self._refused:
+            self._refused += 1
+            raise OSError("no connection to the API server")
+        with self.has_changed:
+            self.written.append(scanned)
+            self.has_changed.notify_all()
+
+    def waits_for(self, scanned: Scanned) -> None:
         with self.has_changed:
             assert self.has_changed.wait_for(
-                lambda: self.written and self.written[-1].scanned == scanned, WAIT_SECONDS
+                lambda: self.written and self.written[-1] == scanned, WAIT_SECONDS
             )
 
 
-def test_what_is_scanned_is_reported_while_the_run_is_planned(
+def test_what_scans_find_is_reported_while_the_run_is_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert dispatch.REPORT_SECONDS <= 5
-    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.01)
+    assert scanning.REPORT_SECONDS <= 1
+    monkeypatch.setattr(scanning, "REPORT_SECONDS", 0.01)
     engine, status = Counted(), Status()
+    some = Scanned(10_000, Counter(TimeoutError=9_000), Counter(Encrypted=1_000))
+    more = some + Scanned(5_000, Counter(ValueError=1, TimeoutError=4_999))
     with scanning.reported(engine, status):
-        for scanned in (0, 10_000, 30_000):
+        for scanned in (some, more):
             engine.scanned = scanned
             status.waits_for(scanned)
-    count = len(status.written)
-    assert not any(account.planned for account in status.written)
-    assert status.written[-1].to_status() == {"scanned": 30_000}
-    engine.scanned = 40_000
-    assert (len(status.written), status.written[-1].scanned) == (count, 30_000)
+    engine.scanned += some
+    assert status.written == [some, more]  # each once
+    assert more.causes == {"TimeoutError": 13_999, "ValueError": 1}
 
 
 def test_an_error_of_the_scan_is_the_one_that_is_raised() -> None:
