@@ -35,7 +35,7 @@ from redrive.replay.spark import query
 from redrive.replay.spec import ReplayJob
 
 class Silent:
-    def report(self, account, *, suspended=False):
+    def report(self, account, *, rests=None):
         return Wish.RUN
 
     def report_scan(self, scanned):

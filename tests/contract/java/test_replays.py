@@ -11,7 +11,7 @@ from redrive.policy.naming import LEDGER_SUBSCRIPTION
 from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay.job import run as runs
 from redrive.replay.job.aftermath import Aftermath, follow
-from redrive.replay.job.engine import Local, Wish
+from redrive.replay.job.engine import Local, Rest, Wish
 from redrive.replay.job.plan import Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
@@ -35,9 +35,9 @@ MakeClient = Callable[..., JavaClient]
 class Silent:
     """Shows nothing."""
 
-    def report(self, account: Account, *, suspended: bool = False) -> Wish:
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         """Show nothing."""
-        assert account.matched or not suspended
+        assert account.matched or rests is None
         return Wish.RUN
 
     def report_scan(self, scanned: Scanned) -> None:

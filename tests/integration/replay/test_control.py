@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,10 +18,11 @@ from redrive.replay import audit
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import RunEndedError
-from redrive.replay.job.engine import Local, Wish
+from redrive.replay.job.engine import Local, Rest, Wish
 from redrive.replay.job.plan import Scanned
 from redrive.replay.ledger.account import Account
-from redrive.replay.topic import reading, snapshot
+from redrive.replay.moving import window
+from redrive.replay.topic import broker, reading, snapshot
 from redrive.replay.topic.position import NOWHERE
 from tests.integration.replay.test_mover import (
     EverySecond,
@@ -43,12 +45,15 @@ class Author:
     def __init__(self) -> None:
         self.wish = Wish.RUN
         self.rests = threading.Event()
+        self.is_full = threading.Event()
         self.accounts = [Account()]
 
-    def report(self, account: Account, *, suspended: bool = False) -> Wish:
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         self.accounts.append(account)
-        if suspended:
+        if rests is Rest.SUSPENDED:
             self.rests.set()
+        if rests is Rest.TARGET_FULL:
+            self.is_full.set()
         return self.wish
 
     def report_scan(self, scanned: Scanned) -> None:
@@ -67,8 +72,9 @@ def running(provisioned: Any, author: Author) -> Iterator[Future[Account]]:  # n
     with ThreadPoolExecutor(1) as threads:
         try:
             yield threads.submit(runs.run, job_of(provisioned), Local(), author)
-        finally:
-            author.wish = Wish.RUN if author.wish is Wish.SUSPEND else author.wish
+        except BaseException:
+            author.wish = Wish.END  # else the run is waited for
+            raise
 
 
 def test_a_suspended_run_rests_with_a_true_account_and_goes_on_where_it_was(
@@ -87,6 +93,38 @@ def test_a_suspended_run_rests_with_a_true_account_and_goes_on_where_it_was(
         assert provisioned.backlog_of_dead_letters() == COUNT - moved
         provisioned.check_audit()
         author.wish = Wish.RUN
+        account = run.result(120)
+    assert (account.moved, account.left) == (COUNT, 0)
+    assert provisioned.in_target() == numbers(COUNT)
+    provisioned.check_audit()
+
+
+@pytest.mark.parametrize("behaviour", ["producer_request_hold", "producer_exception"])
+def test_a_run_waits_for_the_consumers_of_a_target_over_its_backlog_quota(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch, behaviour: str
+) -> None:
+    monkeypatch.setattr(dispatch, "FULL_SECONDS", 1.0)
+    monkeypatch.setattr(broker, "WAIT_SECONDS", 3.0)
+    monkeypatch.setattr(window, "STALL_SECONDS", 3.0)
+    provisioned, author = provision_policy(), Author()
+    provisioned.bury_many(COUNT)
+    target = provisioned.policy.retry_topic
+    with running(provisioned, author) as run:
+        wait_until_moved(provisioned, 3_000)
+        quota = {"limitSize": 1, "limitTime": -1, "policy": behaviour}
+        provisioned.admin("POST", target, "backlogQuota", quota)
+        while not author.is_full.is_set():
+            provisioned.admin("PUT", target, "unload")  # else it takes a minute to be noticed
+            author.is_full.wait(5)
+            assert not run.done()
+        time.sleep(broker.WAIT_SECONDS + 2 * dispatch.FULL_SECONDS)
+        moved = len(provisioned.in_target())
+        assert 3_000 <= moved < COUNT
+        # What it may have stored without a receipt is looked for when it can send again.
+        account = author.accounts[-1]
+        assert 3_000 <= account.moved <= moved
+        assert account.left == COUNT - account.moved
+        provisioned.admin("DELETE", target, "backlogQuota")
         account = run.result(120)
     assert (account.moved, account.left) == (COUNT, 0)
     assert provisioned.in_target() == numbers(COUNT)

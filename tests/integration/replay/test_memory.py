@@ -30,7 +30,7 @@ from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
 
 class Silent:
-    def report(self, account, *, suspended=False):
+    def report(self, account, *, rests=None):
         return Wish.RUN
 
     def report_scan(self, scanned):

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local, Wish
+from redrive.replay.job.engine import Local, Rest, Wish
 from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import FencedError
@@ -53,9 +53,9 @@ class Notes:
         self.accounts: list[Account] = []
         self.scans: list[Scanned] = []
 
-    def report(self, account: Account, *, suspended: bool = False) -> Wish:
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         self.accounts.append(account)
-        return Wish.SUSPEND if suspended else Wish.RUN
+        return Wish.SUSPEND if rests is Rest.SUSPENDED else Wish.RUN
 
     def report_scan(self, scanned: Scanned) -> None:
         self.scans.append(scanned)
@@ -118,7 +118,7 @@ from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
 
 class Silent:
-    def report(self, account, *, suspended=False):
+    def report(self, account, *, rests=None):
         return Wish.RUN
 
     def report_scan(self, scanned):

@@ -174,6 +174,13 @@ class TargetDeduplicationError(RedriveError):
     requeue = Requeue.SLOW_BACKOFF
 
 
+class TargetFullError(RedriveError):
+    """The target of a Replay is over its backlog quota."""
+
+    reason: ClassVar[str] = "TargetFull"
+    requeue = Requeue.ON_CHANGE
+
+
 class ApprovalRequiredError(RedriveError):
     """A Replay would move more messages than it may without approval."""
 

@@ -122,10 +122,11 @@ def _connection(replay: Key, ctx: Context) -> Key | None:
     return None if body is None else connection_of(body)
 
 
-def _said(replay: Body | None) -> tuple[bool, bool, bool]:
-    """Return whether the job of a Replay says that it rests, awaits approval, and moves nothing."""
+def _said(replay: Body | None) -> tuple[bool, ...]:
+    """Return what the job of a Replay says that is more than a number."""
     said = ReplayStatus.of(replay or {})
-    return bool(said.suspended), bool(said.awaits_approval), pods.is_idle(said)
+    words = said.suspended, said.awaits_approval, said.target_full, pods.is_idle(said)
+    return tuple(map(bool, words))
 
 
 def _owners(application: Body) -> list[Key]:

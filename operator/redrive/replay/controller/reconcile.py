@@ -41,6 +41,11 @@ _START_TIME = timedelta(minutes=1)
 
 _ANOTHER = "fix that and make another Replay: it goes on from what was moved"
 
+_TARGET_FULL = errors.TargetFullError(
+    "the target is over its backlog quota, and takes no more messages",
+    remedy="have its consumers catch up, or raise the quota; then the run goes on",
+)
+
 _Shown = tuple[tuple[Condition, ...], dict[str, Any]]
 """Conditions, and the fields of the status beside them."""
 
@@ -226,15 +231,20 @@ def _mirror(
         return conditions, fields | ended
     if run.phase is Phase.RUNNING and reported.finished:
         return status.progressing("all is moved; the job looks at what becomes of it"), fields
+    if run.phase is Phase.RUNNING and reported.target_full:
+        return status.waiting(_TARGET_FULL), fields
     if run.phase is Phase.RUNNING and reported.suspended:
-        fields["phase"] = Phase.SUSPENDED.value
-        if reported.awaits_approval:
-            return status.waiting(_approval_required(reported)), fields
-        return status.progressing("the run is suspended: nothing is sent"), fields
+        return _suspended(reported), fields | {"phase": Phase.SUSPENDED.value}
     message = f"the SparkApplication {name} is {run.state or 'NEW'}"
     if run.error:
         message = f"{message}: {run.error}"
     return status.progressing(message), fields
+
+
+def _suspended(reported: ReplayStatus) -> tuple[Condition, ...]:
+    if reported.awaits_approval:
+        return status.waiting(_approval_required(reported))
+    return status.progressing("the run is suspended: nothing is sent")
 
 
 def _approval_required(reported: ReplayStatus) -> errors.ApprovalRequiredError:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from redrive.errors import RedriveError
-from redrive.replay.job.engine import Engine, Reporter, Wish
+from redrive.replay.job.engine import Engine, Reporter, Rest, Wish
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import Ledger
 from redrive.replay.ledger.permit import PERMIT, Permit
@@ -47,6 +47,8 @@ REPORT_SECONDS = 2.0
 LOOK_SECONDS = 4.0
 """What tasks under way have acknowledged is looked at when no range has come to its end for so
 long. Where that is single messages, by the hundred thousand, the broker takes a second to tell."""
+FULL_SECONDS = 15.0
+"""How long nothing is leased when the target was over its backlog quota."""
 TRIES = 3
 """A range whose task is lost, as with its executor, is leased again so often."""
 
@@ -82,6 +84,9 @@ class Dispatch:
         self._wish = Wish.RUN
         self._permitted = Permit()
         self._away_since: float | None = None
+        # Whether the target took nothing at the last try, when so many messages had been moved.
+        self._is_full, self._moved_when_full = False, 0
+        self._full_until = -math.inf
 
     def run(self) -> None:
         """Move range after range; wait while the run is suspended.
@@ -116,12 +121,19 @@ class Dispatch:
         return self._wish is Wish.RUN and not self._failed
 
     @property
+    def _rests(self) -> Rest | None:
+        if self._is_suspended and not self._under_way:
+            return Rest.SUSPENDED
+        return Rest.TARGET_FULL if self._is_full and self._is_on else None
+
+    @property
     def _is_suspended(self) -> bool:
         return self._wish is Wish.SUSPEND and bool(self._waiting) and not self._failed
 
     @property
     def _is_put_off(self) -> bool:
-        return self._away_since is not None and self._is_on
+        awaited = self._away_since is not None or self._is_full
+        return awaited and bool(self._waiting) and self._is_on
 
     def _go_on(self, pool: ThreadPoolExecutor) -> None:
         """Report, do what is wanted, and have the tasks know."""
@@ -144,9 +156,9 @@ class Dispatch:
         if time.monotonic() - self._reported < REPORT_SECONDS:
             return
         account = self._account()
-        at_rest = self._is_suspended and not self._under_way
+        self._is_full = self._is_full and account.moved <= self._moved_when_full
         try:
-            self._wish = self._reporter.report(account, suspended=at_rest)
+            self._wish = self._reporter.report(account, rests=self._rests)
         except RedriveError:
             logger.warning("the status can't be written; the run goes on", exc_info=True)
         self._reported = time.monotonic()
@@ -177,6 +189,8 @@ class Dispatch:
         """
         if not self._is_on:
             self._away_since = None  # nothing is tried, so nothing is waited for
+        if time.monotonic() < self._full_until:
+            return
         engine, limited = self._engine, self._job.rate_limit
         room = engine.capacity if limited is None else engine.slots
         while self._is_on and len(self._under_way) < room:
@@ -325,6 +339,11 @@ class Dispatch:
         self._look_due = time.monotonic() + LOOK_SECONDS
         if result.drained:
             self._waiting.insert(0, of)
+        if result.full:
+            logger.warning("the target is over its backlog quota; the run waits")
+            self._is_full = True
+            self._moved_when_full = Account.of(self._job.uid, self._ledger.records).moved
+            self._full_until = time.monotonic() + FULL_SECONDS
 
     @property
     def _plans(self) -> Mapping[Range, RangePlan]:

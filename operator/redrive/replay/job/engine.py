@@ -49,15 +49,23 @@ class Wish(enum.Enum):
     """To end as well, because of the deadline."""
 
 
+class Rest(enum.Enum):
+    """Why a run sends nothing."""
+
+    SUSPENDED = enum.auto()
+    TARGET_FULL = enum.auto()
+    """The target is over its backlog quota: its consumers have to catch up."""
+
+
 class Reporter(Protocol):
     """Shows how far a run has come."""
 
-    def report(self, account: Account, *, suspended: bool = False) -> Wish:
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         """Show the latest account, and return what is wanted.
 
         Args:
             account: the latest.
-            suspended: whether the run is at rest, because that is wanted.
+            rests: why nothing is under way; None while the run goes on.
         """
 
     def report_scan(self, scanned: Scanned) -> None:

@@ -21,7 +21,7 @@ from redrive.kube.resources import Body, Key
 from redrive.policy import durations
 from redrive.replay.job import preview
 from redrive.replay.job.aftermath import Aftermath
-from redrive.replay.job.engine import Wish
+from redrive.replay.job.engine import Rest, Wish
 from redrive.replay.job.plan import Scanned
 from redrive.replay.job.preview import RunPreview
 from redrive.replay.job.speed import Speed
@@ -29,7 +29,12 @@ from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ReplayJob
 
 MAX_MESSAGE = 1_024
-_AT_REST: dict[str, object] = {"rate": None, "remaining": None, "awaitsApproval": None}
+_AT_REST: dict[str, object] = {
+    "rate": None,
+    "remaining": None,
+    "awaitsApproval": None,
+    "targetFull": None,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -77,13 +82,15 @@ class Progress:
             )
         return status
 
-    def report(self, account: Account, *, suspended: bool = False) -> Wish:
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         """Write down how far the run has come, and return what the spec says by now."""
-        if suspended:
+        suspended = rests is Rest.SUSPENDED
+        if rests is not None:
             self._speed.restart()
         self._speed.note(time.monotonic(), account.moved)
         fields = account.to_status() | {"suspended": suspended} | self._tempo(account)
         fields["awaitsApproval"] = self._awaiting and suspended
+        fields["targetFull"] = rests is Rest.TARGET_FULL
         try:
             replay = asyncio.run(self._exchange(fields))
         except (ReplayGoneError, NotFoundError):

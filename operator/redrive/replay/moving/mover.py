@@ -27,7 +27,12 @@ from redrive.replay.ledger.records import SentTo
 from redrive.replay.moving import tail
 from redrive.replay.moving.entries import by_entry, read_first, refusal, schema_refusals
 from redrive.replay.moving.outcome import Found, RangeOutcome, RangeResult
-from redrive.replay.moving.sending import SEND_SECONDS, Sender, SentBeforeError
+from redrive.replay.moving.sending import (
+    SEND_SECONDS,
+    Sender,
+    SentBeforeError,
+    TargetFullError,
+)
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.moving.window import LEASE_SECONDS, DrainedError, StalledError, Window
 from redrive.replay.topic import bitmap, broker, position, ranges, reading, rows, snapshot
@@ -90,21 +95,21 @@ class RangeMover:
         self._last: dict[TargetPartition, int] = {}
 
     def run(self) -> RangeResult:
-        """Try until each entry is moved, refused, or not there any more."""
+        """Try until each entry is moved, refused, or not there any more, or the target is full."""
         sent_in = Try(self._task.generation, 0)
         before = Try(self._task.generation - 1, 0)
         while sent_in.attempt < MAX_TRIES:
             try:
                 if self._try(sent_in, before):
                     return self._result()
+            except TargetFullError:
+                return replace(self._given_back(), full=True)
             except SentBeforeError as found:
                 sent_in = found.sent_in
             before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
             self._tails = self._unread(self._task.since)
         if self._outcome.settled:  # what was refused one by one goes on record, for a next task
-            self._drained = True
-            # That one looks for what is in doubt, as for all that a lost task has sent.
-            return replace(self._result(), tails=self._unread(self._task.since))
+            return self._given_back()
         raise SendFailedError(
             "the broker neither stores dead letters nor refuses them",
             got=f"{self._task.range} after {MAX_TRIES} tries",
@@ -308,6 +313,11 @@ class RangeMover:
     def _check_lease(self) -> Permit:
         broker.waited(self._lease.check)
         return self._lease.permit
+
+    def _given_back(self) -> RangeResult:
+        """Return the result for a next lease: it looks for what is in doubt as after a lost one."""
+        self._drained = True
+        return replace(self._result(), tails=self._unread(self._task.since))
 
     def _result(self) -> RangeResult:
         task, outcome = self._task, self._outcome

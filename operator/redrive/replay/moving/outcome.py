@@ -22,6 +22,7 @@ class RangeResult:
     Attributes:
         gone: entries that were acknowledged by others before they were sent.
         drained: whether the task ended before its time: entries are left.
+        full: whether it did because the target is over its backlog quota.
         read: what was learned of entries that the plan had not read.
     """
 
@@ -32,6 +33,7 @@ class RangeResult:
     tails: Mapping[TargetPartition, Tail]
     unproven: Unproven = field(default_factory=dict)
     drained: bool = False
+    full: bool = False
     read: EntriesRead = field(default_factory=EntriesRead)
 
 

@@ -30,10 +30,20 @@ SEND_SECONDS = 30
 of what it had on its way when it wakes: others may have the names of its producers by then."""
 
 
+_FULL = (
+    pulsar.ProducerBlockedQuotaExceededError,
+    pulsar.ProducerBlockedQuotaExceededException,
+)
+
+
 class DeduplicationOffError(RedriveError):
     """The target does not keep sequence ids: what a client sends again is stored twice."""
 
     reason: ClassVar[str] = "DeduplicationOff"
+
+
+class TargetFullError(Exception):
+    """The target is over its backlog quota."""
 
 
 class SentBeforeError(Exception):
@@ -129,6 +139,7 @@ class Sender:
             SentBeforeError: there were messages of this try, or a later one; or another process
                 has sent some while the producer was opened for another schema.
             SchemaError: there is no such schema, or the target does not take it.
+            TargetFullError: its backlog is larger than it may be.
             RedriveError: it can't be opened.
         """
         if not self.holds(index, version):
@@ -242,6 +253,8 @@ class Sender:
         except broker.ReplayRoleRefusedError as error:
             if isinstance(error.__cause__, pulsar.IncompatibleSchema):
                 raise _schema_refused(self._source, version, topic) from error
+            if isinstance(error.__cause__, _FULL):
+                raise TargetFullError from error
             raise
 
 

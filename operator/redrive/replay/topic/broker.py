@@ -82,6 +82,8 @@ _FOR_GOOD = (
     pulsar.IncompatibleSchema,
     pulsar.InvalidTopicName,
     pulsar.NotAllowedError,
+    pulsar.ProducerBlockedQuotaExceededError,  # it passes, but not within minutes
+    pulsar.ProducerBlockedQuotaExceededException,
     pulsar.TopicNotFound,
     pulsar.TopicTerminated,
 )

@@ -333,6 +333,18 @@ async def test_a_run_that_needs_approval_says_how_to_give_it(api: FakeKubernetes
     assert "got 5000; set the annotation redrive.io/approved-by of this Replay" in message
 
 
+async def test_a_run_whose_target_is_full_says_so_and_runs(api: FakeKubernetes) -> None:
+    body = replay(status={"targetFull": True, "moved": 3, "left": 5_000})
+    running = application(wall_clock(), applicationState={"state": "RUNNING"})
+    context = ctx(replays=[body], applications=[running])
+    context = dataclasses.replace(context, kubernetes=api)
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    assert statuses(api)[-1]["phase"] == "Running"
+    reason, message = shown(api)
+    assert reason == "TargetFull"
+    assert "have its consumers catch up" in message
+
+
 def finished(seconds_ago: int, **spec: object) -> dict[str, Any]:
     """Return a Replay that has ended, as long ago as that."""
     moment = (wall_clock() - timedelta(seconds=seconds_ago)).isoformat()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import threading
@@ -19,7 +20,7 @@ from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.replay.job import dispatch
 from redrive.replay.job.dispatch import Dispatch, RunEndedError
-from redrive.replay.job.engine import Engine, Reporter, Wish
+from redrive.replay.job.engine import Engine, Reporter, Rest, Wish
 from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import Ledger
@@ -95,12 +96,12 @@ class Silent:
     def __init__(self, reports: float = math.inf) -> None:
         self._reports = reports
 
-    def report(self, account: Account, *, suspended: bool = False) -> Wish:
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         assert account.matched
         self._reports -= 1
         if self._reports < 0:
             return Wish.END
-        return Wish.SUSPEND if suspended else Wish.RUN
+        return Wish.SUSPEND if rests is Rest.SUSPENDED else Wish.RUN
 
     def report_scan(self, scanned: Scanned) -> None:
         raise AssertionError(scanned)
@@ -246,8 +247,8 @@ class InOneRange:
         self._looks += 1
         return replace(partition(0), acknowledged=Acknowledged(EntryId(0, self._looks - 2)))
 
-    def report(self, account: Account, *, suspended: bool = False) -> Wish:
-        assert not suspended
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
+        assert rests is None
         self.reported.append(account.moved)
         if account.moved == 3:
             self._shown.set()
@@ -335,8 +336,8 @@ class SuspendedOnce(Silent):
         super().__init__()
         self._wishes = iter([Wish.RUN, Wish.SUSPEND])
 
-    def report(self, account: Account, *, suspended: bool = False) -> Wish:
-        super().report(account, suspended=suspended)
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
+        super().report(account, rests=rests)
         wish = next(self._wishes, Wish.RUN)
         time.sleep(0.5 * (wish is Wish.SUSPEND))
         return wish
@@ -369,3 +370,51 @@ def test_a_role_that_may_not_look_ends_the_run_at_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(tail, "marks", refuse)
     with pytest.raises(AdminForbiddenError):
         run(POLICY, InStep(slots=2, beside=1), partitions=1)
+
+
+class Full(InStep):
+    """An engine whose target takes nothing, for so many tasks."""
+
+    def __init__(self, tasks: float) -> None:
+        super().__init__(slots=2, beside=1)
+        self._tasks = tasks
+
+    def move(self, task: RangeTask) -> RangeResult:
+        with self._lock:
+            self._tasks -= 1
+            is_full = self._tasks >= 0
+        if is_full:
+            return RangeResult({}, {}, (), 0, {}, drained=True, full=True)
+        return super().move(task)
+
+
+class Noted(Silent):
+    """Notes how the run stands."""
+
+    def __init__(self, reports: float = math.inf) -> None:
+        super().__init__(reports)
+        self.rests: list[Rest | None] = []
+
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
+        self.rests.append(rests)
+        return super().report(account, rests=rests)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_target_that_is_full_is_waited_for_and_tried_from_time_to_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(broker, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.1)
+    status, began = Noted(), time.monotonic()
+    run(POLICY, Full(6), partitions=1, reporter=status)
+    assert time.monotonic() - began > 3 * dispatch.FULL_SECONDS  # two tasks each time
+    assert set(status.rests) == {None, Rest.TARGET_FULL}
+    # Without a break, whatever is tried meanwhile.
+    assert sum(a != b for a, b in itertools.pairwise(status.rests)) == 2
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_run_ends_while_its_target_is_full_if_its_replay_is_deleted() -> None:
+    with pytest.raises(RunEndedError):
+        run(POLICY, Full(math.inf), partitions=1, reporter=Silent(reports=9))

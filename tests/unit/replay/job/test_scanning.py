@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from redrive.replay.job import scanning
-from redrive.replay.job.engine import Wish
+from redrive.replay.job.engine import Rest, Wish
 from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.moving.outcome import RangeResult
@@ -41,8 +41,8 @@ class Status:
         self._refused = 0
         self.has_changed = threading.Condition()
 
-    def report(self, account: Account, *, suspended: bool = False) -> Wish:
-        raise AssertionError(account, suspended)
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
+        raise AssertionError(account, rests)
 
     def report_scan(self, scanned: Scanned) -> None:
         if not self._refused:
