@@ -51,7 +51,7 @@ AT_STEP = {
 CONSUMER = """
 import time
 from redrive.delivery.middleware import sequencing
-sequencing.STILL_SECONDS = 10.0
+sequencing.STILL_SECONDS = 4.0
 journal = os.open({journal!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 def handle(message):
     time.sleep(0.02)
@@ -167,7 +167,7 @@ def test_keys_that_move_between_consumers_which_are_killed_lose_nothing_and_keep
         consume_and_kill(lambda: start_program(sequenced, program), sequenced, journal, kills)
 
     send_all(sequenced)
-    consume(kills=3)
+    consume(kills=2)
     dead = {key: BAD.get(key, COUNT) for key in KEYS}
     assert done(journal) == {key: [*range(dead[key])] for key in KEYS}
     for key, buried in letters(sequenced).items():
@@ -177,7 +177,7 @@ def test_keys_that_move_between_consumers_which_are_killed_lose_nothing_and_keep
     for file in tmp_path.glob("bad-*"):
         file.unlink()
     assert sequenced.replay()
-    consume(kills=3)
+    consume(kills=1)
     while sequenced.replay():  # what a kill has copied, and what had waited too long
         consume(kills=0)
     assert done(journal) == {key: [*range(COUNT)] for key in KEYS}
@@ -280,7 +280,6 @@ def test_records_that_are_compacted_away_hold_nothing_back(sequenced: Provisione
 def test_a_removal_that_was_compacted_away_while_nothing_was_followed_is_found_all_the_same(
     sequenced: ProvisionedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sequence_topic, "STALE_SECONDS", 0.0)
     name, letter = sequenced.policy.sequences_topic, Letter(1, 0).encode()
     idle, busy = (SequenceTopic(sequenced.client(sequenced.role), name) for _ in range(2))
     write(busy, [0, 1], letter)
@@ -290,5 +289,6 @@ def test_a_removal_that_was_compacted_away_while_nothing_was_followed_is_found_a
     write(busy, [0], b"")
     write(busy, [1], letter)
     assert compact(sequenced) == 1
+    monkeypatch.setattr(sequence_topic, "STALE_SECONDS", 0.0)
     idle.read()
     assert len(idle.sequences) == 1

@@ -8,7 +8,7 @@ from tests.integration.provision.conftest import MakeShop, Shop
 from tests.support import transitions
 from tests.support.transitions import cases, problems_of, some
 
-SHARE = 10
+SHARE = 30
 """One of so many fields is changed here, and each by `make chaos`."""
 
 

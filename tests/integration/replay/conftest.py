@@ -83,6 +83,13 @@ class ProvisionedPolicy:
         producer.close()
         assert results == [pulsar.Result.Ok] * count
 
+    def bury_in_ranges(self, count: int, **sent: Any) -> None:  # noqa: ANN401 - likewise
+        """Lay them into two ledgers, of which each is a range at least."""
+        half = count // 2
+        self.bury_many(half, **sent)
+        self.admin("PUT", self.policy.dead_letter_topic, "unload")
+        self.bury_many(count - half, half, **sent)
+
     def in_target(self, target: TopicName | None = None) -> list[str]:
         """Return the ids of all that was ever stored in the retry topic, in alphabetical order.
 

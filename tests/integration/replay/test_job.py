@@ -24,7 +24,7 @@ from redrive.replay.__main__ import main
 from redrive.replay.job import dispatch, scanning
 from redrive.replay.job import run as jobs
 from redrive.replay.job.dispatch import DeadlineError, RunEndedError
-from redrive.replay.job.engine import Local, Wish
+from redrive.replay.job.engine import Local, Rest, Wish
 from redrive.replay.job.plan import Scanned
 from redrive.replay.job.progress import Progress
 from redrive.replay.ledger.account import Account
@@ -127,7 +127,7 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
 ) -> None:
     monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.0)
     monkeypatch.setattr(dispatch, "LOOK_SECONDS", 0.0)
-    count = 25_000
+    count = 12_000
     provisioned = provision_policy(dead_partitions=2)
     provisioned.bury_many(count)
     job, progress = make_job(provisioned, "size > 0")
@@ -135,10 +135,10 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
     scans: list[int] = []
     report: Callable[..., Wish] = progress.report
 
-    def note_and_report(account: Account, *, suspended: bool = False) -> Wish:
+    def note_and_report(account: Account, *, rests: Rest | None = None) -> Wish:
         assert account.matched == account.moved + account.left == count
         moved.append(account.moved)
-        return report(account, suspended=suspended)
+        return report(account, rests=rests)
 
     def note_scan(scanned: Scanned) -> None:
         assert not moved

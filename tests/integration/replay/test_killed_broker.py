@@ -52,9 +52,9 @@ def check(provisioned: Any, moved: list[str], *, left: int) -> None:  # noqa: AN
 def test_a_run_goes_on_when_the_broker_is_killed(
     provision_policy: ProvisionPolicy, killable: Sandbox
 ) -> None:
-    count = 20_000
+    count = 8_000
     provisioned = provision_policy()
-    provisioned.bury_many(count)
+    provisioned.bury_in_ranges(count)
     with process(job_of(provisioned)) as running:
         wait_until_moved(provisioned, 1_000)
         killable.processes.kill(pulsar.NAME)

@@ -37,7 +37,7 @@ from tests.support.withholding_proxy import proxy_of
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
-COUNT = 20_000
+COUNT = 8_000
 RIGHTS = ("produce", "consume")
 
 
@@ -111,10 +111,10 @@ def test_a_killed_run_to_a_busy_source_topic_is_gone_on_with_exactly_once(
 ) -> None:
     provisioned = provision_policy()
     source = add_source(provisioned)
-    provisioned.bury_many(COUNT)
+    provisioned.bury_in_ranges(COUNT)
     with ThreadPoolExecutor(1) as threads:
         traffic = threads.submit(_produce, provisioned, source, 400)
-        cut_off_at(provisioned, job_to(provisioned, source), 4_000)
+        cut_off_at(provisioned, job_to(provisioned, source), 2_000)
         account = move(job_to(provisioned, source))
         traffic.result()
     assert account.matched == account.moved + account.skipped
@@ -139,10 +139,10 @@ def test_what_a_killed_run_has_moved_elsewhere_is_found_there_by_the_next(
 ) -> None:
     provisioned = provision_policy()
     source, retry = add_source(provisioned), provisioned.policy.retry_topic
-    provisioned.bury_many(COUNT)
+    provisioned.bury_in_ranges(COUNT)
     first, then = (source, retry) if back else (retry, source)
 
-    before = cut_off_at(provisioned, job_to(provisioned, first), 4_000)
+    before = cut_off_at(provisioned, job_to(provisioned, first), 2_000)
     account = move(job_to(provisioned, then))
 
     assert account.left == 0
@@ -161,9 +161,9 @@ def test_three_targets_in_turn_each_after_a_kill(provision_policy: ProvisionPoli
     provisioned.create(checked, "check", 0)
     provisioned.deduplicate(checked)
     provisioned.grant(checked, *RIGHTS)
-    provisioned.bury_many(COUNT)
-    cut_off_at(provisioned, job_to(provisioned, source), 2_000)
-    cut_off_at(provisioned, job_to(provisioned, retry), 2_000)
+    provisioned.bury_in_ranges(COUNT)
+    cut_off_at(provisioned, job_to(provisioned, source), 1_000)
+    cut_off_at(provisioned, job_to(provisioned, retry), 1_000)
     move(job_to(provisioned, checked))
     found = [each for topic in (source, retry, checked) for each in provisioned.in_target(topic)]
     assert sorted(found) == numbers(COUNT)
@@ -175,12 +175,12 @@ def test_without_deduplication_a_run_moves_all_only_if_it_may_move_more_than_onc
 ) -> None:
     provisioned = provision_policy()
     source = add_source(provisioned, deduplicate=False)
-    provisioned.bury_many(COUNT)
+    provisioned.bury_in_ranges(COUNT)
     with pytest.raises(DeduplicationOffError, match="guarantee: AtLeastOnce"):
         move(job_to(provisioned, source))
     proofs = len(provisioned.in_target(source))
     again = job_to(provisioned, source, exactly_once=False)
-    cut_off_at(provisioned, again, 2_000)
+    cut_off_at(provisioned, again, 1_000)
 
     account = move(again)
 
@@ -234,12 +234,12 @@ def test_a_run_that_was_cut_off_stores_nothing_after_a_replay_to_another_target(
     """
     provisioned = provision_policy()
     source, retry = add_source(provisioned), provisioned.policy.retry_topic
-    provisioned.bury_many(COUNT)
+    provisioned.bury_in_ranges(COUNT)
     with proxy_of(provisioned.broker.port) as proxy, ThreadPoolExecutor(2) as threads:
         service_url = f"pulsar://127.0.0.1:{proxy.port}"
         job = dataclasses.replace(job_of(provisioned), service_url=service_url)
         cut_off = threads.submit(runs.run, job, Local(), Notes())
-        wait_until_moved(provisioned, 5_000)
+        wait_until_moved(provisioned, 2_000)
         proxy.frozen = True
         other = threads.submit(move, job_to(provisioned, source))
         futures.wait([other], seconds)
