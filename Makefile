@@ -22,7 +22,7 @@ help: ## List the targets
 # Files in the order of their names: short ones, the unit tests, come last, so no worker is idle for long.
 test: lint ## Run lint, then all tests against a real broker and API server
 	$(python) -m sandbox prepare
-	$(python) -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=10 $(TESTS)
+	$(python) -m pytest --numprocesses=5 --dist=loadfile --no-loadscope-reorder --durations=10 $(TESTS)
 
 # What speaks to a broker; the Java client and Spark are those of the default release.
 test-brokers: ## Run the contract and integration tests against each supported release of Pulsar

@@ -341,8 +341,9 @@ class ReplayStatus(StatusModel):
     """Whether the run is at rest until the annotation `redrive.io/approved-by` says who approves;
     written by the job."""
 
-    target_full: bool | None = None
-    """Whether the run waits because its target is over its backlog quota; written by the job."""
+    full_topic: str | None = None
+    """The topic for whose consumers the run waits, because it is over its backlog quota; written by
+    the job."""
 
     finished: bool | None = None
     """Whether the run has come to its end, with nothing left, and at most follows what was moved;

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.replay import audit
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import RunEndedError
-from redrive.replay.job.engine import Local, Rest, Wish
+from redrive.replay.job.engine import SUSPENDED, Local, Rest, Wish
 from redrive.replay.job.plan import Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.moving import window
@@ -46,13 +46,15 @@ class Author:
         self.wish = Wish.RUN
         self.rests = threading.Event()
         self.is_full = threading.Event()
+        self.full_topics: set[TopicName] = set()
         self.accounts = [Account()]
 
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         self.accounts.append(account)
-        if rests is Rest.SUSPENDED:
+        if rests == SUSPENDED:
             self.rests.set()
-        if rests is Rest.TARGET_FULL:
+        if rests is not None and rests.full_topic is not None:
+            self.full_topics.add(rests.full_topic)
             self.is_full.set()
         return self.wish
 
@@ -119,6 +121,7 @@ def test_a_run_waits_for_the_consumers_of_a_target_over_its_backlog_quota(
             author.is_full.wait(5)
             assert not run.done()
         time.sleep(broker.WAIT_SECONDS + 2 * dispatch.FULL_SECONDS)
+        assert author.full_topics == {target}
         moved = len(provisioned.in_target())
         assert 2_000 <= moved < count
         # What it may have stored without a receipt is looked for when it can send again.
@@ -130,6 +133,28 @@ def test_a_run_waits_for_the_consumers_of_a_target_over_its_backlog_quota(
     assert (account.moved, account.left) == (count, 0)
     assert provisioned.in_target() == numbers(count)
     provisioned.check_audit()
+
+
+def test_what_a_full_target_trims_meanwhile_leaves_nothing_in_doubt(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    """Nothing was sent by a task that was not let in."""
+    provisioned, author = provision_policy(), Author()
+    provisioned.bury_many(10)
+    target = provisioned.policy.retry_topic
+    quota = {"limitSize": 0, "limitTime": -1, "policy": "producer_exception"}
+    provisioned.admin("POST", target, "backlogQuota", quota)
+    time.sleep(1)
+    with running(provisioned, author) as run:
+        assert author.is_full.wait(60)
+        (before,) = snapshot.look(provisioned.broker.admin_url, target)
+        provisioned.admin("PUT", target, "unload")  # which lets go of a ledger that is empty
+        (after,) = snapshot.look(provisioned.broker.admin_url, target)
+        assert not before.held & after.held
+        provisioned.admin("DELETE", target, "backlogQuota")
+        account = run.result(120)
+    assert (account.moved, account.refused, account.left) == (10, 0, 0)
+    assert provisioned.in_target() == numbers(10)
 
 
 def test_a_run_whose_replay_is_deleted_settles_what_is_under_way_and_ends(

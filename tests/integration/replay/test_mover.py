@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local, Rest, Wish
+from redrive.replay.job.engine import SUSPENDED, Local, Rest, Wish
 from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import FencedError
@@ -55,7 +55,7 @@ class Notes:
 
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         self.accounts.append(account)
-        return Wish.SUSPEND if rests is Rest.SUSPENDED else Wish.RUN
+        return Wish.SUSPEND if rests == SUSPENDED else Wish.RUN
 
     def report_scan(self, scanned: Scanned) -> None:
         self.scans.append(scanned)

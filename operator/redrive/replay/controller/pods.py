@@ -31,8 +31,9 @@ def is_idle(reported: ReplayStatus) -> bool:
 
     So it is without executors, while it plans, and while a broker is away.
     """
-    is_over = reported.finished or reported.preview is not None or reported.left == 0
-    return not (is_over or reported.suspended or reported.target_full or reported.rate)
+    scanned = reported.preview is not None and reported.preview.estimated_seconds is not None
+    is_over = reported.finished or scanned or reported.left == 0
+    return not (is_over or reported.suspended or reported.rate)
 
 
 async def check(run: SparkRun, reported: ReplayStatus, now: datetime, ctx: Context) -> None:

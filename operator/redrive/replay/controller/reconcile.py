@@ -41,11 +41,6 @@ _START_TIME = timedelta(minutes=1)
 
 _ANOTHER = "fix that and make another Replay: it goes on from what was moved"
 
-_TARGET_FULL = errors.TargetFullError(
-    "the target is over its backlog quota, and takes no more messages",
-    remedy="have its consumers catch up, or raise the quota; then the run goes on",
-)
-
 _Shown = tuple[tuple[Condition, ...], dict[str, Any]]
 """Conditions, and the fields of the status beside them."""
 
@@ -107,7 +102,11 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
     _check_current(replay, ctx)
     is_over = fields.get("phase") in FINAL
     if is_over:
-        fields |= {"rate": None, "remaining": None}  # a driver that was killed left them
+        fields |= {
+            "rate": None,
+            "remaining": None,
+            "fullTopic": None,
+        }  # a driver that was killed left them
     out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
     await out.publish(replay, conditions, fields)
     if is_over:
@@ -231,14 +230,21 @@ def _mirror(
         return conditions, fields | ended
     if run.phase is Phase.RUNNING and reported.finished:
         return status.progressing("all is moved; the job looks at what becomes of it"), fields
-    if run.phase is Phase.RUNNING and reported.target_full:
-        return status.waiting(_TARGET_FULL), fields
+    if run.phase is Phase.RUNNING and reported.full_topic:
+        return status.waiting(_target_full(reported.full_topic)), fields
     if run.phase is Phase.RUNNING and reported.suspended:
         return _suspended(reported), fields | {"phase": Phase.SUSPENDED.value}
     message = f"the SparkApplication {name} is {run.state or 'NEW'}"
     if run.error:
         message = f"{message}: {run.error}"
     return status.progressing(message), fields
+
+
+def _target_full(topic: str) -> errors.TargetFullError:
+    return errors.TargetFullError(
+        f"{topic} is over its backlog quota, and takes no more messages",
+        remedy="have its consumers catch up, or raise the quota; then the run goes on",
+    )
 
 
 def _suspended(reported: ReplayStatus) -> tuple[Condition, ...]:

@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from redrive.errors import RedriveError
-from redrive.replay.job.engine import Engine, Reporter, Rest, Wish
+from redrive.policy.naming import TopicName
+from redrive.replay.job.engine import SUSPENDED, Engine, Reporter, Rest, Wish
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import Ledger
 from redrive.replay.ledger.permit import PERMIT, Permit
@@ -84,9 +85,10 @@ class Dispatch:
         self._wish = Wish.RUN
         self._permitted = Permit()
         self._away_since: float | None = None
-        # Whether the target took nothing at the last try, when so many messages had been moved.
-        self._is_full, self._moved_when_full = False, 0
-        self._full_until = -math.inf
+        # Which topic took nothing at the last try, when so many messages had been moved.
+        self._full: TopicName | None = None
+        self._moved_when_full = 0
+        self._full_until: float | None = None
 
     def run(self) -> None:
         """Move range after range; wait while the run is suspended.
@@ -123,8 +125,8 @@ class Dispatch:
     @property
     def _rests(self) -> Rest | None:
         if self._is_suspended and not self._under_way:
-            return Rest.SUSPENDED
-        return Rest.TARGET_FULL if self._is_full and self._is_on else None
+            return SUSPENDED
+        return Rest(self._full) if self._full is not None and self._is_on else None
 
     @property
     def _is_suspended(self) -> bool:
@@ -132,7 +134,7 @@ class Dispatch:
 
     @property
     def _is_put_off(self) -> bool:
-        awaited = self._away_since is not None or self._is_full
+        awaited = self._away_since is not None or self._full_until is not None
         return awaited and bool(self._waiting) and self._is_on
 
     def _go_on(self, pool: ThreadPoolExecutor) -> None:
@@ -156,7 +158,8 @@ class Dispatch:
         if time.monotonic() - self._reported < REPORT_SECONDS:
             return
         account = self._account()
-        self._is_full = self._is_full and account.moved <= self._moved_when_full
+        if account.moved > self._moved_when_full:
+            self._full = None
         try:
             self._wish = self._reporter.report(account, rests=self._rests)
         except RedriveError:
@@ -189,10 +192,13 @@ class Dispatch:
         """
         if not self._is_on:
             self._away_since = None  # nothing is tried, so nothing is waited for
-        if time.monotonic() < self._full_until:
+        if self._full_until is not None and time.monotonic() < self._full_until:
             return
+        self._full_until = None
         engine, limited = self._engine, self._job.rate_limit
         room = engine.capacity if limited is None else engine.slots
+        if self._full is not None:
+            room = 1  # which tells whether it is full yet
         while self._is_on and len(self._under_way) < room:
             of = self._next()
             if of is None:
@@ -337,12 +343,12 @@ class Dispatch:
         )
         self._ledger.write(range_key(of), record.to_json())
         self._look_due = time.monotonic() + LOOK_SECONDS
-        if result.drained:
+        if result.drained and self._to_move(of):
             self._waiting.insert(0, of)
-        if result.full:
-            logger.warning("the target is over its backlog quota; the run waits")
-            self._is_full = True
-            self._moved_when_full = Account.of(self._job.uid, self._ledger.records).moved
+        if result.full is not None:
+            logger.warning("%s is over its backlog quota; the run waits", result.full)
+            account = Account.of(self._job.uid, self._ledger.records, self._acknowledged)
+            self._full, self._moved_when_full = result.full, account.moved
             self._full_until = time.monotonic() + FULL_SECONDS
 
     @property

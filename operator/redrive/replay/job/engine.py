@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from redrive.policy.naming import TopicName
 from redrive.replay.job import plan
 from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.ledger.account import Account
@@ -49,12 +50,18 @@ class Wish(enum.Enum):
     """To end as well, because of the deadline."""
 
 
-class Rest(enum.Enum):
-    """Why a run sends nothing."""
+class Rest(NamedTuple):
+    """Why a run sends nothing.
 
-    SUSPENDED = enum.auto()
-    TARGET_FULL = enum.auto()
-    """The target is over its backlog quota: its consumers have to catch up."""
+    Attributes:
+        full_topic: is over its backlog quota: its consumers have to catch up. None if the run is
+            suspended.
+    """
+
+    full_topic: TopicName | None = None
+
+
+SUSPENDED = Rest()
 
 
 class Reporter(Protocol):

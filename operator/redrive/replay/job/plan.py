@@ -28,7 +28,7 @@ from redrive.replay.topic.rows import DeadLetterRow
 
 SAMPLES = 10
 CAUSES = 100
-"""Of each range, so many have a count of their own: anybody may write causes."""
+"""So many have a count of their own: anybody may write causes."""
 MAX_CAUSE = 256
 
 
@@ -102,12 +102,10 @@ class Scanned:
         return cls(planned.plan.scanned, Counter(planned.causes), refused)
 
     def __add__(self, other: Scanned) -> Scanned:
-        """Return both together."""
-        return Scanned(
-            self.messages + other.messages,
-            self.causes + other.causes,
-            self.refused + other.refused,
-        )
+        """Return both together, with the most frequent causes: there may be any number of them."""
+        causes = (self.causes + other.causes).most_common(CAUSES)
+        messages, refused = self.messages + other.messages, self.refused + other.refused
+        return Scanned(messages, Counter(dict(causes)), refused)
 
 
 @dataclass(frozen=True)

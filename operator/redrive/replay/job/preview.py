@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -47,9 +48,12 @@ class RunPreview:
             job: which would move them.
             slots: how many tasks would run at a time.
         """
-        summed = sum(map(Scanned.of, planned), Scanned())
+        causes: Counter[str] = Counter()
+        refused: Counter[str] = Counter()
         samples: list[str] = []
         for each in planned:
+            causes.update(each.causes)
+            refused.update(Scanned.of(each).refused)
             partition = each.range.partition
             samples += [f"{s.ledger}:{s.entry}:{partition}:{s.batch_index}" for s in each.samples]
         # Of an ordered policy one range of each partition is moved at a time.
@@ -62,8 +66,8 @@ class RunPreview:
         )
         return cls(
             account,
-            dict(summed.causes.most_common(SHOWN)),
-            dict(summed.refused.most_common(SHOWN)),
+            dict(causes.most_common(SHOWN)),
+            dict(refused.most_common(SHOWN)),
             tuple(samples[:SAMPLES]),
             math.ceil(seconds),
         )

@@ -21,7 +21,7 @@ from redrive.kube.resources import Body, Key
 from redrive.policy import durations
 from redrive.replay.job import preview
 from redrive.replay.job.aftermath import Aftermath
-from redrive.replay.job.engine import Rest, Wish
+from redrive.replay.job.engine import SUSPENDED, Rest, Wish
 from redrive.replay.job.plan import Scanned
 from redrive.replay.job.preview import RunPreview
 from redrive.replay.job.speed import Speed
@@ -33,7 +33,7 @@ _AT_REST: dict[str, object] = {
     "rate": None,
     "remaining": None,
     "awaitsApproval": None,
-    "targetFull": None,
+    "fullTopic": None,
 }
 
 logger = logging.getLogger(__name__)
@@ -84,13 +84,13 @@ class Progress:
 
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         """Write down how far the run has come, and return what the spec says by now."""
-        suspended = rests is Rest.SUSPENDED
+        suspended = rests == SUSPENDED
         if rests is not None:
             self._speed.restart()
         self._speed.note(time.monotonic(), account.moved)
         fields = account.to_status() | {"suspended": suspended} | self._tempo(account)
         fields["awaitsApproval"] = self._awaiting and suspended
-        fields["targetFull"] = rests is Rest.TARGET_FULL
+        fields["fullTopic"] = str(rests.full_topic) if rests and rests.full_topic else None
         try:
             replay = asyncio.run(self._exchange(fields))
         except (ReplayGoneError, NotFoundError):

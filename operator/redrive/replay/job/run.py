@@ -167,10 +167,11 @@ def _check_rights(route: Route) -> None:
     topic = str(broker.partition_of(route.target, index))
     try:
         with broker.connect(route.service_url) as client:
-            with broker.refusals(f"open a producer on {topic}", "produce"):
-                client.create_producer(topic).close()
             with broker.refusals(f"read {topic}", "consume"):
                 client.create_reader(topic, pulsar.MessageId.latest).close()
+            # Second: a topic over its backlog quota refuses it to whoever may.
+            with broker.refusals(f"open a producer on {topic}", "produce"):
+                client.create_producer(topic).close()
     except broker.ReplayRoleRefusedError as error:
         # Tasks deal with all else, such as a schema, or a broker that is away.
         if isinstance(error.__cause__, pulsar.AuthorizationError):

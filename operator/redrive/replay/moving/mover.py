@@ -29,9 +29,9 @@ from redrive.replay.moving.entries import by_entry, read_first, refusal, schema_
 from redrive.replay.moving.outcome import Found, RangeOutcome, RangeResult
 from redrive.replay.moving.sending import (
     SEND_SECONDS,
+    NotLetInError,
     Sender,
     SentBeforeError,
-    TargetFullError,
 )
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.moving.window import LEASE_SECONDS, DrainedError, StalledError, Window
@@ -54,18 +54,22 @@ class SendFailedError(RedriveError):
     reason: ClassVar[str] = "SendFailed"
 
 
-def move(task: RangeTask) -> RangeResult:
+def move(task: RangeTask, *, again: bool = False) -> RangeResult:
     """Move a range, and return what became of it.
 
     At most `window.MESSAGES` and `window.BYTES` are on their way at a time. A broker that is
     restarted is waited for.
+
+    Args:
+        task: the range.
+        again: whether another process may have had this very task.
 
     Raises:
         FencedError: another run has taken over; what was sent by then is found by that one.
         RedriveError: the broker refuses, or does not answer for minutes.
     """
     with broker.connect(task.route.service_url) as client:
-        return RangeMover(task, client).run()
+        return RangeMover(task, client, again=again).run()
 
 
 class RangeMover:
@@ -73,15 +77,18 @@ class RangeMover:
 
     Args:
         client: for all but sending.
+        again: see `move`.
     """
 
-    def __init__(self, task: RangeTask, client: pulsar.Client) -> None:
+    def __init__(self, task: RangeTask, client: pulsar.Client, *, again: bool) -> None:
         route = task.route
         self._task, self._route, self._client = task, route, client
         self._begun = time.monotonic()
         self._outcome = RangeOutcome(task.partly, route.uid, proven=not route.exactly_once)
         self._lease = Lease(client, route.ledger, route.owner, task.lease, task.permit)
         self._drained = False
+        # Whether anything may be on its way to the target, or stored there, by this lease.
+        self._has_sent = again
         topic = broker.partition_of(route.source, task.range.partition)
         self._consumer = broker.acknowledger(client, topic, route.subscription)
         self._schema_refusal = schema_refusals(client, route.source)
@@ -102,10 +109,10 @@ class RangeMover:
             try:
                 if self._try(sent_in, before):
                     return self._result()
-            except TargetFullError:
-                return replace(self._given_back(), full=True)
+            except NotLetInError as found:
+                return replace(self._given_back(), full=found.topic)
             except SentBeforeError as found:
-                sent_in = found.sent_in
+                self._has_sent, sent_in = True, found.sent_in
             before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
             self._tails = self._unread(self._task.since)
         if self._outcome.settled:  # what was refused one by one goes on record, for a next task
@@ -166,10 +173,11 @@ class RangeMover:
         batches = route.batch and not sent_in.attempt
         sender = Sender(client, target, route.source, self._task.range, sent_in, batches=batches)
         stack.callback(sender.close)
-        stack.callback(self._note_last, sender, topic)
+        stack.callback(self._note, sender, topic)
         return sender
 
-    def _note_last(self, sender: Sender, topic: TopicName) -> None:
+    def _note(self, sender: Sender, topic: TopicName) -> None:
+        self._has_sent |= sender.has_sent
         for index, last in sender.last.items():
             self._last.setdefault(TargetPartition(topic, index), last)
 
@@ -315,9 +323,14 @@ class RangeMover:
         return self._lease.permit
 
     def _given_back(self) -> RangeResult:
-        """Return the result for a next lease: it looks for what is in doubt as after a lost one."""
+        """Return the result for a next lease: it looks for what is in doubt as after a lost one.
+
+        Of a lease that has sent nothing there is nothing to look for. Else what the consumers of a
+        full target take meanwhile, and the broker then trims, would be in doubt for good.
+        """
         self._drained = True
-        return replace(self._result(), tails=self._unread(self._task.since))
+        result = self._result()
+        return replace(result, tails=self._unread(self._task.since)) if self._has_sent else result
 
     def _result(self) -> RangeResult:
         task, outcome = self._task, self._outcome

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from redrive.policy.naming import TopicName
 from redrive.replay.ledger.records import EntriesRead, Parts, Unproven
 from redrive.replay.topic import bitmap
 from redrive.replay.topic.position import EntryId, Source, Tail, TargetPartition
@@ -22,7 +23,7 @@ class RangeResult:
     Attributes:
         gone: entries that were acknowledged by others before they were sent.
         drained: whether the task ended before its time: entries are left.
-        full: whether it did because the target is over its backlog quota.
+        full: the topic that is over its backlog quota, if it did for that.
         read: what was learned of entries that the plan had not read.
     """
 
@@ -33,7 +34,7 @@ class RangeResult:
     tails: Mapping[TargetPartition, Tail]
     unproven: Unproven = field(default_factory=dict)
     drained: bool = False
-    full: bool = False
+    full: TopicName | None = None
     read: EntriesRead = field(default_factory=EntriesRead)
 
 

@@ -42,8 +42,16 @@ class DeduplicationOffError(RedriveError):
     reason: ClassVar[str] = "DeduplicationOff"
 
 
-class TargetFullError(Exception):
-    """The target is over its backlog quota."""
+class NotLetInError(Exception):
+    """The broker takes no more messages for a topic.
+
+    Attributes:
+        topic: is over its backlog quota.
+    """
+
+    def __init__(self, topic: TopicName) -> None:
+        super().__init__()
+        self.topic = topic
 
 
 class SentBeforeError(Exception):
@@ -95,6 +103,7 @@ class Sender:
         batches: see there.
         receipts: come in here from the client's threads.
         last: of each partition that was opened, the last sequence id before this try.
+        has_sent: whether any message was sent.
     """
 
     def __init__(  # noqa: PLR0913  what one range is sent by
@@ -118,6 +127,7 @@ class Sender:
         self._producers: dict[int, _Open] = {}
         self._thread_state = ThreadState()
         self.last: dict[int, int] = {}
+        self.has_sent = False
 
     def partition(self, letter: DeadLetterRow) -> int:
         """Return the index of the target's partition for *letter*."""
@@ -139,7 +149,7 @@ class Sender:
             SentBeforeError: there were messages of this try, or a later one; or another process
                 has sent some while the producer was opened for another schema.
             SchemaError: there is no such schema, or the target does not take it.
-            TargetFullError: its backlog is larger than it may be.
+            NotLetInError: its backlog is larger than it may be.
             RedriveError: it can't be opened.
         """
         if not self.holds(index, version):
@@ -168,6 +178,7 @@ class Sender:
             self.receipts.put(Receipt(key, letter, partition, result, stored))
             self._thread_state.called()
 
+        self.has_sent = True
         self._thread_state.expect_call()
         self._producers[partition].producer.send_async(
             letter.value,
@@ -254,7 +265,7 @@ class Sender:
             if isinstance(error.__cause__, pulsar.IncompatibleSchema):
                 raise _schema_refused(self._source, version, topic) from error
             if isinstance(error.__cause__, _FULL):
-                raise TargetFullError from error
+                raise NotLetInError(topic) from error
             raise
 
 

@@ -27,6 +27,10 @@ STALL_SECONDS = 15.0
 ALONE_SECONDS = 15.0
 ALONE_TRIES = 2
 LEASE_SECONDS = 0.5
+_FULL = (
+    pulsar.Result.ProducerBlockedQuotaExceededError,
+    pulsar.Result.ProducerBlockedQuotaExceededException,
+)
 
 
 class StalledError(Exception):
@@ -185,3 +189,5 @@ class Window:
             outcome.refuse(key, "TooBig")
         else:
             outcome.doubts.add(key)
+            if result in _FULL:  # what follows would overtake it
+                raise StalledError

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from pyspark import Accumulator, AccumulatorParam
+from pyspark import Accumulator, AccumulatorParam, TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 
@@ -175,7 +175,8 @@ class _Failed(NamedTuple):
 
 def _move(task: RangeTask) -> RangeResult | _Failed:
     try:
-        return mover.move(task)
+        context = TaskContext.get()
+        return mover.move(task, again=context is None or context.attemptNumber() > 0)
     except RedriveError as error:
         return _Failed(type(error), str(error))
 

@@ -41,7 +41,7 @@ async def test_a_replay_is_looked_at_when_its_job_begins_or_ceases_to_move_and_n
         ({"rate": 0.0, "moved": 5, "refused": 1}, False),
         (rests, True),
         ({"suspended": True}, True),
-        ({"targetFull": True, "left": 3}, True),
+        ({"fullTopic": "persistent://shop/prod/retry", "left": 3}, True),
     ]
     for version, (status, is_looked_at) in enumerate(reports, 2):
         body = replay(status=status)

@@ -334,7 +334,7 @@ async def test_a_run_that_needs_approval_says_how_to_give_it(api: FakeKubernetes
 
 
 async def test_a_run_whose_target_is_full_says_so_and_runs(api: FakeKubernetes) -> None:
-    body = replay(status={"targetFull": True, "moved": 3, "left": 5_000})
+    body = replay(status={"fullTopic": "persistent://shop/prod/retry", "moved": 3, "left": 5_000})
     running = application(wall_clock(), applicationState={"state": "RUNNING"})
     context = ctx(replays=[body], applications=[running])
     context = dataclasses.replace(context, kubernetes=api)
@@ -342,6 +342,7 @@ async def test_a_run_whose_target_is_full_says_so_and_runs(api: FakeKubernetes) 
     assert statuses(api)[-1]["phase"] == "Running"
     reason, message = shown(api)
     assert reason == "TargetFull"
+    assert message.startswith("persistent://shop/prod/retry is over its backlog quota")
     assert "have its consumers catch up" in message
 
 

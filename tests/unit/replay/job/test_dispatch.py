@@ -20,7 +20,7 @@ from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.replay.job import dispatch
 from redrive.replay.job.dispatch import Dispatch, RunEndedError
-from redrive.replay.job.engine import Engine, Reporter, Rest, Wish
+from redrive.replay.job.engine import SUSPENDED, Engine, Reporter, Rest, Wish
 from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import Ledger
@@ -101,7 +101,7 @@ class Silent:
         self._reports -= 1
         if self._reports < 0:
             return Wish.END
-        return Wish.SUSPEND if rests is Rest.SUSPENDED else Wish.RUN
+        return Wish.SUSPEND if rests == SUSPENDED else Wish.RUN
 
     def report_scan(self, scanned: Scanned) -> None:
         raise AssertionError(scanned)
@@ -372,6 +372,9 @@ def test_a_role_that_may_not_look_ends_the_run_at_once(monkeypatch: pytest.Monke
         run(POLICY, InStep(slots=2, beside=1), partitions=1)
 
 
+FULL = RangeResult({}, {}, (), 0, {}, drained=True, full=POLICY.retry_topic)
+
+
 class Full(InStep):
     """An engine whose target takes nothing, for so many tasks."""
 
@@ -383,9 +386,7 @@ class Full(InStep):
         with self._lock:
             self._tasks -= 1
             is_full = self._tasks >= 0
-        if is_full:
-            return RangeResult({}, {}, (), 0, {}, drained=True, full=True)
-        return super().move(task)
+        return FULL if is_full else super().move(task)
 
 
 class Noted(Silent):
@@ -400,18 +401,62 @@ class Noted(Silent):
         return super().report(account, rests=rests)
 
 
-@pytest.mark.usefixtures("at_once")
-def test_a_target_that_is_full_is_waited_for_and_tried_from_time_to_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch, at_once: None) -> None:  # noqa: ARG001
     monkeypatch.setattr(broker, "WAIT_SECONDS", 0.1)
     monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.1)
+    monkeypatch.setattr(dispatch, "LOOK_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("_soon")
+def test_a_target_that_is_full_is_waited_for_and_one_range_tries_from_time_to_time() -> None:
     status, began = Noted(), time.monotonic()
-    run(POLICY, Full(6), partitions=1, reporter=status)
-    assert time.monotonic() - began > 3 * dispatch.FULL_SECONDS  # two tasks each time
-    assert set(status.rests) == {None, Rest.TARGET_FULL}
+    run(POLICY, Full(5), partitions=1, reporter=status)
+    assert time.monotonic() - began > 4 * dispatch.FULL_SECONDS  # two, then one at a time
+    assert set(status.rests) == {None, Rest(POLICY.retry_topic)}
     # Without a break, whatever is tried meanwhile.
     assert sum(a != b for a, b in itertools.pairwise(status.rests)) == 2
+
+
+class OneGoesOn(InStep):
+    """An engine with one task that moves all beside others that the target lets in no more.
+
+    Until that is through, which the broker shows meanwhile.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(slots=2, beside=1)
+        self._first = threading.Event()
+        self._through = threading.Event()
+        self.looks = 0
+
+    def move(self, task: RangeTask) -> RangeResult:
+        with self._lock:
+            is_first = not self._first.is_set()
+            self._first.set()
+        if is_first:
+            assert self._through.wait(WAIT_SECONDS)
+            return super().move(task)
+        if not self._through.is_set():
+            return FULL
+        return super().move(task)
+
+    def look_at(self, *_: object) -> Partition:
+        """Have one more entry acknowledged at each look, then let the first task end."""
+        self.looks += 1
+        if self.looks > 9:
+            self._through.set()
+        return replace(partition(0), acknowledged=Acknowledged(EntryId(0, self.looks - 3)))
+
+
+@pytest.mark.usefixtures("_soon")
+def test_a_run_whose_last_open_task_ends_while_its_target_is_full_waits_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.5)
+    tasks = OneGoesOn()
+    monkeypatch.setattr(snapshot, "look_at", tasks.look_at)
+    run(POLICY, tasks, partitions=1)
 
 
 @pytest.mark.usefixtures("at_once")
