@@ -61,7 +61,10 @@ def test_a_replay_beside_a_bare_pipeline(
     provision_policy: ProvisionPolicy, spark: SparkSession, figures: list[Figure]
 ) -> None:
     engine, one_task = partial(Spark, spark), partial(OneTask, spark)
-    moved_by(engine, provision_policy, 1_000)  # its workers are there, and have their imports
+    # Before: workers have their imports, and the broker has compiled what each way runs most.
+    for batch in (False, True):
+        piped(provision_policy, MESSAGES, batch=batch)
+        moved_by(engine, provision_policy, MESSAGES, batch=batch)
     bare, moved, by_one, synchronous = [], [], [], []
     bare_batched, batched = [], []
     for _ in range(TRIALS):

@@ -64,6 +64,7 @@ def test_what_scans_find_is_reported_while_the_run_is_planned(
 ) -> None:
     assert scanning.REPORT_SECONDS <= 1
     monkeypatch.setattr(scanning, "REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(scanning, "LOOK_SECONDS", 0.01)
     engine, status = Counted(), Status()
     some = Scanned(10_000, Counter(TimeoutError=9_000), Counter(Encrypted=1_000))
     more = some + Scanned(5_000, Counter(ValueError=1, TimeoutError=4_999))
