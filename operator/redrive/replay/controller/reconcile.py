@@ -102,11 +102,8 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
     _check_current(replay, ctx)
     is_over = fields.get("phase") in FINAL
     if is_over:
-        fields |= {
-            "rate": None,
-            "remaining": None,
-            "fullTopic": None,
-        }  # a driver that was killed left them
+        # A driver that was killed left them.
+        fields |= {"rate": None, "remaining": None, "fullTopic": None}
     out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
     await out.publish(replay, conditions, fields)
     if is_over:

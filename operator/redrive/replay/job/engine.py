@@ -72,7 +72,7 @@ class Reporter(Protocol):
 
         Args:
             account: the latest.
-            rests: why nothing is under way; None while the run goes on.
+            rests: why nothing is sent; None while the run goes on.
         """
 
     def report_scan(self, scanned: Scanned) -> None:

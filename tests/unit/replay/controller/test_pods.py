@@ -235,7 +235,15 @@ async def test_executors_end_with_their_driver(api: FakeKubernetes) -> None:
     assert (await look_at_run(api, executor(300, phase="Succeeded")))[0] == "Progressing"
 
 
-@pytest.mark.parametrize("numbers", [{}, {"scanned": 10_000}, {"rate": 0.0, "moved": 5, "left": 3}])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {},
+        {"scanned": 10_000},
+        {"scanned": 10_000, "preview": {"causes": [{"cause": "TimeoutError", "messages": 9}]}},
+        {"rate": 0.0, "moved": 5, "left": 3},
+    ],
+)
 async def test_a_run_that_moves_nothing_has_its_executors_looked_at(
     api: FakeKubernetes, numbers: dict[str, Any]
 ) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from redrive.api.replay import ReplayStatus
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.replay.job.plan import PlannedRange, Sighting, plan
+from redrive.replay.job.plan import PlannedRange, Scanned, Sighting, plan
 from redrive.replay.job.preview import RunPreview
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.records import Records
@@ -91,6 +92,18 @@ def test_a_status_holds_so_much_whatever_producers_have_written() -> None:
     assert found.seconds == 50  # 1 000 MiB by two slots of 10 MiB a second
     assert preview_of(*ranges, slots=1).seconds == 100
     assert preview_of(*ranges, policy=ORDERED).seconds == 100, "one range after the other"
+
+
+def test_what_scans_find_holds_so_much_whatever_producers_have_written() -> None:
+    often = Counter(TimeoutError=10_000)
+    found = Scanned()
+    for first in range(0, 5_000, 100):
+        rare = Counter({f"x{number}": 1 for number in range(first, first + 99)})
+        found += Scanned(10_099, often + rare, Counter(Encrypted=1))
+    assert found.messages == 50 * 10_099
+    assert len(found.causes) == 100
+    assert found.causes["TimeoutError"] == 500_000
+    assert found.refused == {"Encrypted": 50}
 
 
 def test_a_rate_that_is_limited_bounds_the_time() -> None:
