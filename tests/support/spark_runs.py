@@ -26,20 +26,13 @@ from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import broker, snapshot
 from redrive.replay.topic.position import Source
 from sandbox import toolchain
+from tests.support.program_parts import SILENT
 
-RUN = """
+RUN = f"""{SILENT}
 import sys
-from redrive.replay.job.engine import Wish
 from redrive.replay.job.run import run
 from redrive.replay.spark import query
 from redrive.replay.spec import ReplayJob
-
-class Silent:
-    def report(self, account, *, rests=None):
-        return Wish.RUN
-
-    def report_scan(self, scanned):
-        pass
 
 job = ReplayJob.decode(sys.argv[1])
 with query.session(job) as spark:

@@ -167,7 +167,7 @@ def test_keys_that_move_between_consumers_which_are_killed_lose_nothing_and_keep
         consume_and_kill(lambda: start_program(sequenced, program), sequenced, journal, kills)
 
     send_all(sequenced)
-    consume(kills=2)
+    consume(kills=3)
     dead = {key: BAD.get(key, COUNT) for key in KEYS}
     assert done(journal) == {key: [*range(dead[key])] for key in KEYS}
     for key, buried in letters(sequenced).items():
@@ -177,7 +177,7 @@ def test_keys_that_move_between_consumers_which_are_killed_lose_nothing_and_keep
     for file in tmp_path.glob("bad-*"):
         file.unlink()
     assert sequenced.replay()
-    consume(kills=1)
+    consume(kills=3)
     while sequenced.replay():  # what a kill has copied, and what had waited too long
         consume(kills=0)
     assert done(journal) == {key: [*range(COUNT)] for key in KEYS}

@@ -14,18 +14,15 @@ import redrive
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
 from sandbox.sandbox import Sandbox
+from tests.support.program_parts import PEAK
 
 LONG, BYTES = 60, 900_000
 MOST_MEBIBYTES = 128
 """A quarter of what the chart limits the operator to. All at once, and only as bytes, are 52."""
-OPERATOR = f"""
-import os, re, signal
-from pathlib import Path
+OPERATOR = f"""{PEAK}
+import os, signal
 from redrive.__main__ import main
 from redrive.kube.cache import Cache
-
-def peak():  # of this process; `getrusage` has that of the one that forked it, too
-    return int(re.search("VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) // 1_024
 
 before, shown, put = peak(), set(), Cache.on_event
 

@@ -146,7 +146,8 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
 
     monkeypatch.setattr(progress, "report", note_and_report)
     monkeypatch.setattr(progress, "report_scan", note_scan)
-    monkeypatch.setattr(scanning, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(scanning, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(scanning, "LOOK_SECONDS", 0.01)
 
     engine = Spark(spark, job)
     jobs.run(job, engine, progress)

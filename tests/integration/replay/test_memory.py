@@ -14,6 +14,7 @@ import pytest
 from redrive.replay.job import run as runs
 from tests.integration.replay.test_large import noise
 from tests.integration.replay.test_mover import job_of
+from tests.support.program_parts import PEAK, SILENT
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -22,23 +23,11 @@ COUNT, BYTES = 300, 1_000_000
 MOST_MEBIBYTES = 200
 """Beside what the process has before. It takes 130; 430 if what was read were not moved by and by,
 and 230 if the broker were asked for more than 16 MiB ahead."""
-RUN = """
-import re, sys
-from pathlib import Path
-from redrive.replay.job.engine import Local, Wish
+RUN = f"""{SILENT}{PEAK}
+import sys
+from redrive.replay.job.engine import Local
 from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
-
-class Silent:
-    def report(self, account, *, rests=None):
-        return Wish.RUN
-
-    def report_scan(self, scanned):
-        pass
-
-def peak():  # what `resource` tells includes that of the process which has started this one
-    kibibytes = re.search("VmHWM:\\\\s*(\\\\d+)", Path("/proc/self/status").read_text())[1]
-    return int(kibibytes) // 1_024
 
 before = peak()
 account = run(ReplayJob.decode(sys.argv[1]), Local(), Silent())

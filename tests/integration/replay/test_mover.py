@@ -40,6 +40,7 @@ from redrive.replay.topic.broker import ReplayRoleRefusedError
 from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import RANGE_ENTRIES
 from tests.chaos.proxy import Proxy, answering
+from tests.support.program_parts import SILENT
 from tests.support.withholding_proxy import PRODUCER_SUCCESS, SUCCESS, proxy_of
 
 ProvisionPolicy = Callable[..., Any]
@@ -111,18 +112,11 @@ class EverySecond(Local):
             yield planned._replace(plan=dataclasses.replace(planned.plan, selected=selected))
 
 
-RUN = """
+RUN = f"""{SILENT}
 import sys
-from redrive.replay.job.engine import Local, Wish
+from redrive.replay.job.engine import Local
 from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
-
-class Silent:
-    def report(self, account, *, rests=None):
-        return Wish.RUN
-
-    def report_scan(self, scanned):
-        pass
 
 print(run(ReplayJob.decode(sys.argv[1]), Local(), Silent()))
 """
@@ -338,12 +332,12 @@ def test_looks_that_the_broker_fails_at_are_asked_for_again(
     buried = provisioned.ids(provisioned.resting())
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy.before(provisioned.broker.admin_url))
-        for number in range(1, 30, 3):  # a look makes two calls at the most
+        for number in range(1, 60, 3):  # a look makes two calls at the most
             trap = proxy.trap("internalStats", number, answering(503))
             last = stack.enter_context(trap)
         job = dataclasses.replace(selecting(job_of(provisioned)), admin_url=proxy.url)
         account = runs.run(job, Local(), Notes())
-        assert last.count > 5
+        assert last.count > 10
 
     assert (account.matched, account.moved) == (10, 10)
     assert provisioned.in_target() == buried

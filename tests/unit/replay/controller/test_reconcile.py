@@ -311,10 +311,14 @@ async def test_a_broker_that_hangs_holds_no_launch_of_others_up(api: FakeKuberne
     assert shown(api)[0] == "BrokerUnreachable"
 
 
+def running() -> dict[str, Any]:
+    """Return the application as its job runs."""
+    return application(wall_clock(), applicationState={"state": "RUNNING"})
+
+
 async def test_a_run_that_rests_is_suspended(api: FakeKubernetes) -> None:
     body = replay(spec={"suspend": True}, status={"suspended": True})
-    running = application(wall_clock(), applicationState={"state": "RUNNING"})
-    context = ctx(replays=[body], applications=[running])
+    context = ctx(replays=[body], applications=[running()])
     context = dataclasses.replace(context, kubernetes=api)
     await reconcile(Key.of(body), context, asyncio.Lock())
     assert statuses(api)[-1]["phase"] == "Suspended"
@@ -322,11 +326,7 @@ async def test_a_run_that_rests_is_suspended(api: FakeKubernetes) -> None:
 
 
 async def test_a_run_that_needs_approval_says_how_to_give_it(api: FakeKubernetes) -> None:
-    body = replay(status={"suspended": True, "awaitsApproval": True, "left": 5_000})
-    running = application(wall_clock(), applicationState={"state": "RUNNING"})
-    context = ctx(replays=[body], applications=[running])
-    context = dataclasses.replace(context, kubernetes=api)
-    await reconcile(Key.of(body), context, asyncio.Lock())
+    await look(api, applications=[running()], suspended=True, awaitsApproval=True, left=5_000)
     assert statuses(api)[-1]["phase"] == "Suspended"
     reason, message = shown(api)
     assert reason == "ApprovalRequired"
@@ -334,11 +334,9 @@ async def test_a_run_that_needs_approval_says_how_to_give_it(api: FakeKubernetes
 
 
 async def test_a_run_whose_target_is_full_says_so_and_runs(api: FakeKubernetes) -> None:
-    body = replay(status={"fullTopic": "persistent://shop/prod/retry", "moved": 3, "left": 5_000})
-    running = application(wall_clock(), applicationState={"state": "RUNNING"})
-    context = ctx(replays=[body], applications=[running])
-    context = dataclasses.replace(context, kubernetes=api)
-    await reconcile(Key.of(body), context, asyncio.Lock())
+    await look(
+        api, applications=[running()], fullTopic="persistent://shop/prod/retry", moved=3, left=5_000
+    )
     assert statuses(api)[-1]["phase"] == "Running"
     reason, message = shown(api)
     assert reason == "TargetFull"
@@ -525,7 +523,7 @@ async def test_a_run_that_is_finished_and_follows_is_completed_at_its_deadline(
     reported = {"startTime": started, "sparkApplication": "it", "finished": True}
     api, body = FakeKubernetes(), replay(spec={"deadline": "1h"}, status=reported)
     api.add(resources.REPLAYS, body)
-    runs = application(wall_clock(), applicationState={"state": "RUNNING"})
+    runs = running()
     context = dataclasses.replace(ctx(replays=[body], applications=[runs]), kubernetes=api)
     await reconcile(Key.of(body), context, asyncio.Lock())
     assert statuses(api)[-1]["phase"] == phase

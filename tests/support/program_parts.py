@@ -1,0 +1,25 @@
+"""Parts of programs that run as processes of their own, and so import nothing of the tests."""
+
+from __future__ import annotations
+
+SILENT = """
+from redrive.replay.job.engine import Wish
+
+class Silent:
+    def report(self, account, *, rests=None):
+        return Wish.RUN
+
+    def report_scan(self, scanned):
+        pass
+"""
+"""Whoever makes a Replay and looks at nothing: `Silent()` is a `Reporter`."""
+
+PEAK = r"""
+import re
+from pathlib import Path
+
+def peak():  # what `resource` tells includes that of the process which has started this one
+    kibibytes = re.search("VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]
+    return int(kibibytes) // 1_024
+"""
+"""The most memory that this process has had by now: `peak()`, in MiB."""
