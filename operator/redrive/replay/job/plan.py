@@ -78,6 +78,14 @@ class PlannedRange(NamedTuple):
     samples: tuple[Position, ...]
     size: int
 
+    @property
+    def refused(self) -> Counter[str]:
+        """Return how many messages can't be moved, by cause."""
+        refused: Counter[str] = Counter()
+        for each in self.plan.refused:
+            refused[each.cause] += each.messages
+        return refused
+
 
 @dataclass(frozen=True)
 class Scanned:
@@ -96,10 +104,7 @@ class Scanned:
     @classmethod
     def of(cls, planned: PlannedRange) -> Self:
         """Take of the plan of one range what it adds."""
-        refused: Counter[str] = Counter()
-        for refused_entry in planned.plan.refused:
-            refused[refused_entry.cause] += refused_entry.messages
-        return cls(planned.plan.scanned, Counter(planned.causes), refused)
+        return cls(planned.plan.scanned, Counter(planned.causes), planned.refused)
 
     def __add__(self, other: Scanned) -> Scanned:
         """Return both together, with the most frequent causes: there may be any number of them."""

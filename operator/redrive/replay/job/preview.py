@@ -53,7 +53,7 @@ class RunPreview:
         samples: list[str] = []
         for each in planned:
             causes.update(each.causes)
-            refused.update(Scanned.of(each).refused)
+            refused.update(each.refused)
             partition = each.range.partition
             samples += [f"{s.ledger}:{s.entry}:{partition}:{s.batch_index}" for s in each.samples]
         # Of an ordered policy one range of each partition is moved at a time.
@@ -85,14 +85,11 @@ class RunPreview:
         }
 
 
-def found(scanned: Scanned) -> dict[str, Any]:
-    """Write what scans have found by now as fields of the Replay's status."""
+def so_far(scanned: Scanned) -> dict[str, Any]:
+    """Write what scans have found by now as the field `preview` of the Replay's status."""
     return {
-        "scanned": scanned.messages,
-        "preview": {
-            "causes": counts(dict(scanned.causes.most_common(SHOWN))),
-            "refused": counts(dict(scanned.refused.most_common(SHOWN))),
-        },
+        "causes": counts(dict(scanned.causes.most_common(SHOWN))),
+        "refused": counts(dict(scanned.refused.most_common(SHOWN))),
     }
 
 

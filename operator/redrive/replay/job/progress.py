@@ -19,11 +19,10 @@ from redrive.kube.context import wall_clock
 from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.policy import durations
-from redrive.replay.job import preview
 from redrive.replay.job.aftermath import Aftermath
 from redrive.replay.job.engine import SUSPENDED, Rest, Wish
 from redrive.replay.job.plan import Scanned
-from redrive.replay.job.preview import RunPreview
+from redrive.replay.job.preview import RunPreview, so_far
 from redrive.replay.job.speed import Speed
 from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ReplayJob
@@ -104,10 +103,10 @@ class Progress:
 
     def report_scan(self, scanned: Scanned) -> None:
         """Write down what scans have found; by cause in a dry run, which a limit does not end."""
-        found = preview.found(scanned)
-        if not self._shows_causes:
-            del found["preview"]
-        asyncio.run(self._exchange(found))
+        fields: dict[str, object] = {"scanned": scanned.messages}
+        if self._shows_causes:
+            fields["preview"] = so_far(scanned)
+        asyncio.run(self._exchange(fields))
 
     def report_aftermath(self, aftermath: Aftermath) -> None:
         """Write down what has become of what was moved."""
@@ -132,9 +131,9 @@ class Progress:
         rests = self._awaiting or replay["spec"].get("suspend")
         return Wish.SUSPEND if rests else Wish.RUN
 
-    def preview(self, found: RunPreview) -> None:
+    def preview(self, preview: RunPreview) -> None:
         """Write down what a dry run has found."""
-        asyncio.run(self._exchange(found.to_status()))
+        asyncio.run(self._exchange(preview.to_status()))
 
     def finish(self) -> None:
         """Write down that the account is the last one: nothing is left."""

@@ -30,12 +30,6 @@ SEND_SECONDS = 30
 of what it had on its way when it wakes: others may have the names of its producers by then."""
 
 
-_FULL = (
-    pulsar.ProducerBlockedQuotaExceededError,
-    pulsar.ProducerBlockedQuotaExceededException,
-)
-
-
 class DeduplicationOffError(RedriveError):
     """The target does not keep sequence ids: what a client sends again is stored twice."""
 
@@ -264,7 +258,7 @@ class Sender:
         except broker.ReplayRoleRefusedError as error:
             if isinstance(error.__cause__, pulsar.IncompatibleSchema):
                 raise _schema_refused(self._source, version, topic) from error
-            if isinstance(error.__cause__, _FULL):
+            if isinstance(error.__cause__, broker.OVER_QUOTA):
                 raise NotLetInError(topic) from error
             raise
 

@@ -27,7 +27,7 @@ STALL_SECONDS = 15.0
 ALONE_SECONDS = 15.0
 ALONE_TRIES = 2
 LEASE_SECONDS = 0.5
-_FULL = (
+_OVER_QUOTA = (
     pulsar.Result.ProducerBlockedQuotaExceededError,
     pulsar.Result.ProducerBlockedQuotaExceededException,
 )
@@ -189,5 +189,5 @@ class Window:
             outcome.refuse(key, "TooBig")
         else:
             outcome.doubts.add(key)
-            if result in _FULL:  # what follows would overtake it
+            if result in _OVER_QUOTA:  # what follows would overtake it
                 raise StalledError

@@ -75,15 +75,19 @@ def refusals(doing: str, right: str) -> Iterator[None]:
         ) from error
 
 
+OVER_QUOTA = (
+    pulsar.ProducerBlockedQuotaExceededError,
+    pulsar.ProducerBlockedQuotaExceededException,
+)
+"""Why a producer is not opened on a topic whose backlog is larger than it may be."""
 _FOR_GOOD = (
+    *OVER_QUOTA,  # which passes, but not within minutes
     pulsar.AuthenticationError,
     pulsar.AuthorizationError,
     pulsar.ConsumerBusy,  # others read from it as no Replay does
     pulsar.IncompatibleSchema,
     pulsar.InvalidTopicName,
     pulsar.NotAllowedError,
-    pulsar.ProducerBlockedQuotaExceededError,  # it passes, but not within minutes
-    pulsar.ProducerBlockedQuotaExceededException,
     pulsar.TopicNotFound,
     pulsar.TopicTerminated,
 )
