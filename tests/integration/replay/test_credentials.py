@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -17,9 +18,10 @@ from redrive.admin.errors import (
     AuthenticationFailedError,
     CertificateRefusedError,
 )
+from redrive.replay.protocol.session import Session
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.replay.topic import broker as brokers
-from redrive.replay.topic import snapshot
+from redrive.replay.topic import credentials, snapshot
 from redrive.replay.topic.broker import ReplayRoleRefusedError
 from redrive.spark import authentication
 from sandbox.pulsar import Broker
@@ -47,12 +49,15 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Give:
 
 def use(provisioned: ProvisionedPolicy, admin_url: str, service_url: str) -> int:
     """Read statistics, send to the retry topic and receive from the dead-letter topic."""
+    shown = credentials.of_this_job().protocol()
     policy = provisioned.policy
     before = len(snapshot.look(admin_url, policy.dead_letter_topic))
     with brokers.connect(service_url) as client, brokers.refusals("use the topics", "do so"):
         producer = client.create_producer(str(policy.retry_topic))
         producer.send(b"again")
         client.subscribe(str(policy.dead_letter_topic), policy.dead_letter_subscription)
+    with closing(Session[None](service_url, shown)) as session:
+        session.open(str(policy.retry_topic), "sender")
     return before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import secrets
@@ -34,6 +35,7 @@ from redrive.replay.moving.mover import RangeMover
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.moving.task import RangeTask
+from redrive.replay.protocol.connection import ProtocolConnection
 from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.topic import bitmap, broker, snapshot
 from redrive.replay.topic.broker import ReplayRoleRefusedError
@@ -100,6 +102,52 @@ def test_everything_is_moved_once_and_acknowledged(
     assert provisioned.ids(provisioned.replayed()) == buried
     assert provisioned.resting() == []
     assert replay(provisioned) == Account()
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("partitions", [0, 3])
+def test_a_range_without_trouble_is_sent_by_the_protocol(
+    provision_policy: ProvisionPolicy,
+    monkeypatch: pytest.MonkeyPatch,
+    partitions: int,
+    batch: bool,  # noqa: FBT001
+) -> None:
+    monkeypatch.setattr(mover, "ByClient", None)
+    provisioned = provision_policy(partitions=partitions)
+    provisioned.bury_many(3_000)
+    buried = provisioned.ids(provisioned.resting())
+
+    account = replay(provisioned, batch=batch)
+
+    assert (account.moved, account.left) == (3_000, 0)
+    assert provisioned.ids(provisioned.replayed()) == buried
+
+
+@pytest.mark.parametrize("after", [0, 500])
+def test_the_client_goes_on_where_the_protocol_fails(
+    provision_policy: ProvisionPolicy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    after: int,
+) -> None:
+    """At the first message, or after some of which receipts are lost."""
+    provisioned = provision_policy(partitions=3)
+    provisioned.bury_many(3_000)
+    buried = provisioned.ids(provisioned.resting())
+    entries, store = itertools.count(), ProtocolConnection.send
+
+    def send(connection: ProtocolConnection, entry: bytes) -> None:
+        if next(entries) == after:
+            connection.flush()
+            connection.close()
+        store(connection, entry)
+
+    monkeypatch.setattr(ProtocolConnection, "send", send)
+    account = replay(provisioned)
+
+    assert "the client goes on" in caplog.text
+    assert (account.moved, account.left) == (3_000, 0)
+    assert provisioned.ids(provisioned.replayed()) == buried
 
 
 class EverySecond(Local):

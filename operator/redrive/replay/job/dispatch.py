@@ -265,9 +265,7 @@ class Dispatch:
         partition = self._look_at(of.partition)
         generation, through = before.generation + 1, of.offset_through(partition.end)
         since = {
-            place: Tail(
-                entry, generation, self._route.target_partitions, through, self._route.batch
-            )
+            place: Tail(entry, generation, self._route.target_partitions, through)
             for place, entry in tail.marks(self._job.admin_url, self._route.target).items()
         }
         joined = {place: each.joined(since.get(place)) for place, each in before.tails.items()}

@@ -89,9 +89,7 @@ class RangeRecord:
             },
             "tails": _write_entries((place, tail.entry) for place, tail in self.tails.items()),
             "sentBy": {
-                # What is not there is left out: images of before batches can't read it.
                 str(place): [tail.generation, tail.partitions, tail.through]
-                + ([True] if tail.batches else [])
                 for place, tail in self.tails.items()
             },
             "replays": None if self.replays is None else sorted(self.replays),

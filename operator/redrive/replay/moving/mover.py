@@ -27,14 +27,16 @@ from redrive.replay.ledger.records import SentTo
 from redrive.replay.moving import tail
 from redrive.replay.moving.entries import by_entry, read_first, refusal, schema_refusals
 from redrive.replay.moving.outcome import Found, RangeOutcome, RangeResult
-from redrive.replay.moving.sending import (
+from redrive.replay.moving.outlets import (
     SEND_SECONDS,
-    NotLetInError,
-    Sender,
-    SentBeforeError,
+    ByClient,
+    ByProtocol,
+    Outlet,
+    StalledError,
 )
+from redrive.replay.moving.sending import NotLetInError, Sender, SentBeforeError
 from redrive.replay.moving.task import RangeTask
-from redrive.replay.moving.window import LEASE_SECONDS, DrainedError, StalledError, Window
+from redrive.replay.moving.window import LEASE_SECONDS, DrainedError, Window
 from redrive.replay.topic import bitmap, broker, position, ranges, reading, rows, snapshot
 from redrive.replay.topic.position import EntryId, Source, Tail, TargetPartition, Try
 from redrive.replay.topic.reading import ReadableTopic
@@ -114,7 +116,8 @@ class RangeMover:
             except SentBeforeError as found:
                 self._has_sent, sent_in = True, found.sent_in
             before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
-            self._tails = self._unread(self._task.since)
+            if self._has_sent:
+                self._tails = self._unread(self._task.since)
         if self._outcome.settled:  # what was refused one by one goes on record, for a next task
             return self._given_back()
         raise SendFailedError(
@@ -150,28 +153,32 @@ class RangeMover:
                 self._acknowledge,
                 self._task.range.first,
             )
-            late = False
+            unfinished = False
             try:
                 if self._tails:
                     self._look_for(senders, before, first)
-                late = self._send_all(window, itertools.chain(first, entries))
+                unfinished = self._send_all(window, itertools.chain(first, entries))
             except DrainedError:
                 self._drained = True
                 with suppress(StalledError):
                     window.drain()
                 window.give_up()
             except StalledError:
+                unfinished = True
                 window.give_up()
-        return not (late or self._outcome.doubts)
+        return not (unfinished or self._outcome.doubts)
 
     def _sender(
         self, client: pulsar.Client, topic: TopicName, sent_in: Try, stack: ExitStack
     ) -> Sender:
         route = self._route
         target = topic, route.target_partitions
-        # What was not stored in a batch is sent alone: it may be too large for one, or for all.
-        batches = route.batch and not sent_in.attempt
-        sender = Sender(client, target, route.source, self._task.range, sent_in, batches=batches)
+        # What was not stored at once, the client sends one by one: it may be too large.
+        if sent_in.attempt or self._tails:
+            outlet: Outlet = ByClient(client)
+        else:
+            outlet = ByProtocol(route.service_url, batches=route.batch)
+        sender = Sender(outlet, target, route.source, self._task.range, sent_in)
         stack.callback(sender.close)
         stack.callback(self._note, sender, topic)
         return sender

@@ -9,25 +9,21 @@ written with another one.
 
 from __future__ import annotations
 
-import queue
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import pulsar
 
 from redrive.copying.errors import SchemaRefusedError
-from redrive.copying.writer_schemas import BYTES, LATEST, WriterSchemas
+from redrive.copying.writer_schemas import LATEST
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.replay.moving.outcome import Key
-from redrive.replay.moving.thread_state import ThreadState
+from redrive.replay.moving.outlets import OpenProducer, OutgoingLetter, Outlet, Receipt
 from redrive.replay.topic import broker, position
 from redrive.replay.topic.position import Try
 from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.rows import DeadLetterRow
-
-SEND_SECONDS = 30
-"""Without a receipt a message is given up after so long. A process that was stopped sends no more
-of what it had on its way when it wakes: others may have the names of its producers by then."""
 
 
 class DeduplicationOffError(RedriveError):
@@ -60,66 +56,41 @@ class SentBeforeError(Exception):
         self.sent_in = sent_in
 
 
-class _Open(NamedTuple):
+class _HeldProducer(NamedTuple):
     """A producer, and the schema version that it was opened for."""
 
-    producer: pulsar.Producer
+    producer: OpenProducer
     version: int | None
-
-
-class Receipt(NamedTuple):
-    """What the broker, or the client, answered to one message.
-
-    Attributes:
-        key: how the message is called within its range.
-        partition: of the target, the one it was sent to.
-        stored: whether the broker has stored it now; a duplicate is not.
-    """
-
-    key: Key
-    letter: DeadLetterRow
-    partition: int
-    result: pulsar.Result
-    stored: bool
 
 
 class Sender:
     """Sends messages of a range, in the order of their positions.
 
     Args:
-        client: has no other use: its connections break when the broker refuses a message.
+        outlet: has no other use.
         target: where to; *partitions* of it, 0 if it has none.
         source: the dead-letter topic, and *of* it the range.
         sent_in: the try.
-        batches: whether the client puts messages together, up to 1 000 of 128 KiB.
 
     Attributes:
-        batches: see there.
-        receipts: come in here from the client's threads.
         last: of each partition that was opened, the last sequence id before this try.
         has_sent: whether any message was sent.
     """
 
-    def __init__(  # noqa: PLR0913  what one range is sent by
+    def __init__(
         self,
-        client: pulsar.Client,
+        outlet: Outlet,
         target: tuple[TopicName, int],
         source: TopicName,
         of: Range,
         sent_in: Try,
-        *,
-        batches: bool = False,
     ) -> None:
-        self.receipts: queue.SimpleQueue[Receipt] = queue.SimpleQueue()
-        self._client = client
+        self._outlet = outlet
         self._target, self._partitions = target
         self._source = source
         self._range = of
         self._try = sent_in
-        self.batches = batches
-        self._schemas = WriterSchemas(client)
-        self._producers: dict[int, _Open] = {}
-        self._thread_state = ThreadState()
+        self._producers: dict[int, _HeldProducer] = {}
         self.last: dict[int, int] = {}
         self.has_sent = False
 
@@ -165,24 +136,21 @@ class Sender:
             letter: what to send.
             partition: of the target, the one for *letter*; its producer has to be held.
             properties: what it carries.
+
+        Raises:
+            StalledError: nothing can be sent any more.
         """
-
-        def receive(result: pulsar.Result, stored_as: pulsar.MessageId) -> None:
-            stored = result == pulsar.Result.Ok and stored_as.ledger_id() >= 0
-            self.receipts.put(Receipt(key, letter, partition, result, stored))
-            self._thread_state.called()
-
         self.has_sent = True
-        self._thread_state.expect_call()
-        self._producers[partition].producer.send_async(
-            letter.value,
-            receive,
-            properties=properties,
-            partition_key=letter.key,
-            ordering_key=letter.ordering_key,
-            event_timestamp=letter.event_time,
-            sequence_id=self.sequence_id(letter),
-        )
+        outgoing = OutgoingLetter(key, letter, partition)
+        self._producers[partition].producer.send(outgoing, properties, self.sequence_id(letter))
+
+    def receive(self, seconds: float) -> Sequence[Receipt]:
+        """Return the receipts that are there; if there are none, wait for some so long.
+
+        Raises:
+            StalledError: none will come any more.
+        """
+        return self._outlet.receive(seconds)
 
     def sequence_id(self, letter: DeadLetterRow, sent_in: Try | None = None) -> int:
         """Return the id with which this try sends *letter*, or the one given would have."""
@@ -197,14 +165,14 @@ class Sender:
         """
         index, sent = self.partition(letter), self.sequence_id(letter)
         held = self._producers.pop(index)
-        broker.close(held.producer)
+        held.producer.close()
         producer = self._create(index, held.version)
         self._producers[index] = held._replace(producer=producer)
-        if producer.last_sequence_id() < sent:
+        if producer.last_sequence_id < sent:
             raise DeduplicationOffError(
                 f"deduplication is off on {self._target}: what a client sends again when it "
                 "reconnects would be stored twice",
-                got=f"sequence id {producer.last_sequence_id()} after {sent} was stored",
+                got=f"sequence id {producer.last_sequence_id} after {sent} was stored",
                 remedy="switch it on for this topic, or make another Replay with guarantee: "
                 "AtLeastOnce",
             )
@@ -212,49 +180,31 @@ class Sender:
     def close(self) -> None:
         """Stop all sending: messages without a receipt get one that says so."""
         for held in self._producers.values():
-            broker.close(held.producer)
+            held.producer.close()
+        self._outlet.close()
 
     def _open(self, index: int, version: int | None) -> None:
         if index in self._producers:
-            broker.close(self._producers.pop(index).producer)
+            self._producers.pop(index).producer.close()
         producer = self._create(index, version)
-        last = producer.last_sequence_id()
+        last = producer.last_sequence_id
         known = self.last.get(index)
         # While it is opened again the name is free, for a process that was stopped and wakes.
         own = known is not None and (last == known or Try.of(last) == self._try)
         if not own and (known is not None or Try.of(last) >= self._try):
-            broker.close(producer)
+            producer.close()
             raise SentBeforeError(max(Try.of(last), self._try))
         self.last.setdefault(index, last)
-        self._producers[index] = _Open(producer, version)
+        self._producers[index] = _HeldProducer(producer, version)
 
-    def _schema(self, version: int | None) -> pulsar.schema.Schema:
-        if version is None:
-            return BYTES
-        return self._schemas.get(self._target if version == LATEST else self._source, version)
-
-    def _create(self, index: int, version: int | None) -> pulsar.Producer:
+    def _create(self, index: int, version: int | None) -> OpenProducer:
         topic = broker.partition_of(self._target, index)
         name = f"redrive-replay {self._source} {self._range} {index}"
+        schema = None
+        if version is not None:
+            schema = self._target if version == LATEST else self._source, version
         try:
-            return broker.opened(
-                f"open a producer on {topic}",
-                "produce",
-                lambda: self._client.create_producer(
-                    str(topic),
-                    schema=self._schema(version),
-                    producer_name=name,
-                    batching_enabled=self.batches,
-                    # What a hop had to compress, or to cut, is too big without. Not zstd as
-                    # there: for small messages it takes twice the time.
-                    compression_type=pulsar.CompressionType.LZ4,
-                    chunking_enabled=not self.batches,
-                    # The window bounds what is on its way. A bound of the client loses room
-                    # with each message of a batch that is too big, until it blocks for ever.
-                    max_pending_messages=0,
-                    send_timeout_millis=SEND_SECONDS * 1_000,
-                ),
-            )
+            return self._outlet.open(topic, name, schema)
         except broker.ReplayRoleRefusedError as error:
             if isinstance(error.__cause__, pulsar.IncompatibleSchema):
                 raise _schema_refused(self._source, version, topic) from error

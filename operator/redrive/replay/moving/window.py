@@ -7,18 +7,17 @@ refused, leaves it in doubt until it is looked for in the target.
 from __future__ import annotations
 
 import math
-import queue
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 import pulsar
 
 from redrive.copying.errors import SchemaError
 from redrive.replay.ledger.permit import Permit
 from redrive.replay.moving.outcome import Key, RangeOutcome
+from redrive.replay.moving.outlets import Receipt, StalledError
 from redrive.replay.moving.pace import Pace
-from redrive.replay.moving.sending import Receipt, Sender
+from redrive.replay.moving.sending import Sender
 from redrive.replay.topic.rows import DeadLetterRow
 
 MESSAGES = 2_000
@@ -31,10 +30,6 @@ _OVER_QUOTA = (
     pulsar.Result.ProducerBlockedQuotaExceededError,
     pulsar.Result.ProducerBlockedQuotaExceededException,
 )
-
-
-class StalledError(Exception):
-    """The broker answers none of what is on its way."""
 
 
 class DrainedError(Exception):
@@ -162,21 +157,20 @@ class Window:
 
     def _take_in(self) -> None:
         """Take in what receipts there are: at a low rate the window is full only after minutes."""
-        with suppress(queue.Empty):
-            while True:
-                self._receive(self._sender.receipts.get_nowait())
+        for receipt in self._sender.receive(0.0):
+            self._receive(receipt)
 
     def _settle(self, messages: int, size: int, seconds: float) -> None:
         """Take in receipts until so many messages, of so many bytes, are on their way at most."""
         while len(self._on_the_way) > messages or self._bytes > size:
-            try:
-                receipt = self._sender.receipts.get(timeout=seconds)
-            except queue.Empty:
-                raise StalledError from None
-            self._receive(receipt)
+            receipts = self._sender.receive(seconds)
+            if not receipts:
+                raise StalledError
+            for receipt in receipts:
+                self._receive(receipt)
 
     def _receive(self, receipt: Receipt) -> None:
-        key, letter, partition, result, stored = receipt
+        (key, letter, partition), result, stored = receipt
         outcome = self._outcome
         self._on_the_way.discard(key)
         self._bytes -= letter.size
@@ -185,7 +179,7 @@ class Window:
             outcome.largest = max(outcome.largest, letter.size)
             if outcome.store(key, letter.batch_size):
                 self._acknowledge(letter)
-        elif result == pulsar.Result.MessageTooBig and not self._sender.batches:
+        elif result == pulsar.Result.MessageTooBig:
             outcome.refuse(key, "TooBig")
         else:
             outcome.doubts.add(key)

@@ -21,6 +21,7 @@ from redrive.admin import oauth2
 from redrive.admin.access import Access, context
 from redrive.admin.errors import AdminError
 from redrive.errors import RedriveError
+from redrive.replay.protocol.connection import ShownCredentials
 
 _USED_SHARE = 0.8
 """Of the life of a token, how long it is used; the rest is for an issuer that gives none."""
@@ -74,6 +75,16 @@ class BrokerCredentials(ABC):
             if (authorities := self._authorities()) is not None:
                 options["tls_trust_certs_file_path"] = str(authorities)
         return options
+
+    def protocol(self) -> ShownCredentials:
+        """Return them as `redrive.replay.protocol` takes them."""
+        tls = self._tls()
+        if self._certificate() is not None:
+            return ShownCredentials("tls", tls=tls)
+        self._last = self._token()
+        if self._last is None:
+            return ShownCredentials(tls=tls)
+        return ShownCredentials("token", lambda: self._renewed() or "", tls)
 
     @abstractmethod
     def _token(self) -> str | None:

@@ -58,14 +58,12 @@ class Tail(NamedTuple):
         generation: of that lease; 0 if it is not known.
         partitions: how many the topic had for them, 0 for none; None if that is not known.
         through: the last offset of what they had to send; None if that is not known.
-        batches: whether they may have sent batches: of one the broker knows the first message.
     """
 
     entry: EntryId
     generation: int = 0
     partitions: int | None = None
     through: int | None = None
-    batches: bool = False
 
     def joined(self, later: Tail | None) -> Tail:
         """Return it as the tail of later leases, too, if there are any."""
@@ -76,7 +74,6 @@ class Tail(NamedTuple):
         return self._replace(
             partitions=self.partitions if same else None,
             through=None if None in bounds else max(bounds),  # type: ignore[type-var]
-            batches=self.batches or later.batches,
         )
 
     def stored_through(self, last: int, before: Try, size: int) -> int:
@@ -84,11 +81,10 @@ class Tail(NamedTuple):
 
         Args:
             last: the sequence id of the last message that the broker knows of.
-            before: the last try. If it was the only one, nothing above *last* is stored, but for
-                the rest of a batch.
+            before: the last try. If it was the only one, nothing above *last* is stored.
             size: of the range.
         """
-        if not self.batches and self.generation == before.generation and Try.of(last) == before:
+        if self.generation == before.generation and Try.of(last) == before:
             return offset_of(last)
         return self.last_offset(size)
 

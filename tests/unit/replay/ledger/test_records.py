@@ -49,7 +49,7 @@ range_records = st.builds(
     partly=st.dictionaries(uids, st.dictionaries(st.integers(0, 40), st.integers(1, 7))),
     tails=st.dictionaries(
         places,
-        st.builds(Tail, entries, counts, st.none() | counts, st.none() | counts, st.booleans()),
+        st.builds(Tail, entries, counts, st.none() | counts, st.none() | counts),
     ),
     replays=st.none() | st.frozensets(uids),
     unproven=st.dictionaries(st.tuples(places, st.none() | counts), st.integers(0, 40)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from typing import cast
 
 import pulsar
@@ -11,7 +10,8 @@ import pytest
 from redrive.replay.ledger.permit import Permit
 from redrive.replay.moving import window as windows
 from redrive.replay.moving.outcome import Key, RangeOutcome
-from redrive.replay.moving.sending import Receipt, Sender
+from redrive.replay.moving.outlets import OutgoingLetter, Receipt
+from redrive.replay.moving.sending import Sender
 from redrive.replay.moving.window import Window
 from redrive.replay.topic.position import Position
 from redrive.replay.topic.rows import DeadLetterRow
@@ -28,15 +28,18 @@ def letter(entry: int) -> DeadLetterRow:
 class AtOnce:
     """A sender whose broker stores each message at once."""
 
-    batches = False
-
     def __init__(self) -> None:
-        self.receipts: queue.SimpleQueue[Receipt] = queue.SimpleQueue()
+        self.receipts: list[Receipt] = []
 
     def send(
         self, key: Key, sent: DeadLetterRow, partition: int, _properties: dict[str, str]
     ) -> None:
-        self.receipts.put(Receipt(key, sent, partition, pulsar.Result.Ok, stored=True))
+        outgoing = OutgoingLetter(key, sent, partition)
+        self.receipts.append(Receipt(outgoing, pulsar.Result.Ok, stored=True))
+
+    def receive(self, _seconds: float) -> list[Receipt]:
+        received, self.receipts = self.receipts, []
+        return received
 
     def partition(self, _letter: DeadLetterRow) -> int:
         return 0
@@ -119,7 +122,7 @@ class Refusing(AtOnce):
     ) -> None:
         stored = key[0] != self._too_big
         result = pulsar.Result.Ok if stored else pulsar.Result.MessageTooBig
-        self.receipts.put(Receipt(key, sent, partition, result, stored))
+        self.receipts.append(Receipt(OutgoingLetter(key, sent, partition), result, stored))
 
     def prove(self, letter: DeadLetterRow) -> None:
         self.proved.append(letter.position.entry)

@@ -105,8 +105,6 @@ def test_nothing_is_stored_above_the_last_id_of_the_only_try_there_was() -> None
     earlier = behind._replace(generation=1)
     assert earlier.stored_through(last, only, 100) == 50
     assert earlier._replace(through=None).stored_through(last, only, 100) == 99
-    # The broker knows the first message of a batch.
-    assert behind._replace(batches=True).stored_through(last, only, 100) == 50
 
 
 def test_a_tail_of_several_leases_knows_what_holds_for_all_of_them() -> None:
@@ -115,4 +113,3 @@ def test_a_tail_of_several_leases_knows_what_holds_for_all_of_them() -> None:
     assert one.joined(Tail(EntryId(9, 0), 2, 3, 70)) == one._replace(through=70)
     assert one.joined(Tail(EntryId(9, 0), 2, 4, 20)) == one._replace(partitions=None)
     assert one.joined(Tail(EntryId(9, 0))) == one._replace(partitions=None, through=None)
-    assert one.joined(Tail(EntryId(9, 0), 2, 3, 20, batches=True)) == one._replace(batches=True)

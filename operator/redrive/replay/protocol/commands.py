@@ -1,0 +1,148 @@
+"""Commands of Pulsar's binary protocol, and the frames they travel in. Pure.
+
+Numbers of kinds and fields are those of `PulsarApi.proto`. A frame is its size, the size of the
+command, and the command; one that sends messages has their metadata and payload behind it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from google_crc32c import value as crc32c
+
+from redrive.replay.protocol.protobuf import fields, nested, number
+
+CONNECT, CONNECTED = 2, 3
+PRODUCER, PRODUCER_SUCCESS = 5, 17
+SEND, SEND_RECEIPT, SEND_ERROR = 6, 7, 8
+CLOSE_PRODUCER, SUCCESS, ERROR = 15, 13, 14
+PING, PONG = 18, 19
+LOOKUP, LOOKUP_RESPONSE = 23, 24
+GET_SCHEMA, GET_SCHEMA_RESPONSE = 34, 35
+AUTH_CHALLENGE, AUTH_RESPONSE = 36, 37
+
+_CLIENT = b"redrive"
+_VERSION = 19
+"""Of the protocol; a broker speaks the older of this and its own."""
+_CHECKSUM_FOLLOWS = b"\x0e\x01"
+_SIZES = struct.Struct(">II")
+_MAX_COMMAND = 64 * 1024
+"""Answers to what is asked here are smaller."""
+
+
+class Command(NamedTuple):
+    """A command that came in.
+
+    Attributes:
+        kind: one of those above, or another.
+        numbers: its fields that are numbers.
+        nested: its other fields.
+    """
+
+    kind: int
+    numbers: dict[int, int]
+    nested: dict[int, bytes]
+
+
+def frame(kind: int, body: bytes = b"") -> bytes:
+    """Write a command with these fields."""
+    command = number(1, kind) + nested(kind, body)
+    return _SIZES.pack(len(command) + 4, len(command)) + command
+
+
+def take_frames(received: bytearray) -> list[Command]:
+    """Take the commands that are complete out of *received*.
+
+    Raises:
+        ValueError: these are no frames.
+    """
+    taken = []
+    at, end = 0, len(received)
+    while end - at >= _SIZES.size:
+        total, size = _SIZES.unpack_from(received, at)
+        if size + 4 > total or size > _MAX_COMMAND:
+            msg = f"a frame of {total} bytes with a command of {size}"
+            raise ValueError(msg)
+        if end - at < total + 4:
+            break
+        begin = at + _SIZES.size
+        outer = fields(bytes(received[begin : begin + size]))
+        kind = outer.numbers.get(1, 0)
+        taken.append(Command(kind, *fields(outer.nested.get(kind, b""))))
+        at += total + 4
+    del received[:at]
+    return taken
+
+
+def connect(method: str, credentials: bytes, broker: str | None = None) -> bytes:
+    """Open a connection.
+
+    Args:
+        method: how to authenticate; empty for not at all.
+        credentials: what that method shows.
+        broker: as `host:port`, where a proxy is to pass all on to.
+    """
+    body = nested(1, _CLIENT) + number(4, _VERSION)
+    if method:
+        body += nested(5, method.encode()) + nested(3, credentials)
+    if broker is not None:
+        body += nested(6, broker.encode())
+    return frame(CONNECT, body + nested(10, number(1, 1)))  # asks for new credentials when due
+
+
+def auth_response(method: str, credentials: bytes) -> bytes:
+    """Show credentials again, see `connect`."""
+    shown = nested(1, method.encode()) + nested(2, credentials)
+    return frame(AUTH_RESPONSE, nested(1, _CLIENT) + nested(2, shown) + number(3, _VERSION))
+
+
+def lookup(topic: str, request: int, *, authoritative: bool) -> bytes:
+    """Ask which broker has a topic."""
+    body = nested(1, topic.encode()) + number(2, request) + number(3, authoritative)
+    return frame(LOOKUP, body)
+
+
+def get_schema(topic: str, request: int, version: int | None) -> bytes:
+    """Ask for a version of the schema of a topic; None for its latest."""
+    body = number(1, request) + nested(2, topic.encode())
+    if version is not None:
+        body += nested(3, version.to_bytes(8, "big"))
+    return frame(GET_SCHEMA, body)
+
+
+def producer(topic: str, request: int, number_of: int, name: str, schema: bytes | None) -> bytes:
+    """Open a producer.
+
+    Args:
+        topic: without partitions, or a partition.
+        request: the number that the answer carries.
+        number_of: what the producer is called on this connection.
+        name: of the producer.
+        schema: as `get_schema` is answered.
+    """
+    body = nested(1, topic.encode()) + number(2, number_of) + number(3, request)
+    body += nested(4, name.encode())
+    if schema is not None:
+        body += nested(7, schema)
+    return frame(PRODUCER, body + number(9, 1))
+
+
+def close_producer(number_of: int, request: int) -> bytes:
+    """Close a producer."""
+    return frame(CLOSE_PRODUCER, number(1, number_of) + number(2, request))
+
+
+def payload(command: bytes, metadata: bytes, content: bytes) -> bytes:
+    """Return the frame of an entry to store.
+
+    Args:
+        command: the fields of a SEND.
+        metadata: of the message, or the batch.
+        content: of the message, or the messages of the batch.
+    """
+    command = number(1, SEND) + nested(SEND, command)
+    stored = b"%b%b%b" % (struct.pack(">I", len(metadata)), metadata, content)
+    head = _SIZES.pack(len(command) + len(stored) + 10, len(command))
+    checksum = struct.pack(">I", crc32c(stored))
+    return b"%b%b%b%b%b" % (head, command, _CHECKSUM_FOLLOWS, checksum, stored)

@@ -1,0 +1,97 @@
+"""The encoding of Protocol Buffers, as far as Pulsar's commands and ids need it. Pure.
+
+A message is a sequence of fields. Each is a tag, of a number and a type, and a value: a number, or
+bytes, which may be a text or another message.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_VARINT, _BYTES = 0, 2
+ONE_BYTE = 128
+"""Smaller numbers take one byte."""
+_LOW_BITS, _MORE = ONE_BYTE - 1, ONE_BYTE
+_SMALL = tuple(bytes([value]) for value in range(ONE_BYTE))
+
+
+class Fields(NamedTuple):
+    """A message by the numbers of its fields; of a repeated one the last.
+
+    Attributes:
+        numbers: those that are numbers, without sign.
+        nested: those that are bytes, texts, or messages.
+    """
+
+    numbers: dict[int, int]
+    nested: dict[int, bytes]
+
+
+def varint(value: int) -> bytes:
+    """Write a number from 0 to below 2**64."""
+    if value < ONE_BYTE:
+        return _SMALL[value]
+    written = bytearray()
+    while value >= _MORE:
+        written.append(value & _LOW_BITS | _MORE)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
+
+
+def number(field: int, value: int) -> bytes:
+    """Write a field that is a number from 0, or true as 1."""
+    return varint(field << 3 | _VARINT) + varint(value)
+
+
+def nested(field: int, value: bytes) -> bytes:
+    """Write a field that is bytes, a text in UTF-8, or a message."""
+    return b"%b%b%b" % (varint(field << 3 | _BYTES), varint(len(value)), value)
+
+
+def fields(message: bytes) -> Fields:
+    """Read a message.
+
+    Raises:
+        ValueError: it is none, or has a field of another type.
+    """
+    numbers: dict[int, int] = {}
+    nested: dict[int, bytes] = {}
+    at, end = 0, len(message)
+    try:
+        while at < end:
+            tag, at = _varint(message, at)
+            value, at = _varint(message, at)
+            if tag & 7 == _VARINT:
+                numbers[tag >> 3] = value
+                continue
+            at += value
+            if tag & 7 != _BYTES or at > end:
+                break
+            nested[tag >> 3] = message[at - value : at]
+        else:
+            return Fields(numbers, nested)
+    except IndexError:  # it ends in the midst of a number
+        pass
+    msg = f"no message of Protocol Buffers: {message[:64].hex()}"
+    raise ValueError(msg)
+
+
+def signed(value: int) -> int:
+    """Return the number with a sign that was written as *value*."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    byte = data[at]
+    at += 1
+    if byte < _MORE:  # as most
+        return byte, at
+    value, shift = byte & _LOW_BITS, 7
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & _LOW_BITS) << shift
+        if byte < _MORE:
+            return value, at
+        shift += 7

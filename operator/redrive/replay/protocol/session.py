@@ -1,0 +1,251 @@
+"""Producers for some topics, and the receipts of what they send; for one thread.
+
+Nothing is sent twice: what is lost on the way, a producer that is closed by the broker, or an entry
+that it refuses, ends the session. What it had sent without a receipt may be stored or not.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from redrive.replay.protocol import commands, messages
+from redrive.replay.protocol.commands import Command
+from redrive.replay.protocol.connection import (
+    TLS,
+    ProtocolConnection,
+    ProtocolError,
+    ShownCredentials,
+    refusal,
+)
+from redrive.replay.protocol.messages import OutgoingMessage
+from redrive.replay.protocol.protobuf import fields, nested, number, signed, varint
+
+MAX_REDIRECTS = 20
+BATCH_MESSAGES, BATCH_BYTES = 1_000, 128 * 1024
+_SCHEMA = 4  # a field of a GET_SCHEMA_RESPONSE
+# Fields of a LOOKUP_RESPONSE, and what it says.
+_URL, _URL_TLS, _RESPONSE, _AUTHORITATIVE, _BY_PROXY = 1, 2, 3, 5, 8
+_REDIRECT, _CONNECT = 0, 1
+
+T = TypeVar("T")
+
+
+class Sent(NamedTuple, Generic[T]):
+    """An entry the broker has answered to.
+
+    Attributes:
+        tags: those of its messages.
+        stored: whether the broker has stored it now; what it takes for a duplicate it has not.
+    """
+
+    tags: Sequence[T]
+    stored: bool
+
+
+class ProtocolProducer(Generic[T]):
+    """A producer; opened by `Session.open`.
+
+    Attributes:
+        connection: that it is opened on.
+        number: what it is called there.
+        last_sequence_id: of what the broker knows to be stored; -1 for nothing.
+    """
+
+    def __init__(
+        self, connection: ProtocolConnection, number_of: int, opened: Command, *, batches: bool
+    ) -> None:
+        self.connection = connection
+        self.number = number_of
+        self._head = number(1, number_of)
+        self._metadata = nested(1, opened.nested[2])
+        if version := opened.nested.get(4):
+            self._metadata += nested(16, version)
+        self._time = 0, b""
+        self._batches = batches
+        self._batch: list[tuple[int, T, bytes]] = []
+        self._batch_bytes = 0
+        # By the sequence id of the first message of an entry, which its receipt names.
+        self._sent: dict[int, Sequence[T]] = {}
+        self.last_sequence_id = signed(opened.numbers.get(3, 2**64 - 1))
+
+    def send(self, message: OutgoingMessage, tag: T) -> None:
+        """Send a message soon: `flush` sends what is left.
+
+        Args:
+            message: its sequence ids have to rise.
+            tag: comes back when it is answered to.
+
+        Raises:
+            ProtocolError: it is larger than the broker accepts without chunks, or see the session.
+        """
+        if self._batches:
+            part = messages.in_batch(message)
+            if self._batch_bytes + len(part) > BATCH_BYTES:
+                self.end_batch()
+            self._batch.append((message.sequence_id, tag, part))
+            self._batch_bytes += len(part)
+            if len(self._batch) == BATCH_MESSAGES:
+                self.end_batch()
+            return
+        first = message.sequence_id
+        self._store(first, (tag,), b"", messages.alone(message), message.value or b"")
+
+    def end_batch(self) -> None:
+        """Send the messages that wait for others to come."""
+        if self._batch:
+            ids, tags, parts = zip(*self._batch, strict=True)
+            first, last, count = ids[0], ids[-1], len(ids)
+            self._batch.clear()
+            self._batch_bytes = 0
+            command = number(3, count) + number(6, last)
+            self._store(first, tags, command, messages.batch(first, last, count), b"".join(parts))
+
+    def answered(self, receipt: Command) -> Sent[T]:
+        """Return what a receipt is for."""
+        stored_as = fields(receipt.nested.get(3, b"")).numbers
+        try:
+            tags = self._sent.pop(receipt.numbers[2])
+        except KeyError:
+            raise ProtocolError(f"a receipt of what was not sent: {receipt}") from None
+        return Sent(tags, stored=signed(stored_as.get(1, -1)) >= 0)
+
+    def _store(
+        self, first: int, tags: Sequence[T], command: bytes, metadata: bytes, content: bytes
+    ) -> None:
+        content, compression = messages.compressed(content)
+        now = time.time_ns() // 1_000_000
+        if now != self._time[0]:
+            self._time = now, number(3, now)
+        metadata = b"%b%b%b%b" % (self._metadata, metadata, self._time[1], compression)
+        if len(metadata) + len(content) > self.connection.max_message_size:
+            raise ProtocolError(f"an entry of {len(content)} bytes is too large without chunks")
+        self._sent[first] = tags
+        command = b"%b\x10%b%b" % (self._head, varint(first), command)
+        self.connection.send(commands.payload(command, metadata, content))
+
+
+class Session(Generic[T]):
+    """Connections to the brokers of some topics; see the module.
+
+    Args:
+        url: see `ProtocolConnection`.
+        shown: likewise.
+        batches: whether messages are put together.
+
+    Raises:
+        ProtocolError: from every method but `close`, if the session has ended.
+    """
+
+    def __init__(self, url: str, shown: ShownCredentials, *, batches: bool = False) -> None:
+        self._url = url
+        self._shown = shown
+        self._batches = batches
+        self._connections: dict[tuple[str, str], ProtocolConnection] = {}
+        self._producers: dict[tuple[ProtocolConnection, int], ProtocolProducer[T]] = {}
+        self._selector = selectors.DefaultSelector()
+        self._opened = 0
+
+    def open(
+        self, topic: str, name: str, schema: tuple[str, int | None] | None = None
+    ) -> ProtocolProducer[T]:
+        """Open a producer.
+
+        Args:
+            topic: without partitions, or a partition.
+            name: of the producer.
+            schema: what it sends is encoded by: a topic, and the version of its schema, None for
+                the latest; None for bytes.
+        """
+        connection = self._connection_for(topic)
+        definition = None
+        if schema is not None:
+            found = self._connection_for(schema[0]).ask(
+                lambda request: commands.get_schema(schema[0], request, schema[1]),
+                commands.GET_SCHEMA_RESPONSE,
+            )
+            definition = found.nested.get(_SCHEMA)
+            if definition is None:
+                raise refusal(found)
+        self._opened += 1
+        number_of = self._opened
+        opened = connection.ask(
+            lambda request: commands.producer(topic, request, number_of, name, definition),
+            commands.PRODUCER_SUCCESS,
+        )
+        producer = ProtocolProducer[T](connection, number_of, opened, batches=self._batches)
+        self._producers[connection, number_of] = producer
+        return producer
+
+    def receive(self, seconds: float) -> list[Sent[T]]:
+        """Send what waits, and return what is answered to, within so many seconds.
+
+        Args:
+            seconds: how long to wait for a first answer.
+        """
+        for producer in self._producers.values():
+            producer.end_batch()
+        for connection in self._connections.values():
+            connection.flush()
+        deadline = time.monotonic() + seconds
+        while not (sent := self._answered(deadline)) and time.monotonic() < deadline:
+            pass
+        return sent
+
+    def close_producer(self, producer: ProtocolProducer[T]) -> None:
+        """Close a producer that nothing is on its way from: another may have its name then."""
+        del self._producers[producer.connection, producer.number]
+        producer.connection.ask(
+            lambda request: commands.close_producer(producer.number, request), commands.SUCCESS
+        )
+
+    def close(self) -> None:
+        """Close all connections; what waits to be sent is not sent."""
+        self._selector.close()
+        for connection in self._connections.values():
+            connection.close()
+
+    def _connection_for(self, topic: str) -> ProtocolConnection:
+        """Connect to the broker that has a topic."""
+        at, authoritative = self._url, False
+        for _ in range(MAX_REDIRECTS):
+            found = self._connection(at).ask(
+                lambda request: commands.lookup(topic, request, authoritative=authoritative),  # noqa: B023
+                commands.LOOKUP_RESPONSE,
+            )
+            url = found.nested.get(_URL_TLS if urlsplit(self._url).scheme == TLS else _URL, b"")
+            response, there = found.numbers.get(_RESPONSE), url.decode(errors="replace")
+            if not there or response not in {_REDIRECT, _CONNECT}:
+                raise refusal(found)
+            if response == _CONNECT:
+                if found.numbers.get(_BY_PROXY):
+                    return self._connection(self._url, urlsplit(there).netloc)
+                return self._connection(there)
+            at, authoritative = there, bool(found.numbers.get(_AUTHORITATIVE))
+        raise ProtocolError(f"{topic} was not found: the brokers redirect without end")
+
+    def _answered(self, deadline: float) -> list[Sent[T]]:
+        """Return what is answered to when something comes in."""
+        sent: list[Sent[T]] = []
+        ready = [each for each in self._connections.values() if each.unread]
+        if not ready:
+            wait = max(0.0, deadline - time.monotonic())
+            ready = [key.data for key, _ in self._selector.select(wait)]
+        for connection in ready:
+            for command in connection.read():
+                producer = self._producers.get((connection, command.numbers.get(1, -1)))
+                if command.kind != commands.SEND_RECEIPT or producer is None:
+                    raise refusal(command)
+                sent.append(producer.answered(command))
+        return sent
+
+    def _connection(self, url: str, broker: str = "") -> ProtocolConnection:
+        """Connect to a broker or proxy, once."""
+        there = self._connections.get((url, broker))
+        if there is None:
+            there = self._connections[url, broker] = ProtocolConnection(url, self._shown, broker)
+            self._selector.register(there, selectors.EVENT_READ, there)
+        return there

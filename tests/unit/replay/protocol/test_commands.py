@@ -1,0 +1,45 @@
+"""Frames, whole and in parts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.replay.protocol import commands
+from redrive.replay.protocol.commands import Command
+from redrive.replay.protocol.protobuf import nested, number
+
+
+@given(st.lists(st.integers(1, 60), max_size=5), st.data())
+def test_frames_are_taken_as_soon_as_they_are_whole(kinds: list[int], data: st.DataObject) -> None:
+    frames = [commands.frame(kind, number(2, kind) + nested(3, b"x" * kind)) for kind in kinds]
+    written = b"".join(frames)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(written)), max_size=6)))
+    received, taken = bytearray(), list[Command]()
+    for begin, end in zip([0, *cuts], [*cuts, len(written)], strict=True):
+        received += written[begin:end]
+        taken += commands.take_frames(received)
+        assert sum(map(len, frames[: len(taken)])) + len(received) == end
+    assert taken == [Command(kind, {2: kind}, {3: b"x" * kind}) for kind in kinds]
+
+
+def test_what_follows_a_command_in_its_frame_is_passed_over() -> None:
+    entry = commands.payload(number(2, 7), b"metadata", b"content")
+    received = bytearray(entry + commands.frame(commands.PING))
+    assert commands.take_frames(received) == [
+        Command(commands.SEND, {2: 7}, {}),
+        Command(commands.PING, {}, {}),
+    ]
+
+
+@pytest.mark.parametrize("sizes", ["0000000000000004", "7fffffff7ffffff0", "485454502f312e31"])
+def test_what_is_no_frame_is_refused(sizes: str) -> None:
+    """Such as the answer of a web server."""
+    with pytest.raises(ValueError, match="a frame"):
+        commands.take_frames(bytearray(bytes.fromhex(sizes)))
+
+
+def test_no_credentials_are_shown_without_a_method() -> None:
+    assert b"secret" in commands.connect("token", b"secret")
+    assert b"secret" not in commands.connect("", b"secret")

@@ -1,0 +1,206 @@
+"""What a session makes of answers that the sandbox's broker never gives."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from itertools import count
+
+import pytest
+
+from redrive.replay.protocol import commands, connection
+from redrive.replay.protocol.commands import Command
+from redrive.replay.protocol.connection import ProtocolError, ShownCredentials
+from redrive.replay.protocol.messages import OutgoingMessage
+from redrive.replay.protocol.protobuf import nested, number
+from redrive.replay.protocol.session import MAX_REDIRECTS, Session
+
+TOPIC = "persistent://shop/prod/orders-RETRY"
+CONNECTED = commands.frame(commands.CONNECTED, nested(1, b"a broker"))
+MESSAGE = OutgoingMessage(1, b"order", {}, None, None, None)
+
+
+def opened(name: bytes = b"sender") -> bytes:
+    return commands.frame(commands.PRODUCER_SUCCESS, number(1, 2) + nested(2, name))
+
+
+def found(url: str, *, kind: int = 1, proxy: bool = False, tls: bool = False) -> bytes:
+    body = nested(2 if tls else 1, url.encode()) + number(3, kind) + number(4, 1)
+    return commands.frame(commands.LOOKUP_RESPONSE, body + number(8, proxy))
+
+
+class ScriptedBroker:
+    """Answers each connection with the next of its scripts: a list of frames, one per command."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"pulsar://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def serve(self, *scripts: Sequence[bytes]) -> list[list[Command]]:
+        """Return what came in by each connection, once all of them have ended."""
+        with ThreadPoolExecutor() as pool:
+            each = [
+                pool.submit(converse, self.listener.accept()[0], answers) for answers in scripts
+            ]
+            return [came.result() for came in each]
+
+
+def converse(client: socket.socket, answers: Sequence[bytes]) -> list[Command]:
+    received, came, left = bytearray(), list[Command](), list(answers)
+    with client:
+        while data := client.recv(65_536):
+            received += data
+            for command in commands.take_frames(received):
+                came.append(command)
+                if left:
+                    client.sendall(left.pop(0))
+    return came
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    scripted = ScriptedBroker()
+    with closing(scripted.listener):
+        yield scripted
+
+
+@contextmanager
+def serving(
+    broker: ScriptedBroker, *scripts: Sequence[bytes]
+) -> Iterator[Future[list[list[Command]]]]:
+    with ThreadPoolExecutor() as pool:
+        yield pool.submit(broker.serve, *scripts)
+
+
+def session(url: str, token: Callable[[], str] = lambda: "token") -> Session[str]:
+    return Session(url, ShownCredentials("token", token))
+
+
+def kinds(came: Sequence[Command]) -> list[int]:
+    return [command.kind for command in came]
+
+
+OPENING = [commands.CONNECT, commands.LOOKUP, commands.PRODUCER]
+
+
+def test_a_broker_that_has_the_topic_is_asked_for_the_producer(broker: ScriptedBroker) -> None:
+    with serving(broker, [CONNECTED, found(broker.url), opened()]) as came:
+        with closing(session(broker.url)) as sending:
+            assert sending.open(TOPIC, "sender").last_sequence_id == -1
+        ((connect, lookup, producer),) = came.result()
+    assert connect.nested[3] == b"token"
+    assert lookup.nested[1] == producer.nested[1] == TOPIC.encode()
+    assert producer.nested[4] == b"sender"
+
+
+def test_redirects_are_followed(broker: ScriptedBroker) -> None:
+    other = broker.url.replace("127.0.0.1", "localhost")
+    scripts = [CONNECTED, found(other, kind=0)], [CONNECTED, found(other), opened()]
+    with serving(broker, *scripts) as came:
+        with closing(session(broker.url)) as sending:
+            sending.open(TOPIC, "sender")
+        assert [kinds(each) for each in came.result()] == [OPENING[:2], OPENING]
+
+
+def test_redirects_without_end_are_given_up(broker: ScriptedBroker) -> None:
+    answers = [CONNECTED, *[found(broker.url, kind=0)] * MAX_REDIRECTS]
+    with (
+        serving(broker, answers),
+        closing(session(broker.url)) as sending,
+        pytest.raises(ProtocolError, match="without end"),
+    ):
+        sending.open(TOPIC, "sender")
+
+
+def test_a_proxy_is_asked_to_pass_on_to_the_broker(broker: ScriptedBroker) -> None:
+    behind = found("pulsar://broker-1:6650", proxy=True)
+    with serving(broker, [CONNECTED, behind], [CONNECTED, opened()]) as came:
+        with closing(session(broker.url)) as sending:
+            sending.open(TOPIC, "sender")
+        first, (connect, producer) = came.result()
+    assert kinds(first) == OPENING[:2]
+    assert connect.nested[6] == b"broker-1:6650"
+    assert producer.kind == commands.PRODUCER
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        found("", kind=2),
+        found("http://127.0.0.1:80"),
+        found("pulsar+ssl://127.0.0.1:6651", tls=True),  # to one who does not speak TLS
+        commands.frame(commands.LOOKUP_RESPONSE),
+        commands.frame(commands.ERROR, number(1, 1) + number(2, 5) + nested(3, b"no")),
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        commands.frame(commands.LOOKUP_RESPONSE)[:4] + b"\xff" * 20,
+    ],
+)
+def test_what_leads_nowhere_ends_the_session(broker: ScriptedBroker, answer: bytes) -> None:
+    with (
+        serving(broker, [CONNECTED, answer]),
+        closing(session(broker.url)) as sending,
+        pytest.raises(ProtocolError),
+    ):
+        sending.open(TOPIC, "sender")
+
+
+def test_no_answer_is_not_waited_for_without_end(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
+    with (
+        serving(broker, [CONNECTED]),
+        closing(session(broker.url)) as sending,
+        pytest.raises(ProtocolError, match="no answer"),
+    ):
+        sending.open(TOPIC, "sender")
+
+
+def test_the_broker_is_answered_while_receipts_are_waited_for(broker: ScriptedBroker) -> None:
+    asks = commands.frame(commands.PING) + commands.frame(commands.AUTH_CHALLENGE)
+    tokens = count(1)
+    with serving(broker, [CONNECTED, found(broker.url), opened() + asks]) as came:
+        with closing(session(broker.url, lambda: f"token {next(tokens)}")) as sending:
+            sending.open(TOPIC, "sender")
+            assert sending.receive(0.3) == []
+        (all_came,) = came.result()
+    assert kinds(all_came[3:]) == [commands.PONG, commands.AUTH_RESPONSE]
+    assert all_came[0].nested[3] == b"token 1"
+    assert b"token 2" in all_came[-1].nested[2]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        commands.frame(commands.CLOSE_PRODUCER, number(1, 1) + number(2, 7)),
+        commands.frame(commands.SEND_ERROR, number(1, 1) + number(2, 1) + number(3, 22)),
+        commands.frame(commands.SEND_RECEIPT, number(1, 1) + number(2, 99)),
+        commands.frame(commands.SEND_RECEIPT, number(1, 9) + number(2, 1)),
+        commands.frame(68),
+        b"\0" * 8,
+    ],
+)
+def test_all_but_receipts_of_what_was_sent_ends_the_session(
+    broker: ScriptedBroker, answer: bytes
+) -> None:
+    with (
+        serving(broker, [CONNECTED, found(broker.url), opened(), answer]),
+        closing(session(broker.url)) as sending,
+    ):
+        sending.open(TOPIC, "sender").send(MESSAGE, "a message")
+        with pytest.raises(ProtocolError):
+            sending.receive(10)
+
+
+def test_a_receipt_gives_back_what_it_is_for(broker: ScriptedBroker) -> None:
+    stored_as = nested(3, number(1, 12) + number(2, 0))
+    receipt = commands.frame(commands.SEND_RECEIPT, number(1, 1) + number(2, 1) + stored_as)
+    with serving(broker, [CONNECTED, found(broker.url), opened(), receipt]) as came:
+        with closing(session(broker.url)) as sending:
+            producer = sending.open(TOPIC, "sender")
+            producer.send(MESSAGE, "a message")
+            ((tags, stored),) = sending.receive(10)
+        assert (tags, stored) == (("a message",), True)
+        assert kinds(came.result()[0]) == [*OPENING, commands.SEND]
