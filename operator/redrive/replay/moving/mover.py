@@ -7,9 +7,10 @@ part; whoever takes the range next reads what the target has of it before sendin
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import ClassVar
@@ -135,10 +136,9 @@ class RangeMover:
         """
         route = self._route
         with ExitStack() as stack:
-            # Of its own: the connection breaks when the broker refuses a message.
-            client = stack.enter_context(broker.connect(route.service_url))
+            outlet = self._outlet(sent_in, stack)
             senders = {
-                topic: self._sender(client, topic, sent_in, stack)
+                topic: self._sender(outlet(), topic, sent_in, stack)
                 for topic in {route.target, *(place.topic for place in self._tails)}
             }
             sender = senders[route.target]
@@ -168,16 +168,17 @@ class RangeMover:
                 window.give_up()
         return not (unfinished or self._outcome.doubts)
 
-    def _sender(
-        self, client: pulsar.Client, topic: TopicName, sent_in: Try, stack: ExitStack
-    ) -> Sender:
+    def _outlet(self, sent_in: Try, stack: ExitStack) -> Callable[[], Outlet]:
+        """Return what makes the way for one try: what may be stored, the client sends on from."""
+        url = self._route.service_url
+        if not (sent_in.attempt or self._tails):
+            return functools.partial(ByProtocol, url, batches=self._route.batch)
+        # Of its own: the connection breaks when the broker refuses a message.
+        return functools.partial(ByClient, stack.enter_context(broker.connect(url)))
+
+    def _sender(self, outlet: Outlet, topic: TopicName, sent_in: Try, stack: ExitStack) -> Sender:
         route = self._route
         target = topic, route.target_partitions
-        # What was not stored at once, the client sends one by one: it may be too large.
-        if sent_in.attempt or self._tails:
-            outlet: Outlet = ByClient(client)
-        else:
-            outlet = ByProtocol(route.service_url, batches=route.batch)
         sender = Sender(outlet, target, route.source, self._task.range, sent_in)
         stack.callback(sender.close)
         stack.callback(self._note, sender, topic)
@@ -269,11 +270,11 @@ class RangeMover:
         outcome, doubts = self._outcome, self._doubts()
         late, newest = False, (-1, 0)
         for entry in entries:
-            key = window.key(entry[0])
+            keyed = [(window.key(letter), letter) for letter in entry]
+            key = keyed[0][0]
             if late := key < newest:
                 break
             newest = key
-            keyed = [(window.key(letter), letter) for letter in entry]
             unsent = [each for each in keyed if not outcome.is_stored(each[0])]
             if not unsent:
                 if outcome.store(key, entry[0].batch_size):

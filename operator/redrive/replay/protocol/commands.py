@@ -26,6 +26,7 @@ _CLIENT = b"redrive"
 _VERSION = 19
 """Of the protocol; a broker speaks the older of this and its own."""
 _CHECKSUM_FOLLOWS = b"\x0e\x01"
+_RECEIPT = number(1, SEND_RECEIPT) + nested(SEND_RECEIPT, b"")[:1]
 _SIZES = struct.Struct(">II")
 _MAX_COMMAND = 64 * 1024
 """Answers to what is asked here are smaller."""
@@ -67,12 +68,18 @@ def take_frames(received: bytearray) -> list[Command]:
         if end - at < total + 4:
             break
         begin = at + _SIZES.size
-        outer = fields(bytes(received[begin : begin + size]))
-        kind = outer.numbers.get(1, 0)
-        taken.append(Command(kind, *fields(outer.nested.get(kind, b""))))
+        taken.append(_read(bytes(received[begin : begin + size])))
         at += total + 4
     del received[:at]
     return taken
+
+
+def _read(command: bytes) -> Command:
+    if command.startswith(_RECEIPT) and command[3] == len(command) - 4:  # as most
+        return Command(SEND_RECEIPT, *fields(command[4:]))
+    numbers, nested = fields(command)
+    kind = numbers.get(1, 0)
+    return Command(kind, *fields(nested.get(kind, b"")))
 
 
 def connect(method: str, credentials: bytes, broker: str | None = None) -> bytes:

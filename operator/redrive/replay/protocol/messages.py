@@ -39,7 +39,7 @@ class OutgoingMessage(NamedTuple):
 
 def alone(message: OutgoingMessage) -> bytes:
     """Return the metadata of a message that is an entry, but for what a producer adds."""
-    parts = [b"\x10", varint(message.sequence_id)]
+    parts: list[bytes] = []
     for name, value in message.properties.items():
         parts += (b"\x22", _pair(name, value))
     if message.key:
@@ -73,15 +73,14 @@ def in_batch(message: OutgoingMessage) -> bytes:
     return b"%b%b%b" % (struct.pack(">I", len(metadata)), metadata, content)
 
 
-def batch(first: int, last: int, count: int) -> bytes:
+def batch(last: int, count: int) -> bytes:
     """Return the metadata of a batch, but for what a producer adds.
 
     Args:
-        first: the sequence id of its first message.
-        last: that of its last. A broker that deduplicates keeps it.
+        last: the sequence id of its last message. A broker that deduplicates keeps it.
         count: how many messages there are.
     """
-    return number(2, first) + number(11, count) + number(24, last)
+    return number(11, count) + number(24, last)
 
 
 def compressed(content: bytes) -> tuple[bytes, bytes]:

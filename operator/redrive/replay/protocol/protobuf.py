@@ -6,25 +6,11 @@ bytes, which may be a text or another message.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 _VARINT, _BYTES = 0, 2
 ONE_BYTE = 128
 """Smaller numbers take one byte."""
 _LOW_BITS, _MORE = ONE_BYTE - 1, ONE_BYTE
 _SMALL = tuple(bytes([value]) for value in range(ONE_BYTE))
-
-
-class Fields(NamedTuple):
-    """A message by the numbers of its fields; of a repeated one the last.
-
-    Attributes:
-        numbers: those that are numbers, without sign.
-        nested: those that are bytes, texts, or messages.
-    """
-
-    numbers: dict[int, int]
-    nested: dict[int, bytes]
 
 
 def varint(value: int) -> bytes:
@@ -49,8 +35,10 @@ def nested(field: int, value: bytes) -> bytes:
     return b"%b%b%b" % (varint(field << 3 | _BYTES), varint(len(value)), value)
 
 
-def fields(message: bytes) -> Fields:
-    """Read a message.
+def fields(message: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
+    """Read a message: its fields that are numbers, without sign, and its others, by their numbers.
+
+    Of a repeated one it is the last.
 
     Raises:
         ValueError: it is none, or has a field of another type.
@@ -70,7 +58,7 @@ def fields(message: bytes) -> Fields:
                 break
             nested[tag >> 3] = message[at - value : at]
         else:
-            return Fields(numbers, nested)
+            return numbers, nested
     except IndexError:  # it ends in the midst of a number
         pass
     msg = f"no message of Protocol Buffers: {message[:64].hex()}"

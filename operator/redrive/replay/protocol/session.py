@@ -22,10 +22,11 @@ from redrive.replay.protocol.connection import (
     refusal,
 )
 from redrive.replay.protocol.messages import OutgoingMessage
-from redrive.replay.protocol.protobuf import fields, nested, number, signed, varint
+from redrive.replay.protocol.protobuf import nested, number, signed, varint
 
 MAX_REDIRECTS = 20
 BATCH_MESSAGES, BATCH_BYTES = 1_000, 128 * 1024
+_NOTHING = number(1, 2**64 - 1)  # the ledger -1 is that of a duplicate
 _SCHEMA = 4  # a field of a GET_SCHEMA_RESPONSE
 # Fields of a LOOKUP_RESPONSE, and what it says.
 _URL, _URL_TLS, _RESPONSE, _AUTHORITATIVE, _BY_PROXY = 1, 2, 3, 5, 8
@@ -102,16 +103,16 @@ class ProtocolProducer(Generic[T]):
             self._batch.clear()
             self._batch_bytes = 0
             command = number(3, count) + number(6, last)
-            self._store(first, tags, command, messages.batch(first, last, count), b"".join(parts))
+            self._store(first, tags, command, messages.batch(last, count), b"".join(parts))
 
     def answered(self, receipt: Command) -> Sent[T]:
         """Return what a receipt is for."""
-        stored_as = fields(receipt.nested.get(3, b"")).numbers
         try:
             tags = self._sent.pop(receipt.numbers[2])
         except KeyError:
             raise ProtocolError(f"a receipt of what was not sent: {receipt}") from None
-        return Sent(tags, stored=signed(stored_as.get(1, -1)) >= 0)
+        stored_as = receipt.nested.get(3, _NOTHING)
+        return Sent(tags, stored=not stored_as.startswith(_NOTHING))
 
     def _store(
         self, first: int, tags: Sequence[T], command: bytes, metadata: bytes, content: bytes
@@ -120,11 +121,13 @@ class ProtocolProducer(Generic[T]):
         now = time.time_ns() // 1_000_000
         if now != self._time[0]:
             self._time = now, number(3, now)
-        metadata = b"%b%b%b%b" % (self._metadata, metadata, self._time[1], compression)
+        sequence_id = b"\x10" + varint(first)
+        always = self._metadata, sequence_id, self._time[1]
+        metadata = b"%b%b%b%b%b" % (*always, metadata, compression)
         if len(metadata) + len(content) > self.connection.max_message_size:
             raise ProtocolError(f"an entry of {len(content)} bytes is too large without chunks")
         self._sent[first] = tags
-        command = b"%b\x10%b%b" % (self._head, varint(first), command)
+        command = b"%b%b%b" % (self._head, sequence_id, command)
         self.connection.send(commands.payload(command, metadata, content))
 
 

@@ -45,7 +45,7 @@ def entry_of(serialized: bytes) -> Entry:
     if _BATCH_TAG not in serialized and _CHUNK_TAG not in serialized:  # as with most
         return _UNBATCHED
     numbers, nested = protobuf.fields(serialized)
-    first = protobuf.fields(nested[_FIRST_CHUNK]).numbers if _FIRST_CHUNK in nested else None
+    first = protobuf.fields(nested[_FIRST_CHUNK])[0] if _FIRST_CHUNK in nested else None
     return Entry(
         max(1, numbers.get(_BATCH_SIZE, 1)),
         None if first is None else EntryId(first[_LEDGER], first[_ENTRY]),

@@ -89,6 +89,26 @@ def messages(  # noqa: PLR0913, PLR0917  one each
         ReplayRoleRefusedError: the broker does not let the role read.
         SourceSilentError: it stops delivering before the end.
     """
+    for received in _received(of, partition, after, wanted, ahead, lost):
+        yield received.message
+
+
+class _Received(NamedTuple):
+    """A message, its entry and its id: what a client makes at each call."""
+
+    at: EntryId
+    message_id: pulsar.MessageId
+    message: pulsar.Message
+
+
+def _received(  # noqa: PLR0913, PLR0917  as `messages`
+    of: ReadableTopic,
+    partition: int,
+    after: EntryId,
+    wanted: Sequence[Span],
+    ahead: int,
+    lost: list[Span] | None = None,
+) -> Iterator[_Received]:
     if not wanted:
         return
     seen = _Seen()
@@ -100,9 +120,9 @@ def messages(  # noqa: PLR0913, PLR0917  one each
         first = missing[0]
         if first.first > LOOK_BACK:
             after = max(after, EntryId(first.ledger, first.first - LOOK_BACK - 1))
-        for message in _read(of, partition, (after, missing[-1].end), ahead, _Seen()):
-            if spans.hold(missing, _entry_of(message.message_id())):
-                yield message
+        for received in _read(of, partition, (after, missing[-1].end), ahead, _Seen()):
+            if spans.hold(missing, received.at):
+                yield received
 
 
 class _Seen:
@@ -138,7 +158,7 @@ def _read(
     bounds: tuple[EntryId, EntryId],
     ahead: int,
     seen: _Seen,
-) -> Iterator[pulsar.Message]:
+) -> Iterator[_Received]:
     """Read what one reader delivers from behind an entry up to another; *seen* takes note of it."""
     after, last = bounds
     topic = broker.partition_of(of.topic, partition)
@@ -172,7 +192,7 @@ def _read(
     try:
         while (message := _next(reader, last, is_through)) is not None:
             message_id = message.message_id()
-            at = _entry_of(message_id)
+            at = EntryId(message_id.ledger_id(), message_id.entry_id())
             if at > last:
                 return
             # One that is connected again, or begins behind a batch, may repeat some.
@@ -180,7 +200,7 @@ def _read(
             if position > newest:
                 newest = position
                 seen.add(at, message_id)
-                yield message
+                yield _Received(at, message_id, message)
             if at == last and _is_end_of_entry(message_id):
                 return
     finally:
@@ -202,11 +222,9 @@ def of_entries(
     offsets = list(bitmap.members(entries))
     there = spans.of_entries(of.ledger, (of.first + offset for offset in offsets))
     wanted = frozenset(offsets)
-    for message in messages(topic, of.partition, after, there, ahead):
-        letter = DeadLetterRow.of(message, of.partition)
-        position = letter.position
-        if position.ledger == of.ledger and position.entry - of.first in wanted:
-            yield letter
+    for (ledger, entry), message_id, message in _received(topic, of.partition, after, there, ahead):
+        if ledger == of.ledger and entry - of.first in wanted:
+            yield DeadLetterRow.of(message, of.partition, message_id)
 
 
 def begin(of: Range, entries: int, chunks: Mapping[int, EntryId]) -> EntryId:
@@ -221,10 +239,6 @@ def begin(of: Range, entries: int, chunks: Mapping[int, EntryId]) -> EntryId:
     firsts = (chunk for offset, chunk in chunks.items() if bitmap.contains(entries, offset))
     ledger, entry = min([first, *firsts])
     return EntryId(ledger, entry - 1)
-
-
-def _entry_of(message_id: pulsar.MessageId) -> EntryId:
-    return EntryId(message_id.ledger_id(), message_id.entry_id())
 
 
 def _is_end_of_entry(message_id: pulsar.MessageId) -> bool:

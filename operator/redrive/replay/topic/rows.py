@@ -50,9 +50,15 @@ class DeadLetterRow(NamedTuple):
     event_time: int | None
 
     @classmethod
-    def of(cls, message: pulsar.Message, partition: int) -> DeadLetterRow:
-        """Take all there is of *message*."""
-        message_id = message.message_id()
+    def of(
+        cls,
+        message: pulsar.Message,
+        partition: int,
+        message_id: pulsar.MessageId | None = None,
+    ) -> DeadLetterRow:
+        """Take all there is of *message*, whose id may be known already."""
+        if message_id is None:
+            message_id = message.message_id()
         entry = messageid.entry_of(message_id.serialize())
         index = max(0, message_id.batch_index())
         properties = reading.properties(message)
