@@ -123,6 +123,16 @@ def test_a_range_without_trouble_is_sent_by_the_protocol(
     assert provisioned.ids(provisioned.replayed()) == buried
 
 
+class CountsTasks(Local):
+    """Counts the tasks of a run: a range that is moved by one has one."""
+
+    tasks = 0
+
+    def move(self, task: RangeTask) -> RangeResult:
+        self.tasks += 1
+        return super().move(task)
+
+
 @pytest.mark.parametrize("after", [0, 500])
 def test_the_client_goes_on_where_the_protocol_fails(
     provision_policy: ProvisionPolicy,
@@ -143,8 +153,10 @@ def test_the_client_goes_on_where_the_protocol_fails(
         store(connection, entry)
 
     monkeypatch.setattr(ProtocolConnection, "send", send)
-    account = replay(provisioned)
+    engine = CountsTasks()
+    account = runs.run(job_of(provisioned), engine, Notes())
 
+    assert engine.tasks == 1
     assert "the client goes on" in caplog.text
     assert (account.moved, account.left) == (3_000, 0)
     assert provisioned.ids(provisioned.replayed()) == buried

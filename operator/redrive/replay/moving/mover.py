@@ -117,7 +117,7 @@ class RangeMover:
             except SentBeforeError as found:
                 self._has_sent, sent_in = True, found.sent_in
             before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
-            if self._has_sent:
+            if self._has_sent or self._outcome.doubts:
                 self._tails = self._unread(self._task.since)
         if self._outcome.settled:  # what was refused one by one goes on record, for a next task
             return self._given_back()

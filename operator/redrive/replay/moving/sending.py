@@ -179,8 +179,8 @@ class Sender:
 
     def close(self) -> None:
         """Stop all sending: messages without a receipt get one that says so."""
-        for held in self._producers.values():
-            held.producer.close()
+        while self._producers:
+            self._producers.popitem()[1].producer.close()
         self._outlet.close()
 
     def _open(self, index: int, version: int | None) -> None:
