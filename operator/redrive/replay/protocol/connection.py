@@ -66,21 +66,10 @@ class ProtocolConnection:
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._requests = 0
-        address = urlsplit(url)
-        with _troubles(f"{address.netloc} can't be reached"):
-            port = address.port or _PORTS[address.scheme]
-            self._socket = socket.create_connection((address.hostname, port), ANSWER_SECONDS)
-        try:
-            with _troubles(f"{address.netloc} can't be spoken to"):
-                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if address.scheme == TLS:
-                    tls = shown.tls or ssl.create_default_context()
-                    self._socket = tls.wrap_socket(self._socket, server_hostname=address.hostname)
+        self._socket = _connected(url, shown)
+        with self._ending("the broker does not let this client in"):
             self._write(commands.connect(shown.method, shown.token().encode(), broker))
             connected = self._answer(commands.CONNECTED)
-        except BaseException:
-            self.close()
-            raise
         self.max_message_size = connected.numbers.get(3, _DEFAULT_MESSAGE_SIZE)
 
     def fileno(self) -> int:
@@ -125,7 +114,7 @@ class ProtocolConnection:
         self._socket.close()
 
     def _write(self, frames: bytes) -> None:
-        with _troubles("the broker does not take what is sent"):
+        with self._ending("the broker does not take what is sent"):
             self._socket.settimeout(ANSWER_SECONDS)
             self._socket.sendall(frames)
 
@@ -137,12 +126,13 @@ class ProtocolConnection:
                     if command.kind == kind:
                         return command
                     raise refusal(command)
-            if not self._receive(ANSWER_SECONDS):
-                raise ProtocolError(f"no answer within {ANSWER_SECONDS:g} s: no command {kind}")
+            with self._ending(f"no answer by command {kind}"):
+                if not self._receive(ANSWER_SECONDS):
+                    raise TimeoutError(f"nothing came within {ANSWER_SECONDS:g} s")
 
     def _receive(self, seconds: float) -> bool:
         """Receive what comes within so many seconds, and return whether anything did."""
-        with _troubles("the broker is gone"):
+        with self._ending("the broker is gone"):
             self._socket.settimeout(seconds)
             try:
                 received = self._socket.recv(_READ_BYTES)
@@ -160,6 +150,34 @@ class ProtocolConnection:
                 else:
                     self.unread.append(command)
         return True
+
+    @contextmanager
+    def _ending(self, what: str) -> Iterator[None]:
+        """Close the connection at any trouble: a frame may have been sent, or received, in part."""
+        try:
+            with _troubles(what):
+                yield
+        except BaseException:
+            self.close()
+            raise
+
+
+def _connected(url: str, shown: ShownCredentials) -> socket.socket:
+    address = urlsplit(url)
+    with _troubles(f"{url} can't be reached"):
+        if address.hostname is None or address.scheme not in _PORTS:
+            raise ValueError("this is no address of a broker")
+        there = address.hostname, address.port or _PORTS[address.scheme]
+        connected = socket.create_connection(there, ANSWER_SECONDS)
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if address.scheme == TLS:
+                tls = shown.tls or ssl.create_default_context()
+                return tls.wrap_socket(connected, server_hostname=address.hostname)
+        except BaseException:
+            connected.close()
+            raise
+    return connected
 
 
 def refusal(command: Command) -> ProtocolError:

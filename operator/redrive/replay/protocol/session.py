@@ -9,6 +9,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -57,12 +58,18 @@ class ProtocolProducer(Generic[T]):
     """
 
     def __init__(
-        self, connection: ProtocolConnection, number_of: int, opened: Command, *, batches: bool
+        self,
+        connection: ProtocolConnection,
+        number_of: int,
+        name: str,
+        opened: Command,
+        *,
+        batches: bool,
     ) -> None:
         self.connection = connection
         self.number = number_of
         self._head = number(1, number_of)
-        self._metadata = nested(1, opened.nested[2])
+        self._metadata = nested(1, name.encode())
         if version := opened.nested.get(4):
             self._metadata += nested(16, version)
         self._time = 0, b""
@@ -135,7 +142,7 @@ class Session(Generic[T]):
     """Connections to the brokers of some topics; see the module.
 
     Args:
-        url: see `ProtocolConnection`.
+        url: see `ProtocolConnection`; it may name several hosts, separated by commas.
         shown: likewise.
         batches: whether messages are put together.
 
@@ -144,7 +151,8 @@ class Session(Generic[T]):
     """
 
     def __init__(self, url: str, shown: ShownCredentials, *, batches: bool = False) -> None:
-        self._url = url
+        self._scheme, hosts = url.split("://", 1)
+        self._services = [f"{self._scheme}://{host}" for host in hosts.strip("/").split(",")]
         self._shown = shown
         self._batches = batches
         self._connections: dict[tuple[str, str], ProtocolConnection] = {}
@@ -179,7 +187,8 @@ class Session(Generic[T]):
             lambda request: commands.producer(topic, request, number_of, name, definition),
             commands.PRODUCER_SUCCESS,
         )
-        producer = ProtocolProducer[T](connection, number_of, opened, batches=self._batches)
+        batches = self._batches
+        producer = ProtocolProducer[T](connection, number_of, name, opened, batches=batches)
         self._producers[connection, number_of] = producer
         return producer
 
@@ -213,19 +222,21 @@ class Session(Generic[T]):
 
     def _connection_for(self, topic: str) -> ProtocolConnection:
         """Connect to the broker that has a topic."""
-        at, authoritative = self._url, False
+        at = service = self._reachable_service()
+        authoritative = False
         for _ in range(MAX_REDIRECTS):
             found = self._connection(at).ask(
                 lambda request: commands.lookup(topic, request, authoritative=authoritative),  # noqa: B023
                 commands.LOOKUP_RESPONSE,
             )
-            url = found.nested.get(_URL_TLS if urlsplit(self._url).scheme == TLS else _URL, b"")
+            url = found.nested.get(_URL_TLS if self._scheme == TLS else _URL, b"")
             response, there = found.numbers.get(_RESPONSE), url.decode(errors="replace")
-            if not there or response not in {_REDIRECT, _CONNECT}:
+            # Credentials that go by TLS go by nothing else.
+            if urlsplit(there).scheme != self._scheme or response not in {_REDIRECT, _CONNECT}:
                 raise refusal(found)
             if response == _CONNECT:
                 if found.numbers.get(_BY_PROXY):
-                    return self._connection(self._url, urlsplit(there).netloc)
+                    return self._connection(service, urlsplit(there).netloc)
                 return self._connection(there)
             at, authoritative = there, bool(found.numbers.get(_AUTHORITATIVE))
         raise ProtocolError(f"{topic} was not found: the brokers redirect without end")
@@ -244,6 +255,15 @@ class Session(Generic[T]):
                     raise refusal(command)
                 sent.append(producer.answered(command))
         return sent
+
+    def _reachable_service(self) -> str:
+        """Return the first of the addresses of the cluster that can be reached."""
+        *others, last = self._services
+        for url in others:
+            with suppress(ProtocolError):
+                self._connection(url)
+                return url
+        return last
 
     def _connection(self, url: str, broker: str = "") -> ProtocolConnection:
         """Connect to a broker or proxy, once."""

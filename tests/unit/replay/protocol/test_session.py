@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import count
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -74,6 +75,11 @@ def serving(
         yield pool.submit(broker.serve, *scripts)
 
 
+def dial(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname or "", address.port or 0))
+
+
 def session(url: str, token: Callable[[], str] = lambda: "token") -> Session[str]:
     return Session(url, ShownCredentials("token", token))
 
@@ -93,6 +99,29 @@ def test_a_broker_that_has_the_topic_is_asked_for_the_producer(broker: ScriptedB
     assert connect.nested[3] == b"token"
     assert lookup.nested[1] == producer.nested[1] == TOPIC.encode()
     assert producer.nested[4] == b"sender"
+
+
+def test_credentials_that_go_by_tls_go_by_nothing_else(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_connected", lambda _url, _shown: dial(broker.url))
+    with (
+        serving(broker, [CONNECTED, found(broker.url, tls=True)]) as came,
+        closing(session(broker.url.replace("pulsar", "pulsar+ssl"))) as sending,
+        pytest.raises(ProtocolError, match="command 24"),
+    ):
+        sending.open(TOPIC, "sender")
+    assert [kinds(each) for each in came.result()] == [OPENING[:2]]
+
+
+def test_one_of_several_hosts_may_be_away(broker: ScriptedBroker) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        away = f"127.0.0.1:{nobody.getsockname()[1]}"
+    urls = broker.url.replace("://", f"://{away},") + "/"
+    with serving(broker, [CONNECTED, found(broker.url), opened()]) as came:
+        with closing(session(urls)) as sending:
+            sending.open(TOPIC, "sender")
+        assert [kinds(each) for each in came.result()] == [OPENING]
 
 
 def test_redirects_are_followed(broker: ScriptedBroker) -> None:
@@ -130,6 +159,9 @@ def test_a_proxy_is_asked_to_pass_on_to_the_broker(broker: ScriptedBroker) -> No
     [
         found("", kind=2),
         found("http://127.0.0.1:80"),
+        found("pulsar://"),
+        found("pulsar://127.0.0.1:no"),
+        found("pulsar+ssl://127.0.0.1:6651"),
         found("pulsar+ssl://127.0.0.1:6651", tls=True),  # to one who does not speak TLS
         commands.frame(commands.LOOKUP_RESPONSE),
         commands.frame(commands.ERROR, number(1, 1) + number(2, 5) + nested(3, b"no")),
