@@ -137,9 +137,10 @@ class Window:
                 self._outcome.refuse(key, error.reason)
                 return
         self._wait_for_permission()
-        self._sender.send(key, letter, partition, properties)
+        # Before: what can't be sent may have left in part, or whole.
         self._on_the_way.add(key)
         self._bytes += letter.size
+        self._sender.send(key, letter, partition, properties)
 
     def _wait_for_permission(self) -> None:
         while True:

@@ -10,7 +10,7 @@ import pytest
 from redrive.replay.ledger.permit import Permit
 from redrive.replay.moving import window as windows
 from redrive.replay.moving.outcome import Key, RangeOutcome
-from redrive.replay.moving.outlets import OutgoingLetter, Receipt
+from redrive.replay.moving.outlets import OutgoingLetter, Receipt, StalledError
 from redrive.replay.moving.sending import Sender
 from redrive.replay.moving.window import Window
 from redrive.replay.topic.position import Position
@@ -66,6 +66,25 @@ def test_receipts_are_taken_in_with_each_look_at_the_lease(monkeypatch: pytest.M
     assert acknowledged == [0, 1, 2, 3]
     window.drain()
     assert acknowledged == [0, 1, 2, 3, 4]
+
+
+class Breaking(AtOnce):
+    """A sender whose connection breaks with each message."""
+
+    def send(self, *_: object, **__: object) -> None:
+        raise StalledError
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_a_connection_broke_at_may_be_stored() -> None:
+    outcome = RangeOutcome({}, "uid", proven=True)
+    window = Window(cast("Sender", Breaking()), outcome, Permit, lambda _: None, first=0)
+    with pytest.raises(StalledError):
+        window.send((3, 0), letter(3), {})
+    window.give_up()
+    assert outcome.doubts == {(3, 0)}
 
 
 class Clock:
