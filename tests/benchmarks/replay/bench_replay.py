@@ -34,7 +34,8 @@ from tests.integration.replay.test_mover import Notes, job_of
 
 ProvisionPolicy = Callable[..., Any]
 TRIALS = 3
-MESSAGES = 50_000
+MESSAGES = 6 * RANGE_ENTRIES
+"""As many ranges for each task: else one of them ends earlier."""
 SELECTIVE = 100_000, 1_000_000
 EVERY_SECOND = " or ".join(f"properties['id'] like '%{digit}'" for digit in "02468")
 WORKER = "pyspark.daemon"

@@ -18,7 +18,6 @@ import pulsar
 from redrive.copying.writer_schemas import BYTES, LATEST, WriterSchemas
 from redrive.policy.naming import TopicName
 from redrive.replay.moving.outcome import Key
-from redrive.replay.moving.thread_state import ThreadState
 from redrive.replay.protocol.connection import ProtocolError
 from redrive.replay.protocol.messages import OutgoingMessage
 from redrive.replay.protocol.session import Session
@@ -118,7 +117,6 @@ class ByClient:
         self._client = client
         self._schemas = WriterSchemas(client)
         self._receipts: queue.SimpleQueue[Receipt] = queue.SimpleQueue()
-        self._thread_state = ThreadState()
 
     def open(self, topic: TopicName, name: str, schema: SchemaAt | None) -> OpenProducer:
         """Open a producer, see `Outlet`."""
@@ -167,9 +165,7 @@ class ByClient:
         def receive(result: pulsar.Result, stored_as: pulsar.MessageId) -> None:
             stored = result == pulsar.Result.Ok and stored_as.ledger_id() >= 0
             self._receipts.put(Receipt(outgoing, result, stored))
-            self._thread_state.called()
 
-        self._thread_state.expect_call()
         letter = outgoing.letter
         producer.send_async(
             letter.value,
