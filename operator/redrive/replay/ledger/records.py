@@ -103,7 +103,8 @@ class RangeRecord:
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> RangeRecord:
         """Read what `to_json` wrote; images of before it say less."""
-        replays, sent_by = written.get("replays"), written.get("sentBy", {})
+        replays = written.get("replays")
+        sent_by = {place: _read_sent_by(*by) for place, by in written.get("sentBy", {}).items()}
         tails = _read_entries(written["tails"], str)
         return cls(
             written["generation"],
@@ -368,6 +369,17 @@ def unite(bitmaps: Iterable[int]) -> int:
 
 def _write_entries(entries: Iterable[tuple[object, EntryId]]) -> dict[str, str]:
     return {str(key): str(entry) for key, entry in entries}
+
+
+def _read_sent_by(
+    generation: int, partitions: int | None, through: int | None, *batches: bool
+) -> tuple[int, int | None, int | None]:
+    """Read the rest of a `Tail`.
+
+    Images of before wrote of batches of which the broker knew only the first message: then its
+    last sequence id tells nothing, as of a lease that is not known.
+    """
+    return 0 if batches else generation, partitions, through
 
 
 def _read_entries(written: Mapping[str, str], parse: Callable[[str], _Key]) -> dict[_Key, EntryId]:

@@ -90,8 +90,9 @@ class RangeMover:
         self._outcome = RangeOutcome(task.partly, route.uid, proven=not route.exactly_once)
         self._lease = Lease(client, route.ledger, route.owner, task.lease, task.permit)
         self._drained = False
-        # Whether anything may be on its way to the target, or stored there, by this lease.
-        self._has_sent = again
+        # By this lease: whether another process may have sent something, and where this one has.
+        self._again = again
+        self._sent_to: set[TargetPartition] = set()
         topic = broker.partition_of(route.source, task.range.partition)
         self._consumer = broker.acknowledger(client, topic, route.subscription)
         self._schema_refusal = schema_refusals(client, route.source)
@@ -115,7 +116,7 @@ class RangeMover:
             except NotLetInError as found:
                 return replace(self._given_back(), full=found.topic)
             except SentBeforeError as found:
-                self._has_sent, sent_in = True, found.sent_in
+                self._again, sent_in = True, found.sent_in
             before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
             if self._has_sent or self._outcome.doubts:
                 self._tails = self._unread(self._task.since)
@@ -185,7 +186,7 @@ class RangeMover:
         return sender
 
     def _note(self, sender: Sender, topic: TopicName) -> None:
-        self._has_sent |= sender.has_sent
+        self._sent_to |= {TargetPartition(topic, index) for index in sender.sent_to}
         for index, last in sender.last.items():
             self._last.setdefault(TargetPartition(topic, index), last)
 
@@ -252,7 +253,14 @@ class RangeMover:
         """Whether nothing of this lease, the only one in question, is stored in a partition."""
         generation = self._task.generation
         only = self._tails[place].generation == generation > Try.of(last).generation
+        if not self._again and place not in self._sent_to:
+            return only
         return only and self._last.get(place) == last
+
+    @property
+    def _has_sent(self) -> bool:
+        """Whether anything may be on its way to the target, or stored there, by this lease."""
+        return self._again or bool(self._sent_to)
 
     def _movable(self, letters: Iterable[DeadLetterRow]) -> Iterator[Sequence[DeadLetterRow]]:
         """Yield the entries of *letters* that can be moved, where no plan has looked at each."""

@@ -74,7 +74,7 @@ class Sender:
 
     Attributes:
         last: of each partition that was opened, the last sequence id before this try.
-        has_sent: whether any message was sent.
+        sent_to: the partitions to which any message was sent.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Sender:
         self._try = sent_in
         self._producers: dict[int, _HeldProducer] = {}
         self.last: dict[int, int] = {}
-        self.has_sent = False
+        self.sent_to: set[int] = set()
 
     def partition(self, letter: DeadLetterRow) -> int:
         """Return the index of the target's partition for *letter*."""
@@ -140,7 +140,7 @@ class Sender:
         Raises:
             StalledError: nothing can be sent any more.
         """
-        self.has_sent = True
+        self.sent_to.add(partition)
         outgoing = OutgoingLetter(key, letter, partition)
         self._producers[partition].producer.send(outgoing, properties, self.sequence_id(letter))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pulsar
 
@@ -103,6 +104,8 @@ class Window:
 
     def give_up(self) -> None:
         """Leave all that is on its way in doubt, once nothing more is sent."""
+        with suppress(StalledError):
+            self._take_in()
         self._sender.close()
         self._outcome.doubts |= self._on_the_way
 

@@ -28,8 +28,8 @@ _VERSION = 19
 _CHECKSUM_FOLLOWS = b"\x0e\x01"
 _RECEIPT = number(1, SEND_RECEIPT) + nested(SEND_RECEIPT, b"")[:1]
 _SIZES = struct.Struct(">II")
-_MAX_COMMAND = 64 * 1024
-"""Answers to what is asked here are smaller."""
+_MAX_FRAME = 16 * 2**20
+"""Answers to what is asked here are smaller: schemas are the largest."""
 
 
 class Command(NamedTuple):
@@ -62,7 +62,7 @@ def take_frames(received: bytearray) -> list[Command]:
     at, end = 0, len(received)
     while end - at >= _SIZES.size:
         total, size = _SIZES.unpack_from(received, at)
-        if size + 4 > total or size > _MAX_COMMAND:
+        if not size + 4 <= total <= _MAX_FRAME:
             msg = f"a frame of {total} bytes with a command of {size}"
             raise ValueError(msg)
         if end - at < total + 4:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
 from redrive.replay.protocol import commands
@@ -22,6 +24,7 @@ _READ_BYTES = 256 * 1024
 TLS = "pulsar+ssl"
 _PORTS = {"pulsar": 6650, TLS: 6651}
 _DEFAULT_MESSAGE_SIZE = 5 * 2**20
+_ANSWERED_AT_ONCE = {commands.PING, commands.AUTH_CHALLENGE}
 
 
 class ProtocolError(Exception):
@@ -53,7 +56,6 @@ class ProtocolConnection:
 
     Attributes:
         max_message_size: of metadata and payload of an entry, in bytes.
-        unread: what has come in, and was not asked for.
 
     Raises:
         ProtocolError: from every method, if it is of no use any more.
@@ -62,10 +64,11 @@ class ProtocolConnection:
     def __init__(self, url: str, shown: ShownCredentials, broker: str = "") -> None:
         self._shown = shown
         self._received = bytearray()
-        self.unread: list[Command] = []
+        self._unread: list[Command] = []
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._requests = 0
+        self._trouble: ProtocolError | None = None
         self._socket = _connected(url, shown)
         with self._ending("the broker does not let this client in"):
             self._write(commands.connect(shown.method, shown.token().encode(), broker))
@@ -87,6 +90,11 @@ class ProtocolConnection:
         self._write(request(self._requests))
         return self._answer(kind)
 
+    @property
+    def is_to_be_read(self) -> bool:
+        """Whether something has come in that was not read yet, or a trouble is to be raised."""
+        return bool(self._unread) or self._trouble is not None
+
     def send(self, entry: bytes) -> None:
         """Send an entry, soon: `flush` sends what is left."""
         self._buffer.append(entry)
@@ -103,10 +111,17 @@ class ProtocolConnection:
             self._write(entries)
 
     def read(self) -> list[Command]:
-        """Return the commands that have come in, without waiting for more."""
-        while self._receive(0.0):
-            pass
-        read, self.unread = self.unread, []
+        """Return the commands that have come in, without waiting for more.
+
+        What came before a trouble is returned first.
+        """
+        try:
+            while self._receive(0.0):
+                pass
+        except ProtocolError:
+            if not self._unread:
+                raise
+        read, self._unread = self._unread, []
         return read
 
     def close(self) -> None:
@@ -119,16 +134,18 @@ class ProtocolConnection:
             self._socket.sendall(frames)
 
     def _answer(self, kind: int) -> Command:
+        deadline = time.monotonic() + ANSWER_SECONDS
         while True:
-            for index, command in enumerate(self.unread):
+            for index, command in enumerate(self._unread):
                 if command.kind in {kind, commands.ERROR}:
-                    del self.unread[index]
+                    del self._unread[index]
                     if command.kind == kind:
                         return command
                     raise refusal(command)
             with self._ending(f"no answer by command {kind}"):
-                if not self._receive(ANSWER_SECONDS):
-                    raise TimeoutError(f"nothing came within {ANSWER_SECONDS:g} s")
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._receive(left):
+                    raise TimeoutError(f"it did not come within {ANSWER_SECONDS:g} s")
 
     def _receive(self, seconds: float) -> bool:
         """Receive what comes within so many seconds, and return whether anything did."""
@@ -140,40 +157,71 @@ class ProtocolConnection:
                 return False
             if not received:
                 raise EOFError("it has closed the connection")
-            self._received += received
-            for command in commands.take_frames(self._received):
-                if command.kind == commands.PING:
+            for kind in self._take_in(received):
+                if kind == commands.PING:
                     self._write(commands.frame(commands.PONG))
-                elif command.kind == commands.AUTH_CHALLENGE:
+                else:
                     shown = self._shown
                     self._write(commands.auth_response(shown.method, shown.token().encode()))
-                else:
-                    self.unread.append(command)
         return True
+
+    def _take_in(self, received: bytes) -> list[int]:
+        """Keep what is to be read, and return the kinds of what is to be answered at once."""
+        self._received += received
+        came = commands.take_frames(self._received)
+        self._unread += [each for each in came if each.kind not in _ANSWERED_AT_ONCE]
+        return [each.kind for each in came if each.kind in _ANSWERED_AT_ONCE]
 
     @contextmanager
     def _ending(self, what: str) -> Iterator[None]:
         """Close the connection at any trouble: a frame may have been sent, or received, in part."""
+        if self._trouble is not None:
+            raise self._trouble
         try:
             with _troubles(what):
                 yield
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, ProtocolError):
+                self._trouble = error
+            # What the broker had answered before still counts.
+            with suppress(OSError, ValueError):
+                self._socket.settimeout(0.0)
+                while received := self._socket.recv(_READ_BYTES):
+                    self._take_in(received)
             self.close()
             raise
 
 
+class BrokerAddress(NamedTuple):
+    """Where a broker or proxy listens."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Read `pulsar://host:port`, or `pulsar+ssl://`; the port may be left out.
+
+        Raises:
+            ProtocolError: it is something else.
+        """
+        with _troubles(f"{url} is no address of a broker"):
+            parts = urlsplit(url)
+            if not parts.hostname or parts.scheme not in _PORTS:
+                raise ValueError("it has no host, or another scheme")
+            return cls(parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme])
+
+
 def _connected(url: str, shown: ShownCredentials) -> socket.socket:
-    address = urlsplit(url)
+    address = BrokerAddress.parse(url)
     with _troubles(f"{url} can't be reached"):
-        if address.hostname is None or address.scheme not in _PORTS:
-            raise ValueError("this is no address of a broker")
-        there = address.hostname, address.port or _PORTS[address.scheme]
-        connected = socket.create_connection(there, ANSWER_SECONDS)
+        connected = socket.create_connection((address.host, address.port), ANSWER_SECONDS)
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if address.scheme == TLS:
                 tls = shown.tls or ssl.create_default_context()
-                return tls.wrap_socket(connected, server_hostname=address.hostname)
+                return tls.wrap_socket(connected, server_hostname=address.host)
         except BaseException:
             connected.close()
             raise

@@ -6,17 +6,18 @@ that it refuses, ends the session. What it had sent without a receipt may be sto
 
 from __future__ import annotations
 
+import random
 import selectors
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Generic, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 from redrive.replay.protocol import commands, messages
 from redrive.replay.protocol.commands import Command
 from redrive.replay.protocol.connection import (
     TLS,
+    BrokerAddress,
     ProtocolConnection,
     ProtocolError,
     ShownCredentials,
@@ -112,6 +113,11 @@ class ProtocolProducer(Generic[T]):
             command = number(3, count) + number(6, last)
             self._store(first, tags, command, messages.batch(last, count), b"".join(parts))
 
+    @property
+    def awaits_receipts(self) -> bool:
+        """Whether something is on its way."""
+        return bool(self._sent)
+
     def answered(self, receipt: Command) -> Sent[T]:
         """Return what a receipt is for."""
         try:
@@ -151,14 +157,18 @@ class Session(Generic[T]):
     """
 
     def __init__(self, url: str, shown: ShownCredentials, *, batches: bool = False) -> None:
-        self._scheme, hosts = url.split("://", 1)
-        self._services = [f"{self._scheme}://{host}" for host in hosts.strip("/").split(",")]
+        scheme, _, hosts = url.partition("://")
+        self._services = [f"{scheme}://{host}" for host in hosts.strip("/").split(",")]
+        random.shuffle(self._services)
         self._shown = shown
         self._batches = batches
         self._connections: dict[tuple[str, str], ProtocolConnection] = {}
         self._producers: dict[tuple[ProtocolConnection, int], ProtocolProducer[T]] = {}
+        self._at: dict[str, ProtocolConnection] = {}
+        self._schemas: dict[tuple[str, int | None], bytes] = {}
         self._selector = selectors.DefaultSelector()
         self._opened = 0
+        self._trouble: ProtocolError | None = None
 
     def open(
         self, topic: str, name: str, schema: tuple[str, int | None] | None = None
@@ -171,22 +181,16 @@ class Session(Generic[T]):
             schema: what it sends is encoded by: a topic, and the version of its schema, None for
                 the latest; None for bytes.
         """
-        connection = self._connection_for(topic)
-        definition = None
-        if schema is not None:
-            found = self._connection_for(schema[0]).ask(
-                lambda request: commands.get_schema(schema[0], request, schema[1]),
-                commands.GET_SCHEMA_RESPONSE,
-            )
-            definition = found.nested.get(_SCHEMA)
-            if definition is None:
-                raise refusal(found)
         self._opened += 1
         number_of = self._opened
-        opened = connection.ask(
-            lambda request: commands.producer(topic, request, number_of, name, definition),
-            commands.PRODUCER_SUCCESS,
-        )
+        with self._ending():
+            self._check()
+            definition = None if schema is None else self._schema(*schema)
+            connection = self._connection_for(topic)
+            opened = connection.ask(
+                lambda request: commands.producer(topic, request, number_of, name, definition),
+                commands.PRODUCER_SUCCESS,
+            )
         batches = self._batches
         producer = ProtocolProducer[T](connection, number_of, name, opened, batches=batches)
         self._producers[connection, number_of] = producer
@@ -195,24 +199,38 @@ class Session(Generic[T]):
     def receive(self, seconds: float) -> list[Sent[T]]:
         """Send what waits, and return what is answered to, within so many seconds.
 
+        What was answered to before a trouble is returned first, and the trouble raised then.
+
         Args:
             seconds: how long to wait for a first answer.
         """
-        for producer in self._producers.values():
-            producer.end_batch()
-        for connection in self._connections.values():
-            connection.flush()
+        if self._trouble is None:
+            with suppress(ProtocolError), self._ending():
+                for producer in self._producers.values():
+                    producer.end_batch()
+                for connection in self._connections.values():
+                    connection.flush()
         deadline = time.monotonic() + seconds
-        while not (sent := self._answered(deadline)) and time.monotonic() < deadline:
-            pass
+        while not (sent := self._answered(deadline)):
+            self._check()
+            if time.monotonic() >= deadline:
+                break
         return sent
 
     def close_producer(self, producer: ProtocolProducer[T]) -> None:
-        """Close a producer that nothing is on its way from: another may have its name then."""
-        del self._producers[producer.connection, producer.number]
-        producer.connection.ask(
-            lambda request: commands.close_producer(producer.number, request), commands.SUCCESS
-        )
+        """Close a producer: another may have its name then.
+
+        The broker answers when it has stored what is on its way, so with that the session ends.
+        """
+        with self._ending():
+            self._check()
+            if producer.awaits_receipts:
+                raise ProtocolError("a producer is closed before its receipts have come")
+            del self._producers[producer.connection, producer.number]
+            producer.connection.ask(
+                lambda request: commands.close_producer(producer.number, request),
+                commands.SUCCESS,
+            )
 
     def close(self) -> None:
         """Close all connections; what waits to be sent is not sent."""
@@ -221,7 +239,12 @@ class Session(Generic[T]):
             connection.close()
 
     def _connection_for(self, topic: str) -> ProtocolConnection:
-        """Connect to the broker that has a topic."""
+        """Connect to the broker that has a topic, for as long as the session lasts."""
+        if topic not in self._at:
+            self._at[topic] = self._looked_up(topic)
+        return self._at[topic]
+
+    def _looked_up(self, topic: str) -> ProtocolConnection:
         at = service = self._reachable_service()
         authoritative = False
         for _ in range(MAX_REDIRECTS):
@@ -229,14 +252,17 @@ class Session(Generic[T]):
                 lambda request: commands.lookup(topic, request, authoritative=authoritative),  # noqa: B023
                 commands.LOOKUP_RESPONSE,
             )
-            url = found.nested.get(_URL_TLS if self._scheme == TLS else _URL, b"")
+            scheme = BrokerAddress.parse(service).scheme
+            url = found.nested.get(_URL_TLS if scheme == TLS else _URL, b"")
             response, there = found.numbers.get(_RESPONSE), url.decode(errors="replace")
-            # Credentials that go by TLS go by nothing else.
-            if urlsplit(there).scheme != self._scheme or response not in {_REDIRECT, _CONNECT}:
+            if not there or response not in {_REDIRECT, _CONNECT}:
+                raise refusal(found)
+            if BrokerAddress.parse(there).scheme != scheme:
+                # Credentials that go by TLS go by nothing else.
                 raise refusal(found)
             if response == _CONNECT:
                 if found.numbers.get(_BY_PROXY):
-                    return self._connection(service, urlsplit(there).netloc)
+                    return self._connection(service, there.partition("://")[2].strip("/"))
                 return self._connection(there)
             at, authoritative = there, bool(found.numbers.get(_AUTHORITATIVE))
         raise ProtocolError(f"{topic} was not found: the brokers redirect without end")
@@ -244,26 +270,52 @@ class Session(Generic[T]):
     def _answered(self, deadline: float) -> list[Sent[T]]:
         """Return what is answered to when something comes in."""
         sent: list[Sent[T]] = []
-        ready = [each for each in self._connections.values() if each.unread]
-        if not ready:
+        ready = [each for each in self._connections.values() if each.is_to_be_read]
+        if not ready and self._trouble is None:
             wait = max(0.0, deadline - time.monotonic())
             ready = [key.data for key, _ in self._selector.select(wait)]
         for connection in ready:
-            for command in connection.read():
-                producer = self._producers.get((connection, command.numbers.get(1, -1)))
-                if command.kind != commands.SEND_RECEIPT or producer is None:
-                    raise refusal(command)
-                sent.append(producer.answered(command))
+            with suppress(ProtocolError), self._ending():
+                for command in connection.read():
+                    producer = self._producers.get((connection, command.numbers.get(1, -1)))
+                    if command.kind != commands.SEND_RECEIPT or producer is None:
+                        raise refusal(command)
+                    sent.append(producer.answered(command))
         return sent
+
+    def _check(self) -> None:
+        if self._trouble is not None:
+            raise self._trouble
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Keep the first trouble, after which nothing more is opened or sent."""
+        try:
+            yield
+        except ProtocolError as error:
+            self._trouble = self._trouble or error
+            raise
 
     def _reachable_service(self) -> str:
         """Return the first of the addresses of the cluster that can be reached."""
-        *others, last = self._services
-        for url in others:
+        while len(self._services) > 1:
             with suppress(ProtocolError):
-                self._connection(url)
-                return url
-        return last
+                self._connection(self._services[0])
+                break
+            del self._services[0]
+        return self._services[0]
+
+    def _schema(self, topic: str, version: int | None) -> bytes:
+        """Return a version of the schema of a topic as the broker has it."""
+        if (topic, version) not in self._schemas:
+            found = self._connection_for(topic).ask(
+                lambda request: commands.get_schema(topic, request, version),
+                commands.GET_SCHEMA_RESPONSE,
+            )
+            if _SCHEMA not in found.nested:
+                raise refusal(found)
+            self._schemas[topic, version] = found.nested[_SCHEMA]
+        return self._schemas[topic, version]
 
     def _connection(self, url: str, broker: str = "") -> ProtocolConnection:
         """Connect to a broker or proxy, once."""

@@ -117,6 +117,14 @@ def test_what_an_older_image_wrote_leaves_open_who_has_sent() -> None:
     assert (read.tails, read.replays) == ({place: Tail(EntryId(7, 8), 0, None, None)}, None)
 
 
+def test_the_last_id_of_batches_that_an_older_image_sent_tells_nothing() -> None:
+    place = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 1)
+    record = RangeRecord(3, leased=True, tails={place: Tail(EntryId(7, 8), 3, 2, 40)})
+    written = record.to_json()
+    written["sentBy"][str(place)].append(True)
+    assert RangeRecord.from_json(written).tails == {place: Tail(EntryId(7, 8), 0, 2, 40)}
+
+
 @given(range_records, plans)
 def test_what_was_matched_is_moved_or_skipped_or_refused_or_left(
     record: RangeRecord, plan: RangePlan

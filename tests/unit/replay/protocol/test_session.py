@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -19,6 +21,7 @@ from redrive.replay.protocol.protobuf import nested, number
 from redrive.replay.protocol.session import MAX_REDIRECTS, Session
 
 TOPIC = "persistent://shop/prod/orders-RETRY"
+HANG_UP = b"hang up"
 CONNECTED = commands.frame(commands.CONNECTED, nested(1, b"a broker"))
 MESSAGE = OutgoingMessage(1, b"order", {}, None, None, None)
 
@@ -56,7 +59,10 @@ def converse(client: socket.socket, answers: Sequence[bytes]) -> list[Command]:
             for command in commands.take_frames(received):
                 came.append(command)
                 if left:
-                    client.sendall(left.pop(0))
+                    answer = left.pop(0)
+                    client.sendall(answer.removesuffix(HANG_UP))
+                    if answer.endswith(HANG_UP):
+                        client.shutdown(socket.SHUT_WR)
     return came
 
 
@@ -161,6 +167,7 @@ def test_a_proxy_is_asked_to_pass_on_to_the_broker(broker: ScriptedBroker) -> No
         found("http://127.0.0.1:80"),
         found("pulsar://"),
         found("pulsar://127.0.0.1:no"),
+        found("pulsar://[bad"),
         found("pulsar+ssl://127.0.0.1:6651"),
         found("pulsar+ssl://127.0.0.1:6651", tls=True),  # to one who does not speak TLS
         commands.frame(commands.LOOKUP_RESPONSE),
@@ -226,10 +233,86 @@ def test_all_but_receipts_of_what_was_sent_ends_the_session(
             sending.receive(10)
 
 
+def receipt(number_of: int, sequence_id: int) -> bytes:
+    stored_as = nested(3, number(1, 12) + number(2, sequence_id))
+    body = number(1, number_of) + number(2, sequence_id) + stored_as
+    return commands.frame(commands.SEND_RECEIPT, body)
+
+
+CLOSED = commands.frame(commands.CLOSE_PRODUCER, number(1, 1) + number(2, 7))
+
+
+@pytest.mark.parametrize("end", [CLOSED, HANG_UP], ids=["producer closed", "hung up"])
+@pytest.mark.parametrize("ping", [b"", commands.frame(commands.PING)], ids=["", "after a ping"])
+def test_receipts_count_that_come_before_the_end(
+    broker: ScriptedBroker, ping: bytes, end: bytes
+) -> None:
+    answer = ping + receipt(1, 1) + receipt(1, 2) + end
+    with (
+        serving(broker, [CONNECTED, found(broker.url), opened(), answer]),
+        closing(session(broker.url)) as sending,
+    ):
+        producer = sending.open(TOPIC, "sender")
+        for sequence_id in range(1, 4):
+            producer.send(MESSAGE._replace(sequence_id=sequence_id), str(sequence_id))
+        came = list[str]()
+        with pytest.raises(ProtocolError):  # noqa: PT012  after the receipts
+            while sent := sending.receive(10):
+                came += [tag for entry in sent for tag in entry.tags]
+        assert came == ["1", "2"]
+        with pytest.raises(ProtocolError):
+            sending.open(TOPIC, "another")
+
+
+def test_an_answer_has_one_deadline_whatever_else_comes(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.5)
+    pings = [commands.frame(commands.PING)] * 100  # each comes for the answer to the one before
+    with (
+        serving(broker, [CONNECTED, *pings]),
+        closing(session(broker.url)) as sending,
+    ):
+        begun = time.monotonic()
+        with pytest.raises(ProtocolError, match="no answer"):
+            sending.open(TOPIC, "sender")
+        assert time.monotonic() - begun < 5
+
+
+def test_a_producer_with_messages_on_their_way_is_not_waited_for(broker: ScriptedBroker) -> None:
+    """The broker would answer when all of them are stored."""
+    with serving(broker, [CONNECTED, found(broker.url), opened()]) as came:
+        with closing(session(broker.url)) as sending:
+            producer = sending.open(TOPIC, "sender")
+            producer.send(MESSAGE, "a message")
+            with pytest.raises(ProtocolError, match="before its receipts"):
+                sending.close_producer(producer)
+        assert kinds(came.result()[0]) == OPENING
+
+
+def test_a_host_that_is_away_is_tried_once(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = list[str]()
+    monkeypatch.setattr(random, "shuffle", lambda _: None)
+    dialled = connection._connected  # noqa: SLF001
+
+    def note(url: str, shown: ShownCredentials) -> socket.socket:
+        tried.append(url)
+        if url != broker.url:
+            raise ProtocolError("it is away")
+        return dialled(url, shown)
+
+    monkeypatch.setattr(connection, "_connected", note)
+    answers = [CONNECTED, *[found(broker.url), opened(), found(broker.url), opened()]]
+    with serving(broker, answers), closing(session(broker.url.replace("://", "://away,"))) as two:
+        two.open(TOPIC, "sender")
+        two.open(f"{TOPIC}-1", "sender")
+    assert tried == ["pulsar://away", broker.url]
+
+
 def test_a_receipt_gives_back_what_it_is_for(broker: ScriptedBroker) -> None:
-    stored_as = nested(3, number(1, 12) + number(2, 0))
-    receipt = commands.frame(commands.SEND_RECEIPT, number(1, 1) + number(2, 1) + stored_as)
-    with serving(broker, [CONNECTED, found(broker.url), opened(), receipt]) as came:
+    with serving(broker, [CONNECTED, found(broker.url), opened(), receipt(1, 1)]) as came:
         with closing(session(broker.url)) as sending:
             producer = sending.open(TOPIC, "sender")
             producer.send(MESSAGE, "a message")

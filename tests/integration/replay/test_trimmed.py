@@ -1,0 +1,84 @@
+"""A try that ends while the broker trims the target knows what has a receipt."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive.replay.protocol.connection import ProtocolConnection
+from tests.integration.replay.test_mover import numbers, replay
+
+ProvisionPolicy = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+
+
+@contextmanager
+def consumed(provisioned: Any) -> Iterator[list[str]]:  # noqa: ANN401 - see conftest
+    """Acknowledge what comes to the retry topic; yields the ids, some twice after an unload."""
+    policy, ids, ended = provisioned.policy, list[str](), threading.Event()
+    consumer = provisioned.client.subscribe(
+        str(policy.retry_topic), policy.subscription, consumer_type=pulsar.ConsumerType.Shared
+    )
+
+    def consume() -> None:
+        while not ended.is_set():
+            with suppress(pulsar.Timeout):
+                message = consumer.receive(100)
+                consumer.acknowledge(message)
+                ids.append(message.properties().get("id", ""))
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    try:
+        yield ids
+    finally:
+        ended.set()
+        thread.join()
+        consumer.close()
+
+
+def lose_sight_of(provisioned: Any) -> None:  # noqa: ANN401 - see conftest
+    """Unload the retry topic and have the broker trim all that is consumed of it."""
+    topic = provisioned.policy.retry_topic
+    provisioned.admin("PUT", topic, "unload")
+    time.sleep(2.5)  # for consumers to come back
+    provisioned.admin("POST", topic, "trim")
+    time.sleep(1)
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_what_has_a_receipt_is_moved_though_it_is_trimmed_before_the_receipt_is_read(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, flush, flushes = 3_000, ProtocolConnection.flush, itertools.count()
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+
+    def flush_and_lose(connection: ProtocolConnection) -> None:
+        waiting = bool(connection._buffer)  # noqa: SLF001
+        flush(connection)
+        if waiting and next(flushes) == 3:
+            time.sleep(1)  # for receipts to come
+            lose_sight_of(provisioned)
+
+    monkeypatch.setattr(ProtocolConnection, "flush", flush_and_lose)
+    with consumed(provisioned) as ids:
+        account = replay(provisioned)
+        wait_for(lambda: len(set(ids)) == count)
+
+    assert next(flushes) > 3
+    assert (account.moved, account.refused) == (count, 0)
+    assert sorted(set(ids)) == numbers(count)
