@@ -265,8 +265,8 @@ def test_trouble_ends_a_session(topic: Topic, trouble: Callable[[Topic], None]) 
 
 
 def test_an_address_where_no_broker_answers_is_no_crash(topic: Topic) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        address = f"pulsar://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"pulsar://127.0.0.1:{closed.getsockname()[1]}"
     with (
         closing(Session[int](address, ShownCredentials())) as session,
         pytest.raises(ProtocolError, match="can't be reached"),

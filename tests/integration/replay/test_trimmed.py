@@ -13,6 +13,7 @@ import pulsar
 import pytest
 
 from redrive.replay.protocol.connection import ProtocolConnection
+from tests.integration.delivery.test_run import wait_until
 from tests.integration.replay.test_mover import numbers, replay
 
 ProvisionPolicy = Callable[..., Any]
@@ -53,13 +54,6 @@ def lose_sight_of(provisioned: Any) -> None:  # noqa: ANN401 - see conftest
     time.sleep(1)
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_what_has_a_receipt_is_moved_though_it_is_trimmed_before_the_receipt_is_read(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +71,7 @@ def test_what_has_a_receipt_is_moved_though_it_is_trimmed_before_the_receipt_is_
     monkeypatch.setattr(ProtocolConnection, "flush", flush_and_lose)
     with consumed(provisioned) as ids:
         account = replay(provisioned)
-        wait_for(lambda: len(set(ids)) == count)
+        wait_until(lambda: len(set(ids)) == count)
 
     assert next(flushes) > 3
     assert (account.moved, account.refused) == (count, 0)

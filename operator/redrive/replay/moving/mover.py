@@ -253,9 +253,8 @@ class RangeMover:
         """Whether nothing of this lease, the only one in question, is stored in a partition."""
         generation = self._task.generation
         only = self._tails[place].generation == generation > Try.of(last).generation
-        if not self._again and place not in self._sent_to:
-            return only
-        return only and self._last.get(place) == last
+        sent = self._again or place in self._sent_to
+        return only and (not sent or self._last.get(place) == last)
 
     @property
     def _has_sent(self) -> bool:

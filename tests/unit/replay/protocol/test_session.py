@@ -121,8 +121,8 @@ def test_credentials_that_go_by_tls_go_by_nothing_else(
 
 
 def test_one_of_several_hosts_may_be_away(broker: ScriptedBroker) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        away = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        away = f"127.0.0.1:{closed.getsockname()[1]}"
     urls = broker.url.replace("://", f"://{away},") + "/"
     with serving(broker, [CONNECTED, found(broker.url), opened()]) as came:
         with closing(session(urls)) as sending:
