@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import trustme
@@ -22,6 +23,7 @@ import yaml
 
 from sandbox import builds
 from sandbox.errors import SandboxError
+from sandbox.objects import Objects
 from sandbox.process import Processes, free_port
 
 ETCD, API_SERVER, CONTROLLER_MANAGER = NAMES = (
@@ -55,6 +57,11 @@ class Cluster:
     def kubeconfig(self) -> Path:
         """The kubeconfig of the cluster's administrator."""
         return _folder(self.state) / "admin.kubeconfig"
+
+    @cached_property
+    def objects(self) -> Objects:
+        """Its objects, as the administrator sees them."""
+        return Objects(self.kubeconfig, _folder(self.state) / "kinds.json")
 
     def kubectl(
         self,
@@ -109,7 +116,7 @@ class Cluster:
             time.sleep(0.1)
 
     def _is_established(self, name: str) -> bool:
-        crd = json.loads(self.kubectl("get", "crd", name, "--output=json"))
+        crd = self.objects.get("customresourcedefinition", name)
         conditions = crd.get("status", {}).get("conditions") or []
         return ("Established", "True") in [(c["type"], c["status"]) for c in conditions]
 

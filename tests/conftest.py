@@ -128,9 +128,9 @@ def cluster(sandbox: Sandbox) -> Cluster:
 def kube_namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of this test's own; its deletion is not waited for."""
     name = f"t-{secrets.token_hex(4)}"
-    cluster.kubectl("create", "namespace", name)
+    cluster.objects.create_namespace(name)
     yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    cluster.objects.delete("namespace", name)
 
 
 @pytest.fixture

@@ -255,9 +255,9 @@ def policy_base(shop: Shop, name: str) -> dict[str, Any]:
 
 def apply(shop: Shop, which: Iterable[tuple[Case, int, str]]) -> None:
     """Give an object of this name the spec of a step of a case."""
-    items = [item for case, step, name in which for item in manifests(shop, case, step, name)]
-    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-    shop.cluster.kubectl("apply", "--server-side", "-f", "-", input=manifest)
+    for case, step, name in which:
+        for manifest in manifests(shop, case, step, name):
+            shop.cluster.objects.apply(manifest)
 
 
 def manifests(shop: Shop, case: Case, step: int, name: str) -> list[dict[str, Any]]:

@@ -85,9 +85,11 @@ class World:
     def look(self) -> None:
         """Read all objects, and the names and rights of all topics."""
         shop = self.shop
-        kinds = "retrypolicies,pulsarconnections,configmaps"
-        found = json.loads(shop.kubectl("get", kinds, "--output=json"))["items"]
-        self.objects = {(body["kind"], body["metadata"]["name"]): body for body in found}
+        self.objects = {
+            (kind, body["metadata"]["name"]): body
+            for kind in ("RetryPolicy", "PulsarConnection", "ConfigMap")
+            for body in shop.cluster.objects.list(kind.lower(), shop.namespace)
+        }
         space = f"{shop.tenant}/prod"
         auth = shop.request("GET", f"namespaces/{space}")["auth_policies"]
         self.rights = auth["destination_auth"]

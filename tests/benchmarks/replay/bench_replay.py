@@ -79,7 +79,7 @@ def test_a_replay_beside_a_bare_pipeline(
     figures += [
         Figure(name, "bare pipeline", statistics.median(bare), "messages/s"),
         Figure(name, "replay", statistics.median(moved), "messages/s"),
-        Figure(name, "of the pipeline", _ratio(moved, bare), "of bare", at_least=0.6),
+        Figure(name, "of the pipeline", _ratio(moved, bare), "of bare", at_least=0.8),
         Figure(name, "by one task", _ratio(by_one, bare), "of bare", at_least=0.6),
         Figure(name, slow, _ratio(moved, synchronous), "times", at_least=10),
     ]
@@ -88,7 +88,7 @@ def test_a_replay_beside_a_bare_pipeline(
         Figure(name, "bare pipeline", statistics.median(bare_batched), "messages/s"),
         Figure(name, "replay", statistics.median(batched), "messages/s"),
         Figure(name, "of the pipeline", _ratio(batched, bare_batched), "of bare", at_least=0.6),
-        Figure(name, "of the one without", _ratio(batched, bare), "of bare", at_least=0.8),
+        Figure(name, "of the one without", _ratio(batched, bare), "of bare", at_least=1.2),
         Figure(name, slow, _ratio(batched, synchronous), "times", at_least=10),
     ]
 
@@ -117,6 +117,9 @@ def test_the_first_counts_of_a_dry_run_of_many_messages(
     count = SELECTIVE[-1]
     provisioned = buried(provision_policy, count)
     job = replace(job_of(provisioned), dry_run=True)
+    # Before: Spark ends workers that had nothing to do for a minute, and their imports with them.
+    warm = replace(job_of(buried(provision_policy, 2 * RANGE_ENTRIES)), dry_run=True)
+    runs.preview(warm, Spark(spark, warm), Notes())
     engine, notes = Spark(spark, job), Timed()
     start = time.perf_counter()
     found = runs.preview(job, engine, notes)

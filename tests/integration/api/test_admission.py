@@ -27,20 +27,10 @@ def _crds(cluster: Cluster) -> None:
     cluster.define("---\n".join(file.read_text(encoding="utf-8") for file in files))
 
 
-def apply(cluster: Cluster, namespace: str, body: dict[str, Any], *flags: str) -> dict[str, Any]:
-    """What the API server made of *body*."""
-    answer = cluster.kubectl(
-        "apply", f"--namespace={namespace}", "--output=json", *flags, "-f", "-",
-        input=json.dumps(body),
-    )  # fmt: skip
-    applied: dict[str, Any] = json.loads(answer)
-    return applied
-
-
 def refusal(cluster: Cluster, body: dict[str, Any], namespace: str = "default") -> str:
     """Why the API server refuses *body*."""
     with pytest.raises(SandboxError) as refused:
-        apply(cluster, namespace, body, "--dry-run=server")
+        cluster.objects.put(body, namespace, dry_run=True)
     return str(refused.value)
 
 
@@ -56,7 +46,7 @@ def test_a_bad_value_is_refused_with_path_found_value_and_remedy(
 
 @pytest.mark.parametrize("kind", VALID)
 def test_the_smallest_manifest_is_accepted_and_read_back(cluster: Cluster, kind: str) -> None:
-    applied = apply(cluster, "default", manifest(kind), "--dry-run=server")
+    applied = cluster.objects.put(manifest(kind), "default", dry_run=True)
     assert parse_spec(KIND[kind].spec, applied) == parse_spec(KIND[kind].spec, manifest(kind))
 
 
@@ -81,13 +71,13 @@ def test_a_field_that_a_rule_compares_with_what_it_was_can_not_change(
     given["job.sparkConf"] = tuple({"spark.task.maxFailures": count} for count in "12")
     beside = {"target": "Topic"} if str(leaf) == "targetTopic" else {}
     now, later = SpecFields(kind, given).specs(leaf, VALID[kind] | beside, 2)
-    apply(cluster, kube_namespace, manifest(kind, **now))
+    cluster.objects.put(manifest(kind, **now), kube_namespace)
     assert "can't change" in refusal(cluster, manifest(kind, **later), kube_namespace)
 
 
 def test_a_thousand_rungs_are_accepted_and_one_more_is_refused(cluster: Cluster) -> None:
     most = {"delays": ["9d23h59m59s"] * 1_000}
-    apply(cluster, "default", manifest("RetryPolicy", delayLadder=most), "--dry-run=server")
+    cluster.objects.put(manifest("RetryPolicy", delayLadder=most), "default", dry_run=True)
     message = refusal(
         cluster, manifest("RetryPolicy", delayLadder={"delays": [*most["delays"], "1s"]})
     )
@@ -117,7 +107,7 @@ def test_admission_and_the_models_agree_on_every_duration(cluster: Cluster) -> N
 def test_the_identity_of_a_policy_can_not_change(
     cluster: Cluster, kube_namespace: str, field: str, word: str
 ) -> None:
-    apply(cluster, kube_namespace, manifest("RetryPolicy"))
+    put(cluster, kube_namespace)
     old = VALID["RetryPolicy"][field]
     new = f"persistent://shop/prod/{word}" if field == "topic" else word
     message = refusal(cluster, manifest("RetryPolicy", **{field: new}), kube_namespace)
@@ -126,10 +116,9 @@ def test_the_identity_of_a_policy_can_not_change(
 
 
 def test_everything_else_of_a_policy_can_change(cluster: Cluster, kube_namespace: str) -> None:
-    apply(cluster, kube_namespace, manifest("RetryPolicy", delayLadder={"preset": "tdmq"}))
-    changed = apply(
-        cluster,
-        kube_namespace,
+    old = manifest("RetryPolicy", delayLadder={"preset": "tdmq"})
+    cluster.objects.put(old, kube_namespace)
+    changed = cluster.objects.put(
         manifest(
             "RetryPolicy",
             delayLadder={"delays": ["1s", "2s", "4s"]},
@@ -138,28 +127,23 @@ def test_everything_else_of_a_policy_can_change(cluster: Cluster, kube_namespace
             consumerRoles=["fulfilment"],
             connectionRef={"name": "other", "namespace": "elsewhere"},
         ),
+        kube_namespace,
     )
     assert changed["metadata"]["generation"] == 2
     assert changed["spec"]["delayLadder"] == {"delays": ["1s", "2s", "4s"]}
 
 
-def replace(cluster: Cluster, namespace: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
-    """What the API server made of a whole policy that was written again."""
-    answer = cluster.kubectl(
-        "replace", f"--namespace={namespace}", "--output=json", "-f", "-",
-        input=json.dumps(manifest("RetryPolicy", **fields)),
-    )  # fmt: skip
-    replaced: dict[str, Any] = json.loads(answer)
-    return replaced
+def put(cluster: Cluster, namespace: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What the API server made of a policy, one that is new or written again as a whole."""
+    return cluster.objects.put(manifest("RetryPolicy", **fields), namespace)
 
 
 def test_nothing_is_written_into_what_a_user_has_left_out(
     cluster: Cluster, kube_namespace: str
 ) -> None:
     for kind, spec in VALID.items():
-        apply(cluster, kube_namespace, manifest(kind))
-        stored = cluster.kubectl("get", kind, "one", f"--namespace={kube_namespace}", "-ojson")
-        found = json.loads(stored)["spec"]
+        cluster.objects.put(manifest(kind), kube_namespace)
+        found = cluster.objects.get(kind.lower(), "one", kube_namespace)["spec"]
         assert {field: value for field, value in found.items() if value != {}} == spec
 
 
@@ -177,7 +161,7 @@ def test_server_side_apply_empties_what_it_filled(
     for said in (value, {}):
         fields: dict[str, Any] = {field: said}
         body = manifest("RetryPolicy", **fields)
-        assert apply(cluster, kube_namespace, body, "--server-side")["spec"][field] == said
+        assert cluster.objects.apply(body, kube_namespace)["spec"][field] == said
 
 
 CANT_CHANGE = "the naming of a policy can't change"
@@ -192,10 +176,10 @@ def test_a_name_that_is_given_neither_changes_nor_comes_nor_goes(
         fields: list[dict[str, Any]] = [
             {} if naming is None else {"naming": naming} for naming in (before, after)
         ]
-        apply(cluster, kube_namespace, manifest("RetryPolicy", **fields[0]))
+        put(cluster, kube_namespace, **fields[0])
         with pytest.raises(SandboxError, match=CANT_CHANGE):
-            replace(cluster, kube_namespace, **fields[1])
-        cluster.kubectl("delete", "rp", "one", f"--namespace={kube_namespace}")
+            put(cluster, kube_namespace, **fields[1])
+        cluster.objects.delete("retrypolicy", "one", kube_namespace)
 
 
 @pytest.mark.parametrize(
@@ -225,26 +209,25 @@ def test_a_scheme_changes_only_in_words(  # noqa: PLR0913 - each is a part of th
 ) -> None:
     old: dict[str, Any] = {} if before is None else {"naming": {"scheme": before}}
     new: dict[str, Any] = {} if after is None else {"naming": {"scheme": after}}
-    apply(cluster, kube_namespace, manifest("RetryPolicy", **old))
+    put(cluster, kube_namespace, **old)
     if status:
         patch_status(cluster, kube_namespace, "rp", status)
     if allowed:
-        assert replace(cluster, kube_namespace, **new)["spec"].get("naming", {}) == new.get(
-            "naming", {}
-        )
+        stored = put(cluster, kube_namespace, **new)
+        assert stored["spec"].get("naming", {}) == new.get("naming", {})
     else:
         with pytest.raises(SandboxError, match=CANT_CHANGE):
-            replace(cluster, kube_namespace, **new)
+            put(cluster, kube_namespace, **new)
 
 
 def test_the_scheme_on_record_is_that_of_the_spec_and_stays(
     cluster: Cluster, kube_namespace: str
 ) -> None:
-    apply(cluster, kube_namespace, manifest("RetryPolicy", naming={"scheme": "rocketmq"}))
+    put(cluster, kube_namespace, naming={"scheme": "rocketmq"})
     with pytest.raises(SandboxError, match=CANT_CHANGE):
         patch_status(cluster, kube_namespace, "rp", {"namingScheme": "pulsar"})
     patch_status(cluster, kube_namespace, "rp", {"namingScheme": "rocketmq"})
-    replace(cluster, kube_namespace)
+    put(cluster, kube_namespace)
     with pytest.raises(SandboxError, match="is on record, and can't change"):
         patch_status(cluster, kube_namespace, "rp", {"namingScheme": "pulsar"})
 
@@ -260,7 +243,7 @@ def test_an_order_without_a_subscription_type_is_refused_for_that_of_the_operato
 def test_the_spec_of_a_replay_can_not_change(
     cluster: Cluster, kube_namespace: str, select: dict[str, Any]
 ) -> None:
-    apply(cluster, kube_namespace, manifest("Replay", select={"where": "true"}))
+    cluster.objects.put(manifest("Replay", select={"where": "true"}), kube_namespace)
     message = refusal(cluster, manifest("Replay", **select), kube_namespace)
     assert (
         "the spec of a Replay can't change, but for suspend and ttlAfterFinished: it is one run"
@@ -270,7 +253,7 @@ def test_the_spec_of_a_replay_can_not_change(
     for suspend in (True, False):
         may_change: dict[str, Any] = {"suspend": suspend, "ttlAfterFinished": f"{1 + suspend}h"}
         same = manifest("Replay", select={"where": "true"}, **may_change)
-        assert apply(cluster, kube_namespace, same)["spec"]["suspend"] is suspend
+        assert cluster.objects.put(same, kube_namespace)["spec"]["suspend"] is suspend
 
 
 def fields(schema: dict[str, Any]) -> Iterator[str]:
@@ -308,8 +291,8 @@ def leaves(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def test_kubectl_shows_policies_and_replays_in_readable_columns(
     cluster: Cluster, kube_namespace: str
 ) -> None:
-    apply(cluster, kube_namespace, manifest("RetryPolicy", maxRetries=3))
-    apply(cluster, kube_namespace, manifest("Replay"))
+    put(cluster, kube_namespace, maxRetries=3)
+    cluster.objects.put(manifest("Replay"), kube_namespace)
     backlog = {"retry": 3, "deadLetter": 41}
     conditions = [condition("True", "Provisioned")]
     status = {"conditions": conditions, "maxRetries": 3, "backlog": backlog}
@@ -337,7 +320,7 @@ def test_short_names_and_the_category_lead_to_the_kinds(
     cluster: Cluster, kube_namespace: str
 ) -> None:
     for kind in KINDS:
-        apply(cluster, kube_namespace, manifest(kind.kind))
+        cluster.objects.put(manifest(kind.kind), kube_namespace)
     listed = cluster.kubectl("get", "redrive", "-o", "name", f"--namespace={kube_namespace}")
     for kind in KINDS:
         assert f"{kind.kind.lower()}.redrive.io/one" in listed.split()
@@ -346,15 +329,13 @@ def test_short_names_and_the_category_lead_to_the_kinds(
 
 
 def test_a_spec_is_not_changed_through_the_status(cluster: Cluster, kube_namespace: str) -> None:
-    apply(cluster, kube_namespace, manifest("RetryPolicy"))
+    put(cluster, kube_namespace)
     body = {"spec": {"maxRetries": 5}, "status": {"configMap": "one-redrive"}}
     cluster.kubectl(
         "patch", "rp", "one", f"--namespace={kube_namespace}", "--subresource=status",
         "--type=merge", f"--patch={json.dumps(body)}",
     )  # fmt: skip
-    stored = json.loads(
-        cluster.kubectl("get", "rp", "one", "-o", "json", f"--namespace={kube_namespace}")
-    )
+    stored = cluster.objects.get("retrypolicy", "one", kube_namespace)
     assert stored["status"]["configMap"] == "one-redrive"
     assert "maxRetries" not in stored["spec"]
 

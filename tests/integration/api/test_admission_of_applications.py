@@ -42,8 +42,6 @@ EVERYTHING: dict[str, Any] = {
     "timeToLiveSeconds": 600,
 }
 
-CREATE = "create", "--dry-run=server", "--validate=strict", "--output=json", "-f", "-"
-
 
 def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
     key = {"secretRef": {"name": "replayer", "key": "token"}}
@@ -64,12 +62,12 @@ def test_an_application_is_admitted_with_each_of_its_fields(
 ) -> None:
     cluster.define(spark_operator.CRD.read_text(encoding="utf-8"))
     made = manifest(launcher, template)
-    admitted = json.loads(cluster.kubectl(*CREATE, input=json.dumps(made)))
+    admitted = cluster.objects.put(made, dry_run=True)
     assert admitted["apiVersion"] == launcher.resource.api_version
     assert holds(admitted["spec"], made["spec"])
     made["spec"]["unheardOf"] = 1
     with pytest.raises(SandboxError, match="unheardOf"):
-        cluster.kubectl(*CREATE, input=json.dumps(made))
+        cluster.objects.put(made, dry_run=True)
 
 
 POD = ("driverSpec", "podTemplateSpec", "spec")
@@ -103,7 +101,7 @@ def test_what_the_api_of_apache_does_not_have_is_refused(
         place = place[name]
     place[field[-1]] = value
     with pytest.raises(SandboxError, match=message):
-        cluster.kubectl(*CREATE, input=json.dumps(made))
+        cluster.objects.put(made, dry_run=True)
 
 
 def holds(whole: Any, part: Any) -> bool:  # noqa: ANN401  JSON

@@ -105,12 +105,9 @@ class Shop:
 
     def apply(self, bodies: Mapping[str, dict[str, Any]]) -> None:
         """Make or change objects of the namespace, by name."""
-        items = [
-            body | {"metadata": {"name": name, "namespace": self.namespace}}
-            for name, body in bodies.items()
-        ]
-        manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-        self.cluster.kubectl("apply", "--server-side", "-f", "-", input=manifest)
+        for name, body in bodies.items():
+            metadata = {"name": name, "namespace": self.namespace}
+            self.cluster.objects.apply(body | {"metadata": metadata})
 
     def kubectl(self, *arguments: str) -> str:
         """Run kubectl in the namespace."""
@@ -155,14 +152,13 @@ class Shop:
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """An object as it is."""
-        found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, "--output=json"))
-        return found
+        return self.cluster.objects.get(kind, name, self.namespace)
 
     def events(self, name: str) -> list[tuple[str, str, str]]:
         """Type, reason and message of the Events about a RetryPolicy, in no order."""
-        about = f"--field-selector=involvedObject.kind=RetryPolicy,involvedObject.name={name}"
-        written = self.kubectl("get", "events", about, "--output=json")
-        return [(e["type"], e["reason"], e["message"]) for e in json.loads(written)["items"]]
+        about = f"involvedObject.kind=RetryPolicy,involvedObject.name={name}"
+        written = self.cluster.objects.list("event", self.namespace, about)
+        return [(e["type"], e["reason"], e["message"]) for e in written]
 
     def let_a_second_pass(self) -> None:
         """Make what comes next younger than what is there: ages are whole seconds."""
@@ -244,7 +240,7 @@ def make_shop(broker: Broker, cluster: Cluster, operator_process: Path) -> Itera
             "PUT", f"tenants/{name}", {"adminRoles": [shop.role], "allowedClusters": clusters}
         )
         shop.request("PUT", f"namespaces/{name}/prod")
-        cluster.kubectl("create", "namespace", name)
+        cluster.objects.create_namespace(name)
         namespaces.append(name)
         shop.secret("pulsar-admin", token=shop.token(shop.role))
         return shop

@@ -43,7 +43,7 @@ class Shop:
         self.rest("PUT", f"tenants/{self.name}", clusters)
         self.rest("PUT", f"namespaces/{self.name}/prod")
         self.rest("PUT", f"persistent/{self.name}/prod/orders/partitions", 2)
-        sandbox.cluster.kubectl("create", "namespace", self.name)
+        sandbox.cluster.objects.create_namespace(self.name)
         chart.prepare_replays(sandbox.cluster, self.name)
         self.tokens = {
             secret: sandbox.pulsar.token(role)
@@ -64,7 +64,7 @@ class Shop:
         """Make or change one object."""
         metadata = {"name": name, "namespace": self.name}
         manifest = {"apiVersion": version, "kind": kind, "metadata": metadata, **body}
-        self.kubectl("apply", "-f", "-", given=json.dumps(manifest))
+        self.sandbox.cluster.objects.apply(manifest)
 
     def declare(self, **changes: object) -> None:
         """Make or change the connection, and make the policy `orders`."""
@@ -102,7 +102,7 @@ class Shop:
 
     def status(self, name: str) -> dict[str, Any]:
         """Return the status of a Replay; what is said in conditions is under their types."""
-        return shown(json.loads(self.kubectl("get", "replay", name, "-o", "json")))
+        return shown(self.sandbox.cluster.objects.get("replay", name, self.name))
 
     def reaches(self, name: str, phase: str, reason: str | None = None) -> dict[str, Any]:
         """Wait until a Replay is in *phase*, and its Ready condition has *reason*."""
@@ -165,7 +165,7 @@ class Shop:
 def shop(installed: Sandbox) -> Iterator[Shop]:
     shop = Shop(installed)
     yield shop
-    installed.cluster.kubectl("delete", "namespace", shop.name, "--wait=false")
+    installed.cluster.objects.delete("namespace", shop.name)
 
 
 @pytest.mark.timeout(3 * SECONDS + 60)

@@ -12,6 +12,9 @@ from typing import Any
 import pulsar
 import pytest
 
+from redrive.policy.naming import TopicName
+from redrive.replay.moving import tail
+from redrive.replay.moving.outlets import ByProtocol, OpenProducer, SchemaAt, StalledError
 from redrive.replay.protocol.connection import ProtocolConnection
 from tests.integration.delivery.test_run import wait_until
 from tests.integration.replay.test_mover import numbers, replay
@@ -74,5 +77,33 @@ def test_what_has_a_receipt_is_moved_though_it_is_trimmed_before_the_receipt_is_
         wait_until(lambda: len(set(ids)) == count)
 
     assert next(flushes) > 3
+    assert (account.moved, account.refused) == (count, 0)
+    assert sorted(set(ids)) == numbers(count)
+
+
+def test_a_partition_that_nothing_was_sent_to_holds_nothing_whatever_was_trimmed_there(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, opened = 3_000, list[TopicName]()
+    provisioned = provision_policy(partitions=3)
+    provisioned.bury_many(count)
+    open_ = ByProtocol.open
+
+    def open_one_alone(
+        outlet: ByProtocol, topic: TopicName, name: str, schema: SchemaAt | None
+    ) -> OpenProducer:
+        opened.append(topic)
+        if topic != opened[0]:
+            raise StalledError
+        return open_(outlet, topic, name, schema)
+
+    monkeypatch.setattr(ByProtocol, "open", open_one_alone)
+    # A broker that deduplicates keeps what came after its last snapshot: it can't be had to trim.
+    monkeypatch.setattr(tail, "_holds_all_behind", lambda *_: False)
+    with consumed(provisioned) as ids:
+        account = replay(provisioned)
+        wait_until(lambda: len(set(ids)) == count)
+
+    assert len(set(opened)) == 2
     assert (account.moved, account.refused) == (count, 0)
     assert sorted(set(ids)) == numbers(count)

@@ -18,6 +18,7 @@ from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 
+KIND = "sparkapplication.sparkoperator.k8s.io"
 SECONDS = 180  # a Spark of a few seconds takes minutes on a machine that is busy
 
 
@@ -85,7 +86,7 @@ class StandIn:
 
     def status(self, name: str) -> dict[str, Any]:
         """Read the status; a new object has an empty state."""
-        raw = json.loads(self.kubectl("get", "sparkapp", name, "-o", "json"))
+        raw = self._cluster.objects.get(KIND, name, self.namespace)
         return {"applicationState": {"state": ""}, **raw.get("status", {})}
 
     def wait(self, name: str, state: str) -> dict[str, Any]:
