@@ -68,9 +68,7 @@ def apply(identity: str, case: Case, shop: Shop) -> str | None:
     """Create the object; return what the API server says if it refuses."""
     body = body_of(identity, case, shop)
     try:
-        shop.cluster.kubectl(
-            "create", f"--namespace={shop.namespace}", "-f", "-", input=json.dumps(body)
-        )
+        shop.cluster.objects.put(body, shop.namespace)
     except SandboxError as refusal:
         return str(refusal)
     return None

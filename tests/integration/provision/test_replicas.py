@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import signal
 import time
 from collections.abc import Iterator
@@ -137,6 +136,8 @@ def at_rest(shop: Shop) -> dict[str, str]:
 
 def written(shop: Shop) -> dict[str, str]:
     """The versions of all that an operator writes in the shop's namespace."""
-    kinds = "retrypolicies,pulsarconnections,configmaps,events"
-    items = json.loads(shop.kubectl("get", kinds, "--output=json"))["items"]
-    return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in items}
+    return {
+        item["metadata"]["uid"]: item["metadata"]["resourceVersion"]
+        for kind in ("retrypolicy", "pulsarconnection", "configmap", "event")
+        for item in shop.cluster.objects.list(kind, shop.namespace)
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -50,7 +49,7 @@ def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recov
     shop.policies({name: {"topic": shop.topic(name), "maxRetries": 5} for name in names})
     told = wait_for_all(shop, "BrokerUnreachable")
     assert all("has not answered since 20" in message for message in told)
-    told = [condition["message"] for condition in ready_conditions(shop, "pulsarconnections")]
+    told = [condition["message"] for condition in ready_conditions(shop, "pulsarconnection")]
     assert "has not answered since 20" in told[0]
     assert measured(installed, "redrive_breaker_open", connection_namespace=shop.namespace) == 1
 
@@ -78,7 +77,7 @@ def wait_for_all(shop: Shop, reason: str) -> list[str]:
     """The messages of all policies once they are Ready, or not, for that reason."""
     deadline = time.monotonic() + 60
     while True:
-        found = ready_conditions(shop, "retrypolicies")
+        found = ready_conditions(shop, "retrypolicy")
         if {condition["reason"] for condition in found} == {reason}:
             return [condition["message"] for condition in found]
         assert time.monotonic() < deadline, found
@@ -87,7 +86,7 @@ def wait_for_all(shop: Shop, reason: str) -> list[str]:
 
 def ready_conditions(shop: Shop, kind: str) -> list[dict[str, Any]]:
     """The Ready condition of each object, for its spec as it is; one without has no reason."""
-    items = json.loads(shop.kubectl("get", kind, "--output=json"))["items"]
+    items = shop.cluster.objects.list(kind, shop.namespace)
     return [
         next(
             (

@@ -341,7 +341,7 @@ def settled(
     deadline = time.monotonic() + 3 * SECONDS
     passing = but | {"Progressing"}
     while True:
-        bodies = json.loads(shop.kubectl("get", kind, "--output=json"))["items"]
+        bodies = shop.cluster.objects.list(kind, shop.namespace)
         reasons = [
             condition["reason"]
             for body in bodies
