@@ -91,14 +91,14 @@ class Objects:
             SandboxError: it was refused.
         """
         resource = self._kind_of(body)
-        how = {
-            "namespace": namespace,
-            "field_manager": _MANAGER,
-            "dry_run": "All" if dry_run else None,
-            "query_params": [("fieldValidation", "Strict")],
-        }
         with _refusals():
             while True:
+                how = {
+                    "namespace": namespace,
+                    "field_manager": _MANAGER,
+                    "dry_run": "All" if dry_run else None,
+                    "query_params": [("fieldValidation", "Strict")],  # which the client adds to
+                }
                 try:
                     found = resource.get(name=body["metadata"]["name"], namespace=namespace)
                 except NotFoundError:

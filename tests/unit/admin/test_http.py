@@ -97,7 +97,10 @@ async def test_sixty_hanging_calls_of_one_connection_delay_no_other_at_the_same_
     assert hung == 60
 
 
-async def test_of_all_connections_a_hundred_quick_calls_are_under_way_at_most() -> None:
+async def test_of_all_connections_a_hundred_quick_calls_are_under_way_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "SLOW_SECONDS", 60)  # also where the machine is busy
     now = most = 0
 
     async def answer(_: web.Request) -> web.Response:
