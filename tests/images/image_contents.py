@@ -56,12 +56,15 @@ def test_the_image_of_replays_holds_one_spark_and_the_job(
     jars = engine.run(image, "sh", "-c", "find / -xdev -name 'spark-core_*.jar' 2>/dev/null; true")
     assert len(jars.splitlines()) == 1
     code = (
-        "import pyspark, os, redrive.replay.__main__ as main; "
-        "print(pyspark.__version__, os.path.samefile('/opt/redrive/spark', pyspark.__path__[0]), "
+        "import pyspark, os, google_crc32c, redrive.replay.__main__ as main; "
+        "import redrive.replay.moving.mover; "  # what a task has
+        "print(pyspark.__version__, google_crc32c.implementation, "
+        "os.path.samefile('/opt/redrive/spark', pyspark.__path__[0]), "
         "os.path.samefile('/opt/redrive/replay.py', main.__file__))"
     )
-    version, *same = engine.run(image, "python3", "-c", code).split()
+    version, checksums, *same = engine.run(image, "python3", "-c", code).split()
     assert version in (ROOT / "requirements.lock").read_text("utf-8")
+    assert checksums == "c"  # that in Python takes longer than all the rest of a message
     assert same == ["True", "True"]
     shown = engine.run(image, "sh", "-c", "SPARK_LOCAL_IP=127.0.0.1 spark-submit --version 2>&1")
     assert f"version {version}" in shown
