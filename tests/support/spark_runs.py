@@ -110,7 +110,9 @@ def spark_run(job: ReplayJob, master: str, folder: Path) -> Iterator[SparkRun]:
     env = {
         "JAVA_HOME": str(toolchain.java_home(for_spark=True)),
         "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_SUBMIT_ARGS": f"--master {master} --conf spark.ui.enabled=false pyspark-shell",
+        # An executor that is stopped is not given up before it wakes.
+        "PYSPARK_SUBMIT_ARGS": f"--master {master} --conf spark.ui.enabled=false"
+        " --conf spark.network.timeout=600s pyspark-shell",
         "PYTHONPATH": str(Path(runs.__file__).parents[3]),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",

@@ -1,0 +1,215 @@
+"""Two processes of one lease: Spark starts a task again whose process is gone, or asleep.
+
+What the first has stored the second may not know of when it is drained; so the next lease looks.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from redrive.replay.job import run as runs
+from redrive.replay.job.engine import SUSPENDED, Local, Rest, Wish
+from redrive.replay.job.plan import Scanned
+from redrive.replay.ledger.account import Account
+from redrive.replay.moving import mover, tail, window
+from redrive.replay.moving.mover import RangeMover
+from redrive.replay.moving.outcome import Found, RangeResult
+from redrive.replay.moving.sending import Sender
+from redrive.replay.moving.task import RangeTask
+from redrive.replay.topic.position import Position, Tail, TargetPartition, target_partition
+from redrive.replay.topic.ranges import Range
+from redrive.replay.topic.reading import ReadableTopic
+from redrive.replay.topic.rows import DeadLetterRow
+from tests.integration.replay.test_mover import job_of
+
+ProvisionPolicy = Callable[..., Any]
+LEASE_SECONDS = 7.0
+"""After so long a task has heard that it is to be drained."""
+pytestmark = pytest.mark.usefixtures("replay_token")
+
+
+class KilledError(BaseException):
+    """Ends a task as SIGKILL does."""
+
+
+class Suspended:
+    """A run that is suspended on request, and resumed once it rests."""
+
+    def __init__(self) -> None:
+        self.wish = Wish.RUN
+
+    def suspend(self) -> None:
+        """Have the run suspended, and its tasks hear of it."""
+        self.wish = Wish.SUSPEND
+        time.sleep(LEASE_SECONDS)
+
+    def report(self, _: Account, *, rests: Rest | None = None) -> Wish:
+        if rests == SUSPENDED:
+            self.wish = Wish.RUN
+        return self.wish
+
+    def report_scan(self, _: Scanned) -> None:
+        pass
+
+
+class Again(Local):
+    """Moves the first range by *twice*, each other one as ever.
+
+    Args:
+        twice: gets the task, and has it moved by two processes.
+        before: called before a range is moved once more.
+    """
+
+    def __init__(
+        self,
+        twice: Callable[[RangeTask], RangeResult],
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__()
+        self._twice, self._before = twice, before
+        self.generations = list[int]()
+
+    def move(self, task: RangeTask) -> RangeResult:
+        self.generations.append(task.generation)
+        if len(self.generations) == 1:
+            return self._twice(task)
+        if len(self.generations) == 2:
+            self._before()
+        return mover.move(task)
+
+
+def test_a_task_that_is_drained_before_it_looks_leaves_that_to_the_next_lease(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first message, to the other partition, is refused: nothing there tells of the first."""
+    monkeypatch.setattr(window, "STALL_SECONDS", 3.0)
+    monkeypatch.setattr(window, "ALONE_SECONDS", 3.0)
+    keys = {target_partition(key, Position(0, 0, 0), 2): key for key in map(str, range(20))}
+    provisioned = provision_policy(partitions=2)
+    provisioned.bury(1, content=secrets.token_bytes(5_000), partition_key=keys[0])
+    provisioned.bury(300, partition_key=keys[1])
+    provisioned.admin("POST", provisioned.policy.retry_topic, "maxMessageSize", 1_000)
+    time.sleep(1)
+    acknowledge = RangeMover._acknowledge  # noqa: SLF001 - the moment to be killed at
+    run, acknowledged = Suspended(), list[DeadLetterRow]()
+
+    def acknowledge_until_killed(self: RangeMover, letter: DeadLetterRow) -> None:
+        acknowledged.append(letter)
+        if len(acknowledged) == 100:
+            time.sleep(1)  # for what is under way to be stored
+            raise KilledError
+        acknowledge(self, letter)
+
+    def twice(task: RangeTask) -> RangeResult:
+        with pytest.raises(KilledError):
+            mover.move(task)
+        run.suspend()
+        return mover.move(task, again=True)
+
+    monkeypatch.setattr(RangeMover, "_acknowledge", acknowledge_until_killed)
+    engine = Again(twice)
+    account = runs.run(job_of(provisioned), engine, run)
+
+    stored = provisioned.in_target()
+    assert engine.generations == [1, 2]
+    assert len(stored) == len(set(stored)) == 300
+    assert (account.moved, account.refused, account.left) == (300, 1, 0)
+
+
+def test_a_task_that_wakes_behind_its_drained_successor_doubles_nothing(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, sleeper = 3_000, "asleep"
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+    run, stopped, wake = Suspended(), threading.Event(), threading.Event()
+    acknowledge = RangeMover._acknowledge  # noqa: SLF001 - the moment to fall asleep at
+    prove, acknowledged = Sender.prove, list[DeadLetterRow]()
+
+    def acknowledge_until_asleep(self: RangeMover, letter: DeadLetterRow) -> None:
+        if threading.current_thread().name == sleeper:
+            acknowledged.append(letter)
+            if len(acknowledged) == 100:
+                stopped.set()
+                assert wake.wait(120)
+        acknowledge(self, letter)
+
+    def prove_and_suspend(self: Sender, letter: DeadLetterRow) -> None:
+        prove(self, letter)
+        if stopped.is_set() and not wake.is_set():
+            run.suspend()
+
+    def twice(task: RangeTask) -> RangeResult:
+        thread.append(threading.Thread(target=mover.move, args=(task,), name=sleeper))
+        thread[0].start()
+        assert stopped.wait(60)
+        return mover.move(task, again=True)
+
+    def have_it_wake() -> None:
+        time.sleep(4)
+        wake.set()
+        thread[0].join(100)
+
+    thread = list[threading.Thread]()
+    monkeypatch.setattr(RangeMover, "_acknowledge", acknowledge_until_asleep)
+    monkeypatch.setattr(Sender, "prove", prove_and_suspend)
+    engine = Again(twice, have_it_wake)
+    account = runs.run(job_of(provisioned), engine, run)
+
+    stored = provisioned.in_target()
+    assert engine.generations == [1, 2]
+    assert len(stored) == len(set(stored)) == count
+    assert (account.moved + account.skipped, account.left) == (count, 0)
+
+
+def test_of_two_tries_of_a_killed_task_the_earlier_may_have_stored_more(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stores all but one, which the second sends alone; all is trimmed then."""
+    provisioned = provision_policy()
+    provisioned.bury_many(200)
+    provisioned.bury(1, content=secrets.token_bytes(5_000))
+    provisioned.bury_many(200, 200)
+    target = provisioned.policy.retry_topic
+    provisioned.admin("POST", target, "maxMessageSize", 1_000)
+    time.sleep(1)
+    acknowledge = RangeMover._acknowledge  # noqa: SLF001 - the moment to be killed at
+    find, looks, armed = tail.find, list[Found](), [True]
+
+    def acknowledge_until_killed(self: RangeMover, letter: DeadLetterRow) -> None:
+        if armed and letter.size == 5_000:
+            armed.clear()
+            raise KilledError
+        acknowledge(self, letter)
+
+    def allow_and_find(
+        found: Found, of: ReadableTopic, tails: Mapping[TargetPartition, Tail], within: Range
+    ) -> None:
+        looks.append(found)
+        if armed:
+            provisioned.admin("DELETE", target, "maxMessageSize")
+            time.sleep(2)
+            find(found, of, tails, within)
+        else:
+            found.trimmed.update(tails)
+
+    def twice(task: RangeTask) -> RangeResult:
+        with pytest.raises(KilledError):
+            mover.move(task)
+        return mover.move(task, again=True)
+
+    monkeypatch.setattr(RangeMover, "_acknowledge", acknowledge_until_killed)
+    monkeypatch.setattr(tail, "find", allow_and_find)
+    account = runs.run(job_of(provisioned), Again(twice), Suspended())
+
+    stored = provisioned.in_target()
+    assert len(looks) == 2
+    assert len(stored) == len(set(stored)) == 401
+    assert account.left == 0
+    assert {refusal.cause for refusal in account.refusals} == {"Unproven"}
