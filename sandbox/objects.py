@@ -66,21 +66,30 @@ class Objects:
             field_manager=_MANAGER,
         )
 
+    def create(self, body: Mapping[str, Any], namespace: str | None = None) -> dict[str, Any]:
+        """Make an object, and return what the server made of *body*.
+
+        A field that its kind does not have is refused.
+
+        Raises:
+            SandboxError: it was refused, also if it exists.
+        """
+        return _answer(self._kind_of(body).create, body=dict(body), **_strictly(namespace))
+
     def create_namespace(self, name: str) -> None:
         """Make a namespace.
 
         Raises:
             SandboxError: it was refused, also if it exists.
         """
-        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-        _answer(self._kind_of(body).create, body=body)
+        self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
     def put(
         self, body: Mapping[str, Any], namespace: str | None = None, *, dry_run: bool = False
     ) -> dict[str, Any]:
         """Make an object or replace all of it, and return what the server made of *body*.
 
-        A field that its kind does not have is refused.
+        A field that its kind does not have is refused, as by `create`.
 
         Args:
             body: the whole object.
@@ -93,12 +102,7 @@ class Objects:
         resource = self._kind_of(body)
         with _refusals():
             while True:
-                how = {
-                    "namespace": namespace,
-                    "field_manager": _MANAGER,
-                    "dry_run": "All" if dry_run else None,
-                    "query_params": [("fieldValidation", "Strict")],  # which the client adds to
-                }
+                how = _strictly(namespace, dry_run=dry_run)
                 try:
                     found = resource.get(name=body["metadata"]["name"], namespace=namespace)
                 except NotFoundError:
@@ -127,6 +131,16 @@ class Objects:
         return self._api.resources.get(  # type: ignore[no-any-return]
             api_version=body["apiVersion"], kind=body["kind"]
         )
+
+
+def _strictly(namespace: str | None, *, dry_run: bool = False) -> dict[str, Any]:
+    """Return arguments of one call: the client adds to the list."""
+    return {
+        "namespace": namespace,
+        "field_manager": _MANAGER,
+        "dry_run": "All" if dry_run else None,
+        "query_params": [("fieldValidation", "Strict")],
+    }
 
 
 def _answer(call: Callable[..., Any], **arguments: object) -> dict[str, Any]:

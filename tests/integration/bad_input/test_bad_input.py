@@ -68,7 +68,7 @@ def apply(identity: str, case: Case, shop: Shop) -> str | None:
     """Create the object; return what the API server says if it refuses."""
     body = body_of(identity, case, shop)
     try:
-        shop.cluster.objects.put(body, shop.namespace)
+        shop.cluster.objects.create(body, shop.namespace)
     except SandboxError as refusal:
         return str(refusal)
     return None
@@ -80,7 +80,7 @@ def tried(make_shop: Callable[[], Shop]) -> Tried:
     shop = make_shop()
     shop.create_topic(shop.topic("orders"))
     shop.connection()
-    shop.cluster.kubectl("create", "namespace", f"{shop.namespace}-other")
+    shop.cluster.objects.create_namespace(f"{shop.namespace}-other")
     replace(shop, namespace=f"{shop.namespace}-other").connection()
     for identity, case in CASES.items():
         if "secret" in case:
@@ -96,7 +96,7 @@ def tried(make_shop: Callable[[], Shop]) -> Tried:
             ready = next(c for c in body["status"]["conditions"] if c["type"] == "Ready")
             told[identity], reasons[identity] = ready["message"], ready["reason"]
     after = shop.dump()
-    shop.cluster.kubectl("delete", "namespace", f"{shop.namespace}-other", "--wait=false")
+    shop.cluster.objects.delete("namespace", f"{shop.namespace}-other")
     return Tried(shop, told, reasons, before, after)
 
 

@@ -52,7 +52,7 @@ def release_namespace(cluster: Cluster) -> Iterator[str]:
     cluster.define(Path(__file__).with_name("monitoring.yaml").read_text("utf-8"))
     existing = cluster.kubectl("get", "namespaces", "--output=name")
     if "namespace/redrive-system" not in existing.splitlines():
-        cluster.kubectl("create", "namespace", "redrive-system")
+        cluster.objects.create_namespace("redrive-system")
     yield "redrive-system"
     kinds = ("podmonitors", "servicemonitors", "prometheusrules")
     names = [f"{kind}.monitoring.coreos.com" for kind in kinds]

@@ -64,11 +64,11 @@ def test_a_selector_of_ones_own_spreads_pods_by_that() -> None:
 def restricted(cluster: Cluster) -> Iterator[str]:
     """A namespace that admits only pods of the restricted pod security."""
     name = f"t-{secrets.token_hex(4)}"
-    cluster.kubectl("create", "namespace", name)
+    cluster.objects.create_namespace(name)
     label = "pod-security.kubernetes.io/enforce=restricted"
     cluster.kubectl("label", "namespace", name, label)
     yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    cluster.objects.delete("namespace", name)
 
 
 def admit(cluster: Cluster, namespace: str, spec: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ def release(cluster: Cluster) -> Iterator[str]:
     chart.install(cluster, "rights", "rights", values)
     yield "rights"
     chart.uninstall(cluster, "rights", "rights")
-    cluster.kubectl("delete", "namespace", "rights", "--wait=false")
+    cluster.objects.delete("namespace", "rights")
 
 
 def may(

@@ -27,7 +27,7 @@ def shop(sandbox: Sandbox) -> Iterator[Shop]:
     if serves_all:
         processes.stop(installation.OPERATOR)
     name = f"t-{secrets.token_hex(4)}"
-    sandbox.cluster.kubectl("create", "namespace", name)
+    sandbox.cluster.objects.create_namespace(name)
     made = Shop(sandbox.pulsar, sandbox.cluster, name, name)
     clusters = {"adminRoles": [made.role], "allowedClusters": ["standalone"]}
     made.request("PUT", f"tenants/{name}", clusters)
@@ -40,7 +40,7 @@ def shop(sandbox: Sandbox) -> Iterator[Shop]:
     # Should the test end early, those of the previous chart would fail all tests after it.
     crds = str(CHECKOUT / "crds")
     sandbox.cluster.kubectl("apply", "--server-side", "--force-conflicts", "--filename", crds)
-    sandbox.cluster.kubectl("delete", "namespace", name, "--wait=false")
+    sandbox.cluster.objects.delete("namespace", name)
     if serves_all:
         installation.start_operator(sandbox)
 

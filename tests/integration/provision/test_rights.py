@@ -174,7 +174,7 @@ def in_one_namespace(installed: Sandbox, make_shop: MakeShop) -> Iterator[tuple[
         yield shop, release_in
     finally:
         installed.processes.stop(release_in)
-        installed.cluster.kubectl("delete", "namespace", release_in, "--wait=false")
+        installed.cluster.objects.delete("namespace", release_in)
         installation.start_operator(installed)
 
 

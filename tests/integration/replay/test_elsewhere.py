@@ -20,7 +20,7 @@ def shop(installed: Sandbox) -> Iterator[Shop]:
     shop = Shop(installed)
     shop.declare()
     yield shop
-    installed.cluster.kubectl("delete", "namespace", shop.name, "--wait=false")
+    installed.cluster.objects.delete("namespace", shop.name)
 
 
 def rights(shop: Shop, topic: str) -> dict[str, Any]:

@@ -27,15 +27,12 @@ from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
 from tests.integration.replay.test_mover import job_of
+from tests.support.faulty_broker import Killed
 
 ProvisionPolicy = Callable[..., Any]
-LEASE_SECONDS = 7.0
+HEARD_SECONDS = 7.0
 """After so long a task has heard that it is to be drained."""
 pytestmark = pytest.mark.usefixtures("replay_token")
-
-
-class KilledError(BaseException):
-    """Ends a task as SIGKILL does."""
 
 
 class Suspended:
@@ -47,7 +44,7 @@ class Suspended:
     def suspend(self) -> None:
         """Have the run suspended, and its tasks hear of it."""
         self.wish = Wish.SUSPEND
-        time.sleep(LEASE_SECONDS)
+        time.sleep(HEARD_SECONDS)
 
     def report(self, _: Account, *, rests: Rest | None = None) -> Wish:
         if rests == SUSPENDED:
@@ -103,11 +100,11 @@ def test_a_task_that_is_drained_before_it_looks_leaves_that_to_the_next_lease(
         acknowledged.append(letter)
         if len(acknowledged) == 100:
             time.sleep(1)  # for what is under way to be stored
-            raise KilledError
+            raise Killed
         acknowledge(self, letter)
 
     def twice(task: RangeTask) -> RangeResult:
-        with pytest.raises(KilledError):
+        with pytest.raises(Killed):
             mover.move(task)
         run.suspend()
         return mover.move(task, again=True)
@@ -185,7 +182,7 @@ def test_of_two_tries_of_a_killed_task_the_earlier_may_have_stored_more(
     def acknowledge_until_killed(self: RangeMover, letter: DeadLetterRow) -> None:
         if armed and letter.size == 5_000:
             armed.clear()
-            raise KilledError
+            raise Killed
         acknowledge(self, letter)
 
     def allow_and_find(
@@ -200,7 +197,7 @@ def test_of_two_tries_of_a_killed_task_the_earlier_may_have_stored_more(
             found.trimmed.update(tails)
 
     def twice(task: RangeTask) -> RangeResult:
-        with pytest.raises(KilledError):
+        with pytest.raises(Killed):
             mover.move(task)
         return mover.move(task, again=True)
 

@@ -103,7 +103,7 @@ def test_a_namespace_that_is_deleted_goes_with_all_that_is_in_it(
     cluster: Cluster, kube_namespace: str
 ) -> None:
     name = f"{kube_namespace}-b"
-    cluster.kubectl("create", "namespace", name)
+    cluster.objects.create_namespace(name)
     cluster.kubectl("create", "configmap", "inside", "-n", name)
 
     cluster.kubectl("delete", "namespace", name, "--timeout=60s")

@@ -140,7 +140,7 @@ def session(leader: int) -> list[int]:
 @pytest.fixture(scope="module")
 def stand_in(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
     namespace = f"t-{secrets.token_hex(4)}"
-    cluster.kubectl("create", "namespace", namespace)
+    cluster.objects.create_namespace(namespace)
     cluster.kubectl("wait", "--for=create", "serviceaccount/default", f"--namespace={namespace}")
     stand_in = StandIn(cluster, namespace, tmp_path_factory.mktemp("spark-operator"))
     with pytest.MonkeyPatch.context() as patch:
@@ -148,4 +148,4 @@ def stand_in(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         stand_in.start()
     yield stand_in
     stand_in.stop()
-    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    cluster.objects.delete("namespace", namespace)

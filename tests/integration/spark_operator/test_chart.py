@@ -17,9 +17,9 @@ from tests.support.documented import QUICK_START, commands
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    cluster.kubectl("create", "namespace", "spark-operator")
+    cluster.objects.create_namespace("spark-operator")
     yield "spark-operator"
-    cluster.kubectl("delete", "namespace", "spark-operator", "--wait=false")
+    cluster.objects.delete("namespace", "spark-operator")
 
 
 def test_the_documented_command_installs_it(

@@ -112,7 +112,10 @@ class RangeMover:
         while sent_in.attempt < MAX_TRIES:
             try:
                 if self._try(sent_in, before):
-                    return self._result()
+                    # Another process of this lease may have stored what a drained one did not look
+                    # for, or yet send it.
+                    looked = not (self._drained and self._again)
+                    return self._result() if looked else self._given_back()
             except NotLetInError as found:
                 return replace(self._given_back(), full=found.topic)
             except SentBeforeError as found:
@@ -222,13 +225,12 @@ class RangeMover:
             tail.find(found, target, tails, self._task.range)
         self._outcome.found(found)
         size = self._task.range.size
+        # Of another process each try may have stored more than the last of them.
+        only = None if self._again and before.attempt else before
         for place in found.trimmed:
             if not self._has_stored_none(place, last[place]):
                 behind = self._tails[place]
-                through = behind.last_offset(size)
-                # Of another process each try may have stored more than the last of them.
-                if not (self._again and before.attempt):
-                    through = behind.stored_through(last[place], before, size)
+                through = behind.stored_through(last[place], only, size)
                 _doubt(self._unproven, (place, behind.partitions), through)
         self._unseen = {}
         for place in self._tails.keys() - there:
@@ -355,15 +357,11 @@ class RangeMover:
         unseen = task.entries & ~outcome.settled
         if unseen and not self._drained:
             self._account_for(unseen)
-        if self._drained and self._again:
-            # Another process of this lease may have stored what was not looked for, or yet send it.
-            left = self._unread(task.since)
-        else:
-            # One stored message of this lease shuts out what earlier ones have yet to send there.
-            shut = {TargetPartition(self._route.target, index) for index in outcome.stored_in}
-            # All that this lease has sent is accounted for: what remains is that of earlier ones.
-            tails = self._unread(task.tails)
-            left = {place: tails[place] for place in tails.keys() - shut}
+        # One stored message of this lease shuts out all that earlier ones have yet to send there.
+        shut = {TargetPartition(self._route.target, index) for index in outcome.stored_in}
+        # All that this lease has sent is accounted for: what remains is that of earlier ones.
+        tails = self._unread(task.tails)
+        left = {place: tails[place] for place in tails.keys() - shut}
         result = outcome.result(task.range, left)
         return replace(result, unproven=self._unproven, drained=self._drained)
 

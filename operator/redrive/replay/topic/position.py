@@ -76,15 +76,16 @@ class Tail(NamedTuple):
             through=None if None in bounds else max(bounds),  # type: ignore[type-var]
         )
 
-    def stored_through(self, last: int, before: Try, size: int) -> int:
+    def stored_through(self, last: int, only: Try | None, size: int) -> int:
         """Return the last offset of what may be stored behind it, of a range of so many entries.
 
         Args:
             last: the sequence id of the last message that the broker knows of.
-            before: the last try. If it was the only one, nothing above *last* is stored.
+            only: the one try of which anything may be stored, if there is no other; of it nothing
+                above *last* is.
             size: of the range.
         """
-        if self.generation == before.generation and Try.of(last) == before:
+        if only and self.generation == only.generation and Try.of(last) == only:
             return offset_of(last)
         return self.last_offset(size)
 
