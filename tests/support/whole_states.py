@@ -139,19 +139,23 @@ class World:
 
     def _topic(self, topic: str) -> State:
         path = rest_path(topic)
-        answer = self.shop.broker.request("GET", f"/admin/v2/{path}/subscriptions")
-        if answer.status == HTTPStatus.NOT_FOUND:
-            return {"deleted": "since it was listed"}
-        answer.check(f"list the subscriptions of {topic}")
-        state = {"subscriptions": sorted(json.loads(answer.body))}
-        if re.search(r"-partition-\d+$", topic):
-            return state
-        properties = self.shop.request("GET", f"{path}/properties") or {}
-        return state | {
-            "rights": {role: sorted(may) for role, may in self.rights.get(topic, {}).items()},
-            "properties": {key: value for key, value in properties.items() if value},
-            **{policy: self.shop.request("GET", f"{path}/{policy}") for policy in TOPIC_POLICIES},
-        }
+        read = ["subscriptions"]
+        if not re.search(r"-partition-\d+$", topic):
+            read += ["properties", *TOPIC_POLICIES]
+        state: State = {}
+        for name in read:
+            answer = self.shop.broker.request("GET", f"/admin/v2/{path}/{name}")
+            if answer.status == HTTPStatus.NOT_FOUND:
+                return {"deleted": "since it was listed"}
+            answer.check(f"read {name} of {topic}")
+            state[name] = json.loads(answer.body) if answer.body else None
+        state["subscriptions"].sort()
+        if "properties" in state:
+            properties = state["properties"] or {}
+            state["properties"] = {key: value for key, value in properties.items() if value}
+            rights = self.rights.get(topic, {})
+            state["rights"] = {role: sorted(may) for role, may in rights.items()}
+        return state
 
 
 def shown(body: dict[str, Any]) -> State:

@@ -45,7 +45,7 @@ class NotLetInError(Exception):
 
 
 class SentBeforeError(Exception):
-    """Messages of this very lease were sent before, by a process that is gone.
+    """Messages of this very lease were sent by another process.
 
     Attributes:
         sent_in: the try in which.
@@ -162,20 +162,24 @@ class Sender:
 
         Raises:
             DeduplicationOffError: it does not.
+            SentBeforeError: another process has sent some while the producer was opened again.
         """
         index, sent = self.partition(letter), self.sequence_id(letter)
         held = self._producers.pop(index)
         held.producer.close()
         producer = self._create(index, held.version)
         self._producers[index] = held._replace(producer=producer)
-        if producer.last_sequence_id < sent:
+        last = producer.last_sequence_id
+        if last < sent:
             raise DeduplicationOffError(
                 f"deduplication is off on {self._target}: what a client sends again when it "
                 "reconnects would be stored twice",
-                got=f"sequence id {producer.last_sequence_id} after {sent} was stored",
+                got=f"sequence id {last} after {sent} was stored",
                 remedy="switch it on for this topic, or make another Replay with guarantee: "
                 "AtLeastOnce",
             )
+        if last > sent:
+            raise SentBeforeError(Try.of(last))
 
     def close(self) -> None:
         """Stop all sending: messages without a receipt get one that says so."""
