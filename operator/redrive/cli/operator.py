@@ -121,8 +121,13 @@ async def serve(
     ):
         registry = kopf.OperatorRegistry()
         stoppables = (*provision.register(registry, ctx), *replay.register(registry, ctx))
+        again = False
 
         async def stop(**_: object) -> None:
+            nonlocal again
+            again = outdated.is_set()
+            # A task of kopf waits for it, and kopf waits five seconds for that task.
+            outdated.set()
             for stoppable in stoppables:
                 await stoppable.stop()
 
@@ -144,7 +149,7 @@ async def serve(
                 stop_flag=outdated,
             )
     logger.info("redrive has stopped")
-    return outdated.is_set()
+    return again
 
 
 def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:

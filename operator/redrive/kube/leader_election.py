@@ -117,7 +117,13 @@ class LeaderElector:
     async def release(self) -> None:
         """Release the lease, so that a standby need not wait for it to expire."""
         self._fence.open_until(float("-inf"))
-        await self._patch({"holderIdentity": "", "leaseDurationSeconds": RELEASED_SECONDS})
+        released = {"holderIdentity": "", "leaseDurationSeconds": RELEASED_SECONDS}
+        try:
+            await self._patch(released)
+        except ConflictError:  # as after a renewal whose answer was not waited for
+            self._see(await self._kubernetes.get(resources.LEASES, self._key))
+            if self._holder() == self._identity:
+                await self._patch(released)
 
     async def _write(self, *, taken: bool) -> None:
         """Write ourselves into the record, unless it has changed since it was seen."""

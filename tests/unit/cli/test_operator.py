@@ -35,6 +35,18 @@ CLOSE_INACTIVE_WATCHES_SOON = """
 from redrive.kube import informer
 informer.INACTIVITY_SECONDS = 0.2
 """
+EXIT_IF_ANYTHING_HANGS = """
+import logging, os
+
+class Hanging(logging.Handler):
+    def emit(self, record):
+        if record.getMessage().startswith("Hung tasks are"):
+            os._exit(1)
+
+running = logging.getLogger("kopf._core.reactor.running")
+running.setLevel("DEBUG")
+running.addHandler(Hanging())
+"""
 START = """
 from redrive.__main__ import main
 main()
@@ -163,6 +175,12 @@ def _discovery(missing: str) -> dict[str, dict[str, Any]]:
 async def test_it_starts_as_a_user_without_an_entry_in_passwd(tmp_path: Path) -> None:
     api = ApiServer()
     async with operator(api, tmp_path, before=BECOME_UNUSED_USER):
+        await api.until_watched(*(kind.path() for kind in WATCHED))
+
+
+async def test_a_signal_ends_it_without_waiting_for_what_hangs(tmp_path: Path) -> None:
+    api = ApiServer()
+    async with operator(api, tmp_path, before=EXIT_IF_ANYTHING_HANGS):
         await api.until_watched(*(kind.path() for kind in WATCHED))
 
 

@@ -199,3 +199,15 @@ async def test_what_is_given_up_is_taken_at_once(one: Operator, two: Operator) -
     await one.lease.release()
     assert not one.fence.is_open()
     assert await two.lease.try_to_take()
+
+
+async def test_it_is_given_up_though_the_answer_to_its_renewal_was_not_waited_for(
+    one: Operator, two: Operator, api: FakeKubernetes, clock: Clock
+) -> None:
+    await one.lease.try_to_take()
+    assert not await two.lease.try_to_take()
+    await Operator(api, clock, "one").lease.try_to_take()
+    await one.lease.release()
+    assert await two.lease.try_to_take()
+    await one.lease.release()
+    assert not await Operator(api, clock, "three").lease.try_to_take()
