@@ -25,14 +25,16 @@ LAST = "The Spark operator, if nothing else needs it"
 
 
 @pytest.fixture
-def spark_operator_removed(node: Node) -> Iterator[None]:
-    """Remove the stand-in, should the quick start end early."""
+def all_removed(node: Node) -> Iterator[None]:
+    """Remove what the quick start has made, should it end early."""
     yield
+    for namespace in ("shop", "redrive-system"):
+        node.kubectl("delete", "namespace", "--ignore-not-found", namespace)
     if not SPARK_INSTALLED:
         remove_spark_operator(node)
 
 
-@pytest.mark.usefixtures("spark_operator_removed")
+@pytest.mark.usefixtures("all_removed")
 def test_the_quick_start_leads_from_nothing_to_a_replay_and_back(user: User, node: Node) -> None:
     first, *rest = commands(QUICK_START)
     assert first.text.count("export PULSAR_") == 3  # what `user` has in its environment
