@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import logging
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, cast
@@ -98,11 +98,15 @@ async def _serve_again_and_again(
 
 
 def _end_at_a_signal() -> None:
-    """Have a signal cancel this task, until kopf, while it runs, has it end in order."""
+    """Have a signal cancel this task, until `serve` has it end in order."""
     waiting = asyncio.current_task()
     assert waiting is not None  # noqa: S101  every coroutine runs in a task
+    _at_a_signal(waiting.cancel)
+
+
+def _at_a_signal(act: Callable[[], object]) -> None:
     for signal_ in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signal_, waiting.cancel)
+        asyncio.get_running_loop().add_signal_handler(signal_, act)
 
 
 async def serve(
@@ -113,6 +117,7 @@ async def serve(
     Returns:
         Whether it ended because all objects have to be loaded again; see `informer.relisting`.
     """
+    signalled = False
     async with (
         Context.open(settings, fence) as ctx,
         informer.relisting(
@@ -121,16 +126,23 @@ async def serve(
     ):
         registry = kopf.OperatorRegistry()
         stoppables = (*provision.register(registry, ctx), *replay.register(registry, ctx))
-        again = False
+
+        def end() -> None:
+            nonlocal signalled
+            signalled = True
+            outdated.set()  # which kopf ends by
+
+        async def start(**_: object) -> None:
+            # In place of kopf's own handlers, which lose a signal that comes while it ends to load
+            # all objects again, and then wait five seconds for who waits for its stop flag. Soon:
+            # kopf is just setting them.
+            asyncio.get_running_loop().call_soon(_at_a_signal, end)
 
         async def stop(**_: object) -> None:
-            nonlocal again
-            again = outdated.is_set()
-            # A task of kopf waits for it, and kopf waits five seconds for that task.
-            outdated.set()
             for stoppable in stoppables:
                 await stoppable.stop()
 
+        kopf.on.startup(registry=registry)(start)
         kopf.on.login(registry=registry)(partial(_login, health, outdated))
         # Here and not after kopf has ended: it waits for tasks that began under it.
         kopf.on.cleanup(registry=registry)(stop)
@@ -149,7 +161,7 @@ async def serve(
                 stop_flag=outdated,
             )
     logger.info("redrive has stopped")
-    return again
+    return not signalled and outdated.is_set()
 
 
 def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:

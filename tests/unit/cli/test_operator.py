@@ -47,6 +47,18 @@ running = logging.getLogger("kopf._core.reactor.running")
 running.setLevel("DEBUG")
 running.addHandler(Hanging())
 """
+SIGNAL_WHILE_IT_LOADS_AGAIN = """
+import logging, os, signal
+
+class Signalling(logging.Handler):
+    def emit(self, record):
+        if record.getMessage().startswith("Stop-flag is set"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+running = logging.getLogger("kopf._core.reactor.running")
+running.setLevel("INFO")
+running.addHandler(Signalling())
+"""
 START = """
 from redrive.__main__ import main
 main()
@@ -113,7 +125,7 @@ class ApiServer:
 @asynccontextmanager
 async def operator(
     api: ApiServer, folder: Path, *arguments: str, before: str = ""
-) -> AsyncIterator[None]:
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run the operator while the block runs, then stop it as a kubelet does.
 
     Args:
@@ -139,8 +151,9 @@ async def operator(
             },
         )
         try:
-            yield
-            process.send_signal(signal.SIGTERM)
+            yield process
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
             assert await process.wait() == 0
         finally:
             if process.returncode is None:
@@ -232,6 +245,16 @@ async def test_spark_applications_are_watched_again_once_their_kind_is_back(tmp_
         await api.until_missed(resources.SPARK_APPLICATIONS.path())
         api.missing = ""
         await api.until_watched(*(kind.path() for kind in WATCHED))
+
+
+async def test_a_signal_while_it_loads_all_again_is_not_lost(tmp_path: Path) -> None:
+    api = ApiServer()
+    api.missing = resources.SPARK_APPLICATIONS.group
+    before = SIGNAL_WHILE_IT_LOADS_AGAIN + LOOK_AGAIN_SOON
+    async with operator(api, tmp_path, before=before) as process:
+        await api.until_watched(resources.POLICIES.path())
+        api.missing = ""
+        assert await process.wait() == 0
 
 
 async def test_of_two_spark_operators_that_are_enabled_each_is_watched_once_it_is_installed(
