@@ -223,6 +223,15 @@ def remove_spark_operator(node: Node) -> None:
     node.kubectl("delete", "--ignore-not-found", "namespace", "spark-operator")
 
 
+def remove_redrive(node: Node) -> None:
+    """Remove the shop, then the operator, as much of them as is there.
+
+    In this order: objects of the shop may have finalizers that the operator removes.
+    """
+    for namespace in ("shop", "redrive-system"):
+        node.kubectl("delete", "namespace", "--ignore-not-found", namespace)
+
+
 def make_restricted(node: Node, namespace: str) -> None:
     """Create a namespace that admits pods of the restricted pod security only."""
     node.kubectl("create", "namespace", namespace)

@@ -17,6 +17,7 @@ from tests.node.conftest import (
     User,
     install_spark_operator,
     left_in,
+    remove_redrive,
     remove_spark_operator,
 )
 from tests.support.documented import QUICK_START, commands
@@ -28,8 +29,7 @@ LAST = "The Spark operator, if nothing else needs it"
 def all_removed(node: Node) -> Iterator[None]:
     """Remove what the quick start has made, should it end early."""
     yield
-    for namespace in ("shop", "redrive-system"):
-        node.kubectl("delete", "namespace", "--ignore-not-found", namespace)
+    remove_redrive(node)
     if not SPARK_INSTALLED:
         remove_spark_operator(node)
 

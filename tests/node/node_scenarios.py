@@ -31,6 +31,7 @@ from tests.node.conftest import (
     User,
     left_in,
     make_restricted,
+    remove_redrive,
     spark_operator_running,
 )
 from tests.support.documented import INSTALL
@@ -169,8 +170,7 @@ def shop(
         finally:
             client.close()
             processes.stop_all()
-            for namespace in (NAMESPACE, SYSTEM):
-                node.kubectl("delete", "namespace", "--ignore-not-found", namespace)
+            remove_redrive(node)
 
 
 @pytest.fixture(scope="module")

@@ -35,30 +35,22 @@ CLOSE_INACTIVE_WATCHES_SOON = """
 from redrive.kube import informer
 informer.INACTIVITY_SECONDS = 0.2
 """
-EXIT_IF_ANYTHING_HANGS = """
-import logging, os
+WHEN_KOPF_SAYS = """
+import logging, os, signal
 
-class Hanging(logging.Handler):
+class Listener(logging.Handler):
     def emit(self, record):
-        if record.getMessage().startswith("Hung tasks are"):
-            os._exit(1)
+        if record.getMessage().startswith({!r}):
+            {}
 
 running = logging.getLogger("kopf._core.reactor.running")
 running.setLevel("DEBUG")
-running.addHandler(Hanging())
+running.addHandler(Listener())
 """
-SIGNAL_WHILE_IT_LOADS_AGAIN = """
-import logging, os, signal
-
-class Signalling(logging.Handler):
-    def emit(self, record):
-        if record.getMessage().startswith("Stop-flag is set"):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-running = logging.getLogger("kopf._core.reactor.running")
-running.setLevel("INFO")
-running.addHandler(Signalling())
-"""
+EXIT_IF_ANYTHING_HANGS = WHEN_KOPF_SAYS.format("Hung tasks are", "os._exit(1)")
+SIGNAL_WHILE_IT_LOADS_AGAIN = WHEN_KOPF_SAYS.format(
+    "Stop-flag is set", "os.kill(os.getpid(), signal.SIGTERM)"
+)
 START = """
 from redrive.__main__ import main
 main()

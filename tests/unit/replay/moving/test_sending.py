@@ -12,9 +12,9 @@ import pytest
 from redrive.policy.naming import TopicName
 from redrive.replay.moving.outlets import ByClient
 from redrive.replay.moving.sending import DeduplicationOffError, Sender, SentBeforeError
-from redrive.replay.topic.position import Position, Try, sequence_id
+from redrive.replay.topic.position import Try, sequence_id
 from redrive.replay.topic.ranges import Range
-from redrive.replay.topic.rows import DeadLetterRow
+from tests.unit.replay.moving.test_window import letter
 
 TARGET, SOURCE = TopicName("shop", "prod", "retry"), TopicName("shop", "prod", "dead")
 
@@ -50,11 +50,6 @@ def test_what_is_on_its_way_is_given_up_before_its_producer_loses_its_name() -> 
     assert 0 < client.opened["send_timeout_millis"] <= 30_000
 
 
-LETTER = DeadLetterRow(
-    -1, Position(7, 0, 0), 1, pulsar.MessageId(-1, 7, 0, -1), None,
-    encrypted=False, unreadable=False, schema_version=None, key=None, ordering_key=None,
-    value=b"order", properties={}, publish_time=0, event_time=None,
-)  # fmt: skip
 TRY = Try(1, 0)
 
 
@@ -73,4 +68,4 @@ def test_a_producer_that_is_opened_again_to_prove_itself_tells_whose_message_was
     sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY)
     sender.hold(-1, None)
     with expected:
-        sender.prove(LETTER)
+        sender.prove(letter(0))
