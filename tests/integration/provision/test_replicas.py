@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import signal
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -104,7 +103,7 @@ def test_one_that_was_stopped_past_its_lease_writes_nothing_more_and_ends(
     shop.policies({name: {"subscription": name} for name in names})
     door.wait_for_writes(POLICIES)
 
-    one.process.send_signal(signal.SIGSTOP)  # in the midst of its work
+    one.process.suspend()  # in the midst of its work
     half_done = len(door.writes)
     door.opened.set()
     two.takes_over()
@@ -115,7 +114,7 @@ def test_one_that_was_stopped_past_its_lease_writes_nothing_more_and_ends(
     done = len(door.writes)
     assert done > half_done
 
-    one.process.send_signal(signal.SIGCONT)
+    one.process.resume()
     one.process.wait(timeout=30)
     assert (door.writes[done:], written(shop)) == ([], objects)
     two.process.resume()
@@ -133,7 +132,7 @@ def at_rest(shop: Shop) -> dict[str, Body]:
         after = written(shop)
         if after == before:
             return after
-        assert time.monotonic() < deadline, "somebody writes on"
+        assert time.monotonic() < deadline, "objects still change"
         before = after
 
 
