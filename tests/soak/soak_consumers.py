@@ -291,3 +291,6 @@ def _report(account: Account) -> None:
         "explained by": dict(account.explained),
     }
     print(json.dumps(figures, indent=2), file=sys.__stderr__, flush=True)
+    wrong = account.lost + account.invented + account.repeated + account.copied + account.misplanned
+    if wrong:  # a failed assertion shows only the first of them
+        print(*wrong, *account.disturbances, sep="\n", file=sys.__stderr__, flush=True)
