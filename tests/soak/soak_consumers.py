@@ -167,6 +167,7 @@ class Soak:
                 time.time(),
                 redelivers=True,
                 forgets=11,
+                crashes=True,
                 unanswered=True,
                 settles=30,
             )

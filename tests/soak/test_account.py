@@ -107,6 +107,25 @@ def test_what_is_handled_again_is_explained_by_what_broke_its_first_handling() -
         assert account.repetitions == 1
 
 
+def test_what_a_cursor_passes_between_a_load_and_a_kill_may_be_forgotten() -> None:
+    first, second = SOURCE, Stored("1:1", "1:1", WELL)
+    unload = Disturbance("unload", 40, 41, redelivers=True, settles=5)
+    killed = Disturbance("killed broker", 50, 60, forgets=11, crashes=True)
+    for passed, disturbances, expected in (
+        (42, [unload, killed], {}),
+        (42, [killed], {"repeated": 1}),
+        (42, [unload, replace(killed, crashes=False)], {"repeated": 1}),
+        (42, [unload, replace(killed, start=58)], {"repeated": 1}),
+        (39, [unload, killed], {"repeated": 1}),  # it was stored by the unload
+        (51, [unload, killed], {"repeated": 1}),  # as one behind the cursor
+    ):
+        account = Account([first, second], [], [], disturbances=disturbances)
+        lines = [begin(10, second), end(11, second), begin(12, first), end(passed, first)]
+        account.add("a", lines)
+        account.add("b", [begin(61, second), end(62, second)])
+        assert wrong(account) == expected
+
+
 def test_a_retry_that_two_consumers_begin_at_one_time_was_dispatched_twice() -> None:
     for second, process, expected in (
         (20.2, "b", {}),
