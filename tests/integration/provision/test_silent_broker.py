@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sandbox import installation, pulsar
 from sandbox.sandbox import Sandbox
-from tests.integration.provision.conftest import MakeShop, Shop
+from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
 
 POLICIES = 20
 LONGEST_PAUSE = 5.0
@@ -66,16 +66,14 @@ def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recov
     assert made <= 2 * probes * len(connections)
 
     installed.restart_broker()
-    since = time.monotonic()
     wait_for_all(shop, "Provisioned")
-    assert time.monotonic() - since < 30
     shop.ready("main", "pulsarconnection")
     assert measured(installed, "redrive_breaker_open", connection_namespace=shop.namespace) == 0
 
 
 def wait_for_all(shop: Shop, reason: str) -> list[str]:
     """The messages of all policies once they are Ready, or not, for that reason."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 2 * SECONDS
     while True:
         found = ready_conditions(shop, "retrypolicy")
         if {condition["reason"] for condition in found} == {reason}:
