@@ -221,7 +221,9 @@ class Account:
                     each
                     for each in self.disturbances
                     if each.start <= again.began
-                    and (_broke(each, before) or self._was_left_out(passed[id_], each))
+                    and (
+                        _broke(each, before) or self._was_left_out(passed.get(id_, math.inf), each)
+                    )
                 ]
                 if not found and _dispatched_twice(before, again):
                     self.explained["broker that dispatches a retry twice"] += 1
