@@ -24,6 +24,14 @@ from tests.integration.replay.test_mover import (
 )
 
 ProvisionPolicy = Callable[..., Any]
+CURSORS_SELDOM = {
+    "bookkeeperEnsemble": 1,
+    "bookkeeperWriteQuorum": 1,
+    "bookkeeperAckQuorum": 1,
+    "managedLedgerMaxMarkDeleteRate": 0.001,
+}
+"""A cursor is stored every thousand seconds; every ten of them by default, so that a slow run may
+end with one that holds all of its acknowledgements."""
 pytestmark = pytest.mark.usefixtures("replay_token")
 
 
@@ -71,6 +79,7 @@ def test_what_a_killed_broker_forgets_of_a_completed_replay_is_acknowledged_agai
     """It keeps all that was stored. Of acknowledgements it keeps those of some time ago."""
     count = 8_000
     provisioned = provision_policy()
+    provisioned.admin("POST", provisioned.policy.dead_letter_topic, "persistence", CURSORS_SELDOM)
     provisioned.bury_many(count)
     assert runs.run(selecting(job_of(provisioned)), EverySecond(), Notes()).moved == count // 2
     killable.processes.kill(pulsar.NAME)
