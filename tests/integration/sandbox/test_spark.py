@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
+
+import pyspark
 
 from sandbox import spark
 
@@ -19,3 +22,15 @@ def test_java_takes_most_classes_of_spark_from_an_archive() -> None:
     # That of PyPI has no classes to share, and goes without.
     shares = subprocess.run(java, check=False, capture_output=True).returncode == 0
     assert (archived > len(sources) / 2) == shares
+
+
+def test_the_python_of_spark_imports_what_is_compiled_and_all_else_that_spark_gives_it() -> None:
+    shipped = Path(pyspark.__file__).parent / "python" / "lib"
+    archives = [shipped / "pyspark.zip", *shipped.glob("py4j-*-src.zip")]
+    run = subprocess.run(
+        [spark.image()["PYSPARK_PYTHON"], "-c", "import py4j, pyspark; print(pyspark, py4j)"],
+        env={"PYTHONPATH": ":".join(map(str, archives))},
+        check=True, text=True, capture_output=True,
+    )  # fmt: skip
+    assert f"{pyspark.__file__}'" in run.stdout
+    assert str(archives[1]) in run.stdout
