@@ -210,6 +210,7 @@ def _provision_policy(  # noqa: PLR0913 - what the tests choose from
     namespace: str,
     closing: ExitStack,
     *,
+    topic: str = "orders",
     delays: Sequence[str] = ("1s",),
     max_retries: int = 16,
     dead_letters: bool = True,
@@ -220,12 +221,12 @@ def _provision_policy(  # noqa: PLR0913 - what the tests choose from
     partitions: int = 0,
     retry_rights: Sequence[str] = ("consume", "produce"),
 ) -> ProvisionedPolicy:
-    topic, subscription = TopicName.parse_whole(f"persistent://{namespace}/orders"), "fulfilment"
+    source, subscription = TopicName.parse_whole(f"persistent://{namespace}/{topic}"), "fulfilment"
     policy = Policy(
-        topic=topic,
+        topic=source,
         subscription=subscription,
-        retry_topic=naming.retry_topic(topic, subscription, scheme),
-        dead_letter_topic=naming.dead_letter_topic(topic, subscription, scheme),
+        retry_topic=naming.retry_topic(source, subscription, scheme),
+        dead_letter_topic=naming.dead_letter_topic(source, subscription, scheme),
         subscription_type=kind,
         max_retries=max_retries,
         dead_letters=dead_letters,
