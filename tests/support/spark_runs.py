@@ -25,7 +25,7 @@ from redrive.replay.ledger.records import Records
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import broker, snapshot
 from redrive.replay.topic.position import Source
-from sandbox import toolchain
+from sandbox import spark as spark_of_sandbox
 from tests.support.program_parts import SILENT
 
 RUN = f"""{SILENT}
@@ -107,9 +107,9 @@ def spark_run(job: ReplayJob, master: str, folder: Path) -> Iterator[SparkRun]:
     for each in Path(pyspark.__file__).parent.iterdir():  # it makes a folder of its own there
         with suppress(FileExistsError):
             (home / each.name).symlink_to(each)
+    image = spark_of_sandbox.image()
     env = {
-        "JAVA_HOME": str(toolchain.java_home(for_spark=True)),
-        "PYSPARK_PYTHON": sys.executable,
+        **{variable: image[variable] for variable in ("JAVA_HOME", "PYSPARK_PYTHON")},
         # An executor that is stopped is not given up before it wakes.
         "PYSPARK_SUBMIT_ARGS": f"--master {master} --conf spark.ui.enabled=false"
         " --conf spark.network.timeout=600s pyspark-shell",
