@@ -214,6 +214,7 @@ class Account:
         """What was handled once more was in hand, or acknowledged a moment ago, when it broke."""
         passed = _passed(self.source, by_id) | _passed(self.retried, by_id)
         for id_, handlings in by_id.items():
+            moment = passed.get(id_, math.inf)
             for index, again in enumerate(handlings[1:], start=1):
                 self.repetitions += 1
                 before = handlings[index - 1]
@@ -221,9 +222,7 @@ class Account:
                     each
                     for each in self.disturbances
                     if each.start <= again.began
-                    and (
-                        _broke(each, before) or self._was_left_out(passed.get(id_, math.inf), each)
-                    )
+                    and (_broke(each, before) or self._was_left_out(moment, each))
                 ]
                 if not found and _dispatched_twice(before, again):
                     self.explained["broker that dispatches a retry twice"] += 1
