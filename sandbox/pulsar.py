@@ -286,8 +286,8 @@ def _settings(broker: Broker) -> dict[str, object]:
         # By default a bookie with five failed writes in a minute is avoided for half an hour. Here
         # there is no other one.
         "bookkeeperClientHealthCheckEnabled": "false",
-        # By default a topic that nobody subscribed to, and nobody uses, is deleted after a minute
-        # or two: a test's, or that of somebody who tries redrive, while they do something else.
+        # By default a topic without a subscription, a producer and a consumer is deleted after a
+        # minute or two: too soon for a slow test, and for whoever tries redrive by hand.
         "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds": 24 * 3600,
         "allowAutoTopicCreation": "false",
         "allowAutoSubscriptionCreation": "false",
