@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 
 from redrive.policy.model import Policy
 
-RECEIVE = timedelta(seconds=15)
+RECEIVE = timedelta(seconds=60)
 _YES = (True,)  # an argument that Java knows by its place only
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Container
+import time
+from collections.abc import Callable, Container
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ import pulsar
 
 from redrive import RetryConsumer
 
+SECONDS = 120
 NO_TEXT = b"\xff\x00\xfe"
 AS_BASE64 = base64.b64encode(NO_TEXT).decode()
 
@@ -25,17 +27,19 @@ def message_with(**given: Any) -> pulsar.Message:  # noqa: ANN401 - as the clien
 
 
 def handle_until_quiet(
-    consumer: RetryConsumer,
-    bad: Container[bytes],
-    *,
-    quiet: timedelta,
-    soon: timedelta | None = None,
+    consumer: RetryConsumer, bad: Container[bytes], *, quiet: timedelta, left: Callable[[], int]
 ) -> list[bytes]:
-    """Handle all that comes, the first within *soon*, and return it; *bad* ones fail."""
-    handled = []
-    wait = soon or quiet
-    while (message := consumer.receive(wait)) is not None:
-        wait = quiet
+    """Handle all that comes, until nothing more does, and return it; *bad* ones fail.
+
+    Args:
+        left: says how many messages are to be settled yet, by the handler or by the consumer.
+    """
+    handled: list[bytes] = []
+    deadline = time.monotonic() + SECONDS
+    while (message := consumer.receive(quiet)) is not None or left():
+        assert time.monotonic() < deadline, handled
+        if message is None:
+            continue
         if message.data() in bad:
             consumer.reconsume_later(message, cause=ValueError("bad"))
         else:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,7 @@ from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, Scheme, TopicName
 from sandbox.pulsar import SUPERUSER, Broker
+from tests.support.subscriptions import drain, stats
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,7 @@ class ProvisionedPolicy:
 
     def backlog(self, topic: TopicName) -> int:
         """How many messages of *topic* the policy's subscription has not acknowledged."""
-        answer = self.broker.request("GET", f"{path(topic)}/stats")
-        answer.check(f"tell the backlog of {topic}")
-        count: int = json.loads(answer.body)["subscriptions"][self.policy.subscription][
-            "msgBacklog"
-        ]
+        count: int = stats(self.broker, topic, self.policy.subscription)["msgBacklog"]
         return count
 
     def unsettled(self, partitions: int = 0) -> int:
@@ -131,20 +127,24 @@ class ProvisionedPolicy:
     def replay(self) -> list[bytes]:
         """Move all dead letters to the retry topic in their order, as a Replay does."""
         client = self.client(SUPERUSER)
-        dead = client.subscribe(str(self.policy.dead_letter_topic), DEAD_LETTER_SUBSCRIPTION)
         producer = client.create_producer(str(self.policy.retry_topic), batching_enabled=False)
         moved = []
-        with suppress(pulsar.Timeout):
-            while letter := dead.receive(timeout_millis=1_000):
-                producer.send(
-                    letter.data(),
-                    partition_key=letter.partition_key(),
-                    properties=for_replay(letter.properties(), replay="shop/test", source="test"),
-                )
-                dead.acknowledge(letter)
-                moved.append(letter.data())
-        dead.close()
+        for dead, letter in self.drain_dead_letters(client):
+            producer.send(
+                letter.data(),
+                partition_key=letter.partition_key(),
+                properties=for_replay(letter.properties(), replay="shop/test", source="test"),
+            )
+            dead.acknowledge(letter)
+            moved.append(letter.data())
         return moved
+
+    def drain_dead_letters(
+        self, client: pulsar.Client
+    ) -> Generator[tuple[pulsar.Consumer, pulsar.Message]]:
+        """All dead letters, each with the consumer that may acknowledge it."""
+        topic = self.policy.dead_letter_topic
+        return drain(self.broker, client, topic, DEAD_LETTER_SUBSCRIPTION)
 
     def refuse(self, topic: TopicName) -> None:
         """Take from the consumer role the right to produce to *topic*."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -386,10 +387,10 @@ async def test_a_topic_policy_that_was_written_will_do(
 
 async def settled(admin: Admin, made: TopicName, policy: TopicPolicy, before: object) -> object:
     """What a policy is, once the broker shows that it was written."""
-    for _ in range(100):
-        if (found := await admin.topic_policy(made, policy)) != before:
-            return found
-    raise AssertionError(policy)
+    async with asyncio.timeout(60):
+        while (found := await admin.topic_policy(made, policy)) == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    return found
 
 
 async def test_a_time_to_live_below_nothing_is_refused(world: World) -> None:

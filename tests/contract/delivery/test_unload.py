@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +16,14 @@ from redrive.policy.model import SubscriptionType
 MakeWorld = Callable[..., Any]
 SECOND = timedelta(seconds=1)
 SOON = 30 * SECOND
+
+
+def wait_until_settled(world: Any) -> None:  # noqa: ANN401 - see conftest
+    """Wait while the consumer lives: of a client that still reconnects no acknowledgement comes."""
+    deadline = time.monotonic() + 60
+    while world.backlog(world.policy.topic):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def assert_nothing_left(world: Any) -> None:  # noqa: ANN401 - see conftest
@@ -32,6 +41,7 @@ def test_what_is_in_hand_is_not_handed_out_again(make_world: MakeWorld) -> None:
         assert consumer.receive(2 * SECOND) is None
     for message in in_hand:
         consumer.acknowledge(message)
+    wait_until_settled(world)
     consumer.close()
     assert_nothing_left(world)
 
@@ -61,6 +71,7 @@ def test_a_message_that_was_moved_on_a_moment_ago_is_not_moved_on_again(
         consumer.reconsume_later(consumer.receive(SOON))
     world.unload()  # the acknowledgements may not have got there
     assert consumer.receive(2 * SECOND) is None
+    wait_until_settled(world)
     consumer.close()
     assert world.backlog(world.policy.topic) == 0
     assert world.backlog(world.policy.retry_topic) == 5
@@ -113,4 +124,5 @@ def test_what_is_invisible_is_not_received_again(make_world: MakeWorld) -> None:
         world.unload()
         assert consumer.receive(1, timedelta(hours=1), 2 * SECOND) == []
         consumer.acknowledge(message)
+        wait_until_settled(world)
     assert_nothing_left(world)

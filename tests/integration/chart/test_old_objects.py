@@ -13,7 +13,7 @@ from tests.integration.provision.conftest import Shop
 
 __all__ = ["shop"]  # the fixture
 
-SECONDS = 30
+SECONDS = 180
 KEY_SHARED = {"subscriptionType": "Key_Shared"}
 # Sizes are above the default quota of the broker, 10 GiB, which it compares with too.
 OLD: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from sandbox.kubernetes import Cluster
 from tests.support.invalid_manifests import manifest
 
 IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
-SECONDS = 30
+SECONDS = 180
 
 
 @pytest.fixture(scope="module")

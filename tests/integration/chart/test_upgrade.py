@@ -109,7 +109,7 @@ def test_policies_outlive_an_upgrade_and_an_uninstall_and_then_nothing_hangs(
 
     chart.install(cluster, "redrive", release, values(shop))  # a deletion waits for it, no longer
     start(sandbox, shop)
-    shop.kubectl("wait", "--for=delete", "retrypolicy/deleted", "--timeout=60s")
+    shop.kubectl("wait", "--for=delete", "retrypolicy/deleted", "--timeout=180s")
     assert found - topics(shop) == {shop.topic(f"orders-b-{kind}") for kind in ("RETRY", "DLQ")}
     assert shop.get("lease", "redrive")["metadata"]["uid"] == lease["metadata"]["uid"]
     sandbox.processes.stop(OPERATOR)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
@@ -10,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pulsar
 import pytest
 
 from redrive import Event, FailureRules, RetryConsumer
@@ -43,7 +41,7 @@ class AtWork:
     def _count(self, event: Event) -> None:
         self.events[event.event] += 1
 
-    def wait(self, reached: Callable[[], bool], seconds: float = 60) -> None:
+    def wait(self, reached: Callable[[], bool], seconds: float = 180) -> None:
         """Return once *reached*; fail with what has happened if that takes too long."""
         end = time.monotonic() + seconds
         while not reached():
@@ -79,16 +77,8 @@ Begin = Callable[[Any], AtWork]
 
 def dead_letters(provisioned: Any) -> set[bytes]:  # noqa: ANN401 - see conftest
     """Read them all; what the broker stored without our hearing of it is there twice."""
-    dead = provisioned.client("superuser").subscribe(
-        str(provisioned.policy.dead_letter_topic),
-        DEAD_LETTER_SUBSCRIPTION,
-        consumer_type=pulsar.ConsumerType.Shared,
-    )
-    found = set()
-    with contextlib.suppress(pulsar.Timeout):
-        while True:
-            found.add(dead.receive(timeout_millis=1_000).data())
-    return found
+    client = provisioned.client("superuser")
+    return {letter.data() for _, letter in provisioned.drain_dead_letters(client)}
 
 
 def attached(provisioned: Any, topic: TopicName) -> int:  # noqa: ANN401 - see conftest

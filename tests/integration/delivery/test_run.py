@@ -306,7 +306,7 @@ def test_max_rate_holds_for_all_workers_together(provision_policy: ProvisionPoli
     consumer.close()
 
     # 2 s, but for what may hold up the first or the last; without a rate they take no time.
-    assert 1 < began[20] - began[0] < 20
+    assert 1 < began[20] - began[0] < 60
     assert 8 <= provisioned.backlog(provisioned.policy.topic) <= 9
 
 

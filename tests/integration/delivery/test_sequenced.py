@@ -8,19 +8,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pulsar
 import pytest
 
+from redrive.copying.errors import NotSentError
 from redrive.delivery.middleware import sequencing
 from redrive.delivery.retrying import sequence_topic
 from redrive.delivery.retrying.sequence_topic import SequenceTopic
 from redrive.policy.model import SubscriptionType
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.policy.sequences import Letter, record_name
 from sandbox.pulsar import SUPERUSER
 from tests.support import compaction
@@ -53,6 +51,7 @@ AT_STEP = {
 }
 CONSUMER = """
 import time
+from redrive.copying.errors import NotSentError
 from redrive.delivery.middleware import sequencing
 sequencing.STILL_SECONDS = 4.0
 journal = os.open({journal!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -81,7 +80,7 @@ def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
 def handled(provisioned: ProvisionedPolicy, *bad: bytes) -> list[bytes]:
     """Handle all that comes; *bad* ones fail."""
     with provisioned.consumer() as consumer:
-        found = handle_until_quiet(consumer, bad, quiet=QUIET)
+        found = handle_until_quiet(consumer, bad, quiet=QUIET, left=provisioned.unsettled)
     assert provisioned.unsettled() == 0
     return found
 
@@ -255,13 +254,10 @@ def done(journal: Path) -> dict[str, list[int]]:
 
 def letters(provisioned: ProvisionedPolicy) -> dict[str, set[int]]:
     """Key → the numbers of its dead letters, which stay."""
-    client = provisioned.client(SUPERUSER)
-    dead = client.subscribe(str(provisioned.policy.dead_letter_topic), DEAD_LETTER_SUBSCRIPTION)
     found: dict[str, set[int]] = {key: set() for key in KEYS}
-    with suppress(pulsar.Timeout):
-        while letter := dead.receive(timeout_millis=1_000).data().decode():
-            found[letter[0]].add(int(letter[1:]))
-    dead.close()
+    for _, message in provisioned.drain_dead_letters(provisioned.client(SUPERUSER)):
+        letter = message.data().decode()
+        found[letter[0]].add(int(letter[1:]))
     return found
 
 
@@ -271,8 +267,16 @@ def compact(provisioned: ProvisionedPolicy) -> int:
 
 
 def write(topic: SequenceTopic, origins: Iterable[int], content: bytes) -> None:
+    """Write a record for each of *origins*, again if the broker is slow to answer."""
+    deadline = time.monotonic() + SECONDS
     for origin in origins:
-        topic.write(record_name("k", f"1:{origin}:-1"), content)
+        while True:
+            try:
+                topic.write(record_name("k", f"1:{origin}:-1"), content)
+            except NotSentError:
+                assert time.monotonic() < deadline
+            else:
+                break
 
 
 def test_records_that_are_compacted_away_hold_nothing_back(sequenced: ProvisionedPolicy) -> None:

@@ -18,7 +18,7 @@ from redrive.provision.topic_policies import BUCKETS_SINCE
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import Broker
 
-SECONDS = 60
+SECONDS = 180
 
 
 @dataclass(frozen=True)
@@ -172,6 +172,16 @@ class Shop:
             time.sleep(0.1)
         (message,) = found
         return message
+
+    def tells(self, name: str, reason: str, *words: str) -> None:
+        """Wait until Events of that reason about a RetryPolicy, one or more, have these words."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            told = "; ".join(said for _, why, said in self.events(name) if why == reason)
+            if all(each in told for each in words):
+                return
+            assert time.monotonic() < deadline, told
+            time.sleep(0.1)
 
     def dump(self) -> dict[str, Any]:
         """All that the broker holds of the tenant: topics, subscriptions, policies, permissions."""

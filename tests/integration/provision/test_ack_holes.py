@@ -47,8 +47,8 @@ def shop(other: Broker, cluster: Cluster, operator_process: Path, kube_namespace
     return shop
 
 
-def warnings(shop: Shop, name: str) -> list[str]:
-    """The messages of `AckHoles`, after another look at the topics of a policy."""
+def look_again(shop: Shop, name: str) -> None:
+    """Have the topics of a policy be looked at."""
     status = shop.get("retrypolicy", name)["status"]
     before, now = status.get("backlog", {}).get("observedAt"), time.time()
     shop.kubectl(
@@ -60,7 +60,10 @@ def warnings(shop: Shop, name: str) -> list[str]:
         assert time.monotonic() < deadline, f"the topics of {name} are not read"
         time.sleep(0.2)
         status = shop.get("retrypolicy", name)["status"]
-    time.sleep(1)  # for the reconcile that shows what was found
+
+
+def warnings(shop: Shop, name: str) -> list[str]:
+    """The messages of `AckHoles`."""
     conditions = shop.get("retrypolicy", name)["status"]["conditions"]
     return [c["message"] for c in conditions if c["type"] == "AckHoles"]
 
@@ -85,9 +88,16 @@ def test_a_broker_that_stores_whole_ledgers_is_warned_of_before_it_forgets_other
             consumer.acknowledge(message)
         consumer.close()
         producer.close()
-    [said] = warnings(shop, "orders")
+    look_again(shop, "orders")
+    deadline = time.monotonic() + SECONDS
+    while not (found := warnings(shop, "orders")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    [said] = found
     assert "(managedLedgerPersistIndividualAckAsLongArray=true)" in said
     assert "until there are 20 (managedLedgerMaxUnackedRangesToPersist, as it is conf" in said
     assert f"got {MESSAGES - 1};" in said
+    look_again(shop, "returns")
+    time.sleep(1)  # for the reconcile that would show what was found
     assert warnings(shop, "returns") == []  # by the defaults that its role has to go by
     client.close()

@@ -44,7 +44,7 @@ def assert_nothing_is_shown(shop: Shop, log: Path) -> None:
 def metrics(shop: Shop) -> str:
     """What the operator shows of them."""
     endpoint = (shop.broker.state / f"{installation.OPERATOR}.endpoint").read_text()
-    with urllib.request.urlopen(f"{endpoint}/metrics", timeout=10) as answer:  # noqa: S310  ours
+    with urllib.request.urlopen(f"{endpoint}/metrics", timeout=60) as answer:  # noqa: S310  ours
         written: str = answer.read().decode()
     return written
 
@@ -192,7 +192,12 @@ def test_a_token_in_a_file_and_what_is_put_in_its_place(
 def test_a_changed_token_is_in_use_at_once_when_the_old_one_is_refused(
     make_shop: MakeShop,
 ) -> None:
-    shop = make_shop()
+    """On a machine that is held up the old one is no longer in use when it ends."""
+    assert any(recovers_from_a_refusal(make_shop()) for _ in range(3))
+
+
+def recovers_from_a_refusal(shop: Shop) -> bool:
+    """Check that a new token is used, and return whether the old one was refused before."""
     shop.create_topic(shop.topic("orders"))
     ends = time.time() + 9
     shop.secret("pulsar-admin", token=expiring(shop, 9))
@@ -204,9 +209,9 @@ def test_a_changed_token_is_in_use_at_once_when_the_old_one_is_refused(
     time.sleep(max(0.0, ends + 1 - time.time()))
     shop.policy(delayLadder={"fixed": "1m"})  # of 1 s some brokers would have a warning
     shop.ready()
-    assert refusals(shop) > before
     shop.told("orders", "Provisioned")
     assert {reason for _, reason, _ in shop.events("orders")} == {"Provisioned"}
+    return refusals(shop) > before
 
 
 def test_many_policies_cost_few_reads_of_the_secret(shop: Shop) -> None:
@@ -214,7 +219,7 @@ def test_many_policies_cost_few_reads_of_the_secret(shop: Shop) -> None:
     before = reads_of_secrets(shop)
     names = [f"p{number}" for number in range(40)]
     shop.policies({name: {"subscription": name} for name in names})
-    shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", "--timeout=60s")
+    shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", "--timeout=180s")
     # Connections that others have left are read for, too; each policy would have read it itself.
     assert reads_of_secrets(shop) - before < len(names)
 

@@ -11,7 +11,7 @@ import pulsar
 import pytest
 
 from sandbox.pulsar import SUPERUSER, Broker
-from tests.integration.provision.conftest import Shop, keeps_ticks, rest_path
+from tests.integration.provision.conftest import SECONDS, Shop, keeps_ticks, rest_path
 
 OVER_AT_ONCE = "the broker may deliver each retry a tick early, and so one of 1s at once"
 
@@ -74,7 +74,7 @@ def test_a_limit_below_the_longest_delay_is_kept_and_raised_as_the_warning_says(
     raised = limit | {"maxDeliveryDelayInMillis": 7_200_000}
     shop.request("POST", f"{rest_path(topic)}/delayedDelivery", raised)
     shop.kubectl("annotate", "retrypolicy", "orders", "redrive.io/reconcile-requested-at=now")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     while "MaxDeliveryDelay" in str(shop.get("retrypolicy", "orders")["status"]["conditions"]):
         assert time.monotonic() < deadline, "the warning stays"
         time.sleep(0.1)

@@ -149,7 +149,7 @@ def test_a_deletion_that_gets_no_further_says_why_and_an_annotation_ends_it(doom
     said = ready_condition(doomed, "stuck", "BrokerUnreachable", "being deleted since")["message"]
     assert "redrive.io/skip-cleanup=true" in said
     doomed.kubectl("annotate", "retrypolicy", "stuck", "redrive.io/skip-cleanup=true")
-    doomed.kubectl("wait", "--for=delete", "retrypolicy/stuck", "--timeout=60s")
+    doomed.kubectl("wait", "--for=delete", "retrypolicy/stuck", "--timeout=180s")
     assert topics(doomed, "stuck") == {"RETRY", "DLQ"}
     assert "has it go" in doomed.told("stuck", "CleanupAbandoned")
 

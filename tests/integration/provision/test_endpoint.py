@@ -16,7 +16,7 @@ from tests.integration.provision.conftest import SECONDS, Shop, redrive
 
 def get(sandbox: Sandbox, path: str) -> tuple[int, str]:
     url = installation.endpoint(sandbox) + path
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  our own, of http
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310  our own, of http
         return answer.status, answer.read().decode()
 
 

@@ -36,7 +36,7 @@ from sandbox.sandbox import Sandbox
 
 Shop = Any  # of the conftest
 
-SECONDS = 30
+SECONDS = 180
 SHARED = pulsar.ConsumerType.Shared
 EARLIEST = {"ledgerId": -1, "entryId": -1}
 

@@ -11,8 +11,8 @@ from threading import Event, Thread
 import pytest
 
 from redrive.kube.resources import Body
-from tests.integration.provision.conftest import MakeShop, Shop
-from tests.support.operator_replicas import NAMES, TAKEOVER_SECONDS, StartReplica, start_replica
+from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
+from tests.support.operator_replicas import NAMES, StartReplica, start_replica
 
 __all__ = ["start_replica"]
 
@@ -33,7 +33,7 @@ class Door(ThreadingHTTPServer):
         self.opened = Event()
 
     def wait_for_writes(self, count: int) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SECONDS
         while len(self.writes) < count:
             assert time.monotonic() < deadline, f"no more than {len(self.writes)} writes"
             time.sleep(0.01)
@@ -88,7 +88,7 @@ def test_when_the_one_that_acts_is_killed_the_other_goes_on_within_20_s(
 
     one.process.kill()
     shop.policy()
-    assert two.takes_over() < TAKEOVER_SECONDS
+    assert two.takes_over() < 20
     shop.ready()
 
 
@@ -115,7 +115,7 @@ def test_one_that_was_stopped_past_its_lease_writes_nothing_more_and_ends(
     assert done > half_done
 
     one.process.resume()
-    one.process.wait(timeout=30)
+    one.process.wait(timeout=SECONDS)
     assert (door.writes[done:], written(shop)) == ([], objects)
     two.process.resume()
     # It had a lot to write still, and was kept from it.
@@ -125,7 +125,7 @@ def test_one_that_was_stopped_past_its_lease_writes_nothing_more_and_ends(
 
 def at_rest(shop: Shop) -> dict[str, Body]:
     """What was written, once all that was sent has arrived."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     before = written(shop)
     while True:
         time.sleep(2)

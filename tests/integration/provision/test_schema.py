@@ -70,7 +70,7 @@ def test_the_schema_of_the_source_is_copied_and_followed(typed: Shop, partitions
     for fields in (("id", "customer"), ("id", "customer", "city")):
         give(typed, name, record(*fields))
     follow(typed, name, record("id", "customer", "city"))
-    assert "copied the source topic's JSON schema" in typed.told(name, "Repaired")
+    typed.tells(name, "Repaired", "copied the source topic's JSON schema")
 
 
 def test_topics_of_plain_bytes_stay_without_a_schema(typed: Shop) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from sandbox import chart
 from sandbox import spark as spark_of_sandbox
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
+from tests.support.subscriptions import drain, stats
 
 ROLE = "replayer"
 
@@ -125,6 +127,17 @@ class ProvisionedPolicy:
         answer.check(f"{method} {what} of {topic}")
         return answer.body
 
+    def change_policy(self, method: str, topic: TopicName, name: str, value: object = None) -> None:
+        """Set, or delete, a policy of *topic*, and wait until the broker goes by it."""
+        shown = {"backlogQuota": "backlogQuotaMap"}.get(name, name)
+        before = self.admin("GET", topic, shown)
+        self.admin(method, topic, name, value)
+        deadline = time.monotonic() + 60
+        while self.admin("GET", topic, shown) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(0.5)  # it is shown, and goes to the topic
+
     @staticmethod
     def ids(messages: Iterable[pulsar.Message]) -> list[str]:
         """Return the ids that `bury` gave, in alphabetical order."""
@@ -192,30 +205,22 @@ class ProvisionedPolicy:
         """Return how many dead letters are not acknowledged, as the broker counts."""
         return self._backlog(self.policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION)
 
+    def unsettled(self) -> int:
+        """Return how many messages of the source and the retry topic are not acknowledged."""
+        topics = self.policy.topic, self.policy.retry_topic
+        return sum(self._backlog(topic, self.policy.subscription) for topic in topics)
+
     def _backlog(self, topic: TopicName, subscription: str) -> int:
-        at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}"
-        whole = json.loads(self.broker.request("GET", f"{at}/partitions").body)["partitions"] == 0
-        answer = self.broker.request("GET", f"{at}/{'stats' if whole else 'partitioned-stats'}")
-        answer.check(f"tell the backlog of {topic}")
-        backlog: int = json.loads(answer.body)["subscriptions"][subscription]["msgBacklog"]
+        backlog: int = stats(self.broker, topic, subscription)["msgBacklog"]
         return backlog
 
     def _drain(self, topic: TopicName, subscription: str, *, ack: bool) -> list[pulsar.Message]:
-        # The first may take its time, where the broker has any.
-        timeout = 15_000 if self._backlog(topic, subscription) else 1_500
-        consumer = self.client.subscribe(
-            str(topic), subscription, consumer_type=pulsar.ConsumerType.Shared
-        )
         found = []
-        try:
-            while True:
-                found.append(consumer.receive(timeout_millis=timeout))
-                timeout = 1_500
-                if ack:
-                    consumer.acknowledge(found[-1])
-        except pulsar.Timeout:
-            consumer.close()
-            return found
+        for consumer, message in drain(self.broker, self.client, topic, subscription):
+            found.append(message)
+            if ack:
+                consumer.acknowledge(message)
+        return found
 
 
 ProvisionPolicy = Callable[..., Any]

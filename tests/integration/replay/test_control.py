@@ -143,15 +143,14 @@ def test_what_a_full_target_trims_meanwhile_leaves_nothing_in_doubt(
     provisioned.bury_many(10)
     target = provisioned.policy.retry_topic
     quota = {"limitSize": 0, "limitTime": -1, "policy": "producer_exception"}
-    provisioned.admin("POST", target, "backlogQuota", quota)
-    time.sleep(1)
+    provisioned.change_policy("POST", target, "backlogQuota", quota)
     with running(provisioned, author) as run:
         assert author.is_full.wait(60)
         (before,) = snapshot.look(provisioned.broker.admin_url, target)
         provisioned.admin("PUT", target, "unload")  # which lets go of a ledger that is empty
         (after,) = snapshot.look(provisioned.broker.admin_url, target)
         assert not before.held & after.held
-        provisioned.admin("DELETE", target, "backlogQuota")
+        provisioned.change_policy("DELETE", target, "backlogQuota")
         account = run.result(120)
     assert (account.moved, account.refused, account.left) == (10, 0, 0)
     assert provisioned.in_target() == numbers(10)

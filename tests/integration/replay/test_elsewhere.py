@@ -77,7 +77,7 @@ def test_no_replay_reaches_a_topic_that_is_not_its_own(shop: Shop) -> None:
         "subscription": "accounts",
     }
     shop.apply("redrive.io/v1alpha1", "RetryPolicy", "refunds", spec=spec)
-    shop.kubectl("wait", "--for=condition=Ready", "rp/refunds", "--timeout=60s")
+    shop.kubectl("wait", "--for=condition=Ready", "rp/refunds", "--timeout=180s")
     own = shop.policy
     attacks = [
         f"persistent://{other}/prod/orders",

@@ -27,6 +27,7 @@ from redrive.replay.controller.reconcile import reconcile
 from sandbox import chart, installation
 from sandbox.pulsar import SUPERUSER
 from sandbox.sandbox import Sandbox
+from tests.support.subscriptions import drain
 
 SECONDS = 180  # a Spark of a few seconds takes minutes on a machine that is busy
 
@@ -92,7 +93,7 @@ class Shop:
             "consumerRoles": ["fulfilment"],
         }
         self.apply("redrive.io/v1alpha1", "RetryPolicy", "orders", spec=policy)
-        self.kubectl("wait", "--for=condition=Ready", "rp/orders", "--timeout=60s")
+        self.kubectl("wait", "--for=condition=Ready", "rp/orders", "--timeout=180s")
 
     def replay(self, name: str, where: str | None = None, **more: object) -> None:
         """Make a Replay of the policy."""
@@ -140,18 +141,11 @@ class Shop:
     def replayed(self) -> list[str]:
         """Return the causes of what is in the retry topic, one for each message."""
         client = self.client()
-        consumer = client.subscribe(
-            str(self.policy.retry_topic), "fulfilment", consumer_type=pulsar.ConsumerType.Shared
-        )
         found: dict[str, list[str]] = {}
-        timeout = 15_000  # for the first
-        try:
-            while True:
-                properties = consumer.receive(timeout).properties()
-                timeout = 1_500
-                found.setdefault(properties["id"], []).append(properties[CAUSE_TYPE])
-        except pulsar.Timeout:
-            client.close()
+        for _, message in drain(self.sandbox.pulsar, client, self.policy.retry_topic, "fulfilment"):
+            properties = message.properties()
+            found.setdefault(properties["id"], []).append(properties[CAUSE_TYPE])
+        client.close()
         assert all(len(copies) == 1 for copies in found.values())
         return sorted(copies[0] for copies in found.values())
 

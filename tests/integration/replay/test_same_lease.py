@@ -91,8 +91,7 @@ def test_a_task_that_is_drained_before_it_looks_leaves_that_to_the_next_lease(
     provisioned = provision_policy(partitions=2)
     provisioned.bury(1, content=secrets.token_bytes(5_000), partition_key=keys[0])
     provisioned.bury(300, partition_key=keys[1])
-    provisioned.admin("POST", provisioned.policy.retry_topic, "maxMessageSize", 1_000)
-    time.sleep(1)
+    provisioned.change_policy("POST", provisioned.policy.retry_topic, "maxMessageSize", 1_000)
     acknowledge = RangeMover._acknowledge  # noqa: SLF001 - the moment to be killed at
     run, acknowledged = Suspended(), list[DeadLetterRow]()
 
@@ -174,8 +173,7 @@ def test_of_two_tries_of_a_killed_task_the_earlier_may_have_stored_more(
     provisioned.bury(1, content=secrets.token_bytes(5_000))
     provisioned.bury_many(200, 200)
     target = provisioned.policy.retry_topic
-    provisioned.admin("POST", target, "maxMessageSize", 1_000)
-    time.sleep(1)
+    provisioned.change_policy("POST", target, "maxMessageSize", 1_000)
     acknowledge = RangeMover._acknowledge  # noqa: SLF001 - the moment to be killed at
     find, looks, armed = tail.find, list[Found](), [True]
 
@@ -190,7 +188,7 @@ def test_of_two_tries_of_a_killed_task_the_earlier_may_have_stored_more(
     ) -> None:
         looks.append(found)
         if armed:
-            provisioned.admin("DELETE", target, "maxMessageSize")
+            provisioned.change_policy("DELETE", target, "maxMessageSize")
             time.sleep(2)
             find(found, of, tails, within)
         else:

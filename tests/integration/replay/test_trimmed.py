@@ -57,6 +57,14 @@ def lose_sight_of(provisioned: Any) -> None:  # noqa: ANN401 - see conftest
     time.sleep(1)
 
 
+def wait_until_stored(ids: list[str]) -> None:
+    """Wait until nothing more comes of what is on its way."""
+    before = -1
+    while len(ids) != before:
+        before = len(ids)
+        time.sleep(1)
+
+
 def test_what_has_a_receipt_is_moved_though_it_is_trimmed_before_the_receipt_is_read(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,11 +76,11 @@ def test_what_has_a_receipt_is_moved_though_it_is_trimmed_before_the_receipt_is_
         waiting = bool(connection._buffer)  # noqa: SLF001
         flush(connection)
         if waiting and next(flushes) == 3:
-            time.sleep(1)  # for receipts to come
+            wait_until_stored(ids)  # and have a receipt
             lose_sight_of(provisioned)
 
-    monkeypatch.setattr(ProtocolConnection, "flush", flush_and_lose)
     with consumed(provisioned) as ids:
+        monkeypatch.setattr(ProtocolConnection, "flush", flush_and_lose)
         account = replay(provisioned)
         wait_until(lambda: len(set(ids)) == count)
 

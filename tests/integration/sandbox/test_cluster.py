@@ -106,6 +106,6 @@ def test_a_namespace_that_is_deleted_goes_with_all_that_is_in_it(
     cluster.objects.create_namespace(name)
     cluster.kubectl("create", "configmap", "inside", "-n", name)
 
-    cluster.kubectl("delete", "namespace", name, "--timeout=60s")
+    cluster.kubectl("delete", "namespace", name, "--timeout=180s")
 
     assert name not in cluster.kubectl("get", "namespaces", "-o", "name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -13,7 +14,7 @@ from tests.integration.spark_operator.conftest import StandIn, eventually, sessi
 
 # Says as JSON what it was given, what its Python workers see, and what its ServiceAccount may do.
 TELLING = """
-import json, os, sys
+import json, os, sys, time
 from kubernetes import client, config
 from pyspark.sql import SparkSession
 
@@ -38,6 +39,8 @@ told = {
     "secrets": secrets,
 }
 print("TOLD " + json.dumps(told), flush=True)
+while "MAY_END" not in core.read_namespaced_config_map("settings", namespace).data:
+    time.sleep(0.2)
 """
 
 ENVIRONMENT_OF_SPARK = {
@@ -46,6 +49,13 @@ ENVIRONMENT_OF_SPARK = {
     *("SPARK_BUFFER_SIZE", "SPARK_CONF_DIR", "SPARK_ENV_LOADED", "SPARK_HOME"),
     *("SPARK_SCALA_VERSION", "LC_CTYPE", "_"),
 }
+
+
+def command_line(pid: int) -> str:
+    """Return the command line of a process, of which nothing is left when it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
 
 
 def test_an_application_runs_from_its_object_alone(stand_in: StandIn) -> None:
@@ -75,11 +85,12 @@ def test_an_application_runs_from_its_object_alone(stand_in: StandIn) -> None:
     assert running["driverInfo"] == {"podName": "whole-driver"}
     assert running["sparkApplicationId"].startswith("spark-")
     members = session(stand_in.leader("whole"))
-    command_lines = [" ".join(psutil.Process(pid).cmdline()) for pid in members]
+    command_lines = [*map(command_line, members)]
     assert any("SparkSubmit" in line for line in command_lines)
     assert not any("s3cret" in line for line in command_lines)
     for file in (stand_in.files("whole"), *stand_in.files("whole").iterdir()):
         assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
+    stand_in.kubectl("patch", "configmap", "settings", '--patch={"data": {"MAY_END": ""}}')
 
     completed = stand_in.wait("whole", "COMPLETED")
     assert completed["applicationState"] == {"state": "COMPLETED"}
@@ -119,7 +130,7 @@ def test_a_failing_driver_is_restarted_as_the_policy_says_and_only_its_exit_code
     assert "ConnectionError: broker is down" in stand_in.log("fails")
     assert failed["executionAttempts"] == 2
     stand_in.patch("fails", timeToLiveSeconds=1)
-    stand_in.kubectl("wait", "--for=delete", "sparkapp/fails", "--timeout=60s")
+    stand_in.kubectl("wait", "--for=delete", "sparkapp/fails", "--timeout=180s")
 
 
 def test_a_driver_whose_secret_is_missing_waits_for_it_and_says_so(stand_in: StandIn) -> None:

@@ -56,7 +56,7 @@ async def test_a_namespace_that_may_not_be_read_keeps_no_other_from_being_served
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     connect_to(shared("deleted"), monkeypatch)
-    async with asyncio.timeout(5), Context.open(serving("deleted", "shop")) as ctx:
+    async with asyncio.timeout(60), Context.open(serving("deleted", "shop")) as ctx:
         for cache in ctx.caches.values():
             assert [Key.of(body) for body in cache] == [Key("shop", "a")]
     assert caplog.text.count("left out for now: may not list") == 5
@@ -86,6 +86,6 @@ async def test_labels_that_a_connection_selects_by_are_known_from_the_start(
     labelled = {"metadata": {"name": "uses-selecting", "labels": {"team": "shop"}}}
     api.objects[resources.NAMESPACES][Key("", "uses-selecting")] = labelled
     connect_to(api, monkeypatch)
-    async with asyncio.timeout(5), Context.open(serving()) as ctx:
+    async with asyncio.timeout(60), Context.open(serving()) as ctx:
         assert ctx.namespaces.of("uses-selecting") == {"team": "shop"}
         assert read == [Key("", "uses-selecting")]

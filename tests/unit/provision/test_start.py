@@ -23,7 +23,7 @@ from tests.support.fake_kubernetes import FakeKubernetes
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING = cast("Any", None)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SECONDS = 5
+SECONDS = 60
 
 
 @asynccontextmanager

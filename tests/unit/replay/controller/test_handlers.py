@@ -31,7 +31,7 @@ async def test_a_replay_is_looked_at_when_its_job_begins_or_ceases_to_move_and_n
     made = dataclasses.replace(ctx(), namespaces=NamespaceLabels(cast("Any", None)))
     (controller,) = handlers.register(kopf.OperatorRegistry(), made)
     made.replays.put(replay())
-    assert await asyncio.wait_for(looked.get(), 5)
+    assert await asyncio.wait_for(looked.get(), 60)
     rests = {"suspended": True, "awaitsApproval": True}
     reports: list[tuple[dict[str, Any], bool]] = [
         ({"scanned": 3}, False),
@@ -48,7 +48,7 @@ async def test_a_replay_is_looked_at_when_its_job_begins_or_ceases_to_move_and_n
         body["metadata"]["resourceVersion"] = str(version)
         made.replays.put(body)
         if is_looked_at:
-            assert await asyncio.wait_for(looked.get(), 5) == Key("shop", "now")
+            assert await asyncio.wait_for(looked.get(), 60) == Key("shop", "now")
         else:
             await asyncio.sleep(0)
     assert looked.empty()
@@ -88,9 +88,9 @@ async def test_replays_that_wait_for_a_broker_hold_up_those_of_no_other_connecti
     for number in range(AT_ONCE + 10):
         tenants.replays.put(of_tenant(replay(f"slow-{number}"), "one"))
     for _ in range(AT_ONCE):
-        assert (await asyncio.wait_for(looked.get(), 5)).namespace == "one"
+        assert (await asyncio.wait_for(looked.get(), 60)).namespace == "one"
     tenants.replays.put(of_tenant(replay(), "two"))
-    assert await asyncio.wait_for(looked.get(), 5) == Key("two", "now")
+    assert await asyncio.wait_for(looked.get(), 60) == Key("two", "now")
     assert looked.empty()
     await controller.stop()
 
