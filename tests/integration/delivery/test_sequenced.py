@@ -51,7 +51,6 @@ AT_STEP = {
 }
 CONSUMER = """
 import time
-from redrive.copying.errors import NotSentError
 from redrive.delivery.middleware import sequencing
 sequencing.STILL_SECONDS = 4.0
 journal = os.open({journal!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

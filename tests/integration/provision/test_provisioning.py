@@ -15,8 +15,8 @@ from redrive.policy.ladder import Ladder
 from redrive.policy.model import Policy
 from sandbox import installation
 from sandbox.sandbox import Sandbox
-
-Shop = Any  # of the conftest
+from tests.integration.provision.conftest import SECONDS, Shop
+from tests.support.awake_time import awake_time
 
 CONSUMER = {"orders-fulfilment-RETRY": {"consume", "produce"}, "orders-fulfilment-DLQ": {"produce"}}
 REPLAYER = {
@@ -188,7 +188,9 @@ def test_a_config_map_that_is_deleted_or_changed_is_put_right_at_once(shop: Shop
         ("label", "configmap", "orders-redrive", "app.kubernetes.io/managed-by-"),
     ):
         shop.kubectl(*harm)
-        wait_until(lambda: config_map(shop) == (before["data"], before["metadata"]["labels"]), 15)
+        with awake_time() as passed:
+            wait_until(lambda: config_map(shop) == (before["data"], before["metadata"]["labels"]))
+            assert passed() < 15
 
 
 def config_map(shop: Shop) -> tuple[dict[str, str], dict[str, str]] | None:
@@ -474,9 +476,9 @@ def consumers_policy(shop: Shop) -> Policy:
     return codec.decode(shop.get("configmap", "orders-redrive")["data"]["policy.json"])
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 120) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     """Fail if it does not hold in time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + SECONDS
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.2)
