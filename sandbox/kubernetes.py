@@ -184,6 +184,9 @@ def _start_etcd(folder: Path, processes: Processes) -> None:
         "--log-level=warn", f"--listen-client-urls={clients}", f"--advertise-client-urls={clients}",
         f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}",
         f"--initial-cluster=sandbox={peers}",
+        # Milliseconds. A write is refused after twice this and 5 s more: 7 s by default, which a
+        # machine that is busy, or held up, takes.
+        "--election-timeout=10000",
     ])  # fmt: skip
     _etcd_url(folder).write_text(clients)
 

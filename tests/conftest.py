@@ -67,7 +67,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if session.config.pluginmanager.hasplugin("dsession"):
         workers = psutil.Process().children()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while workers and time.monotonic() < deadline:
             # One at work ends its session at this, one that has ended its session ends.
             _, workers = psutil.wait_procs(workers, timeout=1)
