@@ -9,6 +9,7 @@ from typing import Any
 
 import pulsar
 
+from redrive.admin.paths import topic_path
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import Broker
 
@@ -18,7 +19,7 @@ QUIET_MILLIS = 1_000
 
 def stats(broker: Broker, topic: TopicName, subscription: str) -> dict[str, Any]:
     """Return its figures, summed up over partitions."""
-    at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}"
+    at = f"/admin/v2/{topic_path(topic)}"
     whole = json.loads(broker.request("GET", f"{at}/partitions").body)["partitions"] == 0
     answer = broker.request("GET", f"{at}/{'stats' if whole else 'partitioned-stats'}")
     answer.check(f"tell the figures of {topic}")

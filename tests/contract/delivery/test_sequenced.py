@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Container
 from datetime import timedelta
 from typing import Any
@@ -175,9 +174,11 @@ def test_a_letter_that_another_consumer_gets_waits_for_the_one_before_it(
     handled_until_quiet(world, {b"a1"})
     world.replay()
     with world.consumer(prefetch=1) as one, world.consumer(prefetch=1) as other:
-        for taken_by, rest in itertools.cycle(((one, other), (other, one))):  # noqa: B007
-            if (first := taken_by.receive(SECOND)) is not None:
-                break
+        taken_by, rest = other, one
+        first = None
+        while first is None:
+            taken_by, rest = rest, taken_by
+            first = taken_by.receive(SECOND)
         assert first.data() == b"a1"
         assert one.receive(2 * SECOND) is None
         assert other.receive(2 * SECOND) is None

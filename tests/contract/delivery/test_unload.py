@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from redrive.policy.model import SubscriptionType
+from tests.support.waiting import wait_until
 
 MakeWorld = Callable[..., Any]
 SECOND = timedelta(seconds=1)
@@ -20,10 +20,7 @@ SOON = 30 * SECOND
 
 def wait_until_settled(world: Any) -> None:  # noqa: ANN401 - see conftest
     """Wait while the consumer lives: of a client that still reconnects no acknowledgement comes."""
-    deadline = time.monotonic() + 60
-    while world.backlog(world.policy.topic):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not world.backlog(world.policy.topic), seconds=60)
 
 
 def assert_nothing_left(world: Any) -> None:  # noqa: ANN401 - see conftest

@@ -19,6 +19,7 @@ from redrive.delivery.telemetry.events import Name
 from redrive.middleware import OutageLimits
 from redrive.policy.outage import BEACON
 from tests.support.provisioned_policy import ProvisionedPolicy, path
+from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
 
@@ -62,13 +63,6 @@ def paused_causes(provisioned: ProvisionedPolicy) -> list[str]:
     return [each["metadata"][BEACON] for each in producers if BEACON in each["metadata"]]
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def sent(result: pulsar.Result, _id: pulsar.MessageId) -> None:
     assert result == pulsar.Result.Ok
 
@@ -98,14 +92,16 @@ def run_through_an_outage(
         for number in range(MESSAGES):  # one by one: a batch would go to one consumer
             producer.send_async(f"{number}".encode(), sent)
         producer.flush()
-        wait_until(lambda: all(each.outages for each in consumers))
-        wait_until(lambda: paused_causes(provisioned) == ["ConnectionError"] * CONSUMERS)
+        wait_until(lambda: all(each.outages for each in consumers), seconds=30)
+        wait_until(
+            lambda: paused_causes(provisioned) == ["ConnectionError"] * CONSUMERS, seconds=30
+        )
         during()
         time.sleep(OUTAGE_SECONDS)
         warehouse.is_down = False
         assert warehouse.done.wait(60), (len(warehouse.handled), [c.in_hand for c in consumers])
-        wait_until(lambda: paused_causes(provisioned) == [])
-        wait_until(lambda: provisioned.backlog(policy.retry_topic) == 0)
+        wait_until(lambda: paused_causes(provisioned) == [], seconds=30)
+        wait_until(lambda: provisioned.backlog(policy.retry_topic) == 0, seconds=30)
         for each in consumers:
             each.stop()
         for thread in threads:
@@ -133,7 +129,9 @@ def test_an_outage_outlives_unloads_of_its_topics(
     def unload() -> None:
         for topic in (provisioned.policy.topic, provisioned.policy.retry_topic):
             provisioned.broker.request("PUT", f"{path(topic)}/unload").check(f"unload {topic}")
-        wait_until(lambda: paused_causes(provisioned) == ["ConnectionError"] * CONSUMERS)
+        wait_until(
+            lambda: paused_causes(provisioned) == ["ConnectionError"] * CONSUMERS, seconds=30
+        )
 
     run_through_an_outage(provisioned, warehouse, unload)
     assert warehouse.count(Name.ATTEMPT_FAILED) <= CONSUMERS * LIMITS.window // 2

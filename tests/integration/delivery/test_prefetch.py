@@ -12,15 +12,9 @@ import pytest
 
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import SubscriptionType
+from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < end, "it was not reached"
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
@@ -40,14 +34,14 @@ def test_a_consumer_that_joins_gets_what_a_busy_one_has_not_begun(
     for number in range(200):
         provisioned.send(b"%d" % number, partition_key=f"{number}")
         if number == 0:
-            wait_until(lambda: bool(held))
+            wait_until(lambda: bool(held), seconds=60)
     joined = provisioned.consumer()
     found = []
     while message := joined.receive(timedelta(seconds=3)):
         found.append(message.data())
         joined.acknowledge(message)
     go_on.set()
-    wait_until(lambda: provisioned.backlog(provisioned.policy.topic) == 0)
+    wait_until(lambda: provisioned.backlog(provisioned.policy.topic) == 0, seconds=60)
     busy.close()
     running.join(30)
     assert len(found) > 50  # of a key-shared subscription, about half of the keys are another's

@@ -15,6 +15,7 @@ from redrive import Done, Event, FailureRules
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.policy.naming import TopicName
 from tests.support.provisioned_policy import path
+from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
 SOON = timedelta(seconds=30)
@@ -109,8 +110,8 @@ def test_source_and_retry_topic_take_turns_while_both_have_messages(
     provisioned.send(*[b"new"] * 200)
     provisioned.send(*[b"retried"] * 50, topic=provisioned.policy.retry_topic)
     consumer = provisioned.consumer(prefetch=100)
-    wait_until(lambda: delivered(provisioned, provisioned.policy.topic) >= 50)
-    wait_until(lambda: delivered(provisioned, provisioned.policy.retry_topic) == 50)
+    wait_until(lambda: delivered(provisioned, provisioned.policy.topic) >= 50, seconds=30)
+    wait_until(lambda: delivered(provisioned, provisioned.policy.retry_topic) == 50, seconds=30)
     time.sleep(0.5)  # from the broker's hands into ours
 
     served = [consumer.receive(SOON).topic_name() for _ in range(40)]
@@ -126,13 +127,6 @@ def delivered(provisioned: Any, topic: TopicName) -> int:  # noqa: ANN401 - see 
         "unackedMessages"
     ]
     return count
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_exceptions_are_classified_and_what_no_retry_mends_dies_at_once(

@@ -25,6 +25,7 @@ from tests.support import compaction
 from tests.support.messages import handle_until_quiet
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.user_programs import StartProgram, start_program
+from tests.support.waiting import wait_until
 
 __all__ = ["start_program"]
 ProvisionPolicy = Callable[..., Any]
@@ -227,13 +228,6 @@ def consume_and_kill(
         # One that began last may not have got so far as to be stopped.
         assert process.returncode in {0, -signal.SIGTERM}, output
     assert provisioned.unsettled() == 0
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def grown(journal: Path, provisioned: ProvisionedPolicy) -> Callable[[], bool]:

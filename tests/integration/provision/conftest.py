@@ -147,6 +147,10 @@ class Shop:
         self.kubectl(
             "wait", f"retrypolicy/{name}", f"--for=condition={kind}", f"--timeout={SECONDS}s"
         )
+        return self.condition(name, kind)
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        """The condition *kind* of a RetryPolicy, as it is."""
         conditions = self.get("retrypolicy", name)["status"]["conditions"]
         return next(dict(c) for c in conditions if c["type"] == kind)
 
@@ -159,6 +163,15 @@ class Shop:
         about = f"involvedObject.kind=RetryPolicy,involvedObject.name={name}"
         written = self.cluster.objects.list("event", self.namespace, about)
         return [(e["type"], e["reason"], e["message"]) for e in written]
+
+    def request_reconcile(self, name: str) -> None:
+        """Have the operator look at a RetryPolicy."""
+        asked = f"redrive.io/reconcile-requested-at={time.time()}"
+        self.kubectl("annotate", "--overwrite", "retrypolicy", name, asked)
+
+    def delete(self, name: str) -> None:
+        """Delete a RetryPolicy, or `--all`, and wait until they are gone."""
+        self.kubectl("delete", "retrypolicy", name, f"--timeout={SECONDS}s")
 
     def let_a_second_pass(self) -> None:
         """Make what comes next younger than what is there: ages are whole seconds."""

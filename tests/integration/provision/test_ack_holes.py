@@ -12,8 +12,9 @@ import pytest
 
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
-from tests.integration.provision.conftest import SECONDS, Shop
+from tests.integration.provision.conftest import Shop
 from tests.support.own_broker import own_broker
+from tests.support.waiting import wait_until
 
 LEDGER, LIMIT, MESSAGES = 10, 20, 60
 SETTINGS = {
@@ -49,17 +50,13 @@ def shop(other: Broker, cluster: Cluster, operator_process: Path, kube_namespace
 
 def look_again(shop: Shop, name: str) -> None:
     """Have the topics of a policy be looked at."""
-    status = shop.get("retrypolicy", name)["status"]
-    before, now = status.get("backlog", {}).get("observedAt"), time.time()
-    shop.kubectl(
-        "annotate", "--overwrite", "retrypolicy", name,
-        f"redrive.io/reconcile-requested-at={now}",
-    )  # fmt: skip
-    deadline = time.monotonic() + SECONDS
-    while status.get("backlog", {}).get("observedAt") == before:
-        assert time.monotonic() < deadline, f"the topics of {name} are not read"
-        time.sleep(0.2)
-        status = shop.get("retrypolicy", name)["status"]
+
+    def observed_at() -> object:
+        return shop.get("retrypolicy", name)["status"].get("backlog", {}).get("observedAt")
+
+    before = observed_at()
+    shop.request_reconcile(name)
+    wait_until(lambda: observed_at() != before)
 
 
 def warnings(shop: Shop, name: str) -> list[str]:
@@ -89,11 +86,8 @@ def test_a_broker_that_stores_whole_ledgers_is_warned_of_before_it_forgets_other
         consumer.close()
         producer.close()
     look_again(shop, "orders")
-    deadline = time.monotonic() + SECONDS
-    while not (found := warnings(shop, "orders")):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    [said] = found
+    wait_until(lambda: warnings(shop, "orders"))
+    [said] = warnings(shop, "orders")
     assert "(managedLedgerPersistIndividualAckAsLongArray=true)" in said
     assert "until there are 20 (managedLedgerMaxUnackedRangesToPersist, as it is conf" in said
     assert f"got {MESSAGES - 1};" in said

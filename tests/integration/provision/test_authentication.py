@@ -19,7 +19,7 @@ import trustme
 
 from sandbox import installation
 from sandbox.sandbox import Sandbox
-from tests.integration.provision.conftest import MakeShop, Shop
+from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
 
 SECRET = "the-secret-of-the-client"  # noqa: S105
 
@@ -219,7 +219,7 @@ def test_many_policies_cost_few_reads_of_the_secret(shop: Shop) -> None:
     before = reads_of_secrets(shop)
     names = [f"p{number}" for number in range(40)]
     shop.policies({name: {"subscription": name} for name in names})
-    shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", "--timeout=180s")
+    shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", f"--timeout={SECONDS}s")
     # Connections that others have left are read for, too; each policy would have read it itself.
     assert reads_of_secrets(shop) - before < len(names)
 

@@ -73,7 +73,7 @@ def test_a_limit_below_the_longest_delay_is_kept_and_raised_as_the_warning_says(
     # As that command does, which sets a tick, too.
     raised = limit | {"maxDeliveryDelayInMillis": 7_200_000}
     shop.request("POST", f"{rest_path(topic)}/delayedDelivery", raised)
-    shop.kubectl("annotate", "retrypolicy", "orders", "redrive.io/reconcile-requested-at=now")
+    shop.request_reconcile("orders")
     deadline = time.monotonic() + SECONDS
     while "MaxDeliveryDelay" in str(shop.get("retrypolicy", "orders")["status"]["conditions"]):
         assert time.monotonic() < deadline, "the warning stays"

@@ -37,10 +37,6 @@ def provision(shop: Shop, source: str, partitions: int = 0, **spec: object) -> N
     shop.ready(source)
 
 
-def delete(shop: Shop, name: str) -> None:
-    shop.kubectl("delete", "retrypolicy", name, f"--timeout={SECONDS}s")
-
-
 @contextmanager
 def client(broker: Broker) -> Iterator[pulsar.Client]:
     opened = pulsar.Client(
@@ -66,7 +62,7 @@ def test_delete_takes_the_topics_that_redrive_made_with_all_they_hold(
     name = f"made-{partitions}"
     provision(doomed, name, partitions)
     send(doomed.broker, doomed.topic(f"{name}-fulfilment-DLQ"))
-    delete(doomed, name)
+    doomed.delete(name)
     assert topics(doomed, name) == set()
     assert doomed.topic(name) in doomed.topics()
     told = doomed.told(name, "Deleted")
@@ -86,7 +82,7 @@ def test_from_what_was_there_before_delete_takes_what_redrive_added_and_nothing_
     doomed.request("POST", f"{rest_path(retry)}/permissions/somebody", ["produce"])
     send(doomed.broker, retry)
     provision(doomed, "before", adopt=True)
-    delete(doomed, "before")
+    doomed.delete("before")
     left = doomed.topics()
     assert left[retry]["subscriptions"] == ["fulfilment"]
     assert left[dead_letter]["subscriptions"] == []
@@ -104,7 +100,7 @@ def test_delete_if_empty_leaves_what_holds_messages_and_says_so(doomed: Shop) ->
     dead_letter = doomed.topic("full-fulfilment-DLQ")
     send(doomed.broker, dead_letter)
     before = doomed.topics()[dead_letter]
-    delete(doomed, "full")
+    doomed.delete("full")
     assert topics(doomed, "full") == {"DLQ"}
     assert doomed.topics()[dead_letter] == before
     said = f"{dead_letter} holds messages (1 for redrive)"
@@ -130,11 +126,11 @@ def test_a_policy_that_another_waits_for_leaves_it_all_there_is(doomed: Shop) ->
     doomed.let_a_second_pass()
     doomed.policy("heir", topic=doomed.topic("shared"))
     doomed.reaches("heir", "ResourceConflict")
-    delete(doomed, "shared")
+    doomed.delete("shared")
     doomed.take_over("heir", "shared")
     assert topics(doomed, "shared") == {"RETRY", "DLQ"}
     assert f"is needed by RetryPolicy {doomed.namespace}/heir" in doomed.told("shared", "Retained")
-    delete(doomed, "heir")  # it knows what redrive made
+    doomed.delete("heir")  # it knows what redrive made
     assert topics(doomed, "shared") == set()
 
 
@@ -149,7 +145,7 @@ def test_a_deletion_that_gets_no_further_says_why_and_an_annotation_ends_it(doom
     said = ready_condition(doomed, "stuck", "BrokerUnreachable", "being deleted since")["message"]
     assert "redrive.io/skip-cleanup=true" in said
     doomed.kubectl("annotate", "retrypolicy", "stuck", "redrive.io/skip-cleanup=true")
-    doomed.kubectl("wait", "--for=delete", "retrypolicy/stuck", "--timeout=180s")
+    doomed.kubectl("wait", "--for=delete", "retrypolicy/stuck", f"--timeout={SECONDS}s")
     assert topics(doomed, "stuck") == {"RETRY", "DLQ"}
     assert "has it go" in doomed.told("stuck", "CleanupAbandoned")
 
@@ -173,7 +169,7 @@ def test_a_policy_that_retains_holds_up_nothing(doomed: Shop) -> None:
     assert doomed.get("retrypolicy", "kept")["metadata"]["finalizers"] == ["redrive.io/cleanup"]
     doomed.policy("kept", topic=doomed.topic("kept"), deletionPolicy="Retain")
     doomed.ready("kept")
-    delete(doomed, "kept")
+    doomed.delete("kept")
     assert topics(doomed, "kept") == {"RETRY", "DLQ"}
 
 

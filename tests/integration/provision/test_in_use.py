@@ -66,10 +66,10 @@ def test_a_connection_stays_until_the_last_policy_of_any_namespace_is_gone(
     # It serves them as before: a policy that is deleted takes its topics with it.
     shop.policy(maxRetries=3, deletionPolicy="Delete")
     shop.ready()
-    shop.kubectl("delete", "retrypolicy", "orders", f"--timeout={SECONDS}s")
+    shop.delete("orders")
     assert topics["retryTopic"] not in shop.topics()
     assert shop.get("pulsarconnection", "main")["metadata"]["deletionTimestamp"]
-    other.kubectl("delete", "retrypolicy", "hidden", f"--timeout={SECONDS}s")
+    other.delete("hidden")
     gone(shop)
     assert not [name for name in shop.topics() if name.endswith(("-RETRY", "-DLQ"))]
 
@@ -79,7 +79,7 @@ def test_what_no_policy_uses_any_more_is_held_by_nothing(shop: Shop) -> None:
     shop.policy()
     shop.ready()
     protected(shop)
-    shop.kubectl("delete", "retrypolicy", "orders", f"--timeout={SECONDS}s")
+    shop.delete("orders")
     protected(shop, used=False)
 
 
@@ -112,7 +112,7 @@ def test_an_operator_that_was_stopped_meanwhile_lets_it_go(shop: Shop, sandbox: 
     protected(shop)
     sandbox.processes.stop(installation.OPERATOR)
     ask_to_delete(shop)
-    shop.kubectl("delete", "retrypolicy", "orders", f"--timeout={SECONDS}s")
+    shop.delete("orders")
     metadata = shop.get("pulsarconnection", "main")["metadata"]
     assert metadata["deletionTimestamp"]
     assert metadata["finalizers"] == [IN_USE]

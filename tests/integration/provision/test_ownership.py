@@ -147,7 +147,7 @@ def test_a_policy_made_anew_knows_its_topics_again(busy: Shop) -> None:
         busy.policy("again", topic=busy.topic("again"))
         retry = busy.ready("again")["status"]["retryTopic"]
         assert properties(busy, retry)["redrive.io/created"] == "true"
-        busy.kubectl("delete", "retrypolicy", "again", "--timeout=180s")
+        busy.delete("again")
 
 
 POLICIES = (
@@ -212,7 +212,7 @@ def test_a_topic_of_others_is_adopted_only_if_told_and_is_as_before_when_the_pol
     during = whole(busy, payroll)
     assert (during["messageTTL"], during["deduplicationEnabled"]) == (0, True)
     assert whole(busy, audit)["retention"]["retentionTimeInMinutes"] == 60
-    busy.kubectl("delete", "retrypolicy", "hours", "--timeout=180s")
+    busy.delete("hours")
     assert {topic: whole(busy, topic) for topic in (payroll, audit)} == before
 
 
@@ -260,7 +260,7 @@ def test_dead_letters_of_another_namespace_are_never_taken(
     dead_letter = busy.ready(name)["status"]["deadLetterTopic"]
     busy.request("PUT", f"{rest_path(dead_letter)}/subscription/rest", {})
     if retained:
-        busy.kubectl("delete", "retrypolicy", name, "--timeout=180s")
+        busy.delete(name)
     else:
         busy.policy(name, topic=busy.topic(name), deadLetter={"mode": "Discard"})
         busy.ready(name)
@@ -279,10 +279,10 @@ def test_dead_letters_of_another_namespace_are_never_taken(
     said = str(other.reaches("thief", "OwnerConflict")["status"]["conditions"])
     assert "take-over-from" not in said
     other.kubectl("annotate", "retrypolicy", "thief", f"redrive.io/take-over-from={name}")
-    other.kubectl("annotate", "retrypolicy", "thief", "redrive.io/reconcile-requested-at=now")
+    other.request_reconcile("thief")
     time.sleep(2)
     other.reaches("thief", "OwnerConflict")
-    other.kubectl("delete", "retrypolicy", "thief", "--timeout=180s")
+    other.delete("thief")
     assert state(busy, f"{name}-fulfilment") == before
 
 

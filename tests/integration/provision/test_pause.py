@@ -42,7 +42,7 @@ def test_nothing_is_written_for_a_paused_policy_until_it_goes_on(calm: Shop) -> 
     assert calm.dump() != before
     calm.kubectl("annotate", "retrypolicy", "paused", "redrive.io/paused=true")
     after = calm.dump()
-    calm.kubectl("delete", "retrypolicy", "paused", "--timeout=180s")
+    calm.delete("paused")
     assert calm.dump() == after
     assert "it was paused, and nothing was touched" in calm.told("paused", "Retained")
 
@@ -71,5 +71,5 @@ def test_a_policy_that_observes_says_what_it_would_change_and_changes_nothing(ca
     calm.policy("seen", topic=topic, deletionPolicy="Delete", consumerRoles=[], **only)
     status = calm.reaches("seen", "Observed")["status"]
     assert "revoked consume+produce" in " ".join(status["plannedChanges"])
-    calm.kubectl("delete", "retrypolicy", "seen", "--timeout=180s")
+    calm.delete("seen")
     assert calm.dump() == after

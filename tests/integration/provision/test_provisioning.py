@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from sandbox import installation
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import SECONDS, Shop
 from tests.support.awake_time import awake_time
+from tests.support.waiting import wait_until
 
 CONSUMER = {"orders-fulfilment-RETRY": {"consume", "produce"}, "orders-fulfilment-DLQ": {"produce"}}
 REPLAYER = {
@@ -215,10 +214,10 @@ def test_a_deleted_policy_leaves_the_broker_as_it_is_and_an_event_says_so(shop: 
     shop.policy()
     shop.ready()
     before = shop.dump()
-    shop.kubectl("delete", "retrypolicy", "orders", "--timeout=180s")
+    shop.delete("orders")
     assert shop.dump() == before
     assert shop.topic("orders-fulfilment-DLQ") in shop.told("orders", "Retained")
-    shop.kubectl("wait", "--for=delete", "configmap/orders-redrive", "--timeout=180s")
+    shop.kubectl("wait", "--for=delete", "configmap/orders-redrive", f"--timeout={SECONDS}s")
 
 
 def test_a_deletion_needs_no_broker_and_a_namespace_goes_with_its_policies(shop: Shop) -> None:
@@ -228,7 +227,7 @@ def test_a_deletion_needs_no_broker_and_a_namespace_goes_with_its_policies(shop:
     shop.connection(adminUrl="http://127.0.0.1:1")
     shop.policy("unready", topic=shop.topic("other"))
     shop.reaches("unready", "BrokerUnreachable")
-    shop.kubectl("delete", "namespace", shop.namespace, "--timeout=180s")
+    shop.kubectl("delete", "namespace", shop.namespace, f"--timeout={SECONDS}s")
 
 
 def test_the_older_policy_keeps_a_subscription_and_the_younger_takes_over(shop: Shop) -> None:
@@ -241,7 +240,7 @@ def test_the_older_policy_keeps_a_subscription_and_the_younger_takes_over(shop: 
     refused = shop.reaches("younger", "ResourceConflict")
     assert "older" in message(refused)
     assert shop.dump() == before
-    shop.kubectl("delete", "retrypolicy", "older", "--timeout=180s")
+    shop.delete("older")
     shop.take_over("younger", "older")
     assert unmarked(shop.dump()) == unmarked(before)
 
@@ -257,7 +256,7 @@ def test_of_two_policies_one_is_ready_whatever_becomes_of_the_older(shop: Shop) 
     assert "younger" in message(shop.reaches("older", "ResourceConflict"))
     contested = shop.reaches_condition("younger", "ResourceConflict")
     assert f"RetryPolicy {shop.namespace}/older" in contested["message"]
-    shop.kubectl("delete", "retrypolicy", "younger", "--timeout=180s")
+    shop.delete("younger")
     shop.take_over("older", "younger")
 
 
@@ -380,7 +379,7 @@ def test_topics_keep_the_names_that_the_connection_gave_them_at_first(shop: Shop
     shop.ready()
     conditions = shop.get("retrypolicy", "orders")["status"]["conditions"]
     assert "NamingSchemeKept" not in {each["type"] for each in conditions}
-    shop.kubectl("delete", "retrypolicy", "orders", "--timeout=180s")
+    shop.delete("orders")
     assert shop.topics().keys() == before.keys() - {
         first["retryTopic"],
         first["deadLetterTopic"],
@@ -401,7 +400,7 @@ def test_policies_whose_derived_names_meet_do_not_share_a_topic(shop: Shop) -> N
     assert f"RetryPolicy {shop.namespace}/b" in named["message"]
     wait_until(lambda: ("Warning", "NameCollision", named["message"]) in shop.events("a"))
     shop.ready("a")
-    shop.kubectl("delete", "retrypolicy", "b", "--timeout=180s")
+    shop.delete("b")
     wait_until(lambda: "NameCollision" not in conditions(shop, "a"))
 
 
@@ -415,7 +414,7 @@ def test_the_younger_of_two_whose_names_met_takes_over_and_nothing_is_deleted(sh
     shop.let_a_second_pass()
     shop.policy("younger", topic=shop.topic("returns"), naming=short)
     shop.reaches("younger", "NameCollision")
-    shop.kubectl("delete", "retrypolicy", "older", "--timeout=180s")
+    shop.delete("older")
     shop.take_over("younger", "older")
     assert unmarked(shop.dump()) == unmarked(before)
 
@@ -438,7 +437,7 @@ def test_rights_of_many_policies_are_granted_in_few_calls(
     shop.kubectl("delete", "pulsarconnection", "main")
     shop.policies({name: {"topic": shop.topic(name)} for name in names})
     shop.connection()  # now all of them can go on
-    shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", "--timeout=180s")
+    shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", f"--timeout={SECONDS}s")
     pattern = rf"rights in {shop.tenant}/prod: set for (\d+) policies"
     calls = [int(policies) for policies in re.findall(pattern, operator_process.read_text())]
     assert sum(calls) == len(names)
@@ -474,14 +473,6 @@ def consumers_policy(shop: Shop) -> Policy:
     """What consumers of the policy `orders` load; the operator may not have written it yet."""
     shop.ready()
     return codec.decode(shop.get("configmap", "orders-redrive")["data"]["policy.json"])
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Fail if it does not hold in time."""
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def conditions(shop: Shop, name: str) -> set[str]:

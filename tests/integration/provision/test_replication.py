@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.provision.conftest import MakeShop, Shop, rest_path
+from tests.integration.provision.conftest import SECONDS, MakeShop, Shop, rest_path
 
 ELSEWHERE = "elsewhere"
 
@@ -44,7 +44,10 @@ def test_replicated_retries_are_warned_of_until_they_stay_in_their_cluster(
         shop.request("POST", f"{rest_path(topic)}/replication", ["standalone"])
     shop.policy(maxRetries=3)
     shop.kubectl(
-        "wait", "retrypolicy/orders", "--for=jsonpath={.status.maxRetries}=3", "--timeout=180s"
+        "wait",
+        "retrypolicy/orders",
+        "--for=jsonpath={.status.maxRetries}=3",
+        f"--timeout={SECONDS}s",
     )
     conditions = shop.ready()["status"]["conditions"]
     # Brokers from 4.1 on deliver after the first rung of this policy too early, which is warned of.

@@ -189,7 +189,7 @@ def test_roles_in_the_namespaces_that_are_served_are_enough(
         each.policy()
     shop.ready()
     shop.ready("main", "pulsarconnection")
-    shop.kubectl("delete", "retrypolicy", "orders", "--timeout=180s")
+    shop.delete("orders")
     assert "status" not in elsewhere.get("retrypolicy", "orders")
     cluster = installed.cluster
     served = allowed(cluster, release_in=release_in, namespace=shop.namespace)

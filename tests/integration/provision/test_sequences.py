@@ -44,11 +44,6 @@ def rights(shop: Shop, topic: str) -> dict[str, list[str]]:
     return {role: sorted(may) for role, may in auth["destination_auth"].get(topic, {}).items()}
 
 
-def look_again(shop: Shop, name: str) -> None:
-    asked = f"redrive.io/reconcile-requested-at={time.time()}"
-    shop.kubectl("annotate", "--overwrite", "retrypolicy", name, asked)
-
-
 def until(shop: Shop, name: str, topic: str, expected: dict[str, list[str]]) -> None:
     """Wait until the topic is there again, with these rights and, made after them, its cursor."""
     deadline = time.monotonic() + SECONDS
@@ -58,7 +53,7 @@ def until(shop: Shop, name: str, topic: str, expected: dict[str, list[str]]) -> 
         if found == (expected, ["__compaction"]):
             return
         assert time.monotonic() < deadline, found
-        look_again(shop, name)
+        shop.request_reconcile(name)
         time.sleep(1)
 
 
@@ -94,7 +89,7 @@ def test_it_stays_and_goes_with_the_dead_letter_topic(shop: Shop, deletion: str)
     topic = records(shop, name)
     if deletion == "DeleteIfEmpty":
         send(shop.broker, shop.topic(f"{name}-fulfilment-DLQ"))
-    shop.kubectl("delete", "retrypolicy", name, f"--timeout={SECONDS}s")
+    shop.delete(name)
     there = topic in shop.topics()
     assert there == (shop.topic(f"{name}-fulfilment-DLQ") in shop.topics())
     assert there == (deletion != "Delete")
@@ -141,7 +136,7 @@ def test_turned_off_it_stays_for_consumers_that_still_run_and_goes_with_the_poli
     assert provision(shop, "off", **again)["sequencesTopic"] == topic
     assert rights(shop, topic) == {"billing": BOTH}
     provision(shop, "off", **IN_ORDER, deletionPolicy="Delete")
-    shop.kubectl("delete", "retrypolicy", "off", f"--timeout={SECONDS}s")
+    shop.delete("off")
     assert topic not in shop.topics()
 
 

@@ -50,7 +50,7 @@ def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recov
 
     connections = shop.cluster.kubectl("get", "pulsarconnections", "-A", "-oname").split()
     calls, since = unanswered(installed), time.monotonic()
-    shop.kubectl("delete", "retrypolicy", names.pop(), "--timeout=180s")
+    shop.delete(names.pop())
     time.sleep(LONGEST_PAUSE)
     while (made := unanswered(installed) - calls) == 0:
         assert time.monotonic() - since < 30, "nobody probes"

@@ -6,7 +6,6 @@ each role, under each word of the API that changes whose a topic is.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import random
@@ -20,6 +19,7 @@ import pytest
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop, redrive, rest_path
 from tests.integration.provision.test_deletion import send
 from tests.integration.provision.test_ownership import whole
+from tests.support.waiting import wait_until
 
 REMAINING = ("live", "off", "adopted")
 VICTIMS = (*REMAINING, "gone")
@@ -68,34 +68,22 @@ class Tenants:
 
     def states(self) -> dict[str, Any]:
         """How the victim's policies and connections are."""
+        ready = {name: self.victim.condition(name, "Ready") for name in REMAINING}
         return {
-            "ready": {
-                name: next(
-                    condition
-                    for condition in self.victim.get("retrypolicy", name)["status"]["conditions"]
-                    if condition["type"] == "Ready"
-                )
-                for name in REMAINING
-            },
+            "since": {name: each.pop("lastTransitionTime") for name, each in ready.items()},
+            "ready": ready,
             "connections": {name: self._connection(name) for name in ("main", "lent")},
         }
 
     def assert_unchanged(self, snapshot: dict[str, Any], states: dict[str, Any]) -> None:
         """Check that all is as it was, since when all is so too, unless the broker was slow."""
         assert self.snapshot() == snapshot
-        deadline = time.monotonic() + SECONDS
-        while not self._are(states):
-            assert time.monotonic() < deadline, self.states()
-            time.sleep(0.5)
+        wait_until(lambda: self._known_states(states) == states)
 
-    def _are(self, states: dict[str, Any]) -> bool:
-        found, expected = self.states(), copy.deepcopy(states)
+    def _known_states(self, before: dict[str, Any]) -> dict[str, Any]:
         told = {reason for name in REMAINING for _, reason, _ in self.victim.events(name)}
-        if UNREACHABLE in told:
-            for each in (found, expected):
-                for condition in each["ready"].values():
-                    del condition["lastTransitionTime"]
-        return found == expected
+        since = {"since": before["since"]} if UNREACHABLE in told else {}
+        return self.states() | since
 
     def _connection(self, name: str) -> dict[str, Any]:
         """A connection, without how many policies use it: of the one that is lent, these change.
@@ -169,7 +157,7 @@ def tenants(make_shop: MakeShop) -> Tenants:
     ordered = {**SEQUENCED, "deadLetter": {"mode": "Discard"}}
     victim.policy("off", topic=victim.topic("off"), **ordered)
     victim.ready("off")
-    victim.kubectl("delete", "retrypolicy", "gone", "--timeout=180s")
+    victim.delete("gone")
     for name in ("own", "other"):
         consumed_topic(victim, victim.topic(name))
     resting = {"policyRef": {"name": "live"}, "suspend": True}
@@ -281,8 +269,8 @@ def test_no_replay_of_one_namespace_moves_into_or_grants_what_another_has(
     assert sum(reason == "TargetNotAllowed" for reason in reasons) >= 12  # redrive's, in each role
     assert json.loads(attacker.kubectl("get", "sparkapplications", "--output=json"))["items"] == []
     tenants.assert_unchanged(*before)
-    attacker.kubectl("delete", "replay", "--all", "--timeout=180s")
-    attacker.kubectl("delete", "retrypolicy", "--all", f"--timeout={SECONDS}s")
+    attacker.kubectl("delete", "replay", "--all", f"--timeout={SECONDS}s")
+    attacker.delete("--all")
     tenants.assert_unchanged(*before)
 
 
@@ -311,8 +299,8 @@ def test_no_policy_or_replay_of_one_namespace_changes_what_another_has(tenants: 
 
     annotate = ("annotate", "retrypolicy", "--all", "--overwrite")
     attacker.kubectl(*annotate, "redrive.io/reconcile-requested-at=again")
-    attacker.kubectl("delete", "replay", "--all", "--timeout=180s")
-    attacker.kubectl("delete", "retrypolicy", "--all", f"--timeout={SECONDS}s")
+    attacker.kubectl("delete", "replay", "--all", f"--timeout={SECONDS}s")
+    attacker.delete("--all")
     tenants.assert_unchanged(*before)
     deadline = time.monotonic() + SECONDS
     while tenants.conditions() != said:
@@ -355,7 +343,7 @@ def test_names_are_not_kept_by_policies_whose_connection_opens_nothing(
     victim.policy()
     provisioned = victim.ready()
     assert provisioned["status"]["retryTopic"] == retry
-    victim.kubectl("delete", "retrypolicy", "orders", "--timeout=180s")
+    victim.delete("orders")
     victim.policy()
     assert victim.ready()["metadata"]["uid"] != provisioned["metadata"]["uid"]
     for squatter in squatters:

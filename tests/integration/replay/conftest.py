@@ -38,6 +38,7 @@ from sandbox import spark as spark_of_sandbox
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.support.subscriptions import drain, stats
+from tests.support.waiting import wait_until
 
 ROLE = "replayer"
 
@@ -132,10 +133,7 @@ class ProvisionedPolicy:
         shown = {"backlogQuota": "backlogQuotaMap"}.get(name, name)
         before = self.admin("GET", topic, shown)
         self.admin(method, topic, name, value)
-        deadline = time.monotonic() + 60
-        while self.admin("GET", topic, shown) == before:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: self.admin("GET", topic, shown) != before, seconds=60)
         time.sleep(0.5)  # it is shown, and goes to the topic
 
     @staticmethod

@@ -16,8 +16,8 @@ from redrive.policy.naming import TopicName
 from redrive.replay.moving import tail
 from redrive.replay.moving.outlets import ByProtocol, OpenProducer, SchemaAt, StalledError
 from redrive.replay.protocol.connection import ProtocolConnection
-from tests.integration.delivery.test_run import wait_until
 from tests.integration.replay.test_mover import numbers, replay
+from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -82,7 +82,7 @@ def test_what_has_a_receipt_is_moved_though_it_is_trimmed_before_the_receipt_is_
     with consumed(provisioned) as ids:
         monkeypatch.setattr(ProtocolConnection, "flush", flush_and_lose)
         account = replay(provisioned)
-        wait_until(lambda: len(set(ids)) == count)
+        wait_until(lambda: len(set(ids)) == count, seconds=30)
 
     assert next(flushes) > 3
     assert (account.moved, account.refused) == (count, 0)
@@ -110,7 +110,7 @@ def test_a_partition_that_nothing_was_sent_to_holds_nothing_whatever_was_trimmed
     monkeypatch.setattr(tail, "_holds_all_behind", lambda *_: False)
     with consumed(provisioned) as ids:
         account = replay(provisioned)
-        wait_until(lambda: len(set(ids)) == count)
+        wait_until(lambda: len(set(ids)) == count, seconds=30)
 
     assert len(set(opened)) == 2
     assert (account.moved, account.refused) == (count, 0)
