@@ -129,22 +129,21 @@ class ProvisionedPolicy:
         client = self.client(SUPERUSER)
         producer = client.create_producer(str(self.policy.retry_topic), batching_enabled=False)
         moved = []
-        for dead, letter in self.drain_dead_letters(client):
+        for letter in self.drain_dead_letters(client, acknowledge=True):
             producer.send(
                 letter.data(),
                 partition_key=letter.partition_key(),
                 properties=for_replay(letter.properties(), replay="shop/test", source="test"),
             )
-            dead.acknowledge(letter)
             moved.append(letter.data())
         return moved
 
     def drain_dead_letters(
-        self, client: pulsar.Client
-    ) -> Generator[tuple[pulsar.Consumer, pulsar.Message]]:
-        """All dead letters, each with the consumer that may acknowledge it."""
+        self, client: pulsar.Client, *, acknowledge: bool = False
+    ) -> Generator[pulsar.Message]:
+        """All dead letters, which stay if they are not to be acknowledged."""
         topic = self.policy.dead_letter_topic
-        return drain(self.broker, client, topic, DEAD_LETTER_SUBSCRIPTION)
+        return drain(self.broker, client, topic, DEAD_LETTER_SUBSCRIPTION, acknowledge=acknowledge)
 
     def refuse(self, topic: TopicName) -> None:
         """Take from the consumer role the right to produce to *topic*."""

@@ -13,8 +13,8 @@ from redrive.admin.paths import topic_path
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import Broker
 
-SECONDS = 60
-QUIET_MILLIS = 1_000
+SECONDS = 180
+QUIET_MILLIS = 100
 
 
 def stats(broker: Broker, topic: TopicName, subscription: str) -> dict[str, Any]:
@@ -28,25 +28,36 @@ def stats(broker: Broker, topic: TopicName, subscription: str) -> dict[str, Any]
 
 
 def drain(
-    broker: Broker, client: pulsar.Client, topic: TopicName, subscription: str
-) -> Generator[tuple[pulsar.Consumer, pulsar.Message]]:
-    """Yield each message with the consumer that may acknowledge it; the others stay.
+    broker: Broker,
+    client: pulsar.Client,
+    topic: TopicName,
+    subscription: str,
+    *,
+    acknowledge: bool = False,
+) -> Generator[pulsar.Message]:
+    """Yield each message, and *acknowledge* it once the caller is done with it; else it stays.
 
-    Ends when nothing more comes, and the broker has given out all there is: after a restart, or on
-    a slow machine, the first may take seconds.
+    Ends when nothing more comes, and what the broker has given out is what came here: on a slow
+    machine the first may take seconds, and so may a large one that is on its way. What stays can't
+    be in chunks, each of which the broker counts.
     """
     consumer = client.subscribe(str(topic), subscription, consumer_type=pulsar.ConsumerType.Shared)
     deadline = time.monotonic() + SECONDS
+    stay = 0
     try:
         while True:
             try:
                 message = consumer.receive(QUIET_MILLIS)
             except pulsar.Timeout:
                 figures = stats(broker, topic, subscription)
-                if figures["msgBacklog"] <= figures["unackedMessages"]:
+                if figures["msgBacklog"] <= figures["unackedMessages"] == stay:
                     return
-                assert time.monotonic() < deadline, figures
+                assert time.monotonic() < deadline, (figures, stay)
+                continue
+            yield message
+            if acknowledge:
+                consumer.acknowledge(message)
             else:
-                yield consumer, message
+                stay += 1
     finally:
         consumer.close()

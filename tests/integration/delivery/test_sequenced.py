@@ -248,7 +248,7 @@ def done(journal: Path) -> dict[str, list[int]]:
 def letters(provisioned: ProvisionedPolicy) -> dict[str, set[int]]:
     """Key → the numbers of its dead letters, which stay."""
     found: dict[str, set[int]] = {key: set() for key in KEYS}
-    for _, message in provisioned.drain_dead_letters(provisioned.client(SUPERUSER)):
+    for message in provisioned.drain_dead_letters(provisioned.client(SUPERUSER)):
         letter = message.data().decode()
         found[letter[0]].add(int(letter[1:]))
     return found

@@ -158,11 +158,13 @@ class ProvisionedPolicy:
 
     def resting(self) -> list[pulsar.Message]:
         """Return what `redrive` has not acknowledged; it stays there."""
-        return self._drain(self.policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, ack=False)
+        topic = self.policy.dead_letter_topic
+        return list(drain(self.broker, self.client, topic, DEAD_LETTER_SUBSCRIPTION))
 
     def replayed(self) -> list[pulsar.Message]:
         """Return what came to the retry topic since the last call."""
-        return self._drain(self.policy.retry_topic, self.policy.subscription, ack=True)
+        topic, subscription = self.policy.retry_topic, self.policy.subscription
+        return list(drain(self.broker, self.client, topic, subscription, acknowledge=True))
 
     def grant(self, topic: TopicName, *actions: str) -> None:
         """Let the replay role do *actions* on *topic*, and nothing else there."""
@@ -211,14 +213,6 @@ class ProvisionedPolicy:
     def _backlog(self, topic: TopicName, subscription: str) -> int:
         backlog: int = stats(self.broker, topic, subscription)["msgBacklog"]
         return backlog
-
-    def _drain(self, topic: TopicName, subscription: str, *, ack: bool) -> list[pulsar.Message]:
-        found = []
-        for consumer, message in drain(self.broker, self.client, topic, subscription):
-            found.append(message)
-            if ack:
-                consumer.acknowledge(message)
-        return found
 
 
 ProvisionPolicy = Callable[..., Any]

@@ -142,7 +142,7 @@ class Shop:
         """Return the causes of what is in the retry topic, one for each message."""
         client = self.client()
         found: dict[str, list[str]] = {}
-        for _, message in drain(self.sandbox.pulsar, client, self.policy.retry_topic, "fulfilment"):
+        for message in drain(self.sandbox.pulsar, client, self.policy.retry_topic, "fulfilment"):
             properties = message.properties()
             found.setdefault(properties["id"], []).append(properties[CAUSE_TYPE])
         client.close()
