@@ -17,7 +17,7 @@ import pulsar
 from sandbox.demo.account import Account
 from sandbox.sandbox import Sandbox
 
-_RECEIVE_TIMEOUT_MS = 10_000
+_RECEIVE_TIMEOUT_MS = 60_000
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from sandbox.errors import SandboxError
 from sandbox.sandbox import Sandbox
 
 RETRY_TOPIC, DEAD_LETTER_TOPIC = f"{shop.TOPIC}-fulfilment-RETRY", f"{shop.TOPIC}-fulfilment-DLQ"
-_FIRST_PASS_SECONDS, _REPLAY_SECONDS, _BACKLOG_SECONDS = 180.0, 180.0, 30.0
+_PATIENCE_SECONDS = 180.0
 _POLL_SECONDS = 0.5
 
 
@@ -65,7 +65,12 @@ class Story:
         chart.prepare_replays(self.sandbox.cluster, shop.NAMESPACE)
         for name in ("1-connection.yaml", "2-policy.yaml"):
             self._apply(name)
-        self._kubectl("wait", "--for=condition=Ready", "rp/orders-fulfilment", "--timeout=60s")
+        self._kubectl(
+            "wait",
+            "--for=condition=Ready",
+            "rp/orders-fulfilment",
+            f"--timeout={_PATIENCE_SECONDS:.0f}s",
+        )
         screen.output(self._kubectl("get", "pconn,rp"))
         self._show_topology()
 
@@ -77,7 +82,7 @@ class Story:
         self._watch(
             "each order is processed or a dead letter",
             lambda counts: counts.produced == self.count and counts.settled,
-            seconds=_FIRST_PASS_SECONDS,
+            seconds=_PATIENCE_SECONDS,
         )
 
     def replay(self) -> None:
@@ -87,13 +92,14 @@ class Story:
         self._apply("3-replay.yaml")
         self._kubectl(
             "wait", "--for=jsonpath={.status.sparkApplication}", "replay/after-the-outage",
-            "--timeout=90s",
+            f"--timeout={_PATIENCE_SECONDS:.0f}s",
         )  # fmt: skip
         screen.console.print(f"the job's token is of the role [bold]{self._replay_role()}[/]")
         self._watch(
             "the replayed orders are processed",
-            lambda counts: counts.settled and self._replayed() == "Completed",
-            seconds=_REPLAY_SECONDS,
+            # Settled after it: before, nothing was replayed.
+            lambda _: self._replayed() == "Completed" and self._look().settled,
+            seconds=_PATIENCE_SECONDS,
         )
         self._refresh_backlog()
         screen.output(self._kubectl("get", "rp,replay"))
@@ -150,12 +156,12 @@ class Story:
         policy, now = "rp/orders-fulfilment", strftime("%Y-%m-%dT%H:%M:%SZ", gmtime())
         requested = f"redrive.io/reconcile-requested-at={now}"
         self._kubectl("annotate", "--overwrite", policy, requested)
-        deadline = monotonic() + _BACKLOG_SECONDS
+        deadline = monotonic() + _PATIENCE_SECONDS
         path = "jsonpath={.status.backlog.observedAt}"
         while (observed := self._kubectl("get", policy, "-o", path)) < now:
             if monotonic() > deadline:
                 raise SandboxError(
-                    f"it took more than {_BACKLOG_SECONDS:.0f} s to read the policy's backlog",
+                    f"it took more than {_PATIENCE_SECONDS:.0f} s to read the policy's backlog",
                     got=f"status.backlog.observedAt: {observed}",
                     remedy=f"see the logs in {self.sandbox.state / 'logs'}",
                 )

@@ -27,6 +27,7 @@ from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, Scheme, TopicName
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.support.subscriptions import drain, stats
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class ProvisionedPolicy:
             DEAD_LETTER_SUBSCRIPTION,
             consumer_type=pulsar.ConsumerType.Shared,
         )
-        found = [dead.receive(timeout_millis=30_000) for _ in range(count)]
+        found = [dead.receive(timeout_millis=180_000) for _ in range(count)]
         with pytest.raises(pulsar.Timeout):
             dead.receive(timeout_millis=300)
         dead.close()
@@ -238,9 +239,9 @@ def _provision_policy(  # noqa: PLR0913 - what the tests choose from
     provisioned.create(policy.topic, policy.subscription, partitions)
     provisioned.create(policy.retry_topic, policy.subscription, partitions)
     provisioned.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, 0)
-    broker.request("POST", f"{path(policy.retry_topic)}/deduplicationEnabled", body=True).check(
-        "deduplicate the retry topic"
-    )
+    deduplication = f"{path(policy.retry_topic)}/deduplicationEnabled"
+    broker.request("POST", deduplication, body=True).check("deduplicate the retry topic")
+    wait_until(lambda: broker.request("GET", deduplication).body == "true")
     provisioned.grant(policy.topic, "consume")
     provisioned.grant(policy.retry_topic, *retry_rights)
     provisioned.grant(policy.dead_letter_topic, "produce")

@@ -62,5 +62,5 @@ def interrupted(process: subprocess.Popen[str], sent: signal.Signals, workers: i
     for _ in range(workers):
         assert process.stdout.readline() == "handling\n"
     process.send_signal(sent)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     return output

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-SEND_RECEIPT, SUCCESS, PRODUCER_SUCCESS = 7, 13, 17
+SEND, SEND_RECEIPT, SUCCESS, PRODUCER_SUCCESS = 6, 7, 13, 17
 """The numbers of these commands in Pulsar's binary protocol."""
 
 _LOOK_EVERY_SECONDS = 0.05
@@ -23,6 +23,7 @@ class WithholdingProxy:
     its place, so that they stay with it.
 
     Attributes:
+        seen: how many frames of each command came here, from either side, passed on or not.
         withheld: how many of the next frames of each command never reach the client.
         halved: the commands of which one frame in two does not, by chance: a client that gives a
             call up makes others, so that every other one might always be of the same call.
@@ -31,6 +32,7 @@ class WithholdingProxy:
     """
 
     def __init__(self, port: int, closing: ExitStack) -> None:
+        self.seen: Counter[int] = Counter()
         self.withheld: Counter[int] = Counter()
         self.halved: frozenset[int] = frozenset()
         self._chance = random.Random(0)  # noqa: S311 - the same in each run, no secret
@@ -70,6 +72,7 @@ class WithholdingProxy:
         with suppress(OSError):
             for frame in _frames(source):
                 kind = frame[9]  # after the two sizes and the tag of the first field
+                self.seen[kind] += 1
                 while self.frozen:
                     time.sleep(_LOOK_EVERY_SECONDS)
                 if answers and self._withholds(kind):

@@ -19,6 +19,7 @@ from sandbox.kubernetes import Cluster
 from sandbox.pulsar import Broker
 
 SECONDS = 180
+UNREACHABLE = "BrokerUnreachable"
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,10 @@ class Shop:
     def let_a_second_pass(self) -> None:
         """Make what comes next younger than what is there: ages are whole seconds."""
         time.sleep(1.0)
+
+    def event_reasons(self, name: str) -> list[tuple[str, str]]:
+        """Type and reason of these Events, without those of a broker that was held up."""
+        return [event[:2] for event in self.events(name) if event[1] != UNREACHABLE]
 
     def told(self, name: str, reason: str) -> str:
         """The message of the one Event of that reason about a RetryPolicy, once it is there."""

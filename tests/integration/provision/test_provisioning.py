@@ -424,8 +424,8 @@ def test_a_descending_ladder_is_obeyed_with_a_warning(shop: Shop) -> None:
     shop.policy(delayLadder={"delays": ["10s", "2s"]})
     shop.ready()
     shop.told("orders", "LadderDescends")
-    warnings = [event for event in shop.events("orders") if event[0] == "Warning"]
-    assert [event[1] for event in warnings] == ["LadderDescends"]
+    warnings = [reason for kind, reason in shop.event_reasons("orders") if kind == "Warning"]
+    assert warnings == ["LadderDescends"]
 
 
 def test_rights_of_many_policies_are_granted_in_few_calls(
@@ -459,7 +459,7 @@ def test_a_restart_changes_nothing_and_takes_up_what_came_meanwhile(
     shop.ready("others")
     conditions = settled["status"]["conditions"]
     assert shop.get("retrypolicy", "orders")["status"]["conditions"] == conditions
-    assert [event[1] for event in shop.events("orders")] == ["Provisioned"]
+    assert shop.event_reasons("orders") == [("Normal", "Provisioned")]
 
 
 def unmarked(dump: Any) -> Any:  # noqa: ANN401 - JSON

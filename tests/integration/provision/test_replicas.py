@@ -47,7 +47,7 @@ class _Porter(BaseHTTPRequestHandler):
         if self.command != "GET":
             self.server.writes.append(f"{self.command} {self.path}")
             if len(self.server.writes) > POLICIES:
-                self.server.opened.wait(60)
+                self.server.opened.wait(180)
         behind = http.client.HTTPConnection("127.0.0.1", self.server.broker, timeout=30)
         passed = {k: v for k, v in self.headers.items() if k != "Accept-Encoding"}
         behind.request(self.command, self.path, body, passed)

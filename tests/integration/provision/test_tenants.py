@@ -16,7 +16,14 @@ from typing import Any
 
 import pytest
 
-from tests.integration.provision.conftest import SECONDS, MakeShop, Shop, redrive, rest_path
+from tests.integration.provision.conftest import (
+    SECONDS,
+    UNREACHABLE,
+    MakeShop,
+    Shop,
+    redrive,
+    rest_path,
+)
 from tests.integration.provision.test_deletion import send
 from tests.integration.provision.test_ownership import whole
 from tests.support.waiting import wait_until
@@ -31,7 +38,6 @@ SEQUENCED = {
 }
 NOT_YET = frozenset({"PolicyNotFound", "PolicyNotReady"})
 """Reasons of a Replay whose policy is not Ready yet."""
-UNREACHABLE = "BrokerUnreachable"
 SEED = 10
 EARLIEST = {"ledgerId": -1, "entryId": -1}
 

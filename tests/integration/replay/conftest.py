@@ -146,7 +146,7 @@ class ProvisionedPolicy:
         producer = self.client.create_producer(
             str(self.policy.dead_letter_topic),
             batching_enabled=True,
-            batching_max_publish_delay_ms=5_000,
+            batching_max_publish_delay_ms=60_000,
         )
         results: list[pulsar.Result] = []
         for cause in causes:
@@ -193,8 +193,9 @@ class ProvisionedPolicy:
 
     def deduplicate(self, topic: TopicName) -> None:
         """Have the broker drop what a producer sends again."""
-        at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}/deduplicationEnabled"
-        self.broker.request("POST", at, body=True).check(f"deduplicate {topic}")
+        name = "deduplicationEnabled"
+        self.admin("POST", topic, name, body=True)
+        wait_until(lambda: self.admin("GET", topic, name) == "true")
 
     def skip(self, count: int) -> None:
         """Acknowledge the oldest dead letters, as by hand."""

@@ -33,6 +33,7 @@ from tests.integration.replay.test_mover import (
     selecting,
     wait_until_moved,
 )
+from tests.support.held_sends import held_at
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -48,6 +49,7 @@ class Author:
         self.is_full = threading.Event()
         self.full_topics: set[TopicName] = set()
         self.accounts = [Account()]
+        self.go_on = threading.Event()
 
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         self.accounts.append(account)
@@ -56,6 +58,8 @@ class Author:
         if rests is not None and rests.full_topic is not None:
             self.full_topics.add(rests.full_topic)
             self.is_full.set()
+        if self.wish is not Wish.RUN:
+            self.go_on.set()
         return self.wish
 
     def report_scan(self, scanned: Scanned) -> None:
@@ -70,8 +74,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def running(provisioned: Any, author: Author) -> Iterator[Future[Account]]:  # noqa: ANN401
-    """Run a Replay of everything beside the test."""
-    with ThreadPoolExecutor(1) as threads:
+    """Run a Replay of everything beside the test: a part, and the rest when it may go on."""
+    with held_at(COUNT // 4) as author.go_on, ThreadPoolExecutor(1) as threads:
         try:
             yield threads.submit(runs.run, job_of(provisioned), Local(), author)
         except BaseException:
@@ -87,10 +91,10 @@ def test_a_suspended_run_rests_with_a_true_account_and_goes_on_where_it_was(
     with running(provisioned, author) as run:
         wait_until_moved(provisioned, 3_000)
         author.wish = Wish.SUSPEND
-        assert author.rests.wait(60)
+        assert author.rests.wait(180)
+        account = author.accounts[-1]
         moved = len(provisioned.in_target())
         assert 3_000 <= moved < COUNT
-        account = author.accounts[-1]
         assert (account.matched, account.moved, account.left) == (COUNT, moved, COUNT - moved)
         assert provisioned.backlog_of_dead_letters() == COUNT - moved
         provisioned.check_audit()
@@ -118,14 +122,15 @@ def test_a_run_waits_for_the_consumers_of_a_target_over_its_backlog_quota(
         provisioned.admin("POST", target, "backlogQuota", quota)
         while not author.is_full.is_set():
             provisioned.admin("PUT", target, "unload")  # else it takes a minute to be noticed
+            author.go_on.set()
             author.is_full.wait(5)
             assert not run.done()
         time.sleep(broker.WAIT_SECONDS + 2 * dispatch.FULL_SECONDS)
         assert author.full_topics == {target}
-        moved = len(provisioned.in_target())
-        assert 2_000 <= moved < count
         # What it may have stored without a receipt is looked for when it can send again.
         account = author.accounts[-1]
+        moved = len(provisioned.in_target())
+        assert 2_000 <= moved < count
         assert 2_000 <= account.moved <= moved
         assert account.left == count - account.moved
         provisioned.admin("DELETE", target, "backlogQuota")
@@ -145,7 +150,7 @@ def test_what_a_full_target_trims_meanwhile_leaves_nothing_in_doubt(
     quota = {"limitSize": 0, "limitTime": -1, "policy": "producer_exception"}
     provisioned.change_policy("POST", target, "backlogQuota", quota)
     with running(provisioned, author) as run:
-        assert author.is_full.wait(60)
+        assert author.is_full.wait(180)
         (before,) = snapshot.look(provisioned.broker.admin_url, target)
         provisioned.admin("PUT", target, "unload")  # which lets go of a ledger that is empty
         (after,) = snapshot.look(provisioned.broker.admin_url, target)
@@ -165,7 +170,7 @@ def test_a_run_whose_replay_is_deleted_settles_what_is_under_way_and_ends(
         wait_until_moved(provisioned, 3_000)
         author.wish = Wish.END
         with pytest.raises(RunEndedError):
-            run.result(60)
+            run.result(180)
     broker, policy = provisioned.broker, provisioned.policy
     topics = policy.dead_letter_topic, policy.dead_letter_subscription, policy.retry_topic
     assert audit.audit((broker.service_url, broker.admin_url), *topics) == audit.AuditFindings()
@@ -222,10 +227,11 @@ def test_a_subscription_that_is_deleted_and_comes_back_keeps_what_was_not_select
     provisioned.broker.request("POST", path, made).check("have subscriptions made")
     provisioned.bury_many(count)
     job = dataclasses.replace(selecting(job_of(provisioned)), rate_limit=50)
-    with ThreadPoolExecutor(1) as threads:
+    with held_at(count // 4) as go_on, ThreadPoolExecutor(1) as threads:
         run = threads.submit(runs.run, job, EverySecond(), Notes())
         wait_until_moved(provisioned, count // 8)
         provisioned.admin("DELETE", topic, f"subscription/{DEAD_LETTER_SUBSCRIPTION}?force=true")
+        go_on.set()
         account = run.result(120)
     assert (account.matched, account.moved) == (count // 2, count // 2)
     assert provisioned.in_target() == numbers(count)[::2]

@@ -69,7 +69,7 @@ class Desk:
     def send(self, topic: str, count: int, *, batched: bool = False, **fields: Any) -> None:  # noqa: ANN401
         """Send messages, whose values are their numbers among all that were sent."""
         producer = self.client.create_producer(
-            topic, batching_enabled=batched, batching_max_publish_delay_ms=5_000
+            topic, batching_enabled=batched, batching_max_publish_delay_ms=60_000
         )
         results: list[pulsar.Result] = []
         for _ in range(count):
@@ -118,7 +118,7 @@ def read_all(writing: DataStreamWriter, checkpoint: Path) -> None:
     for starts_left in (2, 1, 0):
         query = writing.start()
         try:
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(240)
         except StreamingQueryException as error:
             if not starts_left or WORKER_IS_LATE not in str(error):
                 raise

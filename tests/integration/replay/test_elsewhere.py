@@ -102,7 +102,7 @@ def _receive(shop: Shop, count: int) -> list[dict[str, str]]:
     """Return the properties of what is in the source topic."""
     client = shop.client()
     consumer = client.subscribe(str(shop.policy.topic), "fulfilment")
-    found = [dict(consumer.receive(15_000).properties()) for _ in range(count)]
+    found = [dict(consumer.receive(60_000).properties()) for _ in range(count)]
     with pytest.raises(pulsar.Timeout):
         consumer.receive(1_500)
     client.close()

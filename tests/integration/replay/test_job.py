@@ -297,7 +297,7 @@ def test_a_run_of_more_than_its_bound_waits_for_approval(
             "--namespace", job.namespace, "annotate", resources.REPLAYS.plural, job.name,
             f"{APPROVED_BY}=ann",
         )  # fmt: skip
-        assert run.result(60).moved == 5
+        assert run.result(180).moved == 5
     assert not progress.read().awaits_approval
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,10 +64,11 @@ def test_a_run_goes_on_when_the_broker_is_killed(
     count = 8_000
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
-    with process(job_of(provisioned)) as running:
+    with process(job_of(provisioned), count) as running:
         wait_until_moved(provisioned, 1_000)
         killable.processes.kill(pulsar.NAME)
         assert running.poll() is None
+        running.send_signal(signal.SIGCONT)
         killable.restart_broker()
         _, said = running.communicate(timeout=200)
     assert running.returncode == 0, said
@@ -79,7 +81,8 @@ def test_what_a_killed_broker_forgets_of_a_completed_replay_is_acknowledged_agai
     """It keeps all that was stored. Of acknowledgements it keeps those of some time ago."""
     count = 8_000
     provisioned = provision_policy()
-    provisioned.admin("POST", provisioned.policy.dead_letter_topic, "persistence", CURSORS_SELDOM)
+    dead_letter_topic = provisioned.policy.dead_letter_topic
+    provisioned.change_policy("POST", dead_letter_topic, "persistence", CURSORS_SELDOM)
     provisioned.bury_many(count)
     assert runs.run(selecting(job_of(provisioned)), EverySecond(), Notes()).moved == count // 2
     killable.processes.kill(pulsar.NAME)

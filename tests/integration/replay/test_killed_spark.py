@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,9 @@ def test_a_run_whose_driver_is_killed_is_gone_on_with(
     for first in (0, count // 2):
         provisioned.bury_many(count // 2, first)
         provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")  # a new ledger
-    with spark_runs.spark_run(job_of(provisioned), spark_runs.LOCAL, tmp_path) as run:
+    # Slow enough to be under way whenever it is looked at.
+    job = dataclasses.replace(job_of(provisioned), rate_limit=1_000)
+    with spark_runs.spark_run(job, spark_runs.LOCAL, tmp_path) as run:
         spark_runs.wait_until_under_way(run, provisioned, count // 10, count)
         run.send("driver", signal.SIGKILL)
         run.wait()

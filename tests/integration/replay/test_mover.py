@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
 import json
 import os
@@ -42,6 +43,7 @@ from redrive.replay.topic.broker import ReplayRoleRefusedError
 from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import RANGE_ENTRIES
 from tests.chaos.proxy import Proxy, answering
+from tests.support import held_sends
 from tests.support.program_parts import SILENT
 from tests.support.withholding_proxy import PRODUCER_SUCCESS, SUCCESS, proxy_of
 
@@ -172,22 +174,28 @@ class EverySecond(Local):
             yield planned._replace(plan=dataclasses.replace(planned.plan, selected=selected))
 
 
-RUN = f"""{SILENT}
+RUN = f"""{inspect.getsource(held_sends)}{SILENT}
+import signal
 import sys
 from redrive.replay.job.engine import Local
 from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
 
-print(run(ReplayJob.decode(sys.argv[1]), Local(), Silent()))
+with held_at(int(sys.argv[2])) as go_on:
+    signal.signal(signal.SIGCONT, lambda *_: go_on.set())
+    print(run(ReplayJob.decode(sys.argv[1]), Local(), Silent()))
 """
 
 
 @contextlib.contextmanager
-def process(job: ReplayJob) -> Iterator[subprocess.Popen[str]]:
-    """Run *job* in a process of its own."""
+def process(job: ReplayJob, count: int) -> Iterator[subprocess.Popen[str]]:
+    """Run *job*, of *count* messages, in a process of its own.
+
+    However late one looks, it is under way: its last quarter waits for SIGCONT.
+    """
     source_root = str(Path(runs.__file__).parents[3])
     started = subprocess.Popen(
-        [sys.executable, "-c", RUN, job.encode()],
+        [sys.executable, "-c", RUN, job.encode(), str(count * 3 // 4)],
         env=os.environ | {"PYTHONPATH": source_root},
         stderr=subprocess.PIPE,
         text=True,
@@ -208,9 +216,9 @@ class DiesAtLast(Local):
         raise RuntimeError(msg)
 
 
-def kill_at(provisioned: Any, job: ReplayJob, moved: int) -> None:  # noqa: ANN401
-    """Run *job* in a process, and kill that when its target has so many messages."""
-    with process(job) as killed:
+def kill_at(provisioned: Any, job: ReplayJob, moved: int, count: int) -> None:  # noqa: ANN401
+    """Run *job* in a process, and kill that when its target has so many messages of *count*."""
+    with process(job, count) as killed:
         wait_until_moved(provisioned, moved, job.destination)
         killed.send_signal(signal.SIGKILL)
         killed.wait()
@@ -221,7 +229,7 @@ def wait_until_moved(
     count: int,
     target: TopicName | None = None,
 ) -> None:
-    """Wait until the retry topic, or another *target*, has so many messages."""
+    """Wait until the retry topic, or another *target*, took so many since it was loaded."""
     deadline = time.monotonic() + 180
     target = target or provisioned.policy.retry_topic
     while json.loads(provisioned.admin("GET", target, "stats"))["msgInCounter"] < count:
@@ -325,7 +333,7 @@ def test_a_run_that_is_killed_is_gone_on_with(
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
     job = job_of(provisioned, batch=batch)
-    kill_at(provisioned, job, moved)
+    kill_at(provisioned, job, moved, count)
     before = len(provisioned.in_target())
     assert 0 < before < count
 
@@ -347,13 +355,13 @@ def test_a_run_that_was_stopped_and_wakes_up_stores_nothing(
     count = 12_000
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
-    with process(job_of(provisioned, batch=batch)) as stopped:
+    with process(job_of(provisioned, batch=batch), count) as stopped:
         wait_until_moved(provisioned, 2_000)
         stopped.send_signal(signal.SIGSTOP)
         account = replay(provisioned)
         assert 0 < account.moved < count
         stopped.send_signal(signal.SIGCONT)
-        _, said = stopped.communicate(timeout=120)
+        _, said = stopped.communicate(timeout=180)
     assert stopped.returncode != 0
     assert FencedError.__name__ in said
     assert provisioned.in_target() == numbers(count)
@@ -424,7 +432,7 @@ def test_a_backlog_that_is_cleared_by_hand_does_not_count_as_moved(
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
     job = job_of(provisioned)
-    kill_at(provisioned, job, 1_000)
+    kill_at(provisioned, job, 1_000, count)
     subscription = f"subscription/{DEAD_LETTER_SUBSCRIPTION}/skip_all"
     provisioned.admin("POST", provisioned.policy.dead_letter_topic, subscription)
 
@@ -493,7 +501,7 @@ def test_a_run_that_is_killed_among_batches_knows_how_many_messages_there_were(
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count, batching_enabled=True, batching_max_messages=10)
     job = job_of(provisioned)
-    kill_at(provisioned, job, 1_000)
+    kill_at(provisioned, job, 1_000, count)
     assert 0 < len(provisioned.in_target()) < count
 
     account = replay(provisioned, uid=job.uid)
@@ -571,13 +579,14 @@ def test_topics_may_be_unloaded_meanwhile(
     count = 10_000
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
-    with process(job_of(provisioned, batch=batch)) as running:
-        for moved in (1_000, 4_000):
-            wait_until_moved(provisioned, moved)
+    with process(job_of(provisioned, batch=batch), count) as running:
+        for _ in range(2):
+            wait_until_moved(provisioned, 1_000)  # since the last time
             provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
             provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")
+            running.send_signal(signal.SIGCONT)
             time.sleep(1)
-        running.communicate(timeout=120)
+        running.communicate(timeout=180)
         assert running.returncode == 0
     assert provisioned.in_target() == numbers(count)
     provisioned.check_audit()

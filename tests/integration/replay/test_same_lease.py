@@ -28,10 +28,9 @@ from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
 from tests.integration.replay.test_mover import job_of
 from tests.support.faulty_broker import Killed
+from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
-HEARD_SECONDS = 7.0
-"""After so long a task has heard that it is to be drained."""
 pytestmark = pytest.mark.usefixtures("replay_token")
 
 
@@ -40,13 +39,15 @@ class Suspended:
 
     def __init__(self) -> None:
         self.wish = Wish.RUN
+        self._told = 0
 
     def suspend(self) -> None:
-        """Have the run suspended, and its tasks hear of it."""
+        """Have the run suspended: its tasks hear of it at their next look at the lease."""
         self.wish = Wish.SUSPEND
-        time.sleep(HEARD_SECONDS)
+        wait_until(lambda: self._told > 1)  # what one report brings is on record before the next
 
     def report(self, _: Account, *, rests: Rest | None = None) -> Wish:
+        self._told += self.wish is Wish.SUSPEND
         if rests == SUSPENDED:
             self.wish = Wish.RUN
         return self.wish
@@ -144,7 +145,7 @@ def test_a_task_that_wakes_behind_its_drained_successor_doubles_nothing(
     def twice(task: RangeTask) -> RangeResult:
         thread.append(threading.Thread(target=mover.move, args=(task,), name=sleeper))
         thread[0].start()
-        assert stopped.wait(60)
+        assert stopped.wait(180)
         return mover.move(task, again=True)
 
     def have_it_wake() -> None:

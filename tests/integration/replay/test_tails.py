@@ -34,6 +34,7 @@ from tests.integration.replay.test_mover import (
     wait_until_moved,
 )
 from tests.support.frozen_threads import frozen_threads
+from tests.support.held_sends import held_at
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -112,10 +113,11 @@ def test_what_the_broker_has_received_and_not_yet_stored_is_waited_for(
     monkeypatch.setattr(window, "STALL_SECONDS", 1.0)
     # So slow that the threads to freeze wait for work.
     job = dataclasses.replace(job_of(provisioned), rate_limit=100)
-    with ThreadPoolExecutor(1) as threads:
+    with held_at(count // 2) as go_on, ThreadPoolExecutor(1) as threads:
         run = threads.submit(runs.run, job, Local(), Notes())
         wait_until_moved(provisioned, count // 4)
         with frozen_threads(sandbox.processes.pid(pulsar.NAME), "BookieJournal"):
+            go_on.set()
             assert looks.wait(120)
             time.sleep(5)
         account = run.result(120)

@@ -33,6 +33,7 @@ from tests.integration.replay.test_mover import (
     wait_until_moved,
 )
 from tests.integration.replay.test_schemas import FIRST, bury
+from tests.support.held_sends import held_at
 from tests.support.withholding_proxy import proxy_of
 
 ProvisionPolicy = Callable[..., Any]
@@ -75,7 +76,7 @@ def move(job: ReplayJob) -> Account:
 
 def cut_off_at(provisioned: Any, job: ReplayJob, moved: int) -> int:  # noqa: ANN401
     """Kill the process of *job* when so much is moved, and return what its target has."""
-    kill_at(provisioned, job, moved)
+    kill_at(provisioned, job, moved, COUNT)
     stored = len(provisioned.in_target(job.destination))
     assert 0 < stored < COUNT
     return stored
@@ -100,7 +101,7 @@ def test_the_source_topic_gets_each_message_once_as_a_new_one(
     assert provisioned.in_target() == []
     assert provisioned.resting() == []
     consumer = provisioned.client.subscribe(str(source), provisioned.policy.subscription)
-    received = [consumer.receive(15_000).properties() for _ in range(21)]
+    received = [consumer.receive(60_000).properties() for _ in range(21)]
     (mine,) = (each for each in received if each["id"] == "1")
     assert (mine[RECONSUMETIMES], mine[ORIGIN_MESSAGE_ID], mine[REPLAYS]) == ("0", "1:2:-1", "2")
     assert move(job_to(provisioned, source)) == Account()
@@ -235,12 +236,17 @@ def test_a_run_that_was_cut_off_stores_nothing_after_a_replay_to_another_target(
     provisioned = provision_policy()
     source, retry = add_source(provisioned), provisioned.policy.retry_topic
     provisioned.bury_in_ranges(COUNT)
-    with proxy_of(provisioned.broker.port) as proxy, ThreadPoolExecutor(2) as threads:
+    with (
+        proxy_of(provisioned.broker.port) as proxy,
+        held_at(COUNT // 2) as go_on,
+        ThreadPoolExecutor(2) as threads,
+    ):
         service_url = f"pulsar://127.0.0.1:{proxy.port}"
         job = dataclasses.replace(job_of(provisioned), service_url=service_url)
         cut_off = threads.submit(runs.run, job, Local(), Notes())
         wait_until_moved(provisioned, 2_000)
         proxy.frozen = True
+        go_on.set()
         other = threads.submit(move, job_to(provisioned, source))
         futures.wait([other], seconds)
         proxy.frozen = False

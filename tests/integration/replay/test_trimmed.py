@@ -57,32 +57,30 @@ def lose_sight_of(provisioned: Any) -> None:  # noqa: ANN401 - see conftest
     time.sleep(1)
 
 
-def wait_until_stored(ids: list[str]) -> None:
-    """Wait until nothing more comes of what is on its way."""
-    before = -1
-    while len(ids) != before:
-        before = len(ids)
-        time.sleep(1)
-
-
 def test_what_has_a_receipt_is_moved_though_it_is_trimmed_before_the_receipt_is_read(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, flush, flushes = 3_000, ProtocolConnection.flush, itertools.count()
+    count, flushes, sent = 3_000, itertools.count(), list[bytes]()
+    send, flush = ProtocolConnection.send, ProtocolConnection.flush
     provisioned = provision_policy()
     provisioned.bury_many(count)
+
+    def note_and_send(connection: ProtocolConnection, entry: bytes) -> None:
+        sent.append(entry)
+        send(connection, entry)
 
     def flush_and_lose(connection: ProtocolConnection) -> None:
         waiting = bool(connection._buffer)  # noqa: SLF001
         flush(connection)
         if waiting and next(flushes) == 3:
-            wait_until_stored(ids)  # and have a receipt
+            wait_until(lambda: len(set(ids)) == len(sent))  # they are stored, and have a receipt
             lose_sight_of(provisioned)
 
     with consumed(provisioned) as ids:
+        monkeypatch.setattr(ProtocolConnection, "send", note_and_send)
         monkeypatch.setattr(ProtocolConnection, "flush", flush_and_lose)
         account = replay(provisioned)
-        wait_until(lambda: len(set(ids)) == count, seconds=30)
+        wait_until(lambda: len(set(ids)) == count)
 
     assert next(flushes) > 3
     assert (account.moved, account.refused) == (count, 0)
@@ -110,7 +108,7 @@ def test_a_partition_that_nothing_was_sent_to_holds_nothing_whatever_was_trimmed
     monkeypatch.setattr(tail, "_holds_all_behind", lambda *_: False)
     with consumed(provisioned) as ids:
         account = replay(provisioned)
-        wait_until(lambda: len(set(ids)) == count, seconds=30)
+        wait_until(lambda: len(set(ids)) == count)
 
     assert len(set(opened)) == 2
     assert (account.moved, account.refused) == (count, 0)

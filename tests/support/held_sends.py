@@ -1,0 +1,29 @@
+"""A run of a Replay that is under way, however late a test looks; the text is part of programs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from redrive.replay.moving.sending import Sender
+
+
+@contextmanager
+def held_at(count: int) -> Iterator[threading.Event]:
+    """Have the runs of this process send *count* messages, and more once the event is set."""
+    go_on, sent, send = threading.Event(), itertools.count(), Sender.send
+
+    def hold_or_send(*message: Any) -> None:  # noqa: ANN401 - as it takes it
+        if next(sent) >= count:
+            go_on.wait()
+        send(*message)
+
+    with mock.patch.object(Sender, "send", hold_or_send):
+        try:
+            yield go_on
+        finally:
+            go_on.set()
