@@ -12,6 +12,7 @@ import pulsar
 import pytest
 
 from tests.support.user_programs import StartProgram, interrupted, start_program
+from tests.support.waiting import wait_until
 
 __all__ = ["start_program"]
 ProvisionPolicy = Callable[..., Any]
@@ -40,7 +41,7 @@ async def test_a_cancelled_reception_loses_no_message(provision_policy: Provisio
         for message in received:
             await consumer.acknowledge(message)
         assert await consumer.receive(SECOND) is None
-    assert await asyncio.to_thread(provisioned.backlog, provisioned.policy.topic) == 0
+    await asyncio.to_thread(wait_until, lambda: not provisioned.backlog(provisioned.policy.topic))
 
 
 async def test_handlers_run_side_by_side(provision_policy: ProvisionPolicy) -> None:

@@ -19,6 +19,7 @@ from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 from tests.support.provisioned_policy import path
 from tests.support.synchronous_adapter import SynchronousAdapter
+from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
 SECOND = timedelta(seconds=1)
@@ -104,13 +105,15 @@ def test_a_schema_decodes_what_is_broadcast(provisioned: Any) -> None:  # noqa: 
 
 def test_no_more_than_its_prefetch_of_each_partition_waits_in_it(provisioned: Any) -> None:  # noqa: ANN401
     listen(provisioned, prefetch=7)
-    for number in (0, 1):
-        answer = provisioned.broker.request(
-            "GET", f"{path(provisioned.policy.topic.partition(number))}/stats"
-        )
-        subscriptions = json.loads(answer.body)["subscriptions"]
-        (reader,) = [each for of in subscriptions.values() for each in of["consumers"]]
-        assert reader["availablePermits"] == 7
+    wait_until(lambda: [permits(provisioned, number) for number in (0, 1)] == [[7], [7]])
+
+
+def permits(provisioned: Any, partition: int) -> list[int]:  # noqa: ANN401
+    """How many messages each reader has room for, as it has told the broker by now."""
+    topic = provisioned.policy.topic.partition(partition)
+    answer = provisioned.broker.request("GET", f"{path(topic)}/stats")
+    subscriptions = json.loads(answer.body)["subscriptions"].values()
+    return [each["availablePermits"] for of in subscriptions for each in of["consumers"]]
 
 
 @pytest.mark.parametrize("prefetch", [0, -1])
@@ -163,7 +166,7 @@ def test_a_handler_out_of_time_has_failed_and_its_late_success_is_told(provision
     given_up = threading.Event()
 
     def handle(_message: pulsar.Message) -> None:
-        assert given_up.wait(10)
+        assert given_up.wait(60)
         consumer.stop()
 
     def hear(event: Event) -> None:

@@ -14,6 +14,7 @@ import pytest
 from redrive.delivery.telemetry.events import Event, Name
 from sandbox.pulsar import SUPERUSER
 from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
 SOON = timedelta(seconds=30)
@@ -69,7 +70,7 @@ def test_a_large_message_is_retried_and_dead_lettered_whole(
     [dead] = provisioned.dead_letters(1)
     assert dead.data() == payload
     assert {"REDRIVE_CAUSE_MESSAGE", "REDRIVE_CAUSE_TRACE"} <= dead.properties().keys()
-    assert provisioned.unsettled() == 0
+    wait_until(lambda: not provisioned.unsettled())
 
 
 def test_large_messages_that_are_sent_on_side_by_side_all_arrive(
@@ -105,7 +106,8 @@ def test_what_has_too_big_properties_for_any_hop_stays_and_says_so(
     consumer.reconsume_later(consumer.receive(SOON), cause=failing())
     consumer.close()
 
-    assert [(event.event, event.reason) for event in events] == [
+    # Each once: on a slow machine it was sent again meanwhile, after 5 s.
+    assert list(dict.fromkeys((event.event, event.reason) for event in events)) == [
         (Name.UNSENT, "TooBig"),
         (Name.LEFT_UNSETTLED, ""),
     ]

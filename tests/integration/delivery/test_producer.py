@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -19,11 +20,16 @@ from redrive.copying.errors import NotSentError, TooBigError
 from redrive.delivery.producing import sends
 from redrive.delivery.producing.retry_producer import ProducerClosedError
 from sandbox.pulsar import SUPERUSER
+from tests.support.awake_time import awake_time
 from tests.support.provisioned_policy import path
-from tests.support.withholding_proxy import SEND_RECEIPT, WithholdingProxy, proxy_of
+from tests.support.subscriptions import drain
+from tests.support.waiting import wait_until
+from tests.support.withholding_proxy import SEND, SEND_RECEIPT, WithholdingProxy, proxy_of
 
 ProvisionPolicy = Callable[..., Any]
 SECOND = timedelta(seconds=1)
+MANY = 60
+"""Retries that outlast whatever holds the broker up."""
 
 
 @pytest.fixture
@@ -46,7 +52,16 @@ def producing(provisioned: Any, proxy: WithholdingProxy | None = None) -> tuple[
         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
     )
     provisioned.closing.callback(client.close)
+    partitions = client.get_topic_partitions(str(topic))
+    wait_until(lambda: all(deduplicates(provisioned, partition) for partition in partitions))
     return client, str(topic)
+
+
+def deduplicates(provisioned: Any, partition: str) -> bool:  # noqa: ANN401
+    """Whether the broker goes by it; it answers before it has."""
+    url = f"/admin/v2/{partition.replace('://', '/')}/stats"
+    answer = provisioned.broker.request("GET", url)
+    return bool(json.loads(answer.body)["deduplicationStatus"] == "Enabled")
 
 
 def stored(provisioned: Any, count: int) -> list[pulsar.Message]:  # noqa: ANN401
@@ -54,7 +69,7 @@ def stored(provisioned: Any, count: int) -> list[pulsar.Message]:  # noqa: ANN40
     reader = provisioned.client(SUPERUSER).create_reader(
         str(provisioned.policy.topic), pulsar.MessageId.earliest
     )
-    found = [reader.read_next(10_000) for _ in range(count)]
+    found = [reader.read_next(60_000) for _ in range(count)]
     with pytest.raises(pulsar.Timeout):
         reader.read_next(300)
     reader.close()
@@ -63,6 +78,22 @@ def stored(provisioned: Any, count: int) -> list[pulsar.Message]:  # noqa: ANN40
 
 def contents(provisioned: Any, count: int) -> list[bytes]:  # noqa: ANN401
     return [message.data() for message in stored(provisioned, count)]
+
+
+def send_on(producer: RetryProducer, content: bytes) -> None:
+    """Send until there is a receipt, as a program may; where a broker is slow it stores copies."""
+    for _ in range(MANY):
+        with contextlib.suppress(NotSentError):
+            producer.send(content)
+            return
+    raise AssertionError(content)
+
+
+def with_copies(provisioned: Any) -> list[bytes]:  # noqa: ANN401
+    """What lies in the source topic, however much."""
+    policy, client = provisioned.policy, provisioned.client(SUPERUSER)
+    found = drain(provisioned.broker, client, policy.topic, policy.subscription)
+    return [message.data() for message in found]
 
 
 def test_a_message_arrives_as_it_was_given(provision_policy: ProvisionPolicy) -> None:
@@ -87,7 +118,7 @@ def test_a_message_arrives_as_it_was_given(provision_policy: ProvisionPolicy) ->
     assert empty.has_null_value()
     assert message.producer_name().startswith("till-1-")
     consumer = provisioned.consumer()
-    assert [consumer.receive(10 * SECOND).data() for _ in range(2)] == [b"x", b""]
+    assert [consumer.receive(60 * SECOND).data() for _ in range(2)] == [b"x", b""]
     assert consumer.receive(SECOND) is None
 
 
@@ -96,12 +127,14 @@ def test_a_lost_receipt_stores_nothing_twice(
 ) -> None:
     provisioned = provision_policy()
     client, topic = producing(provisioned, proxy)
-    with RetryProducer(client, topic, timeout=SECOND) as producer:
-        producer.send(b"1")
+    provisioned.send(b"1")  # past the proxy: of no other than "2" a receipt is withheld
+    with RetryProducer(client, topic, timeout=SECOND, send_retries=MANY) as producer:
         proxy.withheld[SEND_RECEIPT] = 2
         began = time.monotonic()
-        assert producer.send(b"2") is None  # stored by the first send, which told no id
-        assert 2 <= time.monotonic() - began < 10  # two of its time-outs, and not the default
+        with awake_time() as passed:
+            assert producer.send(b"2") is None  # stored by the first send, which told no id
+            assert passed() < 30  # its time-outs, and not the client's own
+        assert time.monotonic() - began >= 2
         producer.send(b"3")
     assert contents(provisioned, 3) == [b"1", b"2", b"3"]
 
@@ -119,12 +152,11 @@ def test_without_any_receipt_all_sends_are_made_and_the_error_says_so(
             ".*may store it twice",
         ):
             producer.send(b"1")
-        deadline = time.monotonic() + 30
-        while proxy.withheld[SEND_RECEIPT]:  # the broker may be slower than the time-out
-            assert time.monotonic() < deadline, "it was sent less often"
-            time.sleep(0.02)
-        producer.send(b"2")
-    assert contents(provisioned, 2) == [b"1", b"2"]
+        wait_until(lambda: proxy.seen[SEND] >= 4)
+        proxy.withheld.clear()  # the broker may be slower than the time-out
+        send_on(producer, b"2")
+    first, *rest = with_copies(provisioned)
+    assert (first, set(rest)) == (b"1", {b"2"})
 
 
 def test_messages_sent_at_the_same_time_lose_no_other_when_one_is_sent_again(
@@ -132,7 +164,7 @@ def test_messages_sent_at_the_same_time_lose_no_other_when_one_is_sent_again(
 ) -> None:
     provisioned = provision_policy()
     client, topic = producing(provisioned, proxy)
-    with RetryProducer(client, topic, timeout=SECOND, in_flight=3) as producer:
+    with RetryProducer(client, topic, timeout=SECOND, send_retries=MANY, in_flight=3) as producer:
         proxy.withheld[SEND_RECEIPT] = 5
         threads = [
             threading.Thread(target=producer.send, args=(f"{n}".encode(),)) for n in range(30)
@@ -208,10 +240,10 @@ def test_what_nobody_can_take_is_refused_at_once(provision_policy: ProvisionPoli
     provisioned = provision_policy()
     client, topic = producing(provisioned)
     with RetryProducer(client, topic) as producer:
-        began = time.monotonic()
-        with pytest.raises(TooBigError, match="keep messages well below it"):
-            producer.send(b"x" * 6_000_000)
-        assert time.monotonic() - began < 8  # no time-out was waited for
+        with awake_time() as passed:
+            with pytest.raises(TooBigError, match="keep messages well below it"):
+                producer.send(b"x" * 6_000_000)
+            assert passed() < 8  # no time-out was waited for
         producer.send(b"small")
     assert contents(provisioned, 1) == [b"small"]
 
@@ -244,14 +276,14 @@ def test_a_producer_that_is_refused_in_flight_comes_back_when_it_may(
     with RetryProducer(
         provisioned.client(provisioned.role), str(topic), send_retries=1, timeout=SECOND
     ) as producer:
-        producer.send(b"1")
+        send_on(producer, b"1")
         provisioned.grant(topic, "consume")
         provisioned.broker.request("PUT", f"{path(topic)}/unload").check("unload")
         with pytest.raises(NotSentError, match="2 times"):
             producer.send(b"2")
         provisioned.grant(topic, "consume", "produce")
-        producer.send(b"3")
-    assert [content for content in contents(provisioned, 2) if content != b"2"] == [b"1", b"3"]
+        send_on(producer, b"3")
+    assert list(dict.fromkeys(with_copies(provisioned))) == [b"1", b"3"]
 
 
 def test_messages_with_a_schema_are_encoded_by_it(provision_policy: ProvisionPolicy) -> None:
@@ -270,8 +302,8 @@ async def test_an_asynchronous_producer_keeps_the_order_of_calls_and_the_loop_fr
 ) -> None:
     provisioned = provision_policy()
     client, topic = producing(provisioned, proxy)
-    async with AsyncRetryProducer(client, topic, timeout=SECOND) as producer:
-        await producer.send(b"first")
+    provisioned.send(b"first")  # past the proxy: the receipt that is withheld is of the next
+    async with AsyncRetryProducer(client, topic, timeout=SECOND, send_retries=MANY) as producer:
         proxy.withheld[SEND_RECEIPT] = 1
         sending = asyncio.gather(*[producer.send(f"{n}".encode()) for n in range(5)])
         turns = 0
@@ -281,7 +313,9 @@ async def test_an_asynchronous_producer_keeps_the_order_of_calls_and_the_loop_fr
         ids = await sending
         assert turns > 5  # a loop that waits for the receipt turns once or twice
         assert ids[0] is None
-        assert all(message_id is not None for message_id in ids[1:])
+        # But for others that were sent again, to a slow broker.
+        without = sum(message_id is None for message_id in ids[1:])
+        assert without <= proxy.seen[SEND] - len(ids) - 1
     assert await asyncio.to_thread(contents, provisioned, 6) == [
         b"first",
         *(b"%d" % n for n in range(5)),

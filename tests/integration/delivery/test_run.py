@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from redrive import Done, Event, FailureRules
+from redrive import Done, Event, FailureRules, RetryConsumer
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.policy.naming import TopicName
 from tests.support.provisioned_policy import path
@@ -48,7 +48,7 @@ def test_run_acknowledges_what_returns_and_retries_what_raises(
     assert dead.data() == b"never"
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "LookupError"
     assert dead.properties()["REDRIVE_CAUSE_MESSAGE"] == "out of order"
-    assert provisioned.unsettled() == 0
+    wait_until(lambda: not provisioned.unsettled())
     assert "attempt 2 failed of " in caplog.text
     assert "LookupError: out of order\nat " in caplog.text
 
@@ -109,12 +109,17 @@ def test_source_and_retry_topic_take_turns_while_both_have_messages(
     provisioned = provision_policy()
     provisioned.send(*[b"new"] * 200)
     provisioned.send(*[b"retried"] * 50, topic=provisioned.policy.retry_topic)
-    consumer = provisioned.consumer(prefetch=100)
-    wait_until(lambda: delivered(provisioned, provisioned.policy.topic) >= 50, seconds=30)
-    wait_until(lambda: delivered(provisioned, provisioned.policy.retry_topic) == 50, seconds=30)
-    time.sleep(0.5)  # from the broker's hands into ours
+    client = provisioned.client(provisioned.role)
+    with RetryConsumer(client, provisioned.policy, prefetch=100) as consumer:
+        wait_until(lambda: delivered(provisioned, provisioned.policy.topic) >= 50)
+        wait_until(lambda: delivered(provisioned, provisioned.policy.retry_topic) == 50)
+        # From the broker's hands into the client's, to whom this answer comes behind them …
+        client.get_topic_partitions(str(provisioned.policy.topic))
+        # … and into those of the consumer, which tells nobody.
+        incoming: Any = consumer._processor.parts.incoming  # noqa: SLF001
+        wait_until(lambda: len(incoming._flowing) == 2)  # noqa: SLF001
 
-    served = [consumer.receive(SOON).topic_name() for _ in range(40)]
+        served = [consumer.receive().topic_name() for _ in range(40)]
 
     assert all(former != latter for former, latter in pairwise(served))
 
@@ -177,8 +182,8 @@ def test_a_deadline_bounds_all_attempts_together(provision_policy: ProvisionPoli
         datetime.fromisoformat(properties[f"REDRIVE_{name}"])
         for name in ("FIRST_FAILED_AT", "FAILED_AT")
     )
-    # The last retry was due by then; the broker and the consumer may be late.
-    assert timedelta(seconds=1) < last - first < timedelta(seconds=20)
+    # The last retry was due by then; broker and consumer may be late. All 100 would take 200 s.
+    assert timedelta(seconds=1) < last - first < timedelta(seconds=60)
 
 
 def _fail(_message: object) -> None:
@@ -224,7 +229,7 @@ def test_of_a_batch_only_what_failed_is_retried(provision_policy: ProvisionPolic
 
     assert max(map(len, batches)) == 4
     assert sorted(chain(*batches)) == sorted([*(f"{n}".encode() for n in range(10)), b"3", b"7"])
-    assert provisioned.unsettled() == 0
+    wait_until(lambda: not provisioned.unsettled())
 
 
 def test_a_handler_out_of_time_is_a_failed_attempt_and_its_late_success_is_ignored(
@@ -255,7 +260,7 @@ def test_a_handler_out_of_time_is_a_failed_attempt_and_its_late_success_is_ignor
     assert events.count("redrive.late_success") == 2
     (dead,) = provisioned.dead_letters(1)
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "HandlerTimeoutError"
-    assert provisioned.unsettled() == 0
+    wait_until(lambda: not provisioned.unsettled())
 
 
 def test_workers_share_the_messages_and_each_is_handled_once(
@@ -282,7 +287,7 @@ def test_workers_share_the_messages_and_each_is_handled_once(
 
     assert len(threads) == 4
     assert sorted(handled) == sorted(sent)
-    assert provisioned.backlog(provisioned.policy.topic) == 0
+    wait_until(lambda: not provisioned.backlog(provisioned.policy.topic))
 
 
 def test_max_rate_holds_for_all_workers_together(provision_policy: ProvisionPolicy) -> None:
@@ -293,7 +298,7 @@ def test_max_rate_holds_for_all_workers_together(provision_policy: ProvisionPoli
 
     def handle(_: object) -> None:
         began.append(time.monotonic())
-        if len(began) == 21:
+        if len(began) >= 21:  # both may have counted before either looks
             consumer.stop()
 
     consumer.run(handle, workers=2, max_rate=10)
@@ -301,7 +306,8 @@ def test_max_rate_holds_for_all_workers_together(provision_policy: ProvisionPoli
 
     # 2 s, but for what may hold up the first or the last; without a rate they take no time.
     assert 1 < began[20] - began[0] < 60
-    assert 8 <= provisioned.backlog(provisioned.policy.topic) <= 9
+    assert len(began) <= 22
+    wait_until(lambda: provisioned.backlog(provisioned.policy.topic) == 30 - len(began))
 
 
 def test_nothing_is_handed_out_between_pause_and_resume(provision_policy: ProvisionPolicy) -> None:

@@ -107,7 +107,7 @@ bad = consumer.receive()
 consumer.reconsume_later(bad, cause=ValueError("bad"))
 """,
     )
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == -signal.SIGKILL, output
     assert out(sequenced) == (0 if step == "the record" else 1)
 
@@ -142,7 +142,7 @@ assert first.data() == b"a1"
 consumer.acknowledge(first)
 """,
     )
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == -signal.SIGKILL, output
     if step == "Producer.send":  # its record is there: it is handled again, before the others
         assert handled(sequenced) == [b"a1", b"a2", b"a3"]
@@ -224,7 +224,7 @@ def consume_and_kill(
     wait_until(lambda: not provisioned.unsettled())
     for process in processes:
         process.terminate()
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=180)
         # One that began last may not have got so far as to be stopped.
         assert process.returncode in {0, -signal.SIGTERM}, output
     assert provisioned.unsettled() == 0

@@ -26,7 +26,8 @@ from redrive import (
 from redrive.copying.errors import NotSentError
 from tests.support.awake_time import awake_time
 from tests.support.user_programs import StartProgram, start_program
-from tests.support.withholding_proxy import WithholdingProxy, proxy_of
+from tests.support.waiting import wait_until
+from tests.support.withholding_proxy import SEND, WithholdingProxy, proxy_of
 
 __all__ = ["start_program"]
 ProvisionPolicy = Callable[..., Any]
@@ -95,8 +96,10 @@ def test_workers_that_fail_without_a_broker_are_not_waited_for_beyond_the_deadli
     again = provisioned.consumer()
     found = [again.receive(SOON).data() for _ in range(4)]
     assert sorted(found) == [b"1", b"2", b"3", b"4"]
-    running.join(30)  # one wait for the opening of a producer, not one for each worker
-    assert not running.is_alive()
+    with awake_time() as passed:
+        running.join(120)
+        assert not running.is_alive()
+        assert passed() < 30  # one wait for the opening of a producer, not one for each worker
 
 
 def test_a_run_that_is_stopped_waits_for_one_send_to_a_broker_that_is_gone(
@@ -175,7 +178,7 @@ def test_a_send_under_way_ends_when_its_producer_is_closed(
     proxy.frozen = True
     sending = threading.Thread(target=send)
     sending.start()
-    sending.join(1)
+    wait_until(lambda: proxy.seen[SEND])
     with awake_time() as passed:
         producer.close(timeout=1)
         sending.join()
@@ -223,7 +226,7 @@ print("closed", flush=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "open\n"
     proxy.frozen = True
-    output, _ = process.communicate("go on\n", timeout=60)
+    output, _ = process.communicate("go on\n", timeout=180)
     assert (process.returncode, output) == (0, "closed\n")
 
 
@@ -275,7 +278,7 @@ loop.run_until_complete(main())
 print("ended", flush=True)
 """,
     )
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 0, output
     assert "ended" in output
     assert provisioned.backlog(provisioned.policy.topic) == 1
