@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Protocol
 
 import pulsar
@@ -12,6 +13,7 @@ import pytest
 from redrive import (
     AsyncRetryConsumer,
     AsyncSimpleConsumer,
+    Event,
     Policy,
     PolicyFile,
     RetryConsumer,
@@ -30,6 +32,7 @@ from redrive.testing import (
 )
 from tests.support.provisioned_policy import provision_policy
 from tests.support.synchronous_adapter import SynchronousAdapter
+from tests.support.waiting import wait_until
 
 __all__ = ["provision_policy"]
 
@@ -155,6 +158,41 @@ class AsyncWorld:
 
 
 MakeWorld = Callable[..., Any]
+
+
+class Observed:
+    """What a consumer tells."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event.event.value)
+
+    def wait(self, consumer: Any, event: str, count: int) -> None:  # noqa: ANN401 - see World
+        """Receive nothing until that event has come *count* times."""
+        while self.events.count(event) < count:
+            assert consumer.receive(timedelta(seconds=1)) is None
+
+
+def wait_until_settled(world: World, receive: Callable[[], object]) -> None:
+    """Receive nothing until nothing is left of the source topic.
+
+    From a client that still reconnects no acknowledgement comes: what the broker delivers again is
+    acknowledged again once it is received.
+    """
+
+    def is_settled() -> bool:
+        assert not receive()
+        return not world.backlog(world.policy.topic)
+
+    wait_until(is_settled)
+
+
+def assert_nothing_left(world: World) -> None:
+    """Wait for what a consumer acknowledged whose close has not waited for the broker."""
+    policy = world.policy
+    wait_until(lambda: world.backlog(policy.topic) == world.backlog(policy.retry_topic) == 0)
 
 
 @pytest.fixture

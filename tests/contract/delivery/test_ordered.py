@@ -11,9 +11,10 @@ import pytest
 from redrive import Event
 from redrive.delivery.middleware import key_ordering
 from redrive.policy.model import SubscriptionType
+from tests.contract.delivery.conftest import assert_nothing_left
 
 MakeWorld = Callable[..., Any]
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=180)
 
 
 @pytest.fixture
@@ -22,10 +23,6 @@ def make_ordered_world(make_world: MakeWorld) -> MakeWorld:
         return make_world(ordered=True, kind=SubscriptionType.KEY_SHARED, **choices)
 
     return make
-
-
-def assert_nothing_left(world: Any) -> None:  # noqa: ANN401 - see conftest
-    assert world.backlog(world.policy.topic) == world.backlog(world.policy.retry_topic) == 0
 
 
 def test_later_messages_of_the_key_wait_for_a_retry_and_those_of_others_go_on(

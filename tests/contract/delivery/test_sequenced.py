@@ -10,11 +10,12 @@ import pytest
 
 from redrive.delivery.middleware import sequencing
 from redrive.policy.model import SubscriptionType
+from tests.contract.delivery.conftest import assert_nothing_left
 from tests.support.messages import handle_until_quiet
 
 MakeWorld = Callable[..., Any]
 SECOND = timedelta(seconds=1)
-SOON = 30 * SECOND
+SOON = 180 * SECOND
 
 
 @pytest.fixture
@@ -29,10 +30,6 @@ def make_sequenced_world(make_world: MakeWorld) -> MakeWorld:
 @pytest.fixture(autouse=True)
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequencing, "STILL_SECONDS", 2.0)
-
-
-def assert_nothing_left(world: Any) -> None:  # noqa: ANN401 - see conftest
-    assert world.backlog(world.policy.topic) == world.backlog(world.policy.retry_topic) == 0
 
 
 def handled_until_quiet(

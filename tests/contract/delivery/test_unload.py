@@ -11,20 +11,11 @@ from typing import Any
 import pytest
 
 from redrive.policy.model import SubscriptionType
-from tests.support.waiting import wait_until
+from tests.contract.delivery.conftest import assert_nothing_left, wait_until_settled
 
 MakeWorld = Callable[..., Any]
 SECOND = timedelta(seconds=1)
-SOON = 30 * SECOND
-
-
-def wait_until_settled(world: Any) -> None:  # noqa: ANN401 - see conftest
-    """Wait while the consumer lives: of a client that still reconnects no acknowledgement comes."""
-    wait_until(lambda: not world.backlog(world.policy.topic), seconds=60)
-
-
-def assert_nothing_left(world: Any) -> None:  # noqa: ANN401 - see conftest
-    assert world.backlog(world.policy.topic) == world.backlog(world.policy.retry_topic) == 0
+BRIEFLY, SOON = 0.1 * SECOND, 180 * SECOND
 
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
@@ -38,7 +29,7 @@ def test_what_is_in_hand_is_not_handed_out_again(make_world: MakeWorld) -> None:
         assert consumer.receive(2 * SECOND) is None
     for message in in_hand:
         consumer.acknowledge(message)
-    wait_until_settled(world)
+    wait_until_settled(world, lambda: consumer.receive(BRIEFLY))
     consumer.close()
     assert_nothing_left(world)
 
@@ -68,7 +59,7 @@ def test_a_message_that_was_moved_on_a_moment_ago_is_not_moved_on_again(
         consumer.reconsume_later(consumer.receive(SOON))
     world.unload()  # the acknowledgements may not have got there
     assert consumer.receive(2 * SECOND) is None
-    wait_until_settled(world)
+    wait_until_settled(world, lambda: consumer.receive(BRIEFLY))
     consumer.close()
     assert world.backlog(world.policy.topic) == 0
     assert world.backlog(world.policy.retry_topic) == 5
@@ -87,6 +78,7 @@ def test_what_was_given_back_is_delivered_again(make_world: MakeWorld) -> None:
     assert consumer.receive(3 * SECOND) is None
     consumer.acknowledge(again)
     consumer.acknowledge(kept)
+    wait_until_settled(world, lambda: consumer.receive(BRIEFLY))
     consumer.close()
     assert_nothing_left(world)
 
@@ -121,5 +113,5 @@ def test_what_is_invisible_is_not_received_again(make_world: MakeWorld) -> None:
         world.unload()
         assert consumer.receive(1, timedelta(hours=1), 2 * SECOND) == []
         consumer.acknowledge(message)
-        wait_until_settled(world)
+        wait_until_settled(world, lambda: consumer.receive(1, timedelta(hours=1), BRIEFLY))
     assert_nothing_left(world)

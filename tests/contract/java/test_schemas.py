@@ -18,10 +18,11 @@ from tests.contract.java.test_java import dead_letter_in_java
 from tests.support.java import JavaClient
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.schemas import enforce
+from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
 MakeClient = Callable[..., JavaClient]
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=180)
 
 FIRST, SECOND, NUMBER = ("a", "b"), ("c", "b", "a"), 7
 
@@ -38,7 +39,7 @@ def give_schema(
     """Have *topic* take a version of a schema."""
     path = f"/admin/v2/schemas/{topic.namespace_name}/{topic.local}/schema"
     schema = {"type": kind, "schema": definition(*fields) if fields else "", "properties": {}}
-    for _ in range(5):
+    for _ in range(180):
         answer = provisioned.broker.request("POST", path, schema)
         # A busy broker reads a version while it writes the next one, and stumbles at itself.
         if "recovering ledger" not in answer.body:
@@ -106,7 +107,7 @@ def test_java_reads_what_python_has_sent_on(
 
     dead = dead_letter_in_java(provisioned, producing, schema)
     assert (text(dead.value), dead.properties["RECONSUMETIMES"]) == (text(value), "4")
-    assert provisioned.unsettled() == 0
+    wait_until(lambda: provisioned.unsettled() == 0)
 
 
 @pytest.mark.parametrize(("enforced", "partitions"), [(False, 0), (True, 2)])
@@ -180,15 +181,14 @@ def test_a_primitive_of_a_fixed_form_needs_no_version(
     assert dead.value == NUMBER
 
 
-def unsent(provisioned: ProvisionedPolicy) -> tuple[Event, str]:
-    """What is reported of a message that can't be sent on; nothing of it is acknowledged."""
+def unsent(provisioned: ProvisionedPolicy) -> set[str]:
+    """Why a message can't be sent on, by what each try reports; nothing of it is acknowledged."""
     events: list[Event] = []
     consumer = provisioned.consumer(on_event=events.append)
     consumer.reconsume_later(consumer.receive(SOON))
     consumer.close()
     assert provisioned.unsettled() == 1
-    [event] = [event for event in events if event.event == Name.UNSENT]
-    return event, event.reason
+    return {event.reason for event in events if event.event == Name.UNSENT}
 
 
 def test_keys_and_values_stay_with_an_event_that_says_why(
@@ -200,7 +200,7 @@ def test_keys_and_values_stay_with_an_event_that_says_why(
     schema = client.api.Schema
     pairs = schema.KeyValue(schema.STRING, schema.STRING, common.KeyValueEncodingType.SEPARATED)
     client.send(str(provisioned.policy.topic), pairs, common.KeyValue("key", "value"))
-    assert unsent(provisioned)[1] == "SchemaUnsupported"
+    assert unsent(provisioned) == {"SchemaUnsupported"}
 
 
 def test_a_message_whose_schema_was_deleted_stays_with_an_event(
@@ -213,7 +213,7 @@ def test_a_message_whose_schema_was_deleted_stays_with_an_event(
     provisioned.broker.request(
         "DELETE", f"/admin/v2/schemas/{topic.namespace_name}/{topic.local}/schema?force=true"
     ).check("delete the schema")
-    assert unsent(provisioned)[1] == "SchemaNotFound"
+    assert unsent(provisioned) == {"SchemaNotFound"}
 
 
 def test_a_namespace_that_enforces_schemas_keeps_primitives_of_which_the_client_sends_none(
@@ -225,4 +225,4 @@ def test_a_namespace_that_enforces_schemas_keeps_primitives_of_which_the_client_
     for topic in (provisioned.policy.topic, provisioned.policy.retry_topic):
         give_schema(provisioned, topic, "INT32", ())
     client.send(str(provisioned.policy.topic), *typed(client, "INT32"))
-    assert unsent(provisioned)[1] == "NotSent"
+    assert unsent(provisioned) == {"NotSent"}
