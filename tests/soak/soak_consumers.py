@@ -29,6 +29,7 @@ from tests.soak import journal
 from tests.soak.account import Account, Disturbance, Stored
 from tests.soak.consumers import Consumers
 from tests.soak.plan import MAX_RETRIES
+from tests.support.deduplication import deduplicate
 from tests.support.provisioned_policy import ProvisionedPolicy, path
 
 KINDS = ("threads", "batches", "coroutines", "simple")
@@ -195,9 +196,7 @@ def test_all_messages_end_as_planned_whatever_happens(
     for topic in (policy.topic, policy.retry_topic, policy.dead_letter_topic):
         _keep_for_audit(provisioned, topic)
     # So that what its producer sends again after a lost connection is one message.
-    provisioned.broker.request(
-        "POST", f"{path(policy.topic)}/deduplicationEnabled", body=True
-    ).check("deduplicate the source topic")
+    deduplicate(provisioned.broker, policy.topic)
     consumers, over = Consumers(provisioned, tmp_path), threading.Event()
     soak = Soak(sandbox, provisioned, consumers, seed)
     with ExitStack() as ending:

@@ -26,8 +26,8 @@ from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, Scheme, TopicName
 from sandbox.pulsar import SUPERUSER, Broker
+from tests.support.deduplication import deduplicate
 from tests.support.subscriptions import drain, stats
-from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -239,9 +239,7 @@ def _provision_policy(  # noqa: PLR0913 - what the tests choose from
     provisioned.create(policy.topic, policy.subscription, partitions)
     provisioned.create(policy.retry_topic, policy.subscription, partitions)
     provisioned.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, 0)
-    deduplication = f"{path(policy.retry_topic)}/deduplicationEnabled"
-    broker.request("POST", deduplication, body=True).check("deduplicate the retry topic")
-    wait_until(lambda: broker.request("GET", deduplication).body == "true")
+    deduplicate(broker, policy.retry_topic)
     provisioned.grant(policy.topic, "consume")
     provisioned.grant(policy.retry_topic, *retry_rights)
     provisioned.grant(policy.dead_letter_topic, "produce")

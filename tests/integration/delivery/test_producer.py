@@ -21,6 +21,7 @@ from redrive.delivery.producing import sends
 from redrive.delivery.producing.retry_producer import ProducerClosedError
 from sandbox.pulsar import SUPERUSER
 from tests.support.awake_time import awake_time
+from tests.support.deduplication import deduplicate
 from tests.support.provisioned_policy import path
 from tests.support.subscriptions import drain
 from tests.support.waiting import wait_until
@@ -41,9 +42,7 @@ def proxy(broker: Any) -> Iterator[WithholdingProxy]:  # noqa: ANN401 - see conf
 def producing(provisioned: Any, proxy: WithholdingProxy | None = None) -> tuple[pulsar.Client, str]:  # noqa: ANN401
     """Deduplicate the source topic; return a client that may produce to it, and its name."""
     topic = provisioned.policy.topic
-    provisioned.broker.request("POST", f"{path(topic)}/deduplicationEnabled", body=True).check(
-        "dedup"
-    )
+    deduplicate(provisioned.broker, topic)
     url = f"pulsar://127.0.0.1:{proxy.port}" if proxy else provisioned.broker.service_url
     token = provisioned.broker.token(SUPERUSER)
     client = pulsar.Client(
@@ -52,16 +51,7 @@ def producing(provisioned: Any, proxy: WithholdingProxy | None = None) -> tuple[
         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
     )
     provisioned.closing.callback(client.close)
-    partitions = client.get_topic_partitions(str(topic))
-    wait_until(lambda: all(deduplicates(provisioned, partition) for partition in partitions))
     return client, str(topic)
-
-
-def deduplicates(provisioned: Any, partition: str) -> bool:  # noqa: ANN401
-    """Whether the broker goes by it; it answers before it has."""
-    url = f"/admin/v2/{partition.replace('://', '/')}/stats"
-    answer = provisioned.broker.request("GET", url)
-    return bool(json.loads(answer.body)["deduplicationStatus"] == "Enabled")
 
 
 def stored(provisioned: Any, count: int) -> list[pulsar.Message]:  # noqa: ANN401

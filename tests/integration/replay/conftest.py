@@ -37,6 +37,7 @@ from sandbox import chart
 from sandbox import spark as spark_of_sandbox
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
+from tests.support.deduplication import deduplicate
 from tests.support.subscriptions import drain, stats
 from tests.support.waiting import wait_until
 
@@ -193,9 +194,7 @@ class ProvisionedPolicy:
 
     def deduplicate(self, topic: TopicName) -> None:
         """Have the broker drop what a producer sends again."""
-        name = "deduplicationEnabled"
-        self.admin("POST", topic, name, body=True)
-        wait_until(lambda: self.admin("GET", topic, name) == "true")
+        deduplicate(self.broker, topic)
 
     def skip(self, count: int) -> None:
         """Acknowledge the oldest dead letters, as by hand."""
