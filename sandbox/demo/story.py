@@ -82,7 +82,6 @@ class Story:
         self._watch(
             "each order is processed or a dead letter",
             lambda counts: counts.produced == self.count and counts.settled,
-            seconds=_PATIENCE_SECONDS,
         )
 
     def replay(self) -> None:
@@ -99,7 +98,6 @@ class Story:
             "the replayed orders are processed",
             # Settled after it: before, nothing was replayed.
             lambda _: self._replayed() == "Completed" and self._look().settled,
-            seconds=_PATIENCE_SECONDS,
         )
         self._refresh_backlog()
         screen.output(self._kubectl("get", "rp,replay"))
@@ -125,10 +123,10 @@ class Story:
                 + "; ".join(f"{role}: {', '.join(sorted(may))}" for role, may in rights)
             )
 
-    def _watch(self, what: str, until: screen.Wish, *, seconds: float) -> None:
-        if not screen.watch(self._look, until, seconds=seconds):
+    def _watch(self, what: str, until: screen.Wish) -> None:
+        if not screen.watch(self._look, until, seconds=_PATIENCE_SECONDS):
             raise SandboxError(
-                f"it took more than {seconds:.0f} s until {what}",
+                f"it took more than {_PATIENCE_SECONDS:.0f} s until {what}",
                 got=str(self._look()),
                 remedy=f"see the logs in {self.sandbox.state / 'logs'}",
             )
