@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.integration.replay.test_control import published
-from tests.integration.replay.test_mover import job_of
 from tests.support import spark_runs
+from tests.support.local_runs import job_of
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")

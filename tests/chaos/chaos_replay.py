@@ -23,9 +23,9 @@ from sandbox import pulsar
 from sandbox.sandbox import Sandbox
 from tests.chaos.conftest import wait_for
 from tests.chaos.scene import ANOTHER, BY_SQL, THE_SAME, Scene
-from tests.integration.replay.test_mover import job_of
 from tests.support import spark_runs
 from tests.support.compaction import compact
+from tests.support.local_runs import job_of
 from tests.support.spark_runs import CLUSTER, LOCAL
 
 pytestmark = pytest.mark.usefixtures("replay_token")

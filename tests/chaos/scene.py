@@ -21,8 +21,8 @@ from redrive.replay.topic.position import Source
 from redrive.replay.topic.ranges import Range
 from sandbox.sandbox import Sandbox
 from tests.integration.replay.test_killed_broker import findings
-from tests.integration.replay.test_mover import EverySecond, Notes, job_of, numbers, selecting
 from tests.support import spark_runs
+from tests.support.local_runs import EverySecond, Notes, job_of, numbers, selecting
 from tests.support.spark_runs import LOCAL, SparkRun
 
 SURVIVED = {"worker", "executor"}

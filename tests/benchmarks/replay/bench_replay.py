@@ -30,7 +30,7 @@ from redrive.replay.spark.query import Spark
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic.ranges import RANGE_ENTRIES
 from tests.benchmarks.figures import Figure
-from tests.integration.replay.test_mover import Notes, job_of
+from tests.support.local_runs import Notes, job_of
 
 ProvisionPolicy = Callable[..., Any]
 TRIALS = 7

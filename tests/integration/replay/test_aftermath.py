@@ -20,7 +20,7 @@ from redrive.replay.job import run as runs
 from redrive.replay.job.aftermath import Aftermath
 from redrive.replay.job.engine import Local, Wish
 from redrive.replay.spec import ReplayJob
-from tests.integration.replay.test_mover import Notes, job_of
+from tests.support.local_runs import Notes, job_of
 
 ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]

@@ -15,8 +15,8 @@ from redrive.replay.job.engine import Local
 from redrive.replay.spec import ACCESS_VARIABLE, Choice
 from sandbox import builds
 from sandbox.kubernetes import Cluster
-from tests.integration.replay.test_mover import Notes, job_of
 from tests.support.documented import AUDIT, ROOT, commands
+from tests.support.local_runs import Notes, job_of
 
 ProvisionPolicy = Callable[..., Any]
 

@@ -24,7 +24,8 @@ from redrive.replay.ledger.account import Account
 from redrive.replay.moving import window
 from redrive.replay.topic import broker, reading, snapshot
 from redrive.replay.topic.position import NOWHERE
-from tests.integration.replay.test_mover import (
+from tests.support.held_sends import held_at
+from tests.support.local_runs import (
     EverySecond,
     Notes,
     job_of,
@@ -33,7 +34,6 @@ from tests.integration.replay.test_mover import (
     selecting,
     wait_until_moved,
 )
-from tests.support.held_sends import held_at
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")

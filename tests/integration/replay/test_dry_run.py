@@ -21,7 +21,7 @@ from redrive.replay.ledger.ledger import Ledger
 from redrive.replay.spark.query import Spark
 from redrive.replay.spec import Choice
 from redrive.replay.topic import broker
-from tests.integration.replay.test_mover import Notes, job_of, replay
+from tests.support.local_runs import Notes, job_of, replay
 
 ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]

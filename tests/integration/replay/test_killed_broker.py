@@ -13,7 +13,7 @@ from redrive.replay.audit import AuditFindings
 from redrive.replay.job import run as runs
 from sandbox import pulsar
 from sandbox.sandbox import Sandbox
-from tests.integration.replay.test_mover import (
+from tests.support.local_runs import (
     EverySecond,
     Notes,
     job_of,

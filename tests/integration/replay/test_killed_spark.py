@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.replay.test_mover import job_of, numbers, replay
 from tests.support import spark_runs
+from tests.support.local_runs import job_of, numbers, replay
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")

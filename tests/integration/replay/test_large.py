@@ -27,7 +27,7 @@ from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.topic import ranges
 from sandbox.pulsar import SUPERUSER
-from tests.integration.replay.test_mover import (
+from tests.support.local_runs import (
     Notes,
     job_of,
     kill_at,

@@ -13,7 +13,7 @@ import pytest
 
 from redrive.replay.job import run as runs
 from tests.integration.replay.test_large import noise
-from tests.integration.replay.test_mover import job_of
+from tests.support.local_runs import job_of
 from tests.support.program_parts import PEAK, SILENT
 
 ProvisionPolicy = Callable[..., Any]

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import inspect
 import itertools
-import json
-import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,10 +18,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import SUSPENDED, Local, Rest, Wish
-from redrive.replay.job.plan import PlannedRange, Scan, Scanned
+from redrive.replay.job.engine import Local
 from redrive.replay.ledger.account import Account
 from redrive.replay.ledger.ledger import FencedError
 from redrive.replay.ledger.records import RefusedEntry
@@ -37,57 +30,25 @@ from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.protocol.connection import ProtocolConnection
-from redrive.replay.spec import Choice, ReplayJob
-from redrive.replay.topic import bitmap, broker, snapshot
+from redrive.replay.topic import broker, snapshot
 from redrive.replay.topic.broker import ReplayRoleRefusedError
 from redrive.replay.topic.position import EntryId
-from redrive.replay.topic.ranges import RANGE_ENTRIES
 from tests.chaos.proxy import Proxy, answering
-from tests.support import held_sends
-from tests.support.program_parts import SILENT
+from tests.support.local_runs import (
+    EverySecond,
+    Notes,
+    job_of,
+    kill_at,
+    numbers,
+    process,
+    replay,
+    selecting,
+    wait_until_moved,
+)
 from tests.support.withholding_proxy import PRODUCER_SUCCESS, SUCCESS, proxy_of
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
-
-
-class Notes:
-    """Keeps what is reported."""
-
-    def __init__(self) -> None:
-        self.accounts: list[Account] = []
-        self.scans: list[Scanned] = []
-
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
-        self.accounts.append(account)
-        return Wish.SUSPEND if rests == SUSPENDED else Wish.RUN
-
-    def report_scan(self, scanned: Scanned) -> None:
-        self.scans.append(scanned)
-
-
-def job_of(
-    provisioned: Any,  # noqa: ANN401
-    name: str = "again",
-    uid: str = "",
-    *,
-    batch: bool = False,
-) -> ReplayJob:
-    """Return a Replay of everything."""
-    broker = provisioned.broker
-    uid = uid or f"uid-{secrets.token_hex(4)}"
-    urls = broker.service_url, broker.admin_url
-    return ReplayJob("tests", name, uid, provisioned.policy, *urls, where=None, batch=batch)
-
-
-def selecting(job: ReplayJob) -> ReplayJob:
-    """Return *job* with a choice: dead letters are read for its plan then, though it takes all."""
-    return dataclasses.replace(job, choice=Choice(since=0))
-
-
-def replay(provisioned: Any, **of: Any) -> Account:  # noqa: ANN401
-    """Run a Replay in this process."""
-    return runs.run(job_of(provisioned, **of), Local(), Notes())
 
 
 @pytest.mark.parametrize("partitions", [0, 3])
@@ -162,83 +123,6 @@ def test_the_client_goes_on_where_the_protocol_fails(
     assert "the client goes on" in caplog.text
     assert (account.moved, account.left) == (3_000, 0)
     assert provisioned.ids(provisioned.replayed()) == buried
-
-
-class EverySecond(Local):
-    """Selects every second entry, of a job that is `selecting`."""
-
-    def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
-        half = bitmap.of(range(0, RANGE_ENTRIES, 2), RANGE_ENTRIES)
-        for planned in super().scan(scans):
-            selected = planned.plan.selected & half
-            yield planned._replace(plan=dataclasses.replace(planned.plan, selected=selected))
-
-
-RUN = f"""{inspect.getsource(held_sends)}{SILENT}
-import signal
-import sys
-from redrive.replay.job.engine import Local
-from redrive.replay.job.run import run
-from redrive.replay.spec import ReplayJob
-
-with held_at(int(sys.argv[2])) as go_on:
-    signal.signal(signal.SIGCONT, lambda *_: go_on.set())
-    print(run(ReplayJob.decode(sys.argv[1]), Local(), Silent()))
-"""
-
-
-@contextlib.contextmanager
-def process(job: ReplayJob, count: int) -> Iterator[subprocess.Popen[str]]:
-    """Run *job*, of *count* messages, in a process of its own.
-
-    However late one looks, it is under way: its last quarter waits for SIGCONT.
-    """
-    source_root = str(Path(runs.__file__).parents[3])
-    started = subprocess.Popen(
-        [sys.executable, "-c", RUN, job.encode(), str(count * 3 // 4)],
-        env=os.environ | {"PYTHONPATH": source_root},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.communicate()
-
-
-class DiesAtLast(Local):
-    """Moves each range, and does not live to put on record what became of it."""
-
-    def move(self, task: RangeTask) -> RangeResult:
-        super().move(task)
-        msg = "killed before the result was on record"
-        raise RuntimeError(msg)
-
-
-def kill_at(provisioned: Any, job: ReplayJob, moved: int, count: int) -> None:  # noqa: ANN401
-    """Run *job* in a process, and kill that when its target has so many messages of *count*."""
-    with process(job, count) as killed:
-        wait_until_moved(provisioned, moved, job.destination)
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
-
-
-def wait_until_moved(
-    provisioned: Any,  # noqa: ANN401
-    count: int,
-    target: TopicName | None = None,
-) -> None:
-    """Wait until the retry topic, or another *target*, took so many since it was loaded."""
-    deadline = time.monotonic() + 180
-    target = target or provisioned.policy.retry_topic
-    while json.loads(provisioned.admin("GET", target, "stats"))["msgInCounter"] < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def numbers(count: int) -> list[str]:
-    return [f"{number:07}" for number in range(count)]
 
 
 def test_what_is_refused_one_by_one_is_on_record_before_a_task_gives_up(

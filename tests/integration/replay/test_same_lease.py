@@ -26,8 +26,8 @@ from redrive.replay.topic.position import Position, Tail, TargetPartition, targe
 from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
-from tests.integration.replay.test_mover import job_of
 from tests.support.faulty_broker import Killed
+from tests.support.local_runs import job_of
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]

@@ -14,7 +14,7 @@ import pytest
 from redrive.copying import reading
 from redrive.policy.naming import TopicName
 from redrive.replay.job import run as runs
-from tests.integration.replay.test_mover import DiesAtLast, Notes, job_of, replay
+from tests.support.local_runs import DiesAtLast, Notes, job_of, replay
 from tests.support.schemas import enforce
 
 ProvisionPolicy = Callable[..., Any]

@@ -26,15 +26,15 @@ from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.rows import DeadLetterRow
 from sandbox import pulsar
 from sandbox.sandbox import Sandbox
-from tests.integration.replay.test_mover import (
+from tests.support.frozen_threads import frozen_threads
+from tests.support.held_sends import held_at
+from tests.support.local_runs import (
     Notes,
     job_of,
     numbers,
     replay,
     wait_until_moved,
 )
-from tests.support.frozen_threads import frozen_threads
-from tests.support.held_sends import held_at
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")

@@ -23,7 +23,9 @@ from redrive.replay.moving import mover
 from redrive.replay.moving.sending import DeduplicationOffError
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic.broker import ReplayRoleRefusedError
-from tests.integration.replay.test_mover import (
+from tests.integration.replay.test_schemas import FIRST, bury
+from tests.support.held_sends import held_at
+from tests.support.local_runs import (
     DiesAtLast,
     Notes,
     job_of,
@@ -32,8 +34,6 @@ from tests.integration.replay.test_mover import (
     replay,
     wait_until_moved,
 )
-from tests.integration.replay.test_schemas import FIRST, bury
-from tests.support.held_sends import held_at
 from tests.support.withholding_proxy import proxy_of
 
 ProvisionPolicy = Callable[..., Any]

@@ -16,7 +16,7 @@ from redrive.policy.naming import TopicName
 from redrive.replay.moving import tail
 from redrive.replay.moving.outlets import ByProtocol, OpenProducer, SchemaAt, StalledError
 from redrive.replay.protocol.connection import ProtocolConnection
-from tests.integration.replay.test_mover import numbers, replay
+from tests.support.local_runs import numbers, replay
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
