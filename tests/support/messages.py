@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -26,20 +26,27 @@ def message_with(**given: Any) -> pulsar.Message:  # noqa: ANN401 - as the clien
     return pulsar.Message._wrap(builder.build())  # noqa: SLF001
 
 
+def receive_until_quiet(
+    consumer: RetryConsumer, *, quiet: timedelta, left: Callable[[], int]
+) -> Iterator[pulsar.Message]:
+    """Yield all that comes, until nothing more does.
+
+    Args:
+        left: says how many messages are to be settled yet, by the caller or by the consumer.
+    """
+    deadline = time.monotonic() + SECONDS
+    while (message := consumer.receive(quiet)) is not None or left():
+        assert time.monotonic() < deadline, left()
+        if message is not None:
+            yield message
+
+
 def handle_until_quiet(
     consumer: RetryConsumer, bad: Container[bytes], *, quiet: timedelta, left: Callable[[], int]
 ) -> list[bytes]:
-    """Handle all that comes, until nothing more does, and return it; *bad* ones fail.
-
-    Args:
-        left: says how many messages are to be settled yet, by the handler or by the consumer.
-    """
+    """Handle all of `receive_until_quiet`, and return it; *bad* ones fail."""
     handled: list[bytes] = []
-    deadline = time.monotonic() + SECONDS
-    while (message := consumer.receive(quiet)) is not None or left():
-        assert time.monotonic() < deadline, handled
-        if message is None:
-            continue
+    for message in receive_until_quiet(consumer, quiet=quiet, left=left):
         if message.data() in bad:
             consumer.reconsume_later(message, cause=ValueError("bad"))
         else:

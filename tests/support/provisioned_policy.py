@@ -113,6 +113,11 @@ class ProvisionedPolicy:
         count: int = stats(self.broker, topic, self.policy.subscription)["msgBacklog"]
         return count
 
+    def given_out(self, topic: TopicName) -> int:
+        """How many messages of *topic* the policy's consumers got and have not acknowledged."""
+        count: int = stats(self.broker, topic, self.policy.subscription)["unackedMessages"]
+        return count
+
     def unsettled(self, partitions: int = 0) -> int:
         """How many messages of the source and the retry topic are not acknowledged."""
         topics = (self.policy.topic, self.policy.retry_topic)

@@ -1,4 +1,4 @@
-"""What the broker knows of a subscription, and all messages that wait on it."""
+"""What the broker knows of a topic and its subscriptions, and all messages that wait on one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ SECONDS = 180
 QUIET_MILLIS = 100
 
 
+def tell(broker: Broker, topic: TopicName, what: str) -> Any:  # noqa: ANN401 - JSON
+    """Return what the broker tells of *topic*: its `stats`, `partitions` and so on."""
+    answer = broker.request("GET", f"/admin/v2/{topic_path(topic)}/{what}")
+    answer.check(f"tell the {what} of {topic}")
+    return json.loads(answer.body)
+
+
 def stats(broker: Broker, topic: TopicName, subscription: str) -> dict[str, Any]:
     """Return its figures, summed up over partitions."""
-    at = f"/admin/v2/{topic_path(topic)}"
-    whole = json.loads(broker.request("GET", f"{at}/partitions").body)["partitions"] == 0
-    answer = broker.request("GET", f"{at}/{'stats' if whole else 'partitioned-stats'}")
-    answer.check(f"tell the figures of {topic}")
-    found: dict[str, Any] = json.loads(answer.body)["subscriptions"][subscription]
+    whole = tell(broker, topic, "partitions")["partitions"] == 0
+    of_all = tell(broker, topic, "stats" if whole else "partitioned-stats")
+    found: dict[str, Any] = of_all["subscriptions"][subscription]
     return found
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from redrive.delivery.receiving.subscribe import SubscribeError
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 from tests.support.provisioned_policy import path
+from tests.support.subscriptions import tell
 from tests.support.synchronous_adapter import SynchronousAdapter
 from tests.support.waiting import wait_until
 
@@ -111,8 +111,7 @@ def test_no_more_than_its_prefetch_of_each_partition_waits_in_it(provisioned: An
 def permits(provisioned: Any, partition: int) -> list[int]:  # noqa: ANN401
     """How many messages each reader has room for, as it has told the broker by now."""
     topic = provisioned.policy.topic.partition(partition)
-    answer = provisioned.broker.request("GET", f"{path(topic)}/stats")
-    subscriptions = json.loads(answer.body)["subscriptions"].values()
+    subscriptions = tell(provisioned.broker, topic, "stats")["subscriptions"].values()
     return [each["availablePermits"] for of in subscriptions for each in of["consumers"]]
 
 

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
 from redrive.policy.model import SubscriptionType
-from tests.support.messages import handle_until_quiet
+from tests.support.messages import handle_until_quiet, receive_until_quiet
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
@@ -107,11 +108,9 @@ def test_the_queue_of_a_partitioned_topic_is_handled_once_though_a_broker_delive
     consumer = provisioned.consumer()
     handled: list[bytes] = []
 
-    quiet, deadline = timedelta(seconds=10), time.monotonic() + SECONDS
-    while (message := consumer.receive(quiet)) is not None or provisioned.unsettled(2):
-        assert time.monotonic() < deadline, handled
-        if message is None:
-            continue
+    quiet = timedelta(seconds=10)
+    left = partial(provisioned.unsettled, 2)
+    for message in receive_until_quiet(consumer, quiet=quiet, left=left):
         handled.append(message.data())
         consumer.acknowledge(message)
         if len(handled) in {1, 100, 200}:

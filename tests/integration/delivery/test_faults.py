@@ -393,9 +393,7 @@ client.close()
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "ConsumerCrashError"
     assert "got '2 times'" in dead.properties()["REDRIVE_CAUSE_MESSAGE"]
     assert dead.properties()["ORIGIN_MESSAGE_ID"] == id_text(poison)
-    deadline = time.monotonic() + 180
-    while provisioned.backlog(provisioned.policy.topic) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_until(lambda: not provisioned.backlog(provisioned.policy.topic))
     process.terminate()
     output, _ = process.communicate(timeout=180)
     assert process.returncode == 0, output

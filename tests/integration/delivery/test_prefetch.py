@@ -13,7 +13,6 @@ import pytest
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import SubscriptionType
 from tests.support.messages import handle_until_quiet
-from tests.support.subscriptions import stats
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
@@ -61,11 +60,7 @@ def test_partitions_share_one_bound(provision_policy: ProvisionPolicy) -> None:
     policy = provisioned.policy
     consumer = provisioned.consumer(prefetch=20)
     provisioned.send(*[b"%d" % number for number in range(200)])
-    wait_until(
-        lambda: (
-            stats(provisioned.broker, policy.topic, policy.subscription)["unackedMessages"] >= 20
-        )
-    )
+    wait_until(lambda: provisioned.given_out(policy.topic) >= 20)
     time.sleep(2)  # until it has what is too much, if it takes that
     found = handle_until_quiet(
         provisioned.consumer(),

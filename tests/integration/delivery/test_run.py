@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +12,6 @@ import pytest
 
 from redrive import Done, Event, FailureRules, RetryConsumer
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
-from redrive.policy.naming import TopicName
-from tests.support.provisioned_policy import path
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
@@ -111,27 +108,17 @@ def test_source_and_retry_topic_take_turns_while_both_have_messages(
     provisioned.send(*[b"retried"] * 50, topic=provisioned.policy.retry_topic)
     client = provisioned.client(provisioned.role)
     with RetryConsumer(client, provisioned.policy, prefetch=100) as consumer:
-        wait_until(lambda: delivered(provisioned, provisioned.policy.topic) >= 50)
-        wait_until(lambda: delivered(provisioned, provisioned.policy.retry_topic) == 50)
-        # From the broker's hands into the client's, to whom this answer comes behind them …
+        wait_until(lambda: provisioned.given_out(provisioned.policy.topic) >= 50)
+        wait_until(lambda: provisioned.given_out(provisioned.policy.retry_topic) == 50)
+        # From the broker's hands into the client's: this answer comes behind them …
         client.get_topic_partitions(str(provisioned.policy.topic))
-        # … and into those of the consumer, which tells nobody.
+        # … and into those of the consumer, which has no event for it.
         incoming: Any = consumer._processor.parts.incoming  # noqa: SLF001
         wait_until(lambda: len(incoming._flowing) == 2)  # noqa: SLF001
 
         served = [consumer.receive().topic_name() for _ in range(40)]
 
     assert all(former != latter for former, latter in pairwise(served))
-
-
-def delivered(provisioned: Any, topic: TopicName) -> int:  # noqa: ANN401 - see conftest
-    """How many messages the broker has handed out that are not acknowledged."""
-    answer = provisioned.broker.request("GET", f"{path(topic)}/stats")
-    answer.check(f"tell what was delivered of {topic}")
-    count: int = json.loads(answer.body)["subscriptions"][provisioned.policy.subscription][
-        "unackedMessages"
-    ]
-    return count
 
 
 def test_exceptions_are_classified_and_what_no_retry_mends_dies_at_once(

@@ -53,7 +53,7 @@ def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recov
     shop.delete(names.pop())
     time.sleep(LONGEST_PAUSE)
     while (made := unanswered(installed) - calls) == 0:
-        assert time.monotonic() - since < 180, "nobody probes"
+        assert time.monotonic() - since < 180, "it is not probed"
         time.sleep(0.2)
     # Probes of the connections there are, of which other tests may have left some. Each policy for
     # itself would call several times.
