@@ -77,6 +77,8 @@ class Cluster:
         command = [
             str(builds.kubernetes() / "kubectl"),
             f"--kubeconfig={kubeconfig or self.kubeconfig}",
+            # Else below $HOME, and where that is not set below the working directory.
+            f"--cache-dir={_folder(self.state) / 'kubectl'}",
         ]
         run = subprocess.run(  # noqa: S603 - kubectl of our own building
             [*command, *args], input=input, check=False, text=True, capture_output=True

@@ -52,6 +52,15 @@ def test_a_service_account_is_who_its_kubeconfig_says(
     assert review["status"]["userInfo"]["username"] == name
 
 
+def test_kubectl_without_home_leaves_no_file_behind(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    cluster.kubectl("get", "namespaces")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_service_account_may_do_what_its_role_gives_and_nothing_else(
     cluster: Cluster, clerk: Path, kube_namespace: str
 ) -> None:
