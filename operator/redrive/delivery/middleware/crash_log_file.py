@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import Policy
 
+logger = logging.getLogger(__name__)
 _COMPACT_BYTES = 1 << 20
 _UNFINISHED = ".unfinished"
 
@@ -25,8 +27,9 @@ class CrashLogFile:
     """The notes of one process about one policy, and what its dead predecessors have left.
 
     A kill of the process loses no note; while this takes over the notes of others it may have a
-    crash counted twice. A crash of the machine may lose some. May be used by several threads; a
-    forked child notes nothing.
+    crash counted twice. A crash of the machine may lose some. If the directory is removed, the next
+    note creates it again, with all that is in hand and all crashes that are known. May be used by
+    several threads; a forked child notes nothing.
 
     Raises:
         InvalidSpecError: the directory can't be written to, or files can't be locked here.
@@ -42,7 +45,7 @@ class CrashLogFile:
         self._file = -1
         self._size = 0
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _create(directory)
             with _alone(directory):
                 dead = list(_dead(directory.glob(f"{scope}-*.notes")))
                 self._crashes = _sum(crashes_in(file.read_text()) for file in dead)
@@ -62,7 +65,11 @@ class CrashLogFile:
         return self._crashes.get(key, 0)
 
     def begin(self, key: str) -> None:
-        """Note that message *key* is in hand."""
+        """Note that message *key* is in hand.
+
+        Raises:
+            OSError: the note can't be written; likewise `end` and `let_go`.
+        """
         with self._writing:
             self._in_hand.add(key)
             self._write(f"+ {key}\n")
@@ -81,7 +88,10 @@ class CrashLogFile:
             self._write(f"~ {key}\n")
 
     def close(self) -> None:
-        """Leave to the next process what it has to know; once is enough."""
+        """Leave to the next process what it has to know; once is enough.
+
+        Raises nothing: notes that can't be left are logged.
+        """
         atexit.unregister(self.close)
         if os.getpid() != self._process:
             return  # and waits for no thread of its parent that was writing when it was forked
@@ -89,23 +99,46 @@ class CrashLogFile:
             if self._file < 0:
                 return
             self._in_hand.clear()
-            if self._crashes:
-                self._compact()
-            else:
-                self._path.unlink(missing_ok=True)
-            os.close(self._file)
-            self._file = -1
+            try:
+                if self._crashes:
+                    self._compact()
+                else:
+                    self._path.unlink(missing_ok=True)
+            except OSError as error:
+                logger.error(  # noqa: TRY400 - the line has all that helps
+                    "the crash log can't be written at the end of its process, so the crashes with "
+                    "%d messages may be counted from 0 again; got %s; mount a volume at %s that "
+                    "outlives the process",
+                    len(self._crashes),
+                    error,
+                    self._path.parent,
+                )
+            finally:
+                os.close(self._file)
+                self._file = -1
 
     def _write(self, note: str) -> None:
         if self._file < 0 or os.getpid() != self._process:
             return
         self._size += os.write(self._file, note.encode())
-        if self._size > _COMPACT_BYTES:
+        if self._size > _COMPACT_BYTES or self._is_removed():
             self._compact()
 
+    def _is_removed(self) -> bool:
+        """Return True if no process can open the file any more."""
+        return os.fstat(self._file).st_nlink == 0
+
     def _compact(self) -> None:
+        removed = self._is_removed()
+        _create(self._path.parent)
         with _alone(self._path.parent):
             self._rewrite()
+        if removed:
+            logger.warning(
+                "the crash log was removed while its process runs, and is written again in full; "
+                "got %s; mount a volume there that outlives the process",
+                self._path,
+            )
 
     def _rewrite(self) -> None:
         """Put a short file into the place of the one there is: a kill leaves one of the two."""
@@ -159,6 +192,10 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for key, count in counted.items():
             crashes[key] = crashes.get(key, 0) + count
     return crashes
+
+
+def _create(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager

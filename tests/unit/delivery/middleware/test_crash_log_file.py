@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -29,6 +33,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+Open = Callable[..., CrashLogFile]
+
+
+@pytest.fixture
+def open_log(tmp_path: Path) -> Iterator[Open]:
+    """Open crash logs in `tmp_path`, which are closed with the test."""
+    with ExitStack() as ending:
+        yield lambda policy=POLICY: ending.enter_context(closing(CrashLogFile(tmp_path, policy)))
+
+
 def die(directory: Path, program: str = DIES, *given: str) -> None:
     """Have a process be killed: with two messages in hand, or as *program* does it."""
     done = subprocess.run(
@@ -40,11 +54,11 @@ def die(directory: Path, program: str = DIES, *given: str) -> None:
 
 
 def test_what_was_in_hand_at_a_kill_is_known_to_the_next_process_until_it_is_settled(
-    tmp_path: Path,
+    tmp_path: Path, open_log: Open
 ) -> None:
     for _ in range(2):
         die(tmp_path)
-    log_file = CrashLogFile(tmp_path, POLICY)
+    log_file = open_log()
     keys = ("1:0:-1", "1:1:-1", "1:2:-1")
     assert [log_file.crashes(key) for key in keys] == [2, 0, 2]
     log_file.begin("1:0:-1")
@@ -56,7 +70,7 @@ def test_what_was_in_hand_at_a_kill_is_known_to_the_next_process_until_it_is_set
     log_file.close()
     log_file.close()
 
-    log_file = CrashLogFile(tmp_path, POLICY)
+    log_file = open_log()
     assert [log_file.crashes(key) for key in (*keys, "1:3:-1")] == [0, 0, 2, 0]
     log_file.begin("1:2:-1")
     log_file.end("1:2:-1")
@@ -64,15 +78,15 @@ def test_what_was_in_hand_at_a_kill_is_known_to_the_next_process_until_it_is_set
     assert not list(tmp_path.glob("*.notes"))
 
 
-def test_what_a_living_process_has_in_hand_is_no_crash(tmp_path: Path) -> None:
-    living = CrashLogFile(tmp_path, POLICY)
+def test_what_a_living_process_has_in_hand_is_no_crash(open_log: Open) -> None:
+    living = open_log()
     living.begin("1:0:-1")
-    assert CrashLogFile(tmp_path, POLICY).crashes("1:0:-1") == 0
-    assert CrashLogFile(tmp_path, Policy(POLICY.topic, "other")).crashes("1:0:-1") == 0
+    assert open_log().crashes("1:0:-1") == 0
+    assert open_log(Policy(POLICY.topic, "other")).crashes("1:0:-1") == 0
 
 
-def test_notes_do_not_grow_with_what_is_settled(tmp_path: Path) -> None:
-    log_file = CrashLogFile(tmp_path, POLICY)
+def test_notes_do_not_grow_with_what_is_settled(tmp_path: Path, open_log: Open) -> None:
+    log_file = open_log()
     log_file.begin("kept")
     for number in range(60_000):
         log_file.begin(f"{number}:0:-1")
@@ -149,18 +163,22 @@ for number in range(10):
 
 
 @pytest.mark.parametrize("rewrites", [1, 2], ids=["taking over", "compacting"])
-def test_a_kill_while_notes_are_written_again_loses_none(tmp_path: Path, rewrites: int) -> None:
+def test_a_kill_while_notes_are_written_again_loses_none(
+    tmp_path: Path, open_log: Open, rewrites: int
+) -> None:
     die(tmp_path)
     die(tmp_path, DIES_WRITING, str(rewrites))
-    log_file = CrashLogFile(tmp_path, POLICY)
+    log_file = open_log()
     assert [log_file.crashes(key) for key in ("1:0:-1", "1:2:-1")] == [1, 1]
     assert log_file.crashes("2:0:-1") == (1 if rewrites == 2 else 0)
     assert len(list(tmp_path.iterdir())) == 2  # its own file and the lock: nothing is left over
 
 
-def test_a_disk_that_is_full_costs_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_costs_no_note(
+    tmp_path: Path, open_log: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     die(tmp_path)
-    log_file = CrashLogFile(tmp_path, POLICY)
+    log_file = open_log()
     monkeypatch.setattr("redrive.delivery.middleware.crash_log_file._COMPACT_BYTES", 0)
 
     def refuse(*_: object) -> None:
@@ -194,6 +212,76 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_forked_child_that_ends_by_itself_takes_no_note_from_its_parent(tmp_path: Path) -> None:
+def test_a_forked_child_that_ends_by_itself_takes_no_note_from_its_parent(
+    tmp_path: Path, open_log: Open
+) -> None:
     die(tmp_path, FORKS)
-    assert CrashLogFile(tmp_path, POLICY).crashes("1:0:-1") == 1
+    assert open_log().crashes("1:0:-1") == 1
+
+
+def test_removed_directory_is_written_again_with_all_notes(
+    tmp_path: Path, open_log: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    die(tmp_path)
+    log_file = open_log()
+    log_file.begin("2:0:-1")
+    shutil.rmtree(tmp_path)
+    for number in range(1, 4):
+        log_file.begin(f"2:{number}:-1")
+    (file,) = tmp_path.glob("*.notes")
+    known = {"1:0:-1": 1, "1:2:-1": 1}
+    assert crashes_in(file.read_text()) == known | {f"2:{number}:-1": 1 for number in range(4)}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    # That no message is in hand any more is known to the next process too.
+    shutil.rmtree(tmp_path)
+    log_file.close()
+    (file,) = tmp_path.glob("*.notes")
+    assert crashes_in(file.read_text()) == known
+
+
+ENDS = """
+import pathlib, shutil, sys
+from redrive import Policy
+from redrive.delivery.middleware.crash_log_file import CrashLogFile
+from redrive.policy.naming import TopicName
+
+directory = pathlib.Path(sys.argv[1])
+log_file = CrashLogFile(directory, Policy(TopicName("shop", "prod", "orders"), "billing"))
+assert log_file.crashes("1:0:-1") == 1
+shutil.rmtree(directory)
+if sys.argv[2] == "file":
+    directory.write_text("")
+"""
+
+
+@pytest.mark.parametrize(("then", "logged"), [("gone", "removed"), ("file", "can't be written")])
+def test_exit_without_directory_logs_one_line(tmp_path: Path, then: str, logged: str) -> None:
+    directory = tmp_path / "notes"
+    die(directory)
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, str(directory), then],
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (line,) = done.stderr.splitlines()
+    assert logged in line
+    assert str(directory) in line
+
+
+def test_close_that_fails_is_logged_and_raises_nothing(
+    tmp_path: Path, open_log: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    die(tmp_path)
+    log_file = open_log()
+    shutil.rmtree(tmp_path)
+    tmp_path.write_text("")
+    log_file.close()
+    log_file.close()
+    (error,) = caplog.records
+    assert error.levelno == logging.ERROR
+    assert "2 messages" in error.getMessage()
+    assert error.exc_info is None
+    tmp_path.unlink()
+    tmp_path.mkdir()

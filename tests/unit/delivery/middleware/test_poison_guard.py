@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -47,6 +49,7 @@ class Harness:
     def __init__(self, notes: Path) -> None:
         self.broker = InMemoryBroker(POLICY)
         self.clock = self.broker.clock
+        self.ending = ExitStack()
         self._notes = notes
         self._producer = InMemoryConsumer(POLICY, broker=self.broker)
         self.ids = [id_text(self._producer.send(f"{n}".encode())) for n in range(4)]
@@ -61,7 +64,9 @@ class Harness:
         log_file.close()
         file.write_text(left_behind)  # as a kill leaves it
         parts = parts or InMemoryConnection(self.broker).open(POLICY, SUBSCRIBING)
-        return Guarded(PoisonGuard(parts, CrashLog(self._notes), POLICY, self.bury), parts)
+        guard = PoisonGuard(parts, CrashLog(self._notes), POLICY, self.bury)
+        self.ending.callback(guard.close)
+        return Guarded(guard, parts)
 
     def bury(self, message: object, error: Exception) -> bool:
         pytest.fail(f"{message} {error}")
@@ -76,8 +81,10 @@ class Harness:
 
 
 @pytest.fixture
-def harness(tmp_path: Path) -> Harness:
-    return Harness(tmp_path)
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(tmp_path)
+    with harness.ending:
+        yield harness
 
 
 def take(poison_guard: Guarded) -> Any:  # noqa: ANN401 - the client publishes no types

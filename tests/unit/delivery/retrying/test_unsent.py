@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -275,7 +276,8 @@ def test_a_poison_message_is_noted_until_it_is_dead_lettered(tmp_path: Path) -> 
     guarded.broker.refused.add(POLICY.dead_letter_topic)
     assert guarded.receive(MINUTE) is None
     guarded.close()
-    assert CrashLogFile(tmp_path, POLICY).crashes(key) == 2
+    with closing(CrashLogFile(tmp_path, POLICY)) as note:
+        assert note.crashes(key) == 2
 
 
 def test_a_poison_message_leaves_the_notes_with_its_dead_letter(tmp_path: Path) -> None:
