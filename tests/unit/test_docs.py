@@ -1,4 +1,4 @@
-"""Every page of the documentation is found from the README, and no link is broken."""
+"""Links, and the form and the language of design pages and decision records."""
 
 from __future__ import annotations
 
@@ -10,8 +10,33 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+FRONT = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+PAGES = [*FRONT, *sorted((ROOT / "docs").rglob("*.md"))]
+DESIGN = sorted((ROOT / "docs/design").glob("*.md"))
+AREAS = [page for page in DESIGN if page.stem != "measurements"]
+RECORDS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+MOST_RECORDS = 20
+SEARCHED = (
+    "leader election",
+    "work queue",
+    "in-flight messages",
+    "poison message",
+    "outage breaker",
+    "exactly once",
+    "fencing",
+    "token refresh",
+    "topic ownership",
+    "adoption",
+    "drift detection",
+)
+"""Usual names of concepts: a search for each finds its design page."""
+PRIVATE = re.compile(
+    r"\b(all the same|anew|be it|by itself|for ?ever|go(es|ing)? on|heirs?|in hand|nobody|outlets?"
+    r"|rest(s|ed|ing)|yet to be|(?<!dead )(?<!dead-)letters?)\b",
+    re.IGNORECASE,
+)
+"""Words with a standard word in their place, such as in-flight, permanently, resume, pending."""
+MOST_WHAT = 2 / 1000
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -44,12 +69,44 @@ def test_every_page_is_at_most_two_steps_from_the_readme() -> None:
     assert not set(PAGES) - reached
 
 
-@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
-def test_a_decision_has_its_context_and_its_consequences(page: Path) -> None:
+def prose(page: Path) -> str:
+    """Return the text of *page* on one line, without code and the targets of links."""
+    text = re.sub(r"```.*?```|`[^`\n]+`", "", page.read_text("utf-8"), flags=re.DOTALL)
+    return " ".join(LINK.sub("]", text).split())
+
+
+@pytest.mark.parametrize("page", AREAS, ids=lambda page: page.stem)
+def test_design_page_has_the_standard_sections(page: Path) -> None:
     headings = re.findall(r"^## (.+)$", page.read_text("utf-8"), re.MULTILINE)
-    assert headings == ["Context", "Decision", "Consequences"]
+    assert headings == ["Problem", "Guarantees", "Design", "Alternatives", "Limits", "Code"]
 
 
-def test_each_decision_has_a_number_of_its_own() -> None:
-    numbers = [int(page.stem[:4]) for page in DECISIONS]
-    assert len(set(numbers)) == len(numbers)
+@pytest.mark.parametrize("page", RECORDS, ids=lambda page: page.stem)
+def test_decision_record_has_the_standard_sections(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert re.search(
+        r"^- Date: \d{4}-\d{2}-\d{2}\n- Status: (accepted|superseded)$", text, re.MULTILINE
+    )
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings == ["Context", "Decision", "Alternatives", "Consequences"]
+
+
+def test_design_pages_and_records_stay_few() -> None:
+    assert 12 <= len(DESIGN) <= 16
+    assert [int(page.stem[:4]) for page in RECORDS] == list(range(1, len(RECORDS) + 1))
+    assert len(RECORDS) <= MOST_RECORDS
+
+
+@pytest.mark.parametrize("term", SEARCHED)
+def test_concept_is_found_by_its_usual_name(term: str) -> None:
+    assert any(term in page.read_text("utf-8").lower() for page in DESIGN)
+
+
+@pytest.mark.parametrize("page", [*DESIGN, *RECORDS], ids=lambda page: page.stem)
+def test_design_prose_uses_standard_words(page: Path) -> None:
+    assert [match[0] for match in PRIVATE.finditer(prose(page))] == []
+
+
+def test_design_prose_has_few_what_clauses() -> None:
+    words = re.findall(r"[\w'-]+", " ".join(prose(page).lower() for page in (*DESIGN, *RECORDS)))
+    assert words.count("what") <= MOST_WHAT * len(words)

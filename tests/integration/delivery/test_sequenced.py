@@ -157,7 +157,7 @@ consumer.acknowledge(first)
 def test_keys_that_move_between_consumers_which_are_killed_lose_nothing_and_keep_their_order(
     provision_policy: ProvisionPolicy, start_program: StartProgram, tmp_path: Path
 ) -> None:
-    """Tried twice for the order: see decision 0135 for what a broker may do when one is killed."""
+    """Tried twice for the order: a broker may break it after a kill (docs/design/outages.md)."""
     assert any(
         keeps_order(provision_policy(topic=name, **SEQUENCED), start_program, tmp_path / name)
         for name in ("first", "second")
