@@ -27,11 +27,20 @@ class Write(NamedTuple):
 
 
 class TopicPolicy(Protocol):
-    """A policy as a topic needs it; as a string, for messages."""
+    """A policy as a topic needs it; as a string, for messages.
+
+    Values that do not matter to redrive stay as they are in force. They are read from the broker,
+    and never assumed: its configuration can't be read by most roles, and defaults differ between
+    releases. So what is in force for a topic is known once the topic exists.
+    """
 
     @property
     def read(self) -> str:
-        """Return the part of the path below the topic that reads it."""
+        """Return the part of the path below the topic that reads it.
+
+        It is `own` where only the value that is set on the topic itself matters, else what is in
+        force.
+        """
 
     @property
     def own(self) -> str:
@@ -104,12 +113,10 @@ class Holds:
 
     Attributes:
         fields: those that matter.
-        others: what those that do not matter shall be where nothing is in force.
     """
 
     name: str
     fields: tuple[tuple[str, Any], ...]
-    others: tuple[tuple[str, Any], ...] = ()
 
     @property
     def read(self) -> str:
@@ -123,16 +130,12 @@ class Holds:
 
     def writes(self, found: Mapping[str, Any] | None) -> Iterator[Write]:
         """Set the fields that matter, and keep the others."""
-        before = dict(self.others) if found is None else dict(found)
+        before = dict(found or {})
         if not dict(self.fields).items() <= before.items():
             yield Write(self.name, before | dict(self.fields))
 
     def __str__(self) -> str:
         return f"{self.name} {', '.join(f'{name} {value}' for name, value in self.fields)}"
-
-
-DELAYS_BY_DEFAULT = {"active": True, "tickTime": 1_000, "maxDeliveryDelayInMillis": 0}
-"""How messages are delayed where a broker's configuration, and a namespace, leave it as it is."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ class DelaysWithin:
 
     def writes(self, found: Mapping[str, Any] | None) -> Iterator[Write]:
         """Set the tick where it is another one, be it finer: that costs the broker."""
-        before = {**DELAYS_BY_DEFAULT, **(found or {})}
+        before = dict(found or {})
         after = before | {"active": True, "tickTime": self.tick}
         if after != before:
             yield Write(self.own, after)

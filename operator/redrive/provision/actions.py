@@ -67,11 +67,16 @@ class RestorePartitions:
 
 @dataclass(frozen=True)
 class SetTopicPolicy:
-    """Make one write that a topic policy needs."""
+    """Make one write that a topic policy needs.
+
+    Attributes:
+        write: None where that follows from what is in force once the topic exists: it is read
+            then, and nothing is written where that is enough.
+    """
 
     topic: TopicName
     policy: TopicPolicy
-    write: Write
+    write: Write | None
 
     def __str__(self) -> str:
         return f"set {self.policy} on {self.topic.local}"

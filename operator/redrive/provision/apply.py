@@ -6,7 +6,8 @@ A crash in between leaves fewer actions for the next time: `diff` chooses each b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import (
@@ -17,11 +18,9 @@ from redrive.admin.errors import (
     UnsupportedError,
 )
 from redrive.admin.granting import Granter
-from redrive.admin.policies import TopicPolicy, Write
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
 from redrive.kube.resources import Key
-from redrive.policy.naming import TopicName
 from redrive.provision import actions, ownership
 
 
@@ -33,10 +32,26 @@ class Refused:
     error: AdminError
 
 
+@dataclass
+class Applied:
+    """The results of actions.
+
+    Attributes:
+        done: those that changed something, in order.
+        refused: those that the broker refuses.
+        in_force: the topic policies of topics that were just created, by how each is read, where
+            that was not known before.
+    """
+
+    done: list[actions.Action] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    in_force: dict[str, Any] = field(default_factory=dict)
+
+
 async def apply(
     planned: Iterable[actions.Action], admin: Admin, grant: Granter, kubernetes: Kubernetes
-) -> tuple[Refused, ...]:
-    """Do what is *planned*, in order; return what was refused of it.
+) -> Applied:
+    """Do what is *planned*, in order; return what came of it.
 
     Args:
         grant: changes rights, together with others who announced theirs to *admin*.
@@ -44,15 +59,16 @@ async def apply(
     Raises:
         AdminError, KubernetesError: an action failed; those before it are done.
     """
-    refused = []
+    applied = Applied()
     for action in planned:
         match action:
             case actions.CopySchema():
                 if (error := await _copy_schema(action, admin)) is not None:
-                    refused.append(Refused(action, error))
-            case actions.SetTopicPolicy(topic, policy, write) if actions.is_refusable(action):
-                if (error := await _tune(topic, policy, write, admin)) is not None:
-                    refused.append(Refused(action, error))
+                    applied.refused.append(Refused(action, error))
+                    continue
+            case actions.SetTopicPolicy():
+                await _set_topic_policy(action, admin, applied)
+                continue
             case actions.ChangeRights(changes):
                 await grant(changes)
             case actions.CreateConfigMap(body):
@@ -63,7 +79,8 @@ async def apply(
                 await kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), ours)
             case _:
                 await _on_topic(action, admin)
-    return tuple(refused)
+        applied.done.append(action)
+    return applied
 
 
 async def _copy_schema(copy: actions.CopySchema, admin: Admin) -> AdminError | None:
@@ -84,15 +101,28 @@ async def _copy_schema(copy: actions.CopySchema, admin: Admin) -> AdminError | N
     return refused
 
 
-async def _tune(
-    topic: TopicName, policy: TopicPolicy, write: Write, admin: Admin
-) -> AdminError | None:
-    """Set a topic policy that a broker, or what authorizes calls there, may forbid."""
+async def _set_topic_policy(action: actions.SetTopicPolicy, admin: Admin, applied: Applied) -> None:
+    """Set a topic policy, and read before what is in force where the action depends on that.
+
+    A broker, or what authorizes calls there, may forbid both.
+    """
+    topic, policy, write = action.topic, action.policy, action.write
     try:
-        await admin.set_topic_policy(topic, policy, write)
+        if write is None:
+            in_force = applied.in_force[policy.read] = await admin.topic_policy(topic, policy)
+            write = next(policy.writes(in_force), None)
+            if write is None:
+                return
+            await admin.set_topic_policy(topic, policy, write)
+            applied.in_force[policy.read] = write.body
+        else:
+            await admin.set_topic_policy(topic, policy, write)
     except (AdminForbiddenError, BrokerRefusedError, UnsupportedError) as error:
-        return error
-    return None
+        if not actions.is_refusable(action):
+            raise
+        applied.refused.append(Refused(action, error))
+    else:
+        applied.done.append(action)
 
 
 async def _on_topic(action: actions.OnTopic, admin: Admin) -> None:
@@ -105,9 +135,7 @@ async def _on_topic(action: actions.OnTopic, admin: Admin) -> None:
             await admin.add_partitions(topic, partitions)
         case actions.RestorePartitions(topic, _):
             await admin.restore_partitions(topic)
-        case actions.SetTopicPolicy(topic, policy, write) | actions.RestoreTopicPolicy(
-            topic, policy, write
-        ):
+        case actions.RestoreTopicPolicy(topic, policy, write):
             await admin.set_topic_policy(topic, policy, write)
         case actions.CreateSubscription(topic, subscription):
             await admin.create_subscription(topic, subscription)

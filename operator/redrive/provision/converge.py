@@ -25,7 +25,6 @@ from redrive.provision.observe import AWAITED_SECONDS, around, observe
 from redrive.provision.preflight_checks import PREFLIGHT, PreflightFacts
 from redrive.provision.resolve import admit
 from redrive.provision.status_warnings import Seen, warnings
-from redrive.provision.topic_policies import DELAYS
 
 logger = logging.getLogger(__name__)
 
@@ -71,19 +70,17 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
         actions, planned_changes = ((), planned) if request.only_observes else (planned, ())
         body = await intent.record(actions, request.spec.scheme, body, ctx)
         try:
-            refused = await apply(actions, connection.admin, grant, ctx.kubernetes)
+            applied = await apply(actions, connection.admin, grant, ctx.kubernetes)
         except AdminError as error:
             await intent.clear(error, body, ctx)
             raise
-    done = tuple(each for each in actions if not any(each is other.action for other in refused))
-    if done:
-        logger.info("RetryPolicy %s: %s", request.key, in_words(done))
-    if have.retry is None and not want.sets_tick and not request.only_observes:
-        have = await _as_delayed(want, have, connection.admin)
+    if applied.done:
+        logger.info("RetryPolicy %s: %s", request.key, in_words(applied.done))
+    have = replace(have, inherited={**have.inherited, **applied.in_force})
     # Its status may not say yet that it is.
-    found = warnings(Seen(replace(request, is_proven=True), rivals, want, have, refused))
+    seen = Seen(replace(request, is_proven=True), rivals, want, have, tuple(applied.refused))
     broker = broker_at(connection.spec.admin_url)  # it may have changed since the request was read
-    return Converged(want, request, broker, done, planned_changes, found)
+    return Converged(want, request, broker, tuple(applied.done), planned_changes, warnings(seen))
 
 
 async def _observe(
@@ -105,18 +102,6 @@ async def _observe(
     elif _awaits_source(body):
         await around(want.policy.topic, admin, max_age=AWAITED_SECONDS)
     return await observe(want, admin, ctx)
-
-
-async def _as_delayed(want: Desired, have: Observed, admin: Admin) -> Observed:
-    """Add how a retry topic that was just made delays messages, where that is the broker's.
-
-    Only a warning comes of it: where it can't be read, the next reconcile tries again.
-    """
-    try:
-        delays = await admin.topic_policy(want.retry.name, DELAYS)
-    except AdminError:
-        return have
-    return replace(have, inherited={**have.inherited, DELAYS.read: delays})
 
 
 def _awaits_source(body: Body) -> bool:

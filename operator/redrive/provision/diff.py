@@ -205,11 +205,14 @@ def _partitions(pair: _Pair, desired: Desired, retry: int) -> int:
 
 
 def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]:
-    found = observed.inherited if pair.have is None else pair.have.policies
-    if found is None:
+    policies = observed.inherited if pair.have is None else pair.have.policies
+    if policies is None:
         return
     for policy in pair.want.policies:
-        for write in policy.writes(found.get(policy.read)):
+        if pair.have is None and policy.read not in {policy.own, *policies}:
+            yield SetTopicPolicy(pair.want.name, policy, None)
+            continue
+        for write in policy.writes(policies.get(policy.read)):
             yield SetTopicPolicy(pair.want.name, policy, write)
 
 

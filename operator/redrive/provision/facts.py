@@ -133,7 +133,8 @@ class Observed:
         sequences: likewise, and where the sequence of dead letters is not kept.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         replicated_to: the clusters that a topic is replicated to that is made now.
-        inherited: what a topic that is made now gets of its topic policies from the namespace.
+        inherited: the topic policies that a topic which is made now gets from the namespace, by
+            how each is read; those that it gets from the broker's configuration are missing.
         config_map: whatever has the name of the policy's ConfigMap.
         unused: the dead-letter topic from before of a policy that discards.
     """

@@ -157,13 +157,16 @@ def delayed_delivery_is_refused(seen: Seen) -> StatusWarning | None:
     refused = [each for each in seen.refused if not isinstance(each.action, CopySchema)]
     if not refused:
         return None
-    early, shortest = earliness(_policies_of_retry(seen)), seen.request.shortest_delay
-    effect = (
-        "retries come at once, whatever their delay"
-        if early is None
-        else f"retries may come {early.total_seconds():g} s early, and the shortest delay is "
-        f"{durations.text_of(shortest)}"
-    )
+    policies, shortest = _policies_of_retry(seen), seen.request.shortest_delay
+    if policies.get(DELAYS.read) is None:
+        effect = "retries come as early as the broker is configured to, which it does not tell"
+    elif (early := earliness(policies)) is None:
+        effect = "retries come at once, whatever their delay"
+    else:
+        effect = (
+            f"retries may come {early.total_seconds():g} s early, and the shortest delay is "
+            f"{durations.text_of(shortest)}"
+        )
     return StatusWarning(
         DELAYED_DELIVERY_REFUSED,
         f"delayed delivery of {seen.desired.retry.name} could not be set, so {effect}: "
@@ -174,10 +177,10 @@ def delayed_delivery_is_refused(seen: Seen) -> StatusWarning | None:
 def retries_come_early(seen: Seen) -> StatusWarning | None:
     """Find delays that are over at once: within a tick, at a broker whose tick can't be set."""
     policies = _policies_of_retry(seen)
-    if seen.observed.retry is None and "tickTime" not in policies.get(DELAYS.read, {}):
-        return None  # the topic is to be made, and what the broker gives it is not known
+    if seen.desired.sets_tick or policies.get(DELAYS.read) is None:
+        return None  # of a topic that does not exist yet it is not known
     early, shortest = earliness(policies), seen.request.shortest_delay
-    if seen.desired.sets_tick or early is None or early < shortest:
+    if early is None or early < shortest:
         return None
     return StatusWarning(
         RETRIES_EARLY,

@@ -12,7 +12,6 @@ from typing import Any
 from redrive.admin.model import NamespaceState
 from redrive.admin.policies import (
     DELAYED_DELIVERY,
-    DELAYS_BY_DEFAULT,
     CompactsAbove,
     Deduplicates,
     DelaysWithin,
@@ -26,14 +25,7 @@ from redrive.admin.policies import (
 from redrive.api.topology import DeadLetterTopic, RetryTopic
 
 # A topic that is deleted for being idle would come back without its subscription, or not at all.
-_STAYS = Holds(
-    "inactiveTopicPolicies",
-    (("deleteWhileInactive", False),),
-    (
-        ("inactiveTopicDeleteMode", "delete_when_no_subscriptions"),
-        ("maxInactiveDurationSeconds", 60),
-    ),
-)
+_STAYS = Holds("inactiveTopicPolicies", (("deleteWhileInactive", False),))
 _RETENTION = "retention"
 OF_A_FIELD = frozenset({_RETENTION, LimitsBacklog.name, DelaysWithin.name})
 """The names of policies that a spec asks for by a field, or of a release of the broker: without it
@@ -41,7 +33,7 @@ they are taken back."""
 _RECORD_BYTES = 10 * 2**20
 _MILLISECOND = timedelta(milliseconds=1)
 COARSEST_TICK = timedelta(seconds=1)
-"""The tick that brokers have by default."""
+"""The coarsest tick that a topic gets; brokers have it by default."""
 TICKS_PER_RUNG = 20
 """How often the tick goes into the shortest rung, which is 1 s at least: a retry may come early by
 a tick. With 100 000 messages waiting, ticks of 1 s and of 20 ms cost a broker the same."""
@@ -51,21 +43,19 @@ BUCKETS_SINCE = (4, 1)
 With a finer tick of a topic, messages that are due may wait until another one comes (seen with
 4.2.4): topics keep the broker's there.
 """
-DELAYS = Holds(
-    DELAYED_DELIVERY, (("active", True),), (("tickTime", 1_000), ("maxDeliveryDelayInMillis", 0))
-)
+DELAYS = Holds(DELAYED_DELIVERY, (("active", True),))
 """Messages are delayed, as exactly and for as long as the namespace and the broker have it."""
 
 
 def inherited(namespace: NamespaceState) -> dict[str, Any]:
-    """Return what a new topic of *namespace* has, by how it is read.
+    """Return the topic policies that *namespace* sets for a new topic, by how each is read.
 
-    A broker delays messages unless its configuration, or the namespace, disables that.
+    A policy that is missing here is the broker's: it is known once the topic exists.
     """
-    return {
-        DELAYS.read: namespace.delayed_delivery or {"active": True},
-        KeepsBacklog.read: namespace.backlog_quotas,
-    }
+    policies: dict[str, Any] = {KeepsBacklog.read: namespace.backlog_quotas}
+    if namespace.delayed_delivery is not None:
+        policies[DELAYS.read] = namespace.delayed_delivery
+    return policies
 
 
 def in_force(found: Mapping[str, Any], namespace: NamespaceState) -> dict[str, Any]:
@@ -88,9 +78,13 @@ def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:
 
 
 def earliness(policies: Mapping[str, Any]) -> timedelta | None:
-    """Return by how much the broker may be early, by a topic's *policies*; None: it delays none."""
-    found = {**DELAYS_BY_DEFAULT, **(policies.get(DELAYS.read) or {})}
-    return found["tickTime"] * _MILLISECOND if found["active"] else None
+    """Return by how much the broker may be early, by a topic's *policies*; None: it delays none.
+
+    Raises:
+        KeyError: *policies* hold no value of the broker.
+    """
+    delays = policies[DELAYS.read]
+    return delays["tickTime"] * _MILLISECOND if delays["active"] else None
 
 
 def delays(shortest: timedelta, release: tuple[int, ...]) -> TopicPolicy:

@@ -20,7 +20,7 @@ from redrive.admin.policies import (
     withdrawing,
 )
 
-STAYS = Holds("inactive", (("delete", False),), (("after", 60),))
+STAYS = Holds("inactive", (("delete", False),))
 LATE = {"active": True, "tickTime": 1_000, "maxDeliveryDelayInMillis": 9}
 EVICTS = {"limitSize": 5, "policy": "consumer_backlog_eviction"}
 REFUSES = {"limitSize": 5, "policy": "producer_exception"}
@@ -35,7 +35,6 @@ HOLDS = {"limitSize": 5, "policy": "producer_request_hold"}
         (Ttl(0), 0),
         (Ttl(60), 60),
         (DelaysWithin(100), {"active": True, "tickTime": 100, "maxDeliveryDelayInMillis": 9}),
-        (DelaysWithin(1_000), {"active": True}),  # a broker's default
         (STAYS, {"delete": False, "after": 5}),
         (KeepsBacklog(), None),
         (KeepsBacklog(), {"destination_storage": HOLDS, "message_age": REFUSES}),
@@ -62,15 +61,7 @@ def test_what_is_as_it_should_be_is_not_written(
             LATE | {"active": False, "tickTime": 10},
             Write("delayedDelivery", LATE),
         ),
-        (
-            DelaysWithin(100),
-            None,
-            Write(
-                "delayedDelivery",
-                {"active": True, "tickTime": 100, "maxDeliveryDelayInMillis": 0},
-            ),
-        ),
-        (STAYS, None, Write("inactive", {"delete": False, "after": 60})),
+        (STAYS, None, Write("inactive", {"delete": False})),
         (STAYS, {"delete": True, "after": 5}, Write("inactive", {"delete": False, "after": 5})),
         (
             KeepsBacklog(),

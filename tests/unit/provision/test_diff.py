@@ -35,7 +35,7 @@ CONFIG_MAP: Body = {
     "data": {"policy.json": "{}"},
 }
 
-STAYS = Holds("inactiveTopicPolicies", (("deleteWhileInactive", False),), (("x", 2),))
+STAYS = Holds("inactiveTopicPolicies", (("deleteWhileInactive", False),))
 KEEPS = KeepsBacklog()
 RETAINS, LIMITS = Holds("retention", (("minutes", 5),)), LimitsBacklog(9)
 ASKED: tuple[TopicPolicy, ...] = (RETAINS, LIMITS)
@@ -47,15 +47,18 @@ NO_POLICIES: Mapping[str, Any] = {}
 NO_NAMES: frozenset[str] = frozenset()
 DEDUPLICATES, TTL = Deduplicates(), Ttl(0)
 QUOTA = {"destination_storage": {"limitSize": 5, "policy": "consumer_backlog_eviction"}}
-policies = st.fixed_dictionaries(
-    {
-        DEDUPLICATES.read: st.sampled_from([None, True, False]),
-        TTL.read: st.sampled_from([None, 0, 60]),
-        STAYS.read: st.sampled_from([None, {"deleteWhileInactive": True, "x": 1}]),
-        KEEPS.read: st.sampled_from([{}, QUOTA]),
-        RETAINS.read: st.sampled_from([None, {"minutes": 1}]),
-    }
-)
+own_policies = {
+    DEDUPLICATES.read: st.sampled_from([None, True, False]),
+    TTL.read: st.sampled_from([None, 0, 60]),
+    KEEPS.read: st.sampled_from([{}, QUOTA]),
+}
+policies_in_force = {
+    STAYS.read: st.sampled_from([None, {"deleteWhileInactive": True, "x": 1}]),
+    RETAINS.read: st.sampled_from([None, {"minutes": 1}]),
+}
+policies = st.fixed_dictionaries(own_policies | policies_in_force)
+of_namespace = st.fixed_dictionaries(own_policies, optional=policies_in_force)
+OF_BROKER = {STAYS.read: {"deleteWhileInactive": True, "x": 3}, RETAINS.read: {"minutes": 0}}
 SCHEMA = Schema("JSON", '{"type": "record"}', {"a": "b"})
 OWNER = Owner("here", Key("shop", "orders"), "uid-1", "orders/fulfilment")
 recorded = st.dictionaries(roles, rights, max_size=2)
@@ -130,7 +133,7 @@ observed = st.builds(
     retry=states,
     dead_letter=states,
     permissions=permissions,
-    inherited=policies,
+    inherited=of_namespace,
     config_map=config_maps,
 )
 
@@ -159,9 +162,8 @@ def done(  # noqa: C901 - a case for each action
             case actions.CreateTopic(topic, partitions, marks):
                 assert topics[topic] is None
                 parts = (NO_NAMES,) * max(partitions, 1)
-                topics[topic] = TopicState(
-                    partitions, TopicSubscriptions(parts), before.inherited, marks
-                )
+                in_force = {**OF_BROKER, **before.inherited}
+                topics[topic] = TopicState(partitions, TopicSubscriptions(parts), in_force, marks)
             case actions.Mark(topic, marks):
                 state = topics[topic]
                 assert state is not None
@@ -180,16 +182,13 @@ def done(  # noqa: C901 - a case for each action
                 assert state is not None
                 assert properties_of(state).get("redrive.io/schema") != schema.fingerprint
                 topics[topic] = change(state, properties={**properties_of(state), **noted})
-            case actions.SetTopicPolicy(topic, policy, write):
-                state = topics[topic]
-                assert state is not None
-                found = written(state.policies or {}, write, policy.read)
-                topics[topic] = change(state, policies=found)
+            case actions.SetTopicPolicy(topic):
+                topics[topic] = tuned(topics[topic], action)
             case actions.RestoreTopicPolicy(topic, name, write):
                 state = topics[topic]
                 assert state is not None
                 read = next(each.read for each in ASKED if each.name == name)
-                inherits = before.inherited if write.method == "DELETE" else {}
+                inherits = {**OF_BROKER, **before.inherited} if write.method == "DELETE" else {}
                 found = written(state.policies or {}, write, read, inherits)
                 topics[topic] = change(state, policies=found)
             case actions.ChangeRights(changes):
@@ -238,6 +237,16 @@ def repartitioned(
     if not isinstance(action, actions.RestorePartitions):
         assert None not in parts
     return change(state, subscriptions=TopicSubscriptions(after))
+
+
+def tuned(state: TopicState | None, action: actions.SetTopicPolicy) -> TopicState:
+    """Make the write of *action*, or those that follow from what is in force."""
+    assert state is not None
+    has, read = state.policies or {}, action.policy.read
+    writes = action.policy.writes(has[read]) if action.write is None else [action.write]
+    for write in writes:
+        has = written(has, write, read)
+    return change(state, policies=has)
 
 
 def written(

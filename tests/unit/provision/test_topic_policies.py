@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 from redrive.admin.model import NamespaceState
 from redrive.admin.policies import KeepsBacklog, Ttl
 from redrive.provision import topic_policies
+from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.reconcile_harness import reconcile_harness
 
 BY_SIZE = {"limitSize": 5, "policy": "consumer_backlog_eviction"}
 BY_AGE = {"limitTime": 60, "policy": "producer_exception"}
@@ -52,6 +55,40 @@ def test_the_tick_is_a_small_part_of_the_shortest_delay_where_a_broker_can_keep_
     shortest: int, release: tuple[int, ...], policy: str
 ) -> None:
     assert str(topic_policies.delays(timedelta(seconds=shortest), release)) == policy
+
+
+IDLE = {"inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up",
+        "maxInactiveDurationSeconds": 86_400, "deleteWhileInactive": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(("release", "tick"), [("4.0.8", 50), ("4.2.4", 700)])
+async def test_new_topics_keep_broker_values_that_do_not_matter(
+    connection: dict[str, Any], policy: Callable[..., dict[str, Any]], release: str, tick: int
+) -> None:
+    async with reconcile_harness(connection, policy(), FakeKubernetes()) as harness:
+        harness.broker.version = release
+        harness.broker.in_force |= {
+            "inactiveTopicPolicies": IDLE,
+            "delayedDelivery": {
+                "active": False, "tickTime": 700, "maxDeliveryDelayInMillis": 60_000,
+            },
+        }  # fmt: skip
+        await harness.reconcile()
+        topics = harness.broker.namespaces["shop/prod"].topics
+        new = {
+            name: topic.policies
+            for name, topic in topics.items()
+            if name.startswith("orders-fulfilment")
+        }
+        assert len(new) == 3
+        for policies in new.values():
+            assert policies["inactiveTopicPolicies"] == IDLE | {"deleteWhileInactive": False}
+        assert new["orders-fulfilment-RETRY"]["delayedDelivery"] == {
+            "active": True, "tickTime": tick, "maxDeliveryDelayInMillis": 60_000,
+        }  # fmt: skip
+        writes = len(harness.broker.writes)
+        await harness.reconcile()
+        assert len(harness.broker.writes) == writes
 
 
 def test_no_read_has_the_broker_write_its_default_quota_into_the_namespace() -> None:
