@@ -47,12 +47,12 @@ NO_POLICIES: Mapping[str, Any] = {}
 NO_NAMES: frozenset[str] = frozenset()
 DEDUPLICATES, TTL = Deduplicates(), Ttl(0)
 QUOTA = {"destination_storage": {"limitSize": 5, "policy": "consumer_backlog_eviction"}}
-own_policies = {
+own_policies: dict[str, st.SearchStrategy[Any]] = {
     DEDUPLICATES.read: st.sampled_from([None, True, False]),
     TTL.read: st.sampled_from([None, 0, 60]),
     KEEPS.read: st.sampled_from([{}, QUOTA]),
 }
-policies_in_force = {
+policies_in_force: dict[str, st.SearchStrategy[Any]] = {
     STAYS.read: st.sampled_from([None, {"deleteWhileInactive": True, "x": 1}]),
     RETAINS.read: st.sampled_from([None, {"minutes": 1}]),
 }
