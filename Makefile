@@ -14,7 +14,7 @@ BENCH ?=
 python := $(PYTHON) .ci/python
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-brokers test-images e2e-node lint chaos soak bench dist demo sandbox sandbox-down lock
+.PHONY: help test test-brokers test-images e2e-node lint chaos chaos-short soak bench release-check dist demo sandbox sandbox-down lock
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
@@ -49,13 +49,21 @@ chaos: ## Run the chaos tests in a sandbox of their own (50 minutes)
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='chaos_*.py' -o timeout=900 --durations=10 tests/chaos $(CHAOS)
 
+chaos-short: ## Run some chaos tests, then the soak with each disturbance once (10 minutes)
+	$(python) -m sandbox prepare
+	$(python) -m pytest -o python_files='chaos_*.py soak_*.py' -o timeout=900 --durations=10 --capture=sys \
+	  --minutes=3 -k 'repairs or (fails_once and 409) or as_planned' tests/chaos tests/soak
+
 soak: ## Disturb consumers of all kinds for minutes, and account for every message
 	$(python) -m sandbox prepare
-	$(python) -m pytest -o python_files='soak_*.py' -o timeout=0 tests/soak $(SOAK)
+	$(python) -m pytest --capture=sys -o python_files='soak_*.py' -o timeout=0 tests/soak $(SOAK)
 
 bench: ## Run the benchmarks in a sandbox of their own (45 minutes) and print a table
 	$(python) -m sandbox prepare
 	$(python) -m pytest --full-jit -o python_files='bench_*.py' -o timeout=0 tests/benchmarks $(BENCH)
+
+release-check: ## Run test, chaos, soak, bench, and e2e-node where KUBECONFIG is set; print one table
+	@$(python) -m release.check
 
 dist: ## Build what a release consists of, into dist/: wheel, source, chart, install.yaml, checksums
 	$(python) -m release.archives dist

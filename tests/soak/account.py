@@ -1,7 +1,9 @@
 """The account of a soak: each message, each handling and each copy, explained or not.
 
 Nothing is lost or invented, and what happened more than once is explained by one event that the
-documents name: a process that was killed, a topic that moved, a broker that was killed.
+documents name: a process that was killed, a topic that moved, a broker that was killed. Messages
+are counted by the numbers that the application gave them, in the topics and in the journals of
+handlers. A receipt is compared with what is stored, and proves nothing alone.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from tests.soak.plan import plan
 
 SEND_SECONDS = 15.0
 """A send without receipt is given up before; it may have been stored all the same."""
-STORED_BEFORE = "-1:-1"
-"""What a broker with deduplication answers to a send that it had stored, and not answered, before:
-such a receipt does not tell which copy it is of."""
+WITHOUT_ID = "-1:-1"
+"""The receipt of a broker with deduplication that takes a send for one it has stored before: there
+may be a copy or not."""
 DISPATCH_SECONDS = 2.0
 """What a broker sends to two consumers at one time both begin within this; on a busy machine they
 were 0.73 s apart."""
@@ -101,12 +103,13 @@ class Account:
     """All that happened, and what is wrong with it: every list stays empty.
 
     Attributes:
-        lost: messages that were neither handled well nor moved on.
+        lost: messages that were neither handled well nor moved on, by number.
+        doubled: copies beyond the failed handlings that they are of; no disturbance explains one.
         invented: copies of which no handling failed, and receipts of what is not stored.
         repeated: handlings of a message that no disturbance explains, but the first.
         copied: copies without receipt that no disturbance explains.
         misplanned: messages whose attempts or end are not as planned.
-        without_id: receipts that do not tell of which copy they are.
+        without_id: receipts that do not tell of which copy they are, if of any.
         explained: how often each kind of disturbance explains one of these.
     """
 
@@ -117,6 +120,7 @@ class Account:
     receipts: list[Receipt] = field(default_factory=list)
     disturbances: Sequence[Disturbance] = ()
     lost: list[str] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
     invented: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     copied: list[str] = field(default_factory=list)
@@ -145,7 +149,7 @@ class Account:
                 case "late":
                     open_[line["id"]].ok, open_[line["id"]].settled = False, None
                 case "event" if line["new"]:
-                    if line["new"].startswith(STORED_BEFORE):
+                    if line["new"].startswith(WITHOUT_ID):
                         self.without_id += 1
                     else:
                         self.receipts.append(Receipt(process, line["id"], line["new"]))
@@ -157,22 +161,28 @@ class Account:
         by_id: defaultdict[str, list[Handling]] = defaultdict(list)
         for handling in sorted(self.handlings, key=lambda each: each.began):
             by_id[handling.id].append(handling)
-        self._check_losses(by_id)
+        self._check_numbers(by_id)
         self._check_receipts(by_id)
         self._check_repetitions(by_id)
         self._check_plans()
 
-    def _check_losses(self, by_id: Mapping[str, Sequence[Handling]]) -> None:
-        """Each message was handled well, or each such message has a copy further on."""
-        copies = Counter((copy.origin, copy.failed) for copy in (*self.retried, *self.dead))
-        moved: Counter[tuple[str, int]] = Counter()
+    def _check_numbers(self, by_id: Mapping[str, Sequence[Handling]]) -> None:
+        """Each message was handled well, or has one copy further on for a failed handling."""
+        copies = Counter((copy.number, copy.failed) for copy in (*self.retried, *self.dead))
+        moved: Counter[tuple[int, int]] = Counter()
         for message in (*self.source, *self.retried):
             if not any(handling.ok for handling in by_id.get(message.id, ())):
-                moved[message.origin, message.failed + 1] += 1
+                moved[message.number, message.failed + 1] += 1
+        failed = Counter((each.number, each.attempt) for each in self.handlings if not each.ok)
         self.lost += [
-            f"{count} of {origin} at attempt {attempt}, {copies[origin, attempt]} copies"
-            for (origin, attempt), count in moved.items()
-            if copies[origin, attempt] < count
+            f"{count} of {number} at attempt {attempt}, {copies[number, attempt]} copies"
+            for (number, attempt), count in moved.items()
+            if copies[number, attempt] < count
+        ]
+        self.doubled += [
+            f"{count} copies of {number} at attempt {attempt}, {failed[number, attempt]} failed"
+            for (number, attempt), count in copies.items()
+            if count > failed[number, attempt]
         ]
 
     def _check_receipts(self, by_id: Mapping[str, Sequence[Handling]]) -> None:
@@ -187,12 +197,12 @@ class Account:
             failing = [each for each in by_id[receipt.id] if each.process == receipt.process]
             if not any(not each.ok for each in failing):
                 self.invented.append(f"{receipt.id}: moved on by {receipt.process}, and not failed")
-        parents: defaultdict[tuple[str, int], list[Handling]] = defaultdict(list)
+        parents: defaultdict[tuple[str, int, int], list[Handling]] = defaultdict(list)
         for handling in self.handlings:
             if not handling.ok:
-                parents[handling.origin, handling.attempt].append(handling)
+                parents[handling.origin, handling.number, handling.attempt].append(handling)
         for copy in copies.values():
-            failed = parents.get((copy.origin, copy.failed), [])
+            failed = parents.get((copy.origin, copy.number, copy.failed), [])
             if not failed:
                 self.invented.append(f"{copy.id}: attempt {copy.failed} of {copy.origin} was none")
             elif copy.id not in receipts:

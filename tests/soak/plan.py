@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_RETRIES = 3
+BURST = 1_000_000
+"""The first number of messages that are sent many at a time, all of which fail at first."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,13 @@ class Plan:
 
 
 def plan(number: int) -> Plan:
-    """Of a hundred 80 are handled at once, 12 after failures, 5 never; and 3 are poison."""
+    """Of a hundred 80 are handled at once, 12 after failures, 5 never; and 3 are poison.
+
+    Of a burst each one fails, and every fourth dies.
+    """
     kind, seconds = number % 100, number % 7 / 300
+    if number >= BURST:
+        return Plan(number % (MAX_RETRIES + 1) + 1, poison=False, seconds=seconds)
     if kind < 80:
         return Plan(0, poison=False, seconds=seconds)
     if kind < 92:

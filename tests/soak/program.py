@@ -32,7 +32,7 @@ from redrive.policy.invisible import NotInFlightError
 from tests.soak.journal import Journal
 from tests.soak.plan import plan
 
-WORKERS = 4
+WORKERS = 8
 INVISIBLE_SECONDS = 30.0
 
 

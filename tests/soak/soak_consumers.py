@@ -6,6 +6,7 @@ off by one. `make soak SOAK="--minutes 60"` takes an hour.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -28,14 +29,17 @@ from sandbox.sandbox import Sandbox
 from tests.soak import journal
 from tests.soak.account import Account, Disturbance, Stored
 from tests.soak.consumers import Consumers
-from tests.soak.plan import MAX_RETRIES
+from tests.soak.plan import BURST, MAX_RETRIES
 from tests.support.deduplication import deduplicate
 from tests.support.provisioned_policy import ProvisionedPolicy, path
 
 KINDS = ("threads", "batches", "coroutines", "simple")
-PARTITIONS = 2
+PARTITIONS, MOST_PARTITIONS = 4, 8
 MESSAGES_PER_SECOND = 40
+MESSAGES_PER_BURST = 60
 QUIET_SECONDS = (8, 14)
+NOTICE_SECONDS = 65
+"""Clients look for new partitions once in a minute."""
 DRAIN_SECONDS = 300
 
 
@@ -49,39 +53,62 @@ class Soak:
         self._provisioned = provisioned
         self._consumers = consumers
         self._chance = random.Random(seed)  # noqa: S311 - the same for one seed
-        self._broker_is_up = threading.Event()
-        self._broker_is_up.set()
+        self._bursts = threading.Semaphore(0)
+        self._next: list[Callable[[], None]] = []
         self.disturbances: list[Disturbance] = []
-        self.produced = 0
+        self.partitions = PARTITIONS
+        self.produced: list[int] = []
 
     def produce(self, over: threading.Event) -> None:
-        """Produce numbers until it is *over*; one whose send has failed may be stored as well."""
+        """Produce numbers until it is *over*, and bursts of others when they are asked for.
+
+        Sequence ids are the program's own: those of the client begin again after a lost connection,
+        and the broker drops a message of a number that it knows.
+        """
         client = self._provisioned.client(SUPERUSER)
         producer = client.create_producer(
-            str(self._provisioned.policy.topic), block_if_queue_full=True, send_timeout_millis=0
+            str(self._provisioned.policy.topic),
+            producer_name="soak",
+            block_if_queue_full=True,
+            send_timeout_millis=0,
         )
+        numbers, burst = itertools.count(), itertools.count(BURST)
         while not over.wait(1 / MESSAGES_PER_SECOND):
-            producer.send_async(b"%d" % self.produced, lambda *_: None)
-            self.produced += 1
+            some = MESSAGES_PER_BURST if self._bursts.acquire(blocking=False) else 0
+            for number in (next(numbers), *itertools.islice(burst, some)):
+                self.produced.append(number)
+                producer.send_async(b"%d" % number, lambda *_: None, sequence_id=len(self.produced))
         producer.flush()
         producer.close()
 
     def disturb(self) -> None:
-        """Do one of the things that happen."""
-        kind = self._chance.choice(KINDS)
+        """Do one of the things that happen: each of them once, then some more often."""
+        if not self._next:
+            choices = self._choices()
+            first = [do for _, do in choices] if not self.disturbances else []
+            more = [do for weight, do in choices for _ in range(weight)]
+            self._next = [
+                *self._chance.sample(more, len(more)),
+                *self._chance.sample(first, len(first)),
+            ]
+        self._next.pop()()
+
+    def _choices(self) -> list[tuple[int, Callable[[], None]]]:
         policy = self._provisioned.policy
-        choices: list[tuple[int, Callable[[], None]]] = [
-            (4, lambda: self._kill(kind)),
-            (3, lambda: self._freeze(kind)),
-            (3, lambda: self._restart(kind)),
+        return [
+            (4, lambda: self._kill(self._chance.choice(KINDS))),
+            (3, lambda: self._freeze(self._chance.choice(KINDS))),
+            (3, lambda: self._restart(self._chance.choice(KINDS))),
             (4, self._unload),
+            (3, self._unload_fresh),
             (2, self._kill_broker),
+            (2, self._grow),
+            (2, lambda: self._throttle(policy.retry_topic)),
+            (2, lambda: self._throttle(policy.dead_letter_topic)),
             (2, lambda: self._refuse(policy.retry_topic, "consume")),
             # A right that consumers have no use for.
             (2, lambda: self._refuse(policy.dead_letter_topic, "functions")),
         ]
-        weights, each = zip(*choices, strict=True)
-        self._chance.choices(each, weights)[0]()
 
     def rest(self) -> None:
         """Leave all in peace for some seconds."""
@@ -97,7 +124,7 @@ class Soak:
             counts[each.kind] = counts.get(each.kind, 0) + 1
         told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
         print(
-            f"\r{done / 60:5.1f} of {minutes:g} min, {self.produced} produced; {told}",
+            f"\r{done / 60:5.1f} of {minutes:g} min, {len(self.produced)} produced; {told}",
             file=sys.__stderr__, flush=True,
         )  # fmt: skip
 
@@ -137,10 +164,31 @@ class Soak:
         )
         self._consumers.start(kind)
 
-    def _unload(self) -> None:
+    def _unload_fresh(self) -> None:
+        """Move topics again and again while all consumers begin anew, with many messages that fail.
+
+        Their producers have published nothing yet: a client that connects such a one again may
+        give two messages the same number, and a broker with deduplication drops the second.
+        """
         start = time.time()
-        for topic in (self._provisioned.policy.topic, self._provisioned.policy.retry_topic):
-            self._provisioned.broker.request("PUT", f"{path(topic)}/unload").check("unload")
+        for kind in KINDS:
+            self._consumers.signal(kind, signal.SIGTERM)
+        for kind in KINDS:
+            self._consumers.wait(kind)
+        self._bursts.release(3)
+        for kind in KINDS:
+            self._consumers.start(kind)
+        self._unload_often(start, 12)
+
+    def _unload(self) -> None:
+        """Move all partitions of the source and the retry topic, while many messages fail."""
+        self._bursts.release()
+        self._unload_often(time.time(), 3)
+
+    def _unload_often(self, start: float, times: int) -> None:
+        for _ in range(times):
+            time.sleep(self._chance.uniform(0.1, 1))
+            self._provisioned.unload()
         # The retry topic has deduplication: what is sent to it meanwhile is stored once, though the
         # receipt may not tell its id.
         self.disturbances.append(
@@ -174,6 +222,55 @@ class Soak:
             )
         )
 
+    def _grow(self) -> None:
+        """Add two partitions to the source and to the retry topic, while many messages fail.
+
+        Clients notice within a minute. No handling and no copy is explained by it.
+        """
+        if self.partitions == MOST_PARTITIONS:
+            self._unload_fresh()
+            return
+        start = time.time()
+        self.partitions += 2
+        topics = [self._provisioned.policy.topic, self._provisioned.policy.retry_topic]
+        for topic in self._chance.sample(topics, 2):
+            self._provisioned.broker.request(
+                "POST", f"{path(topic)}/partitions", self.partitions
+            ).check(f"grow {topic}")
+            time.sleep(self._chance.uniform(0, 2))
+        while time.time() < start + NOTICE_SECONDS:
+            self._bursts.release()
+            time.sleep(self._chance.uniform(2, 5))
+            self._consumers.revive()
+        self.disturbances.append(Disturbance("growth", start, time.time()))
+
+    def _throttle(self, topic: TopicName) -> None:
+        """Have the broker take few messages a second of each producer, while many fail.
+
+        It reads nothing from a connection whose producer is over the rate, acknowledgements
+        neither; a client whose pings get no answer connects again.
+        """
+        start, rate = time.time(), f"{path(topic)}/publishRate"
+        limit = {
+            "publishThrottlingRateInMsg": self._chance.randint(1, 4),
+            "publishThrottlingRateInByte": -1,
+        }
+        self._provisioned.broker.request("POST", rate, limit).check(f"limit {topic}")
+        self._bursts.release()
+        time.sleep(self._chance.uniform(10, 25))
+        self._provisioned.broker.request("DELETE", rate).check(f"take the limit off {topic}")
+        self.disturbances.append(
+            Disturbance(
+                "publish rate",
+                start,
+                time.time(),
+                redelivers=True,
+                forgets=0.5,
+                unanswered=True,
+                settles=30,
+            )
+        )
+
     def _refuse(self, topic: TopicName, other: str) -> None:
         start = time.time()
         self._provisioned.grant(topic, other)
@@ -197,6 +294,7 @@ def test_all_messages_end_as_planned_whatever_happens(
         _keep_for_audit(provisioned, topic)
     # So that what its producer sends again after a lost connection is one message.
     deduplicate(provisioned.broker, policy.topic)
+    deduplicate(provisioned.broker, policy.dead_letter_topic)
     consumers, over = Consumers(provisioned, tmp_path), threading.Event()
     soak = Soak(sandbox, provisioned, consumers, seed)
     with ExitStack() as ending:
@@ -215,9 +313,9 @@ def test_all_messages_end_as_planned_whatever_happens(
         over.set()
         producing.join()
         end = time.monotonic() + DRAIN_SECONDS
-        while left := provisioned.unsettled(PARTITIONS):
+        while unsettled := provisioned.unsettled(soak.partitions):
             consumers.revive()
-            assert time.monotonic() < end, f"{left} messages are not settled"
+            assert time.monotonic() < end, f"{unsettled} messages are not settled"
             time.sleep(1)
         for kind in KINDS:
             consumers.signal(kind, signal.SIGTERM)
@@ -234,13 +332,14 @@ def test_all_messages_end_as_planned_whatever_happens(
     account.check()
     _report(account)
     assert consumers.failed == []
-    assert provisioned.unsettled(PARTITIONS) == 0
+    assert provisioned.unsettled(soak.partitions) == 0
+    assert sorted(message.number for message in account.source) == sorted(soak.produced)
     assert account.lost == []
+    assert account.doubled == []
     assert account.invented == []
     assert account.repeated == []
     assert account.copied == []
     assert account.misplanned == []
-    assert len(account.source) == soak.produced
     messages, copies = len(account.source), len(account.retried) + len(account.dead)
     assert len(account.handlings) == messages + len(account.retried) + account.repetitions
     assert copies == len(account.receipts) + account.without_receipt
@@ -291,6 +390,10 @@ def _report(account: Account) -> None:
         "explained by": dict(account.explained),
     }
     print(json.dumps(figures, indent=2), file=sys.__stderr__, flush=True)
-    wrong = account.lost + account.invented + account.repeated + account.copied + account.misplanned
+    wrong = [
+        f"{name}: {line}"
+        for name in ("lost", "doubled", "invented", "repeated", "copied", "misplanned")
+        for line in getattr(account, name)
+    ]
     if wrong:  # a failed assertion shows only the first of them
         print(*wrong, *account.disturbances, sep="\n", file=sys.__stderr__, flush=True)

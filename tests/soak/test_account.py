@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.soak.account import Account, Disturbance, Stored
+from tests.soak.plan import BURST, plan
 
 WELL, RETRIED, DIES = 0, 81, 92  # handled at once, after one failure, never
 
@@ -27,7 +28,7 @@ def moved(at: float, message: Stored, copy: Stored) -> dict[str, Any]:
 
 def wrong(account: Account) -> dict[str, int]:
     account.check()
-    names = ("lost", "invented", "repeated", "copied", "misplanned")
+    names = ("lost", "doubled", "invented", "repeated", "copied", "misplanned")
     return {name: len(getattr(account, name)) for name in names if getattr(account, name)}
 
 
@@ -52,7 +53,50 @@ def test_a_copy_of_which_nothing_failed_is_invented() -> None:
     account = Account([SOURCE], [Stored("2:0", "1:0", WELL, failed=1)], [])
     account.add("a", [begin(10, SOURCE), end(10, SOURCE)])
     account.add("b", [begin(11, account.retried[0]), end(11, account.retried[0])])
-    assert wrong(account) == {"invented": 1, "misplanned": 1}
+    assert wrong(account) == {"doubled": 1, "invented": 1, "misplanned": 1}
+
+
+def test_copy_of_another_message_is_lost_and_invented() -> None:
+    other = replace(COPY, number=WELL)  # the origin is right, and the content is not
+    account = Account([SOURCE, FAILED], [other], [])
+    account.add("a", [begin(10, SOURCE), end(10, SOURCE)])
+    account.add("a", [begin(11, FAILED), end(11, FAILED, ok=False), moved(12, FAILED, other)])
+    account.add("b", [begin(20, other), end(21, other)])
+    assert wrong(account) == {"lost": 1, "doubled": 1, "invented": 1}
+
+
+def test_second_copy_of_one_failure_is_explained_by_nothing() -> None:
+    again = replace(COPY, id="2:1", published=23.0)
+    rate = Disturbance("publish rate", 11, 25, redelivers=True, unanswered=True, settles=30)
+    account = Account([FAILED], [COPY, again], [], disturbances=[rate])
+    account.add("a", [begin(10, FAILED), end(11, FAILED, ok=False), moved(12, FAILED, COPY)])
+    account.add("b", [begin(20, COPY), end(21, COPY), begin(30, again), end(31, again)])
+    assert wrong(account) == {"doubled": 1}
+    assert account.explained == {"publish rate": 1}  # the missing receipt is, the copy is not
+
+
+def test_second_copy_of_a_second_failure_is_in_order() -> None:
+    again = replace(COPY, id="2:1", published=16.0)
+    killed = Disturbance("killed consumer", 12, 13, "a", redelivers=True, forgets=0.5)
+    account = Account([FAILED], [COPY, again], [], disturbances=[killed])
+    account.add("a", [begin(10, FAILED), end(11, FAILED, ok=False), moved(11.9, FAILED, COPY)])
+    account.add("b", [begin(14, FAILED), end(15, FAILED, ok=False), moved(16, FAILED, again)])
+    account.add("b", [begin(20, COPY), end(21, COPY), begin(22, again), end(23, again)])
+    assert wrong(account) == {}
+
+
+def test_receipt_without_id_does_not_stand_for_a_copy() -> None:
+    unload = Disturbance("unload", 11.5, 11.7, redelivers=True, unanswered=True, settles=5)
+    account = Account([FAILED], [], [], disturbances=[unload])
+    receipt = moved(12, FAILED, replace(COPY, id="-1:-1:0"))
+    account.add("a", [begin(11, FAILED), end(11, FAILED, ok=False), receipt])
+    assert wrong(account) == {"lost": 1, "misplanned": 2}
+
+
+def test_each_message_of_a_burst_fails_and_some_die() -> None:
+    plans = [plan(BURST + number) for number in range(4)]
+    assert [its.failures for its in plans] == [1, 2, 3, 4]
+    assert [its.dies for its in plans] == [False, False, False, True]
 
 
 def test_a_receipt_is_of_one_stored_copy() -> None:
