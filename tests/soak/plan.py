@@ -37,11 +37,12 @@ class Plan:
 def plan(number: int) -> Plan:
     """Of a hundred 80 are handled at once, 12 after failures, 5 never; and 3 are poison.
 
-    Of a burst each one fails, and every fourth dies.
+    Of a burst each one fails, most of them once, and every eighth dies.
     """
     kind, seconds = number % 100, number % 7 / 300
     if number >= BURST:
-        return Plan(number % (MAX_RETRIES + 1) + 1, poison=False, seconds=seconds)
+        failures = {3: 2, 5: MAX_RETRIES, 7: MAX_RETRIES + 1}.get(number % 8, 1)
+        return Plan(failures, poison=False, seconds=seconds)
     if kind < 80:
         return Plan(0, poison=False, seconds=seconds)
     if kind < 92:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import queue
 import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ class Soak:
         self._provisioned = provisioned
         self._consumers = consumers
         self._chance = random.Random(seed)  # noqa: S311 - the same for one seed
-        self._bursts = threading.Semaphore(0)
+        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._paused = threading.Event()
         self._next: list[Callable[[], None]] = []
         self.disturbances: list[Disturbance] = []
         self.partitions = PARTITIONS
@@ -74,8 +76,10 @@ class Soak:
         )
         numbers, burst = itertools.count(), itertools.count(BURST)
         while not over.wait(1 / MESSAGES_PER_SECOND):
-            some = MESSAGES_PER_BURST if self._bursts.acquire(blocking=False) else 0
-            for number in (next(numbers), *itertools.islice(burst, some)):
+            sent = [] if self._paused.is_set() else [next(numbers)]
+            with suppress(queue.Empty):
+                sent += itertools.islice(burst, self._asked.get_nowait())
+            for number in sent:
                 self.produced.append(number)
                 producer.send_async(b"%d" % number, lambda *_: None, sequence_id=len(self.produced))
         producer.flush()
@@ -165,30 +169,50 @@ class Soak:
         self._consumers.start(kind)
 
     def _unload_fresh(self) -> None:
-        """Move topics again and again while all consumers begin anew, with many messages that fail.
+        """Move topics when all consumers have just begun, then have many messages fail.
 
-        Their producers have published nothing yet: a client that connects such a one again may
-        give two messages the same number, and a broker with deduplication drops the second.
+        Their producers have published to few partitions yet: a client that connects one again which
+        has published nothing may give two messages the same number, and a broker with deduplication
+        drops the second.
         """
-        start = time.time()
-        for kind in KINDS:
-            self._consumers.signal(kind, signal.SIGTERM)
-        for kind in KINDS:
-            self._consumers.wait(kind)
-        self._bursts.release(3)
-        for kind in KINDS:
-            self._consumers.start(kind)
-        self._unload_often(start, 12)
+        self._paused.set()
+        try:
+            self.wait_until_settled()
+            start = time.time()
+            for kind in KINDS:
+                self._consumers.signal(kind, signal.SIGTERM)
+            for kind in KINDS:
+                self._consumers.wait(kind)
+                self._consumers.start(kind)
+            self.disturbances.append(
+                Disturbance("restarted consumer", start, time.time(), redelivers=True)
+            )
+            self._burst(len(KINDS))
+            time.sleep(1)
+            self.wait_until_settled()
+            self._burst(3 * MESSAGES_PER_BURST)
+            self._unload()
+        finally:
+            self._paused.clear()
+
+    def wait_until_settled(self) -> None:
+        """Wait until nothing is left to be handled; while consumers are away it stays."""
+        end = time.monotonic() + DRAIN_SECONDS
+        while unsettled := self._provisioned.unsettled(self.partitions):
+            self._consumers.revive()
+            assert time.monotonic() < end, f"{unsettled} messages are not settled"
+            time.sleep(0.2)
+
+    def _burst(self, messages: int = MESSAGES_PER_BURST) -> None:
+        """Have so many messages that fail produced at once."""
+        self._asked.put(messages)
 
     def _unload(self) -> None:
         """Move all partitions of the source and the retry topic, while many messages fail."""
-        self._bursts.release()
-        self._unload_often(time.time(), 3)
-
-    def _unload_often(self, start: float, times: int) -> None:
-        for _ in range(times):
-            time.sleep(self._chance.uniform(0.1, 1))
-            self._provisioned.unload()
+        start = time.time()
+        self._burst()
+        time.sleep(self._chance.uniform(0, 1))
+        self._provisioned.unload()
         # The retry topic has deduplication: what is sent to it meanwhile is stored once, though the
         # receipt may not tell its id.
         self.disturbances.append(
@@ -239,7 +263,7 @@ class Soak:
             ).check(f"grow {topic}")
             time.sleep(self._chance.uniform(0, 2))
         while time.time() < start + NOTICE_SECONDS:
-            self._bursts.release()
+            self._burst()
             time.sleep(self._chance.uniform(2, 5))
             self._consumers.revive()
         self.disturbances.append(Disturbance("growth", start, time.time()))
@@ -256,7 +280,7 @@ class Soak:
             "publishThrottlingRateInByte": -1,
         }
         self._provisioned.broker.request("POST", rate, limit).check(f"limit {topic}")
-        self._bursts.release()
+        self._burst()
         time.sleep(self._chance.uniform(10, 25))
         self._provisioned.broker.request("DELETE", rate).check(f"take the limit off {topic}")
         self.disturbances.append(
@@ -312,11 +336,7 @@ def test_all_messages_end_as_planned_whatever_happens(
             soak.show(done, minutes)
         over.set()
         producing.join()
-        end = time.monotonic() + DRAIN_SECONDS
-        while unsettled := provisioned.unsettled(soak.partitions):
-            consumers.revive()
-            assert time.monotonic() < end, f"{unsettled} messages are not settled"
-            time.sleep(1)
+        soak.wait_until_settled()
         for kind in KINDS:
             consumers.signal(kind, signal.SIGTERM)
             consumers.wait(kind)
