@@ -157,7 +157,7 @@ class _ConsumerTracing(Middleware):
     def forward(self, forward: Forward) -> Forward:
         """Make a span of each send; the copy carries it on."""
 
-        def forward_traced(hop: Hop) -> pulsar.MessageId:
+        def forward_traced(hop: Hop) -> pulsar.MessageId | None:
             with self._tracing.sending(hop):
                 return forward(hop._replace(properties=_carrying(hop.properties)))
 

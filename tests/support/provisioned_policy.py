@@ -224,6 +224,8 @@ def _provision_policy(  # noqa: PLR0913 - what the tests choose from
     scheme: Scheme = Scheme.PULSAR,
     kind: SubscriptionType = SubscriptionType.SHARED,
     partitions: int = 0,
+    retry_partitions: int | None = None,
+    dead_letter_partitions: int = 0,
     retry_rights: Sequence[str] = ("consume", "produce"),
 ) -> ProvisionedPolicy:
     source, subscription = TopicName.parse_whole(f"persistent://{namespace}/{topic}"), "fulfilment"
@@ -242,9 +244,11 @@ def _provision_policy(  # noqa: PLR0913 - what the tests choose from
     )
     provisioned = ProvisionedPolicy(broker, policy, f"consumer-{secrets.token_hex(4)}", closing)
     provisioned.create(policy.topic, policy.subscription, partitions)
-    provisioned.create(policy.retry_topic, policy.subscription, partitions)
-    provisioned.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, 0)
+    of_retry = partitions if retry_partitions is None else retry_partitions
+    provisioned.create(policy.retry_topic, policy.subscription, of_retry)
+    provisioned.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, dead_letter_partitions)
     deduplicate(broker, policy.retry_topic)
+    deduplicate(broker, policy.dead_letter_topic)
     provisioned.grant(policy.topic, "consume")
     provisioned.grant(policy.retry_topic, *retry_rights)
     provisioned.grant(policy.dead_letter_topic, "produce")

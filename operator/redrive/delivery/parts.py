@@ -102,8 +102,8 @@ class Outgoing(Protocol):
         message: pulsar.Message,
         properties: dict[str, str],
         deliver_after: timedelta | None,
-    ) -> pulsar.MessageId:
-        """Store a copy with *properties*, and return its id."""
+    ) -> pulsar.MessageId | None:
+        """Store a copy with *properties*, and return its id; None if it was stored before."""
 
     def stop(self) -> None:
         """From now on, send nothing to a topic again that a send has failed for."""

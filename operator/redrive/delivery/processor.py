@@ -145,8 +145,9 @@ class Processor:
         """End an attempt as was decided.
 
         Without a receipt nothing is acknowledged: the message stays in this consumer, and is sent
-        again later, or handled again if that was asked for. If it was stored all the same, it will
-        have been duplicated. Should the process end before, the broker delivers it again at once.
+        again later, or handled again if that was asked for. It keeps its identity, so a topic that
+        deduplicates stores it once, see `producers`; another may store it twice. Should the process
+        end before, the broker delivers it again at once.
 
         Raises:
             InvalidSpecError: it is not a message of this consumer.

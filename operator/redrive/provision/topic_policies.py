@@ -117,8 +117,9 @@ def of_records() -> tuple[TopicPolicy, ...]:
 
 
 def of_dead_letter(spec: DeadLetterTopic) -> tuple[TopicPolicy, ...]:
-    """Return the policies of a dead-letter topic: what rests there is kept."""
+    """Return the policies of a dead-letter topic: what rests there is stored once, and kept."""
     policies: list[TopicPolicy] = [
+        Deduplicates(),
         Ttl(spec.ttl_seconds),
         KeepsBacklog(),
         _STAYS,

@@ -1,10 +1,17 @@
 """Rows → messages of a topic, at least once.
 
 A task that fails is run again, and sends again what it had sent: Spark can't take that back.
+
+A receipt without an entry (`-1:-1`) is no proof: a topic that deduplicates answers so to a message
+that it has dropped, and the client numbers messages from the start again when it reconnects before
+a first receipt. So producers have names and sequence ids of their own, and a message with such a
+receipt is sent again under a higher id.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,6 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from redrive.delivery.identity import identity
 from redrive.errors import RedriveError
 from redrive.spark.options import WriteOptions, topic_name
 from redrive.spark.topics import TopicReader, failures
@@ -33,6 +41,8 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "__messageProperties": (MapType,),
 }
 _PROPERTIES = "map<string,string>"
+_MAX_SENDS = 5
+"""Sends of a message whose receipts have no entry."""
 
 
 class UnwritableError(RedriveError):
@@ -103,25 +113,40 @@ class _Sending:
         self._client = client
         self._options = options
         self._producers: dict[str, pulsar.Producer] = {}
+        self._sequence_ids = itertools.count(1)  # the client takes 0 for none
         self._failed: list[pulsar.Result] = []
+        self._dropped: list[dict[str, Any]] = []
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Send a batch of rows, and wait for its receipts."""
-        for row in messages(batch):
-            topic = self._topic(row.pop("__topic", None))
-            value = row.pop("value")
-            with failures(f"take a message on {topic}", "produce"):
-                self._producer(topic).send_async(value, self._receipt, **row)
-        for topic, producer in self._producers.items():
-            with failures(f"store messages on {topic}", "produce"):
-                producer.flush()
-        if self._failed:
+        rows = list(messages(batch))
+        for _ in range(_MAX_SENDS):
+            self._send(rows)
+            rows, self._dropped = self._dropped, []
+            if self._failed or not rows:
+                break
+        if self._failed or rows:
             raise NotWrittenError(
-                f"{len(self._failed)} of {batch.num_rows} messages were not stored",
-                got=str(self._failed[0]),
+                f"{len(self._failed) + len(rows)} of {batch.num_rows} messages were not stored",
+                got=str(self._failed[0]) if self._failed else "receipts without an entry",
                 remedy="remove the cause and write again; readers then find twice what was stored",
             )
         self.messages += batch.num_rows
+
+    def _send(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            topic = self._topic(row.get("__topic"))
+            fields = {name: row[name] for name in row.keys() - {"__topic", "value"}}
+            with failures(f"take a message on {topic}", "produce"):
+                self._producer(topic).send_async(
+                    row["value"],
+                    functools.partial(self._receipt, row),
+                    sequence_id=next(self._sequence_ids),
+                    **fields,
+                )
+        for topic, producer in self._producers.items():
+            with failures(f"store messages on {topic}", "produce"):
+                producer.flush()
 
     def _topic(self, named: str | None) -> str:
         topic = named or self._options.topic
@@ -131,15 +156,20 @@ class _Sending:
             )
         return str(topic)
 
-    def _receipt(self, result: pulsar.Result, _id: object) -> None:
+    def _receipt(
+        self, row: dict[str, Any], result: pulsar.Result, stored_as: pulsar.MessageId
+    ) -> None:
         if result != pulsar.Result.Ok:
             self._failed.append(result)
+        elif stored_as.ledger_id() < 0:
+            self._dropped.append(row)
 
     def _producer(self, topic: str) -> pulsar.Producer:
         if topic not in self._producers:
             with failures(f"open a producer on {topic}", "produce"):
                 self._producers[topic] = self._client.create_producer(
                     str(topic_name(topic)),
+                    producer_name=identity(),
                     block_if_queue_full=True,
                     batching_enabled=True,
                     # So a Key_Shared subscription gets each batch whole.

@@ -57,7 +57,7 @@ def provisions(topics: Sequence[str], role: str) -> list[list[Request]]:
     return [
         creates(both),
         [
-            *(Request("POST", f"persistent/{t}/deduplicationEnabled", body=True) for t in retries),
+            *(Request("POST", f"persistent/{t}/deduplicationEnabled", body=True) for t in both),
             *(Request("POST", f"persistent/{t}/messageTTL?messageTTL=0") for t in both),
             *(Request("POST", f"persistent/{t}/inactiveTopicPolicies", _STAYS) for t in both),
         ],

@@ -138,7 +138,7 @@ def test_without_any_receipt_all_sends_are_made_and_the_error_says_so(
         proxy.withheld[SEND_RECEIPT] = 4
         with pytest.raises(
             NotSentError,
-            match=r"was sent to persistent://.* 4 times.*Timeout, Timeout, Timeout, Timeout"
+            match=r"was sent to persistent://.* 4 times.*no answer, no answer, no answer, no answer"
             ".*may store it twice",
         ):
             producer.send(b"1")

@@ -53,6 +53,7 @@ def test_a_policy_becomes_ready_with_topics_subscriptions_rights_and_a_config_ma
     assert topics[retry]["partitions"] == partitions
     assert topics[retry]["subscriptions"] == ["fulfilment"]
     assert topics[retry]["deduplication"] is True
+    assert topics[dead_letter]["deduplication"] is True
     assert topics[dead_letter]["partitions"] == 0
     assert topics[dead_letter]["subscriptions"] == ["redrive"]
     assert topics[shop.topic("orders")]["subscriptions"] == []

@@ -41,6 +41,7 @@ def test_a_policy_needs_two_topics_with_a_subscription_each(
         "redrive",
     )
     assert [str(p) for p in wanted.dead_letter.policies] == [
+        "deduplication",
         "messageTTL 0 s",
         "backlog quota",
         "inactiveTopicPolicies deleteWhileInactive False",

@@ -30,8 +30,9 @@ Handle = Callable[[Sequence[pulsar.Message]], Sequence[Outcome]]
 Settle = Callable[[Settlement], pulsar.MessageId | None]
 """Ends an attempt; returns the id of the copy that was sent, if one was. Raises NotSentError if
 there is no receipt for that: then the message stays in this consumer, unacknowledged."""
-Forward = Callable[[Hop], pulsar.MessageId]
-"""Sends a copy, and returns its id once the broker has stored it; raises NotSentError."""
+Forward = Callable[[Hop], pulsar.MessageId | None]
+"""Sends a copy, and returns its id once the broker has stored it; None if an earlier send had
+stored it, whose id the broker does not repeat. Raises NotSentError."""
 
 _Stage = TypeVar("_Stage")
 

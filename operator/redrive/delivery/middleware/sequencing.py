@@ -101,7 +101,7 @@ class Sequencing(Middleware):
     def forward(self, forward: Forward) -> Forward:
         """Record a dead letter before it is sent."""
 
-        def forward_in_sequence(hop: Hop) -> pulsar.MessageId:
+        def forward_in_sequence(hop: Hop) -> pulsar.MessageId | None:
             key = reading.sequence_key(hop.message)
             if key and hop.topic == self._policy().dead_letter_topic:
                 self._record(key, hop.message)

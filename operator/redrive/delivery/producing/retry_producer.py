@@ -17,11 +17,12 @@ import pulsar
 import pulsar.schema
 
 from redrive.copying.errors import NotSentError
+from redrive.copying.writer_schemas import BYTES, WriterSchema
 from redrive.delivery.bounded import Deadline, all_within, release_at_exit
 from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
 from redrive.delivery.crypto import Crypto, for_producer
 from redrive.delivery.identity import identity
-from redrive.delivery.producing.sends import GRACE_SECONDS, REMEDY, Opening, SendSlot
+from redrive.delivery.producing.sends import REMEDY, Opening, SendSlot
 from redrive.delivery.retrying.send_watchdog import SendWatchdog
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.durations import given
@@ -40,8 +41,9 @@ class RetryProducer(Closing):
     """Produces to a topic, and sends a message again when no receipt came for it in time.
 
     Where the topic has deduplication switched on, a message is stored at most once however often it
-    was sent; elsewhere a send whose receipt was lost leaves a second copy. Nothing is kept when the
-    process ends: a message whose `send` has not returned may or may not be stored.
+    was sent; elsewhere, and where the broker has forgotten this producer, a send whose receipt was
+    lost leaves a second copy. Nothing is kept when the process ends: a message whose `send` has not
+    returned may or may not be stored. `sends` tells what proves that a message is stored.
 
     Use it as a context manager, within the life of *client*. May be used by several threads.
 
@@ -54,8 +56,9 @@ class RetryProducer(Closing):
         compression: of the contents; the broker's limit is on what is left.
         crypto: encrypts the contents.
         send_retries: a message is sent at most once more than this.
-        timeout: how long each send waits for its receipt. Where the client has lost its producer
-            for good, making another takes up to 12 s on top.
+        timeout: how long each send waits for its receipt, and 1 s more for each MiB of the
+            message. Where the client has lost its producer for good, making another takes up to
+            12 s on top.
         in_flight: at most so many messages are on their way at a time. With 1 they are stored in
             the order of the calls; with more there is no order among calls at the same time.
 
@@ -83,12 +86,16 @@ class RetryProducer(Closing):
         self._topic = topic
         self._turns = itertools.count()
         self._closed = False
+        self._schema = schema or BYTES
         options = {
-            "schema": schema or pulsar.schema.BytesSchema(),
+            # Contents are encoded once: what is sent again is the same.
+            "schema": WriterSchema(self._schema.schema_info()),
+            # The broker recognises no chunk but the last.
+            "chunking_enabled": False,
             "compression_type": compression,
             **for_producer(crypto),
         }
-        self._watchdog = SendWatchdog(timeout.total_seconds() + GRACE_SECONDS)
+        self._watchdog = SendWatchdog()
         release_at_exit(client)
         self._ending = threading.Event()
         opening = Opening(client, options, send_retries + 1, timeout, self._watchdog, self._ending)
@@ -128,14 +135,15 @@ class RetryProducer(Closing):
             deliver_after: Shared and Key_Shared subscriptions get the message so much later.
 
         Returns:
-            The message's id; None if an earlier send had stored it, whose receipt was lost: the
-            broker doesn't tell the id again.
+            The message's id; None if the broker proves that an earlier send had stored it, whose
+            receipt was lost: the broker doesn't tell the id again.
 
         Raises:
             TooBigError: the broker takes no message that big. It is not stored.
             NotSentError: none of the sends got a receipt. Whether it is stored is not known.
             ProducerClosedError: `close` was called before this began. It is not stored.
         """
+        encoded = None if content is None else self._schema.encode(content)
         turn = self._partitions[next(self._turns) % len(self._partitions)]
         fields = {
             "properties": dict(properties or {}),
@@ -150,7 +158,7 @@ class RetryProducer(Closing):
                 raise ProducerClosedError(
                     "this producer was closed", remedy="make a new one to go on producing"
                 )
-            return slot.sender(self._topic if partition_key else turn).send(content, fields)
+            return slot.send(self._topic if partition_key else turn, encoded, fields)
         finally:
             self._free.put(slot)
 

@@ -1,16 +1,45 @@
-"""A message and its sends, each with a time-out; called by `retry_producer`.
+"""One producer name at the broker, and the proof that a message sent under it is stored.
 
-What makes a message the same to a topic with deduplication is its producer's name and its sequence
-id; both stay through all of its sends.
+Called by `retry_producer`, `producers` and `sequence_topic`.
+
+A topic with deduplication keeps the highest sequence id of each producer name that it has stored.
+It drops a message whose id is not above that, and answers `-1:-1`: no entry. The answer alone
+proves nothing. The client numbers messages from the start again when a producer that has not
+published yet is connected again, and the broker then drops a second message of one number. A
+message that the broker refuses, such as one above the `maxMessageSize` of its topic, looks like a
+duplicate once a later one was stored. So each `PartitionSender` keeps four rules:
+
+1. Its name is its own: no other process, topic partition or schema uses it.
+2. Sequence ids are its own. They begin at 1, because the client takes 0 for none, and only rise.
+3. One message is in flight at a time. The next id is used only after the message before it was
+   stored, refused, or given up for good. Senders work side by side, each under its own name.
+4. A message that is sent again keeps the name and the sequence id.
+
+No id above that of the message in flight was ever sent. So the message is stored if the broker's
+last sequence id, read when a producer is opened under this name after the message was sent, equals
+its id, and the broker has dropped it as a duplicate: `-1:-1`. Nothing else without an entry is a
+receipt, and the message is sent again:
+
+- Deduplication is on, and the broker remembers the name: a message is stored once.
+- Deduplication is off, was switched off and on, or the broker has forgotten the name (a producer
+  that was away for `brokerDeduplicationProducerInactivityTimeoutMinutes`, or more names than
+  `brokerDeduplicationMaxNumberOfProducers` when a topic is loaded): the id is above all that the
+  broker knows, so the message is stored, a second time if the lost receipt was one of a stored
+  message. It is never dropped.
+- `-1:-1` contradicts the last sequence id: the message is sent under a new name, and may be stored
+  twice.
+- Chunks: the broker recognises only the last chunk. It may have stored that one alone. So a chunked
+  message is sent again whole under a new name, and may be stored twice.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,9 +52,11 @@ from redrive.delivery.retrying.send_watchdog import SendWatchdog
 
 REMEDY = "check that the broker answers, and that this role may produce there"
 
-GRACE_SECONDS = 1.0
-"""How much later than its time-out the client may answer before its producer is given up; looked
-at once a second."""
+BYTES_PER_SECOND = 2**20
+"""The slowest transfer that a send is given time for, on top of its time-out."""
+
+_GRACE_SECONDS = 1.0
+"""Seconds that a broker has to confirm that a producer is closed."""
 
 _PAUSE_SECONDS = 0.2
 """After the first send, where that failed at once; four times as long after each that follows. A
@@ -36,13 +67,177 @@ _SECOND = timedelta(seconds=1)
 MAX_OPEN = 32
 """Producers that one slot keeps at the broker: with more partitions than that they take turns."""
 
+_MAX_NAMES = 3
+"""Names tried in one call of `PartitionSender.send`."""
+
+
+class UnprovenError(pulsar.exceptions.PulsarException):  # type: ignore[misc]  # no types there
+    """The broker answers that it has a message, and does not know its sequence id."""
+
+
+def open_producer(
+    client: pulsar.Client, topic: str, name: str, options: Mapping[str, Any]
+) -> pulsar.Producer:
+    """Open an unbatched producer, whose sends wait for as long as the caller does.
+
+    Raises:
+        pulsar.exceptions.PulsarException: the broker refused it, or did not answer within
+            `OPEN_SECONDS`.
+    """
+    make = functools.partial(
+        client.create_producer,
+        topic,
+        producer_name=name,
+        send_timeout_millis=0,
+        batching_enabled=False,  # the broker knows a batch by the id of its first message only
+        **options,
+    )
+    try:
+        return within(OPEN_SECONDS, make, late=leave)
+    except TimeoutError as error:
+        raise pulsar.Timeout from error
+
+
+class PartitionSender:
+    """Sends messages under one producer name, one at a time; see the module for what it proves.
+
+    One thread at a time may send. Any thread may close it.
+
+    Args:
+        make: opens a producer under a name, see `open_producer`.
+        name: begins the producer name; no other sender has it.
+        watchdog: ends sends that take too long: the client reconnects without limit.
+        chunked: whether messages may go in chunks.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[str], pulsar.Producer],
+        name: str,
+        watchdog: SendWatchdog,
+        *,
+        chunked: bool = False,
+    ) -> None:
+        self._make = make
+        self._base = self._name = name
+        self._watchdog = watchdog
+        self._chunked = chunked
+        self._renamed = itertools.count(2)
+        self._sequence_id = 0
+        self._producer: pulsar.Producer | None = None
+        self._last = -1  # the broker's last sequence id of the name, when the producer was opened
+        self._ended = False
+        self.in_doubt = False
+        """Whether the message of `begin` was sent, and may be stored."""
+
+    def begin(self) -> None:
+        """Number a new message; the one before is not sent again."""
+        self._sequence_id += 1
+        self.in_doubt = False
+
+    def open(self) -> pulsar.Producer:
+        """Return the producer, opened under its name unless it is open.
+
+        Raises:
+            pulsar.exceptions.PulsarException: it could not be opened.
+        """
+        producer = self._producer
+        if producer is None:
+            producer = self._make(self._name)
+            self._last = producer.last_sequence_id()
+            self._producer = producer
+            if self._ended:  # meanwhile, by another thread
+                self.close()
+                raise pulsar.AlreadyClosed
+        return producer
+
+    def send(
+        self, content: object, fields: Mapping[str, Any], timeout: float
+    ) -> pulsar.MessageId | None:
+        """Send the message of `begin`, or send it again; on return the broker has stored it.
+
+        Args:
+            content: what the producer's schema encodes; None for a null value.
+            fields: further arguments of the client's `send`.
+            timeout: seconds for each send, besides opening a producer.
+
+        Returns:
+            Its id; None if an earlier send has stored it, whose id the broker does not repeat.
+
+        Raises:
+            pulsar.MessageTooBig: the client refuses it. It was not sent.
+            pulsar.exceptions.PulsarException: no receipt came, or none that proves anything. It may
+                be stored; `send` with the same content stores it once, but for the module's limits.
+        """
+        if self._chunked and self.in_doubt:
+            self._rename()
+        for _ in range(_MAX_NAMES):
+            receipt = self._once(content, fields, timeout)
+            if receipt.ledger_id() >= 0:
+                self.in_doubt = False
+                return receipt
+            if not self._chunked and self._is_stored():
+                self.in_doubt = False
+                return None
+            self._rename()
+        raise UnprovenError(f"{_MAX_NAMES} receipts without an entry")
+
+    def close(self) -> None:
+        """Close the producer; the next send opens it again under its name."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            # A broker that answers has to know, before it lets another in under this name.
+            with contextlib.suppress(TimeoutError):
+                within(_GRACE_SECONDS, functools.partial(leave, producer), late=_ignore)
+
+    def end(self) -> None:
+        """Close the producer for good, also one that is being opened now."""
+        self._ended = True
+        self.close()
+
+    def _once(self, content: object, fields: Mapping[str, Any], timeout: float) -> pulsar.MessageId:
+        producer = self.open()
+        given_up = threading.Event()
+
+        def give_up() -> None:
+            given_up.set()
+            in_background(functools.partial(leave, producer))
+
+        was_in_doubt, self.in_doubt = self.in_doubt, True
+        try:
+            with self._watchdog.during(timeout, give_up):
+                # Not send_async: each call of it leaks some hundred bytes in the client.
+                return producer.send(content, sequence_id=self._sequence_id, **fields)
+        except pulsar.MessageTooBig:
+            self.in_doubt = was_in_doubt
+            raise
+        except pulsar.Interrupted:
+            raise  # the client's word for KeyboardInterrupt
+        except pulsar.exceptions.PulsarException as error:
+            self.close()
+            if given_up.is_set():
+                raise pulsar.Timeout("no answer") from error
+            raise
+
+    def _is_stored(self) -> bool:
+        """Return True if the message, which the broker dropped, is the last one of this name."""
+        if self._last != self._sequence_id:  # read before the message was sent
+            self.close()
+            self.open()
+        return self._last == self._sequence_id
+
+    def _rename(self) -> None:
+        self.close()
+        self._name = f"{self._base}.{next(self._renamed)}"
+        self._sequence_id = 1
+
 
 @dataclass(frozen=True)
 class Opening:
-    """What all producers of the client's are made with, and how often and long they send.
+    """Options of all producers of a `RetryProducer`, and the number and time-out of their sends.
 
     Attributes:
-        watchdog: ends sends that the client's own time-out does not.
+        watchdog: ends sends that take too long.
         ending: set once no further send is made: the producer is closed.
     """
 
@@ -53,27 +248,13 @@ class Opening:
     watchdog: SendWatchdog
     ending: threading.Event
 
-    def __call__(self, topic: str, name: str) -> pulsar.Producer:
-        """Make one.
+    def sender(self, topic: str, name: str) -> PartitionSender:
+        """Return a sender to *topic*, or to one partition."""
 
-        Raises:
-            pulsar.exceptions.PulsarException: the broker refused it, or didn't answer in time.
-        """
-        try:
-            return within(OPEN_SECONDS, functools.partial(self._make, topic, name), late=leave)
-        except TimeoutError as error:
-            raise pulsar.Timeout from error
+        def make(name: str) -> pulsar.Producer:
+            return open_producer(self.client, topic, name, self.options)
 
-    def _make(self, topic: str, name: str) -> pulsar.Producer:
-        return self.client.create_producer(
-            topic,
-            producer_name=name,
-            send_timeout_millis=self.timeout // timedelta(milliseconds=1),
-            # A batch is known by the id of its first message only; chunks are not known at all.
-            batching_enabled=False,
-            chunking_enabled=False,
-            **self.options,
-        )
+        return PartitionSender(make, name, self.watchdog)
 
 
 class SendSlot:
@@ -93,9 +274,7 @@ class SendSlot:
         """
         if topic not in self._senders:
             # A name of its own: the producer of a whole topic is one of each partition too.
-            self._senders[topic] = PartitionSender(
-                self._opening, topic, f"{self._name}-{len(self._senders)}"
-            )
+            self._senders[topic] = self._opening.sender(topic, f"{self._name}-{len(self._senders)}")
         self._open[topic] = self._senders[topic]
         self._open.move_to_end(topic)
         if len(self._open) > MAX_OPEN:
@@ -103,93 +282,42 @@ class SendSlot:
             longest_ago.close()
         return self._senders[topic]
 
-    def close(self) -> None:
-        """Leave the broker."""
-        for sender in list(self._senders.values()):
-            sender.close()
-
-
-class PartitionSender:
-    """One producer at the broker: a name, and sequence ids that only rise.
-
-    A message is sent only after the one before it has got its receipt or was given up. Else one
-    that is sent again would come behind its successor, and the broker would drop it for a duplicate
-    though it was never stored.
-    """
-
-    def __init__(self, opening: Opening, topic: str, name: str) -> None:
-        self._opening = opening
-        self._topic = topic
-        self._name = name
-        self._sequence_id = 0  # ids begin at 1: the client takes 0 for none
-        self._producer: pulsar.Producer | None = None
-
-    def open(self) -> pulsar.Producer:
-        """Return the producer, made again under its old name where the client has lost it.
-
-        Raises:
-            pulsar.exceptions.PulsarException: none could be made.
-        """
-        if self._producer is None:
-            self._producer = self._opening(self._topic, self._name)
-        return self._producer
-
-    def send(self, content: object, fields: Mapping[str, Any]) -> pulsar.MessageId | None:
+    def send(
+        self, topic: str, content: bytes | None, fields: Mapping[str, Any]
+    ) -> pulsar.MessageId | None:
         """Send a message until it is stored; see `RetryProducer.send`."""
-        self._sequence_id += 1
+        opening, sender = self._opening, self.sender(topic)
+        sender.begin()
+        timeout = opening.timeout / _SECOND + len(content or b"") / BYTES_PER_SECOND
         failures: list[str] = []
-        for number in range(1, self._opening.sends + 1):
-            given_up = threading.Event()
+        for number in range(1, opening.sends + 1):
             try:
-                return self._once(content, fields, given_up)
+                return sender.send(content, fields, timeout)
             except pulsar.Interrupted:
                 raise  # the client's word for KeyboardInterrupt
             except pulsar.MessageTooBig as error:
                 raise TooBigError(
-                    f"a message with its properties is too big for {self._topic}",
+                    f"a message with its properties is too big for {topic}",
                     remedy="raise maxMessageSize of the broker, or keep messages well below it",
                 ) from error
-            except pulsar.Timeout as error:
-                failures.append(type(error).__name__)
-                if self._producer is not None and not given_up.is_set():
-                    continue  # the client has forgotten the message, and goes on
             except pulsar.exceptions.PulsarException as error:
-                failures.append("no answer" if given_up.is_set() else str(error))
-            self.close()
-            if self._opening.ending.is_set():
+                failures.append(str(error) or type(error).__name__)
+            if opening.ending.is_set():
                 break
-            if number < self._opening.sends:
-                self._opening.ending.wait(self._pause(number))
+            if number < opening.sends:
+                opening.ending.wait(self._pause(number))
+        sender.close()
         raise NotSentError(
-            f"a message was sent to {self._topic} {len(failures)} times, without a receipt",
+            f"a message was sent to {topic} {len(failures)} times, without a receipt",
             got=", ".join(failures),
             remedy=f"{REMEDY}; whether it is stored is not known, so sending it again may store "
             "it twice",
         )
 
     def close(self) -> None:
-        """Leave the broker; the next send comes back under the same name."""
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            # A broker that answers has to know, before it lets another in under this name.
-            with contextlib.suppress(TimeoutError):
-                within(GRACE_SECONDS, functools.partial(leave, producer), late=_is_left)
-
-    def _once(
-        self, content: object, fields: Mapping[str, Any], given_up: threading.Event
-    ) -> pulsar.MessageId | None:
-        producer = self.open()
-
-        def give_up() -> None:
-            given_up.set()
-            in_background(functools.partial(leave, producer))
-
-        with self._opening.watchdog.during(give_up):
-            # Each send_async() of the client leaks some hundred bytes.
-            message_id = producer.send(content, sequence_id=self._sequence_id, **fields)
-        # The client tells a duplicate in no other way. No other process sends under this name, so
-        # what the broker has of it came from here.
-        return message_id if message_id.ledger_id() >= 0 else None
+        """Leave the broker."""
+        for sender in list(self._senders.values()):
+            sender.close()
 
     def _pause(self, failures: int) -> float:
         return float(min(_PAUSE_SECONDS * 4 ** (failures - 1), self._opening.timeout / _SECOND))
@@ -201,5 +329,5 @@ def leave(producer: pulsar.Producer) -> None:
         producer.close()
 
 
-def _is_left(_: None) -> None:
+def _ignore(_: None) -> None:
     """Do nothing: a producer that was closed late is closed."""

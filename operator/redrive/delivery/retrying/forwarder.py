@@ -33,11 +33,12 @@ def destination(verdict: object, policy: Policy) -> TopicName:
     return policy.retry_topic if isinstance(verdict, Retry) else policy.dead_letter_topic
 
 
-def forward(outgoing: Outgoing, hop: Hop) -> pulsar.MessageId:
-    """Send a copy.
+def forward(outgoing: Outgoing, hop: Hop) -> pulsar.MessageId | None:
+    """Send a copy, and return its id; None if the broker proves that it was stored before.
 
     Raises:
-        NotSentError: no receipt came for it; it may have been stored all the same.
+        NotSentError: no receipt came for it; it may have been stored anyway. The same message keeps
+            its identity when it is sent again.
     """
     return outgoing.send(hop.topic, hop.message, dict(hop.properties), hop.deliver_after)
 

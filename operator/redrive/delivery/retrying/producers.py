@@ -2,15 +2,28 @@
 
 Unbatched, so that the broker's deduplication sees each message, and consumers can acknowledge it,
 by itself. Only what is too big so is compressed, and what is too big then goes in chunks.
+
+Each send has a `PartitionSender` of its own, see `producing.sends`: a partition, a producer name
+and sequence ids that only rise. Sends in other threads have other senders, so a message that the
+broker refuses never makes another one look stored. A sender whose message got no receipt is kept
+for that message, and for nothing else: when the message is sent again, to the same topic, it goes
+to the same partition under the same name and sequence id. Where the topic deduplicates it is stored
+once, however often it is sent, while this consumer lives; see `producing.sends` for the limits. A
+message that the policy sends to another topic meanwhile may be stored in both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import struct
 import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pulsar
 import pulsar.schema
@@ -28,52 +41,80 @@ from redrive.delivery.bounded import (
 )
 from redrive.delivery.crypto import Crypto, for_producer
 from redrive.delivery.identity import identity
+from redrive.delivery.producing.sends import BYTES_PER_SECOND, PartitionSender, open_producer
 from redrive.delivery.receiving.origin import topic_of
 from redrive.delivery.retrying.send_watchdog import SendWatchdog
 from redrive.policy.naming import TopicName
 
-_SEND_TIMEOUT_SECONDS = 10
-# The client's own time-out never fires while it reconnects for ever, as it does when the broker
-# refuses a delay for being too long.
-_GIVE_UP_SECONDS = _SEND_TIMEOUT_SECONDS + 2
-
+_SEND_SECONDS = 10.0
+"""Time for a receipt; a large message has more, see `BYTES_PER_SECOND`."""
+_PARTITIONS_SECONDS = 60.0
+"""Age at which the partitions of a topic are read again: they may have grown."""
+_MAX_IDLE = 128
+"""Idle senders whose producers stay open."""
+_MAX_IN_DOUBT = 4_096
+"""Messages without a receipt whose senders are kept: more than ever wait in a consumer."""
 
 _LARGE = pulsar.CompressionType.ZSTD
 """How the client compresses what is too big; clients of all languages read it."""
 
 
 class _Destination(NamedTuple):
-    """What a producer is made for.
+    """What a sender is made for.
 
     Attributes:
+        partition: the topic without partitions, or one partition.
         large: whether for messages that are bigger than the broker takes as they are.
     """
 
     topic: TopicName
+    partition: str
     schema: pulsar.schema.Schema
     large: bool = False
 
 
+class _Route(NamedTuple):
+    """A destination and one of its senders, for one message at a time."""
+
+    to: _Destination
+    sender: PartitionSender
+
+
+class _Partitions(NamedTuple):
+    names: tuple[str, ...]
+    read_at: float
+
+
+_Copied = tuple[TopicName, str, str]
+"""The topic of a copy, and the source topic and message id of its original."""
+
+
 class Producers:
-    """The producers for each topic, made when they are first needed, and again after a failure.
+    """Senders for each partition, schema and size, made when they are first needed.
 
     May be used by several threads.
     """
 
     def __init__(self, client: pulsar.Client, *, name: str, crypto: Crypto | None = None) -> None:
         self._client = client
-        self._name = name
+        self._name = identity(name)
+        self._numbers = itertools.count(1)
+        self._turns = itertools.count()
         self._crypto = for_producer(crypto)
         self._schemas = WriterSchemas(
             client, functools.partial(within, OPEN_SECONDS, late=lambda _: None)
         )
-        self._producers: dict[_Destination, pulsar.Producer] = {}
+        self._partitions: dict[TopicName, _Partitions] = {}
+        self._reading: dict[TopicName, Promise[tuple[str, ...]]] = {}
+        self._senders: set[PartitionSender] = set()
+        self._idle: OrderedDict[PartitionSender, _Destination] = OrderedDict()  # used last, last
+        self._idle_at: dict[_Destination, list[PartitionSender]] = {}
+        self._in_doubt: OrderedDict[_Copied, _Route] = OrderedDict()  # oldest first
         self._changing = threading.Lock()
-        self._opening: dict[_Destination, Promise[pulsar.Producer]] = {}
         self._stopping = False
         self._failed: set[TopicName] = set()  # since `stop`
         self._closed = False
-        self._watchdog = SendWatchdog(_GIVE_UP_SECONDS)
+        self._watchdog = SendWatchdog()
 
     def send(
         self,
@@ -81,16 +122,22 @@ class Producers:
         message: pulsar.Message,
         properties: dict[str, str],
         deliver_after: timedelta | None,
-    ) -> pulsar.MessageId:
+    ) -> pulsar.MessageId | None:
         """Send a copy of *message*, but for its properties, and return the copy's id.
 
         Schema, key, ordering key, event time and a null payload survive; a key that is no text
-        becomes its base64. The broker has stored the copy when this returns.
+        becomes its base64. The broker has stored the copy when this returns. Messages with one key
+        go to the partition that Java's producers choose for it, others to the partitions in turn.
+
+        Returns:
+            The copy's id; None if the broker proves that an earlier send has stored it, whose id it
+            does not repeat.
 
         Raises:
             TooBigError: the broker takes no message with so many *properties*.
             SchemaNotFoundError, SchemaUnsupportedError: it can't be sent with its schema.
-            NotSentError: no producer could be made within 12 s, or no receipt came within 12 s.
+            NotSentError: no producer could be made within 12 s, or no receipt came within 10 s and
+                1 s more for each MiB. The same message keeps its identity when it is sent again.
         """
         if topic in self._failed:
             raise _not_sent(topic, "no answer to the send before it, and a consumer that stops")
@@ -108,21 +155,40 @@ class Producers:
         """
         self._stopping = True
 
+    def close(self, deadline: Deadline) -> None:
+        """Close all producers, for good: what is sent later has no receipt."""
+        with self._changing:
+            self._closed = True
+            senders = list(self._senders)
+        all_within(deadline, [*(sender.end for sender in senders), self._watchdog.close])
+
     def _copy(
         self,
         topic: TopicName,
         message: pulsar.Message,
         properties: dict[str, str],
         deliver_after: timedelta | None,
-    ) -> pulsar.MessageId:
-        version = reading.schema_version(message)
-        schema = BYTES if version is None else self._schemas.get(topic_of(message), version)
-        to = _Destination(topic, schema)
+    ) -> pulsar.MessageId | None:
+        copied = topic, message.topic_name(), reading.id_text(message.message_id())
+        content = None if message.has_null_value() else message.data()
+        fields = {
+            "properties": properties,
+            "partition_key": reading.partition_key(message),
+            "ordering_key": reading.ordering_key(message),
+            "event_timestamp": message.event_timestamp(),
+            "deliver_after": deliver_after,
+        }
+        route = self._kept(copied)
+        if route is None:
+            version = reading.schema_version(message)
+            schema = BYTES if version is None else self._schemas.get(topic_of(message), version)
+            partition = self._partition(topic, fields["partition_key"])
+            route = self._new(_Destination(topic, partition, schema))
         # The client judges what is too big: nothing was sent then.
         with contextlib.suppress(pulsar.MessageTooBig):
-            return self._send(to, message, properties, deliver_after)
+            return self._send(route, copied, content, fields)
         try:
-            return self._send(to._replace(large=True), message, properties, deliver_after)
+            return self._send(self._new(route.to._replace(large=True)), copied, content, fields)
         except pulsar.MessageTooBig as error:
             raise TooBigError(
                 f"the properties of a message are too big for {topic}",
@@ -130,109 +196,151 @@ class Producers:
                 remedy="keep properties well below maxMessageSize of the broker",
             ) from error
 
-    def close(self, deadline: Deadline) -> None:
-        """Close all producers, for good: what is sent later has no receipt."""
-        with self._changing:
-            self._closed = True
-            producers, self._producers = list(self._producers.values()), {}
-        leaving = [functools.partial(_leave, producer) for producer in producers]
-        all_within(deadline, [*leaving, self._watchdog.close])
-
     def _send(
-        self,
-        to: _Destination,
-        message: pulsar.Message,
-        properties: dict[str, str],
-        deliver_after: timedelta | None,
-    ) -> pulsar.MessageId:
-        producer = self._producer(to)
-        given_up = threading.Event()
-
-        def give_up() -> None:
-            given_up.set()
-            self._drop(to, producer)
-
+        self, route: _Route, copied: _Copied, content: bytes | None, fields: Mapping[str, Any]
+    ) -> pulsar.MessageId | None:
+        to, sender = route
+        timeout = _SEND_SECONDS + len(content or b"") / BYTES_PER_SECOND
         try:
-            with self._watchdog.during(give_up):
-                return producer.send(  # each send_async() of the client leaks some hundred bytes
-                    None if message.has_null_value() else message.data(),
-                    properties=properties,
-                    partition_key=reading.partition_key(message),
-                    ordering_key=reading.ordering_key(message),
-                    event_timestamp=message.event_timestamp(),
-                    deliver_after=deliver_after,
-                )
+            return sender.send(content, fields, timeout)
         except (pulsar.Interrupted, pulsar.MessageTooBig):
             raise  # Interrupted is the client's word for KeyboardInterrupt; it may have been sent
         except pulsar.exceptions.PulsarException as error:
-            self._drop(to, producer)
-            got = "no answer" if given_up.is_set() else str(error)
-            raise _not_sent(to.topic, got) from error
+            self._partitions.pop(to.topic, None)  # they may be others by now
+            if self._closed:
+                raise _closed(to.topic) from error
+            raise _not_sent(to.topic, str(error) or type(error).__name__) from error
+        finally:
+            self._put_back(route, copied)
 
-    def _producer(self, to: _Destination) -> pulsar.Producer:
+    def _new(self, to: _Destination) -> _Route:
+        """Return a sender for the next message to a destination: an idle one if there is any."""
         with self._changing:
-            known = self._known(to)
-            if known is not None:
-                return known
-            first = to not in self._opening
-            opening = self._opening.setdefault(to, Promise())
-        if first:  # those who come meanwhile share what comes of it, also a failure
-            self._open(to, opening)
-        return opening.wait()
+            if self._closed:
+                raise _closed(to.topic)
+            idle = self._idle_at.get(to)
+            if idle:
+                sender = idle.pop()
+                del self._idle[sender]
+            else:
+                sender = self._made(to)
+        sender.begin()
+        return _Route(to, sender)
 
-    def _known(self, to: _Destination) -> pulsar.Producer | None:
-        if self._closed:
-            raise _closed(to.topic)
-        return self._producers.get(to)
+    def _made(self, to: _Destination) -> PartitionSender:
+        options = {
+            "schema": to.schema,
+            "chunking_enabled": to.large,
+            "compression_type": _LARGE if to.large else pulsar.CompressionType.NONE,
+            **self._crypto,
+        }
 
-    def _open(self, to: _Destination, opening: Promise[pulsar.Producer]) -> None:
-        made, error = None, _not_sent(to.topic, "no answer")
+        def make(name: str) -> pulsar.Producer:
+            return open_producer(self._client, to.partition, name, options)
+
+        name = f"{self._name}-{next(self._numbers)}"
+        sender = PartitionSender(make, name, self._watchdog, chunked=to.large)
+        self._senders.add(sender)
+        return sender
+
+    def _kept(self, copied: _Copied) -> _Route | None:
+        """Return the sender of an earlier send of the same copy, which got no receipt."""
+        if copied not in self._in_doubt:
+            return None
+        names = self._names(copied[0])
+        with self._changing:
+            route = self._in_doubt.pop(copied, None)
+        if route is not None and route.to.partition not in names:
+            self._discard(route.sender)  # the topic was deleted, and what it had stored with it
+            return None
+        return route
+
+    def _put_back(self, route: _Route, copied: _Copied) -> None:
+        """Keep a sender for its message if that is in doubt, else for any other."""
+        to, sender = route
+        with self._changing:
+            if self._closed:
+                in_background(sender.end)
+                return
+            if sender.in_doubt:
+                self._in_doubt[copied] = route
+                too_many = len(self._in_doubt) > _MAX_IN_DOUBT
+                surplus = self._in_doubt.popitem(last=False)[1].sender if too_many else None
+            else:
+                self._idle[sender] = to
+                self._idle_at.setdefault(to, []).append(sender)
+                surplus = None
+                if len(self._idle) > _MAX_IDLE:
+                    surplus, unused = self._idle.popitem(last=False)
+                    self._idle_at[unused].remove(surplus)
+        if surplus is not None:
+            self._discard(surplus)
+
+    def _discard(self, sender: PartitionSender) -> None:
+        with self._changing:
+            self._senders.discard(sender)
+        in_background(sender.end)
+
+    def _partition(self, topic: TopicName, key: str) -> str:
+        names = self._names(topic)
+        if len(names) == 1:
+            return names[0]
+        number = _java_hash(key) if key else next(self._turns)
+        return names[number % len(names)]
+
+    def _names(self, topic: TopicName) -> tuple[str, ...]:
+        """Return the partitions of *topic*, or the topic itself if it has none."""
+        partitions = self._partitions.get(topic)
+        if partitions is None:
+            return self._read(topic)
+        if time.monotonic() - partitions.read_at > _PARTITIONS_SECONDS:
+            # At once, so that one thread asks.
+            self._partitions[topic] = partitions._replace(read_at=time.monotonic())
+            in_background(functools.partial(self._read_again, topic))
+        return partitions.names
+
+    def _read_again(self, topic: TopicName) -> None:
+        with contextlib.suppress(NotSentError):  # a send finds out
+            self._read(topic)
+
+    def _read(self, topic: TopicName) -> tuple[str, ...]:
+        with self._changing:
+            if self._closed:
+                raise _closed(topic)
+            first = topic not in self._reading
+            answer = self._reading.setdefault(topic, Promise())
+        if first:  # those who come meanwhile share the answer, also a failure
+            self._ask(topic, answer)
+        return answer.wait()
+
+    def _ask(self, topic: TopicName, answer: Promise[tuple[str, ...]]) -> None:
+        names: tuple[str, ...] = ()
+        error = _not_sent(topic, "no answer")
         try:
-            made = within(OPEN_SECONDS, lambda: self._make(to), late=_leave)
+            ask = functools.partial(self._client.get_topic_partitions, str(topic))
+            names = tuple(within(OPEN_SECONDS, ask, late=lambda _: None))
         except TimeoutError:
             pass
         except pulsar.exceptions.PulsarException as refused:
-            error = _not_sent(to.topic, str(refused))
+            error = _not_sent(topic, str(refused))
             error.__cause__ = refused
         finally:
             with self._changing:
-                del self._opening[to]
-                if made is not None and self._closed:  # meanwhile, without this one
-                    in_background(functools.partial(_leave, made))
-                    made, error = None, _closed(to.topic)
-                elif made is not None:
-                    self._producers[to] = made
-            if made is None:
-                opening.fail(error)
+                del self._reading[topic]
+            if names:
+                self._partitions[topic] = _Partitions(names, time.monotonic())
+                answer.keep(names)
             else:
-                opening.keep(made)
-
-    def _make(self, to: _Destination) -> pulsar.Producer:
-        return self._client.create_producer(
-            str(to.topic),
-            schema=to.schema,
-            # Unique: the broker may still know the one before it by its name.
-            producer_name=identity(self._name),
-            send_timeout_millis=_SEND_TIMEOUT_SECONDS * 1_000,
-            batching_enabled=False,
-            chunking_enabled=to.large,
-            compression_type=_LARGE if to.large else pulsar.CompressionType.NONE,
-            **self._crypto,
-        )
-
-    def _drop(self, to: _Destination, producer: pulsar.Producer) -> None:
-        with self._changing:
-            if to not in self._producers or self._producers[to] is not producer:
-                return  # another thread has dropped it already; its successor is in use
-            del self._producers[to]
-        # Ends a send at once, but waits for the broker: as long as it takes, if that is frozen.
-        in_background(functools.partial(_leave, producer))
+                answer.fail(error)
 
 
-def _leave(producer: pulsar.Producer) -> None:
-    # Without a connection there is nothing left to close.
-    with contextlib.suppress(pulsar.exceptions.PulsarException):
-        producer.close()
+def _java_hash(key: str) -> int:
+    """Return what Java's producers choose the partition of a key by."""
+    code = 0
+    text = key.encode("utf-16-le", "surrogatepass")
+    for unit in struct.unpack(f"<{len(text) // 2}H", text):
+        code = (31 * code + unit) & 0xFFFFFFFF
+    return code & 0x7FFFFFFF
 
 
 def _closed(topic: TopicName) -> NotSentError:

@@ -154,9 +154,9 @@ class Reporting(Middleware):
                     reason=reason,
                 )  # fmt: skip
             case Retry():
-                self._moved(Name.RETRIED, message, verdict, failure, id_text(receipt))
+                self._moved(Name.RETRIED, message, verdict, failure, receipt)
             case Dead(reason):
-                self._moved(Name.DEAD_LETTERED, message, verdict, failure, id_text(receipt), reason)
+                self._moved(Name.DEAD_LETTERED, message, verdict, failure, receipt, reason)
 
     def _moved(  # noqa: PLR0913, PLR0917 - all that the event shows
         self,
@@ -164,14 +164,15 @@ class Reporting(Middleware):
         message: pulsar.Message,
         verdict: Retry | Dead,
         failure: Failure,
-        new_id: str,
+        receipt: pulsar.MessageId | None,
         reason: str = "",
     ) -> None:
+        new_id = "" if receipt is None else id_text(receipt)
         topic = str(destination(verdict, failure.policy))
         self._report(
             name, message, failure,
             "moved to %s: origin %s, previous id %s, new id %s, failed attempts %d",
-            topic, failure.attempt.origin, id_text(message.message_id()), new_id,
+            topic, failure.attempt.origin, id_text(message.message_id()), new_id or "not repeated",
             verdict.reconsume_times,
             topic=topic, new_id=new_id, reason=reason,
         )  # fmt: skip

@@ -6,17 +6,19 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 import pulsar
 
 from redrive.copying.errors import NotSentError
 from redrive.delivery.bounded import OPEN_SECONDS, Deadline, all_within, within
+from redrive.delivery.identity import identity
+from redrive.delivery.producing.sends import PartitionSender, open_producer
+from redrive.delivery.retrying.send_watchdog import SendWatchdog
 from redrive.policy.naming import TopicName
 from redrive.policy.sequences import Sequences
 
-_Opened = TypeVar("_Opened", pulsar.Reader, pulsar.Producer)
+_SEND_SECONDS = 10.0
 _READ_MILLISECONDS = 10_000
 STALE_SECONDS = 60.0
 """Who has followed nothing for so long begins again: of a record that was removed meanwhile,
@@ -34,7 +36,8 @@ class SequenceTopic:
         self._client = client
         self._topic = topic
         self._reader: pulsar.Reader | None = None
-        self._producer: pulsar.Producer | None = None
+        self._watchdog = SendWatchdog()
+        self._sender = PartitionSender(self._make_producer, identity(), self._watchdog)
         self._followed = 0.0
         self._asked = 0
         self._refused: NotSentError | None = None
@@ -60,7 +63,8 @@ class SequenceTopic:
         now = time.monotonic()
         if reader is None or now - self._followed > STALE_SECONDS:
             self._forget()
-            reader, sequences = _open(self._read_from_the_first), Sequences()
+            reader = within(OPEN_SECONDS, self._read_from_the_first, late=_leave)
+            sequences = Sequences()
         self._reader = reader
         try:
             while reader.has_message_available():
@@ -84,25 +88,21 @@ class SequenceTopic:
         """Store a record, and follow all up to it."""
         with self._changing:
             with self._answered():
-                if self._producer is None:
-                    self._producer = _open(
-                        lambda: self._client.create_producer(
-                            str(self._topic),
-                            batching_enabled=False,
-                            # Else the client does not say that a message is empty, and compaction
-                            # keeps it.
-                            compression_type=pulsar.CompressionType.LZ4,
-                            send_timeout_millis=10_000,
-                        )
-                    )
                 # It tells of the consumers of this cluster; those of others have their own.
-                self._producer.send(content, partition_key=name, disable_replication=True)
+                fields = {"partition_key": name, "disable_replication": True}
+                self._sender.begin()
+                self._sender.send(content, fields, _SEND_SECONDS)
             self.read()
 
     def close(self, deadline: Deadline) -> None:
         """Close the reader and the producer."""
-        opened = [each for each in (self._reader, self._producer) if each is not None]
-        all_within(deadline, [functools.partial(_leave, each) for each in opened])
+        readers = [] if self._reader is None else [functools.partial(_leave, self._reader)]
+        all_within(deadline, [*readers, self._sender.end, self._watchdog.close])
+
+    def _make_producer(self, name: str) -> pulsar.Producer:
+        # Else the client does not say that a message is empty, and compaction keeps it.
+        options = {"compression_type": pulsar.CompressionType.LZ4}
+        return open_producer(self._client, str(self._topic), name, options)
 
     @contextlib.contextmanager
     def _answered(self) -> Iterator[None]:
@@ -117,10 +117,6 @@ class SequenceTopic:
             ) from error
 
 
-def _open(call: Callable[[], _Opened]) -> _Opened:
-    return within(OPEN_SECONDS, call, late=_leave)
-
-
-def _leave(opened: pulsar.Reader | pulsar.Producer) -> None:
+def _leave(reader: pulsar.Reader) -> None:
     with contextlib.suppress(pulsar.PulsarException):
-        opened.close()
+        reader.close()

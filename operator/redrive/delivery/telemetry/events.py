@@ -69,7 +69,8 @@ class Event:
         source: the source topic of the policy, which tells consumers apart.
         subscription: the subscription of the policy; empty for a consumer that broadcasts.
         topic: where it has been sent; empty if nowhere.
-        new_id: its id there; `-1:-1` if deduplication recognised a repeated send, whose id is lost.
+        new_id: its id there; empty if an earlier send had stored it: the broker proves that, and
+            does not repeat the id.
         reason: why it was dead-lettered, discarded or not sent, the class of the exception, or the
             cause of an outage.
         generation: of the policy in force.

@@ -7,8 +7,10 @@ What it says is the truth; acknowledgements, which a broker may forget, only fol
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,12 +69,17 @@ class Ledger:
     def __init__(self, client: pulsar.Client, topic: TopicName, owner: str) -> None:
         self.records = Records()
         self._client, self._topic, self._owner = client, topic, owner
+        self._sequence_ids = itertools.count(1)  # the client takes 0 for none
         self._producer = broker.opened(
             f"open the ledger {topic}",
             "produce and consume",
             lambda: client.create_producer(
                 str(topic),
                 access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing,
+                # Sequence ids of its own under a name of its own: the client numbers messages from
+                # the start again when it reconnects before a first receipt, and a topic that
+                # deduplicates drops them then.
+                producer_name=f"redrive-ledger-{os.urandom(8).hex()}",
                 batching_enabled=False,
                 # Without, compaction keeps records that are empty, see `sequence_topic`.
                 compression_type=pulsar.CompressionType.LZ4,
@@ -92,8 +99,9 @@ class Ledger:
     def write(self, key: str, value: object) -> pulsar.MessageId:
         """Put *value*, as JSON, in the place of what *key* has; None takes it away.
 
-        When this returns, the broker has stored the record. A crash before leaves the old value,
-        or the new.
+        When this returns, the broker has stored the record: it has answered with the entry. A
+        crash before leaves the old value, or the new. A record may be stored twice, which changes
+        nothing.
         """
         content = b"" if value is None else json.dumps(value, separators=(",", ":")).encode()
         deadline = time.monotonic() + broker.WAIT_SECONDS
@@ -101,24 +109,27 @@ class Ledger:
             try:
                 stored = self._producer.send(
                     content,
+                    sequence_id=next(self._sequence_ids),
                     partition_key=key,
                     properties={WRITER: self._owner},
                     # It tells of entries of this cluster, by ids that others have given, too.
                     disable_replication=True,
                 )
-                break
+                if stored.ledger_id() >= 0:
+                    break
+                problem = "no entry"  # taken for a duplicate: once more, under a higher id
             except pulsar.ProducerFenced as error:
                 raise _fenced() from error
             except pulsar.PulsarException as error:
-                # It may be stored all the same: once more does no harm.
-                if time.monotonic() > deadline:
-                    raise LedgerUnavailableError(
-                        "the broker does not store a record of the ledger",
-                        got=str(error),
-                        remedy="the job is started again by itself and goes on where it was",
-                    ) from error
-                logger.warning("the ledger does not answer, trying again: %s", error)
-                time.sleep(1)
+                problem = str(error)  # it may be stored anyway: once more does no harm
+            if time.monotonic() > deadline:
+                raise LedgerUnavailableError(
+                    "the broker does not store a record of the ledger",
+                    got=problem,
+                    remedy="the job is started again automatically and resumes where it was",
+                )
+            logger.warning("the ledger does not answer, trying again: %s", problem)
+            time.sleep(1)
         self.records.apply(key, content)
         return stored
 

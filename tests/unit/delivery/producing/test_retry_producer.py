@@ -58,6 +58,9 @@ class StuckProducer:
         self._answers = answers
         self._closed = threading.Event()
 
+    def last_sequence_id(self) -> int:
+        return -1
+
     def send(self, _content: bytes, *, sequence_id: int, **_fields: object) -> pulsar.MessageId:
         self.sent.append(sequence_id)
         if not self._answers:

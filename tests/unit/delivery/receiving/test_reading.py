@@ -63,13 +63,20 @@ def test_a_hop_of_a_message_whose_keys_are_no_text_carries_them_as_base64() -> N
     sent = []
 
     class Producer:
-        def send(self, content: bytes, **options: object) -> None:
+        def last_sequence_id(self) -> int:
+            return -1
+
+        def send(self, content: bytes, **options: object) -> pulsar.MessageId:
             sent.append((content, options["ordering_key"], options["partition_key"]))
+            return pulsar.MessageId(-1, 1, 1)
 
         def close(self) -> None:
             pass
 
     class Client:
+        def get_topic_partitions(self, topic: str) -> list[str]:
+            return [topic]
+
         def create_producer(self, _topic: str, **_options: object) -> Producer:
             return Producer()
 

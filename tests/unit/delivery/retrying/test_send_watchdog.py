@@ -5,16 +5,10 @@ import time
 
 import pytest
 
-from redrive.delivery.retrying import send_watchdog
 from redrive.delivery.retrying.send_watchdog import SendWatchdog
 
 
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_watchdog, "_LOOK_EVERY_SECONDS", 0.01)
-
-
-def test_what_takes_too_long_is_given_up_once_and_what_does_not_never() -> None:
+def test_calls_have_their_own_limits_and_are_given_up_once() -> None:
     given_up: list[str] = []
     ended = threading.Event()
 
@@ -22,12 +16,14 @@ def test_what_takes_too_long_is_given_up_once_and_what_does_not_never() -> None:
         given_up.append("slow")
         ended.set()
 
-    waiting = SendWatchdog(1)
-    with waiting.during(give_up):
+    waiting = SendWatchdog()
+    began = time.monotonic()
+    with waiting.during(30, lambda: given_up.append("later")), waiting.during(0.2, give_up):
         for _ in range(3):
-            with waiting.during(lambda: given_up.append("quick")):
+            with waiting.during(1, lambda: given_up.append("quick")):
                 pass
         assert ended.wait(30)
+        assert time.monotonic() - began >= 0.2
         time.sleep(0.1)
     waiting.close()
     assert given_up == ["slow"]
@@ -35,18 +31,18 @@ def test_what_takes_too_long_is_given_up_once_and_what_does_not_never() -> None:
 
 def test_a_call_that_fails_is_over_too() -> None:
     given_up: list[str] = []
-    waiting = SendWatchdog(1)
-    with pytest.raises(LookupError), waiting.during(lambda: given_up.append("failed")):
+    waiting = SendWatchdog()
+    with pytest.raises(LookupError), waiting.during(0.2, lambda: given_up.append("failed")):
         raise LookupError
-    time.sleep(1.2)
+    time.sleep(0.4)
     waiting.close()
     assert given_up == []
 
 
 def test_its_thread_ends_with_it() -> None:
     others = set(threading.enumerate())
-    waiting = SendWatchdog(1)
-    with waiting.during(lambda: None):
+    waiting = SendWatchdog()
+    with waiting.during(1, lambda: None):
         (ours,) = set(threading.enumerate()) - others
         assert ours.is_alive()
     waiting.close()

@@ -1,0 +1,118 @@
+"""Copies in the retry and the dead-letter topic: each failed message has exactly one.
+
+Receipts prove nothing here: the messages that the topics hold are counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pulsar
+import pytest
+
+from redrive import RetryConsumer
+from redrive.policy.naming import TopicName
+from sandbox.pulsar import SUPERUSER
+from tests.support.provisioned_policy import ProvisionedPolicy, path
+from tests.support.waiting import wait_until
+
+ProvisionPolicy = Callable[..., ProvisionedPolicy]
+LATER = timedelta(hours=1)
+
+
+def contents(count: int, prefix: str = "m") -> list[bytes]:
+    return [f"{prefix}{number}".encode() for number in range(count)]
+
+
+def copies(provisioned: ProvisionedPolicy, topic: TopicName, partitions: int = 0) -> Counter[bytes]:
+    """Count what *topic* holds, delayed or not, by content."""
+    client, found = provisioned.client(SUPERUSER), Counter[bytes]()
+    for one in [topic.partition(index) for index in range(partitions)] or [topic]:
+        reader = client.create_reader(str(one), pulsar.MessageId.earliest)
+        while reader.has_message_available():
+            found[reader.read_next(30_000).data()] += 1
+        reader.close()
+    return found
+
+
+def once(sent: Sequence[bytes]) -> Counter[bytes]:
+    return Counter(dict.fromkeys(sent, 1))
+
+
+def fail(_: pulsar.Message) -> None:
+    raise LookupError
+
+
+def unload(provisioned: ProvisionedPolicy, topic: TopicName) -> None:
+    provisioned.broker.request("PUT", f"{path(topic)}/unload").check("unload")
+
+
+@contextmanager
+def failing(provisioned: ProvisionedPolicy, workers: int) -> Iterator[RetryConsumer]:
+    """Run a consumer whose handler fails each message, until the block ends."""
+    consumer = provisioned.consumer()
+    running = threading.Thread(target=consumer.run, args=(fail,), kwargs={"workers": workers})
+    running.start()
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+        running.join()
+
+
+def wait_until_moved(provisioned: ProvisionedPolicy) -> None:
+    """Wait until no message of the source topic is unacknowledged."""
+    wait_until(lambda: provisioned.backlog(provisioned.policy.topic) == 0)
+
+
+def fail_while_unloaded(
+    provisioned: ProvisionedPolicy, topic: TopicName, workers: int
+) -> Counter[bytes]:
+    """Have 200 messages fail while *topic* moves, of which a first one has opened the producers.
+
+    Most have not published yet. If the client numbers messages, it uses numbers twice then.
+    """
+    sent = contents(200)
+    with failing(provisioned, workers):
+        provisioned.send(sent[0])
+        wait_until(lambda: sum(copies(provisioned, topic, partitions=4).values()) == 1)
+        producing = threading.Thread(target=provisioned.send, args=sent[1:])
+        producing.start()
+        unload(provisioned, topic)
+        producing.join()
+        wait_until_moved(provisioned)
+    return once(sent)
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_hops_to_an_unloaded_topic_are_stored_once(
+    provision_policy: ProvisionPolicy, workers: int
+) -> None:
+    provisioned = provision_policy(retry_partitions=4, delays=("1h",))
+    retry = provisioned.policy.retry_topic
+    sent = fail_while_unloaded(provisioned, retry, workers)
+    assert copies(provisioned, retry, partitions=4) == sent
+
+
+def test_dead_letters_to_an_unloaded_topic_are_stored_once(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(max_retries=0, dead_letter_partitions=4)
+    dead = provisioned.policy.dead_letter_topic
+    sent = fail_while_unloaded(provisioned, dead, workers=8)
+    assert copies(provisioned, dead, partitions=4) == sent
+
+
+def test_hops_to_a_topic_that_grows_are_stored_once(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy(retry_partitions=2, delays=("1h",))
+    retry, sent = provisioned.policy.retry_topic, contents(120)
+    with failing(provisioned, workers=8):
+        provisioned.send(*sent[:40])
+        provisioned.broker.request("POST", f"{path(retry)}/partitions", 6).check("grow")
+        provisioned.send(*sent[40:])
+        wait_until_moved(provisioned)
+    assert copies(provisioned, retry, partitions=6) == once(sent)
