@@ -204,14 +204,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _calls(traceback: TracebackType | None) -> list[tuple[str, int]]:
-    """List function and line of each call, innermost first, but for ours that led to the handler.
+    """List function and line of each call outside redrive, innermost first.
 
-    No source text is shown: it may be out of date, and reading it is I/O.
+    Source text is left out: it may be out of date, and reading it is I/O.
     """
     calls = []
     while traceback is not None:
         module = str(traceback.tb_frame.f_globals.get("__name__", "?"))
-        if not module.startswith(("redrive.delivery.", "redrive.opentelemetry")):
+        if not _is_own(module):
             function = traceback.tb_frame.f_code.co_qualname
             calls.append((f"{module}.{function}", traceback.tb_lineno))
         traceback = traceback.tb_next
@@ -227,12 +227,22 @@ def _trace(chain: Sequence[tuple[BaseException, str]]) -> str:
     return "\n".join(lines)
 
 
+def _is_own(module: str) -> bool:
+    """Return True for a module of redrive.
+
+    Fingerprints are stored with dead letters, so they must not depend on the file of redrive that
+    defines an error or calls a handler.
+    """
+    return module == "redrive" or module.startswith("redrive.")
+
+
 def _fingerprint(chain: Sequence[tuple[BaseException, str]]) -> str:
     import hashlib  # noqa: PLC0415 - loads OpenSSL, and a consumer may never see a failure
 
     parts = []
     for error, text in chain:
-        parts += [type(error).__module__, type(error).__qualname__]
+        module = type(error).__module__
+        parts += ["redrive" if _is_own(module) else module, type(error).__qualname__]
         parts.append(_VARIABLE.sub("?", text))
         parts += [function for function, _ in _calls(error.__traceback__)]
     hashed = "\0".join(parts).encode("utf-8", "backslashreplace")

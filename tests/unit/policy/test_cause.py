@@ -14,6 +14,7 @@ from redrive.errors import InvalidSpecError
 from redrive.policy.cause import Cause, Redaction
 
 NOW = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
+FINGERPRINT = "d885816048568ce0"  # stored with dead letters: it must never change
 causes = st.builds(
     Cause, st.text(), st.text(), st.just(NOW), st.text(), st.integers(1, 1_000), trace=st.text()
 )
@@ -33,10 +34,10 @@ def describe(error: BaseException, redact: Callable[[str], str] = str) -> Cause:
     return Cause.from_error(error, failed_at=NOW, consumer="c-1", attempt=2, redact=redact)
 
 
-def raised(source: str) -> BaseException:
-    """Run *source* as the module `shop`, and return what it raised."""
+def raised(source: str, module: str = "shop") -> BaseException:
+    """Run *source* as the module *module*, and return what it raised."""
     try:
-        exec(compile(source, "shop.py", "exec"), {"__name__": "shop"})  # noqa: S102 - a test's own
+        exec(compile(source, "shop.py", "exec"), {"__name__": module})  # noqa: S102 - a test's own
     except Exception as error:  # noqa: BLE001 - whatever it is
         return error
     pytest.fail("nothing was raised")
@@ -133,6 +134,25 @@ def test_failures_of_another_kind_have_another_fingerprint(old: str, new: str) -
     other = SHOP.replace(old, new).replace(".pay(", f".{'charge' if 'charge' in new else 'pay'}(")
     other = other.replace("Till()", "Terminal()" if "Terminal" in new else "Till()")
     assert describe(raised(other)).fingerprint != describe(raised(SHOP)).fingerprint
+
+
+def test_cause_of_own_error_ignores_file_layout() -> None:
+    source = SHOP.replace("class Till", "class Mine(Exception): pass\nclass Till")
+    source = source.replace("RuntimeError", "Mine")
+    old, new = (describe(raised(source, f"redrive.{name}")) for name in ("delivery.old", "new"))
+    assert old.fingerprint == new.fingerprint
+    assert [line for line in new.trace.splitlines() if "redrive" in line] == []
+    assert old.fingerprint != describe(raised(source, "redrive_shop")).fingerprint
+
+
+def test_user_code_keeps_its_module_in_the_fingerprint() -> None:
+    prints = {describe(raised(SHOP, name)).fingerprint for name in ("shop", "till", "redriven")}
+    assert len(prints) == 3
+
+
+def test_stored_fingerprint_of_user_code_stays_the_same() -> None:
+    error = ValueError("order 17 of 'ann' is not paid")
+    assert describe(error).fingerprint == FINGERPRINT
 
 
 def test_nothing_of_what_a_pattern_matches_is_told() -> None:
