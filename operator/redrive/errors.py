@@ -12,6 +12,9 @@ from typing import ClassVar
 
 _NOTHING = object()
 
+PROCESS_ERRORS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""Exceptions that concern the process, or the generator that runs, and never a single message."""
+
 
 class Requeue(enum.Enum):
     """When an object is reconciled again."""

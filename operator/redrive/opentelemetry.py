@@ -22,6 +22,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from redrive.copying import reading
 from redrive.copying.reading import id_text
+from redrive.delivery.interruption import ends_run
 from redrive.delivery.middleware.chain import (
     BoundConsumer,
     Forward,
@@ -125,13 +126,9 @@ class _ConsumerTracing(Middleware):
                 self._attempts |= {id(message): here for message in messages}
                 try:
                     outcomes = handle(messages)
-                except pulsar.Interrupted:
-                    self._forget(messages)
-                    raise  # the client's word for KeyboardInterrupt
-                except Exception:
-                    raise  # a failure, which will be settled
-                except BaseException:
-                    self._forget(messages)
+                except BaseException as error:
+                    if ends_run(error):  # else it is a failure, which will be settled
+                        self._forget(messages)
                     raise
                 for failure in filter(None, outcomes):
                     _fail(span, failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -90,7 +91,7 @@ with RetryConsumer(client, load_policy(), name="till-1") as consumer:
     consumer.run(handle_number)  # type: ignore[arg-type]
     consumer.run(handle, workers=4, timeout=timedelta(seconds=5), max_rate=0.5, explicit=True)
     consumer.run(handle, rules=FailureRules(dead_letter_on=(ValueError,), delays={OSError: SECOND}))
-    consumer.run(handle, rules=FailureRules(retry_on=(KeyboardInterrupt,)))  # type: ignore[arg-type]
+    consumer.run(handle, rules=FailureRules(retry_on=(asyncio.CancelledError,)))
     consumer.run_batches(handle_many, size=10, wait=SECOND)
     consumer.run_batches(handle_and_answer)  # type: ignore[arg-type]
     assert_type(len(consumer.receive_batch(10, SECOND)), int)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 
-from redrive.errors import InvalidSpecError
+from redrive.errors import PROCESS_ERRORS, InvalidSpecError
 from redrive.policy import properties as names
 
 MAX_TEXT_BYTES = 1_024
@@ -62,7 +62,9 @@ class Redaction:
             return text
         try:
             return str(self.hook(text))
-        except Exception as error:  # noqa: BLE001 - a message must not be stuck for it
+        except PROCESS_ERRORS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a message must not be stuck for it
             return f"[redacted, for the hook raised {type(error).__name__}]"
 
 
@@ -178,7 +180,9 @@ def _known(read: datetime | None) -> datetime:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - an exception may be broken too
+    except PROCESS_ERRORS:
+        raise
+    except BaseException:  # noqa: BLE001 - an exception may be broken too
         return ""
 
 

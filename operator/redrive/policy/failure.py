@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from redrive.errors import InvalidSpecError
+from redrive.errors import PROCESS_ERRORS, InvalidSpecError
 from redrive.policy import durations
 from redrive.policy.converted import Converted
 from redrive.policy.ladder import check_delay
@@ -70,12 +70,17 @@ def _check_rules(name: str, rules: Iterable[ErrorRule], kind: type) -> None:
             remedy="give one with a single rule as (ValueError,), or {ValueError: 5}",
         )
     for rule in rules:
-        if not (issubclass(rule, Exception) if isinstance(rule, type) else callable(rule)):
+        if not (_is_failure(rule) if isinstance(rule, type) else callable(rule)):
             raise InvalidSpecError(
                 f"a rule of {name} is a class of exceptions, or a function of an exception",
                 got=rule,
-                remedy="name the class, or give a function that returns a bool",
+                remedy="name the class of a failure, or give a function that returns a bool; "
+                "KeyboardInterrupt, SystemExit and GeneratorExit fail no message",
             )
+
+
+def _is_failure(rule: type) -> bool:
+    return issubclass(rule, BaseException) and not issubclass(rule, PROCESS_ERRORS)
 
 
 def _delays(delays: _Delays | None) -> dict[ErrorRule, timedelta]:
@@ -105,9 +110,11 @@ class FailureRules:
 
     A rule is for a class of exceptions, or for those for which a function of it returns true. Where
     a class and its base are both named, the rule for the class wins, as if the nearest `except` had
-    caught it; a function wins over both. Where nothing but `Exception` names it, what the exception
-    was raised *from* decides. Of a group every part decides: all have to be worth a retry, and the
-    longest delay is waited for. Without any rule every exception is retried as the policy says.
+    caught it; a function wins over both, and one that raises an exception leaves the decision to
+    the policy. Where nothing but `Exception` names it, what the exception was raised *from*
+    decides; `Exception` covers failures that are none too, such as `asyncio.CancelledError`. Of a
+    group every part decides: all have to be worth a retry, and the longest delay is waited for.
+    Without any rule every exception is retried as the policy says.
 
     Attributes:
         dead_letter_on: no retry helps: the message is dead-lettered at its first failure.
@@ -153,7 +160,7 @@ class FailureRules:
 def after_error(  # noqa: PLR0913 - all that a verdict depends on
     policy: Policy,
     rules: FailureRules,
-    error: Exception,
+    error: BaseException,
     *,
     reconsume_times: int,
     failing_for: timedelta,

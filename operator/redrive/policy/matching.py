@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-ErrorRule = type[Exception] | Callable[[BaseException], bool]
+ErrorRule = type[BaseException] | Callable[[BaseException], bool]
 """A class of exceptions, or what tells for an exception whether the rule is for it."""
 
+_ALL = (Exception, BaseException)
+"""Either stands for all failures: an exception of a handler that is no `Exception` is one too."""
 _MAX_CAUSES = 20
 
 
@@ -19,7 +21,7 @@ def nearest(error: BaseException, rules: Collection[ErrorRule]) -> tuple[ErrorRu
     A predicate comes before classes, and a class before its bases. What *error* was raised *from*
     is asked where no rule names it more closely than `Exception`; None if there is no rule.
     """
-    catch_all = Exception if Exception in rules else None
+    catch_all = next((kind for kind in _ALL if kind in rules), None)
     return _named(error, rules, _MAX_CAUSES) or (catch_all,)
 
 
@@ -49,6 +51,4 @@ def _own(error: BaseException, rules: Collection[ErrorRule]) -> ErrorRule | None
     for rule in rules:
         if not isinstance(rule, type) and rule(error):
             return rule
-    return next(
-        (kind for kind in type(error).__mro__ if kind is not Exception and kind in rules), None
-    )
+    return next((kind for kind in type(error).__mro__ if kind not in _ALL and kind in rules), None)

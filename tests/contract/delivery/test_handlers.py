@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -81,6 +82,35 @@ def test_rules_see_what_an_exception_was_raised_from_and_the_parts_of_a_group(
     dead = {letter.data() for letter in world.dead_letters(2)}
     assert dead == {b"from", b"group"}
     assert world.backlog(world.policy.retry_topic) == 1
+
+
+class Panic(BaseException):
+    """A panic in Rust, as PyO3 raises it."""
+
+
+@pytest.mark.parametrize("error", [Panic(), asyncio.CancelledError()], ids=["panic", "cancelled"])
+@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
+def test_handler_failure_that_is_no_exception_stops_no_run(
+    make_world: MakeWorld, error: BaseException
+) -> None:
+    world = make_world(max_retries=1)
+    world.send(b"bad", b"good")
+    calls: Counter[bytes] = Counter()
+    consumer = world.consumer()
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        calls[message.data()] += 1
+        if calls.total() == 3:
+            consumer.stop()
+        if message.data() == b"bad":
+            raise error
+
+    consumer.run(handle, workers=2)
+    consumer.close()
+    assert calls == {b"bad": 2, b"good": 1}
+    (dead,) = world.dead_letters(1)
+    assert dead.data() == b"bad"
+    assert_nothing_left(world)
 
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -101,6 +102,30 @@ def test_a_schema_decodes_what_is_broadcast(provisioned: Any) -> None:  # noqa: 
     consumer = listen(provisioned, schema=pulsar.schema.StringSchema())
     provisioned.send("21 °C".encode())
     assert consumer.receive(SOON).value() == "21 °C"
+
+
+def test_broadcast_survives_failures_that_are_no_exception(provisioned: Any) -> None:  # noqa: ANN401
+    dropped: list[str] = []
+    consumer = listen(provisioned, on_event=lambda event: dropped.append(event.reason))
+    provisioned.send(b"panic", b"cancelled", b"good")
+    handled: list[bytes] = []
+
+    class Panic(BaseException):
+        """A panic in Rust, as PyO3 raises it."""
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        handled.append(message.data())
+        if len(handled) == 3:
+            consumer.stop()
+        if message.data() == b"panic":
+            raise Panic
+        if message.data() == b"cancelled":
+            raise asyncio.CancelledError
+
+    consumer.run(handle)
+    assert sorted(handled) == [b"cancelled", b"good", b"panic"]
+    cancelled = "CancelledError" if provisioned.kind == "threads" else "HandlerCancelledError"
+    assert sorted(dropped) == sorted([cancelled, "Panic"])
 
 
 def test_no_more_than_its_prefetch_of_each_partition_waits_in_it(provisioned: Any) -> None:  # noqa: ANN401

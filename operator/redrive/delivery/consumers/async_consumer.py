@@ -34,7 +34,7 @@ AsyncHandler = (
     | Callable[[pulsar.Message, Attempt], Awaitable[object]]
 )
 AsyncBatchHandler = Callable[
-    [Sequence[pulsar.Message]], Awaitable[Sequence[Done | Exception | None] | None]
+    [Sequence[pulsar.Message]], Awaitable[Sequence[Done | BaseException | None] | None]
 ]
 
 

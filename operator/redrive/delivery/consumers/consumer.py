@@ -61,7 +61,7 @@ class RetryConsumer(Receiver):
             retried later or dead-lettered as if it had raised `AckTimeoutError`, and whatever is
             asked for it afterwards is ignored. None waits for ever.
         crash_log: records which messages are in hand, so that a poison message, one which keeps
-            killing its process, is dead-lettered in the end; by default there is none. See
+            ending its process, is dead-lettered in the end; by default there is none. See
             `CrashLog`.
         handle_again_when_unsent: have a message that could not be sent to its next topic handled
             again after 5 s, as its next attempt. By default only the send is tried again.
@@ -102,10 +102,13 @@ class RetryConsumer(Receiver):
     ) -> None:
         """Handle messages until `stop` or `close` is called, or SIGTERM comes.
 
-        A *handler* that returns, whatever it returns, has handled the message; one that raises an
-        Exception has failed, and the message is retried later with the exception as its cause, or
-        dead-lettered, as *rules* and the policy say. Anything else that ends it (KeyboardInterrupt,
-        SystemExit) stops the consumer and ends this method too, with the message unacknowledged.
+        A *handler* that returns, whatever it returns, has handled the message; one that raises has
+        failed, and the message is retried later with the exception as its cause, or dead-lettered,
+        as *rules* and the policy say. So it is with exceptions that are no `Exception`, such as
+        `asyncio.CancelledError`, a panic in Rust or a `gevent.Timeout`. Only KeyboardInterrupt,
+        GeneratorExit, SystemExit and the client's `Interrupted`, alone or as parts of a group, stop
+        the consumer and end this method too, with the message unacknowledged. It comes again after
+        a restart; a `CrashLog` bounds how often a message may end its process by SystemExit.
         A handler neither acknowledges nor retries by itself. One with a second argument gets the
         `Attempt` too: `handle(message, attempt)`. An argument with a default has to be named
         `attempt` for that.

@@ -19,7 +19,7 @@ from redrive.policy.verdict import Done
 
 Handler = Callable[[pulsar.Message], object] | Callable[[pulsar.Message, Attempt], object]
 AttemptOf = Callable[[pulsar.Message], Attempt]
-BatchHandler = Callable[[Sequence[pulsar.Message]], Sequence[Done | Exception | None] | None]
+BatchHandler = Callable[[Sequence[pulsar.Message]], Sequence[Done | BaseException | None] | None]
 _Answer = TypeVar("_Answer")
 
 
@@ -150,7 +150,7 @@ def _run(answer: _Answer) -> _Answer:
 def _outcome(answer: object, *, explicit: bool) -> Outcome:
     if isinstance(answer, Done):
         return None
-    if isinstance(answer, Exception):
+    if isinstance(answer, BaseException):
         return answer
     return _not_done(answer) if explicit or answer is not None else None
 

@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from redrive.delivery import durations
 from redrive.delivery.handling.run import out_of_time
+from redrive.delivery.interruption import RunCancelled, ends_run
 from redrive.errors import RedriveError
 from redrive.policy.durations import given
 
@@ -31,10 +32,6 @@ class HandlerCancelledError(RedriveError):
     """A handler was cancelled, but neither by its time-out nor by `run`."""
 
     reason = "HandlerCancelled"
-
-
-class RunCancelled(BaseException):
-    """The call of `run` was cancelled and its handlers with it, which settles no message."""
 
 
 class Bridge:
@@ -77,9 +74,14 @@ class Bridge:
         here = contextvars.copy_context()
 
         async def handle() -> _Answer:
-            answer: Awaitable[_Answer] | _Answer = handler()
-            # One that awaits nothing has done its work by now.
-            return await answer if isinstance(answer, Awaitable) else answer
+            try:
+                answer: Awaitable[_Answer] | _Answer = handler()
+                # One that awaits nothing has done its work by now.
+                return await answer if isinstance(answer, Awaitable) else answer
+            except BaseException as error:
+                if ends_run(error):  # a SystemExit ends the loop, which may never call `_end`
+                    ended.set_exception(error)
+                raise
 
         def start() -> None:
             task = self._loop.create_task(handle(), context=here)
@@ -120,7 +122,8 @@ class Bridge:
         if task.cancelled():
             ended.set_exception(asyncio.CancelledError())
         elif error := task.exception():
-            ended.set_exception(error)
+            if not ended.done():
+                ended.set_exception(error)
         else:
             ended.set_result(task.result())
 
@@ -129,6 +132,8 @@ class Bridge:
         error = ended.exception()
         if error is None:
             return ended.result()
+        if ends_run(error):
+            raise error
         if self._cancelled:  # whatever the handler made of that
             raise RunCancelled from error
         if not isinstance(error, asyncio.CancelledError):

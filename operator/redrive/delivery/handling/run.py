@@ -17,6 +17,7 @@ import pulsar
 
 from redrive.delivery.handling.answer import NotRunError
 from redrive.delivery.handling.sigterm import stopping_at_sigterm
+from redrive.delivery.interruption import ends_run
 from redrive.delivery.middleware.chain import Handle, Outcome
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.errors import InvalidSpecError, RedriveError
@@ -126,9 +127,11 @@ class Run:
         """Have *messages* handled; what is no failure of a message is raised."""
         try:
             return self.handle(messages)
-        except (pulsar.Interrupted, NotRunError):
-            raise  # the client's word for KeyboardInterrupt, and a mistake in the program
-        except Exception as error:  # noqa: BLE001 - whatever it is travels with the message
+        except NotRunError:
+            raise  # a mistake in the program
+        except BaseException as error:  # whatever it is travels with the message
+            if ends_run(error):
+                raise
             return [error] * len(messages)
 
     def settle_all(self, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]) -> None:

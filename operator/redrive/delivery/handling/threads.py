@@ -13,9 +13,11 @@ from typing import Any, ParamSpec, TypeVar
 import pulsar
 
 from redrive.delivery.bounded import Deadline
-from redrive.delivery.handling.bridge import Bridge, RunCancelled
+from redrive.delivery.handling.bridge import Bridge
 from redrive.delivery.handling.sigterm import stopping_at_sigterm
+from redrive.delivery.interruption import RunCancelled
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
+from redrive.errors import PROCESS_ERRORS
 
 _THREADS = 16
 """At most so many calls of one kind wait for the broker at a time; more wait for their turn."""
@@ -129,7 +131,7 @@ async def run_in_thread(run: Callable[[], None], bridge: Bridge, stop: Callable[
             bridge.cancel()
             while not ended.done():
                 # However often it is cancelled: the handlers end as they are, and nothing else
-                # tells when.
-                with contextlib.suppress(asyncio.CancelledError, RunCancelled):
+                # tells when. With what ends the process the loop has ended before.
+                with contextlib.suppress(asyncio.CancelledError, RunCancelled, *PROCESS_ERRORS):
                     await asyncio.shield(ended)
             raise

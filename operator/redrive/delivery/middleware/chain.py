@@ -19,7 +19,7 @@ from redrive.delivery.middleware.settlement import Hop, Settlement
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
 
-Outcome = Exception | None
+Outcome = BaseException | None
 """Why a message was not handled; None if it was."""
 Take = Callable[[], list[pulsar.Message]]
 """Returns the messages of the next call of the handler; raises ConsumerStoppedError at the end."""

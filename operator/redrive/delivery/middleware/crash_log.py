@@ -14,12 +14,16 @@ from redrive.errors import InvalidSpecError
 
 @dataclass(frozen=True)
 class CrashLog:
-    """Let a consumer find poison messages: those that kill its process.
+    """Let a consumer find poison messages: those that kill its process, or end it by `sys.exit`.
+
+    A handler that raises SystemExit counts as a crash of the messages that it was given, whatever
+    the exit code. A program that ends otherwise, by another exception or by `close`, has not
+    crashed.
 
     Attributes:
         directory: where it records what it has in hand; it must outlive the process, as an
             `emptyDir` of the pod does. Consumers may share it.
-        max_redeliveries: a message that was in hand when processes were killed is delivered again
+        max_redeliveries: a message that was in hand when processes ended so is delivered again
             so often; then it is dead-lettered, before a handler sees it.
 
     Raises:

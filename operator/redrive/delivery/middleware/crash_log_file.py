@@ -1,4 +1,4 @@
-"""Which messages a process had in hand when it was killed: notes that outlive it, in files.
+"""The messages in hand when a process was killed, or ended by `sys.exit`: notes in files.
 
 Called by `poison_guard`. The broker can't tell: it gives what a dead consumer held to the next one
 with the same redelivery count as before.
@@ -86,6 +86,13 @@ class CrashLogFile:
         with self._writing:
             self._in_hand.discard(key)
             self._write(f"~ {key}\n")
+
+    def crash(self, key: str) -> None:
+        """Count that the process ends because of message *key*, though it is not killed."""
+        with self._writing:
+            self._in_hand.discard(key)
+            self._crashes[key] = count = self._crashes.get(key, 0) + 1
+            self._write(f"~ {key}\n= {key} {count}\n")
 
     def close(self) -> None:
         """Leave to the next process what it has to know; once is enough.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import pulsar
 
 from redrive.copying.reading import id_text
+from redrive.delivery.interruption import ends_thread
 from redrive.delivery.middleware.settlement import HANDLE_AGAIN_AFTER
 from redrive.delivery.parts import Incoming
 
@@ -30,6 +31,8 @@ def fail_each(
             return
         try:
             fail(message)
-        except Exception:  # noqa: BLE001 - else it and the others would never be settled
+        except BaseException as error:  # else it and the others would never be settled
+            if ends_thread(error):
+                raise
             _log.exception("message %s is handed out again", id_text(message.message_id()))
             incoming.again(message, HANDLE_AGAIN_AFTER.total_seconds())

@@ -6,6 +6,7 @@ same attempt: no retries are used up. `outage_circuit` decides; `policy.outage` 
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections import OrderedDict
@@ -15,6 +16,7 @@ import pulsar
 
 from redrive.copying.errors import NotSentError
 from redrive.copying.reading import id_text
+from redrive.delivery.interruption import ends_run
 from redrive.delivery.middleware.chain import Middleware, Receive, Settle
 from redrive.delivery.middleware.outage_circuit import AfterFailure, Circuit, Outage
 from redrive.delivery.middleware.settlement import Failure, HandBack, Redeliver, Settlement
@@ -33,6 +35,8 @@ MAX_DEPENDENCIES = 1_000
 
 _OF_THE_MESSAGE = {DeadReason.REQUESTED, DeadReason.NOT_RETRYABLE, DeadReason.CONSUMER_CRASH}
 
+_log = logging.getLogger(__name__)
+
 
 def _class_name(error: BaseException) -> str:
     return type(error).__name__
@@ -49,6 +53,7 @@ class OutageBreaker(Middleware):
     held, and one at a time is handled, after 1 s and then with back-off; a probe that fails is no
     attempt. The first that succeeds ends the outage, and so does `ignore_outages` of the consumer.
 
+    A rule here that raises an exception names nothing: no cause, or the dependency without a name.
     What a rule dead-letters at once, what `DeadLetter` is raised for, and what `RetryLater` is
     raised for without another cause says nothing about a dependency.
 
@@ -176,7 +181,13 @@ class OutageGuard(Middleware):
             return None
         if isinstance(failure.error, (DeadLetter, RetryLater)):
             return None
-        return self._breaker.cause(failure.error)
+        try:
+            return self._breaker.cause(failure.error)
+        except BaseException as error:  # else the message would end each consumer that gets it
+            if ends_run(error):
+                raise
+            _log.exception("the cause rule of an outage breaker raised an exception")
+            return None
 
     def _succeeded(self, message: pulsar.Message) -> None:
         key = id_text(message.message_id()) if self._open or self._unsent else ""
@@ -259,7 +270,7 @@ class OutageGuard(Middleware):
         return self._breaker.limits or theirs
 
     def _circuit(self, message: pulsar.Message) -> Circuit[pulsar.Message]:
-        dependency = self._breaker.dependency(message)
+        dependency = self._dependency(message)
         circuit = self._circuits.get(dependency)
         if circuit is None:
             circuit = Circuit(dependency, self._limits or OutageLimits())
@@ -270,6 +281,15 @@ class OutageGuard(Middleware):
         elif len(self._circuits) > 1:
             self._circuits.move_to_end(dependency)
         return circuit
+
+    def _dependency(self, message: pulsar.Message) -> str:
+        try:
+            return self._breaker.dependency(message)
+        except BaseException as error:  # else the message would end each consumer that gets it
+            if ends_run(error):
+                raise
+            _log.exception("the dependency rule of an outage breaker raised an exception")
+            return ""
 
     def _arrange(self) -> None:
         """Have probes come when they are due, and new messages while they are of use."""

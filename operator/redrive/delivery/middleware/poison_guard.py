@@ -1,4 +1,4 @@
-"""Poison messages: those that were in hand when a process was killed.
+"""Poison messages: those that were in hand when a process was killed, or left by `sys.exit`.
 
 At first such a message is a suspect: it is handed out when nothing else is in hand, and nothing
 else is handed out meanwhile. So the next kill tells which of those in hand it was, and the others
@@ -8,13 +8,14 @@ are cleared once they are settled.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pulsar
 
 from redrive.copying.reading import id_text
-from redrive.delivery.middleware.chain import Middleware, Receive, Settle
+from redrive.delivery.interruption import exits
+from redrive.delivery.middleware.chain import Handle, Middleware, Outcome, Receive, Settle
 from redrive.delivery.middleware.crash_log import CrashLog
 from redrive.delivery.middleware.crash_log_file import CrashLogFile
 from redrive.delivery.middleware.settlement import HandBack, Settlement
@@ -29,7 +30,7 @@ wants several messages at a time before it settles one must not wait for ever.""
 
 
 class ConsumerCrashError(RedriveError):
-    """Processes were killed while they had a message in hand, more often than allowed."""
+    """Processes were killed, or left, with a message in hand more often than allowed."""
 
     reason = "ConsumerCrash"
 
@@ -78,6 +79,19 @@ class PoisonGuard(Middleware):
 
         return receive_guarded
 
+    def handle(self, handle: Handle) -> Handle:
+        """Count a handler that asks for the end of the process, as `sys.exit` does, as a crash."""
+
+        def handle_noted(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+            try:
+                return handle(messages)
+            except BaseException as error:
+                if exits(error):
+                    self._crashed(messages)
+                raise
+
+        return handle_noted
+
     def settle(self, settle: Settle) -> Settle:
         """Note that a message is no longer in hand, before it is settled."""
 
@@ -114,6 +128,11 @@ class PoisonGuard(Middleware):
             self._in_hand[key] = bool(crashes)
             self._log_file.begin(key)
             return message
+
+    def _crashed(self, messages: Sequence[pulsar.Message]) -> None:
+        for key in (id_text(message.message_id()) for message in messages):
+            if key in self._in_hand:  # else it has failed: its handler was out of time
+                self._log_file.crash(key)
 
     def close(self) -> None:
         """Leave to the next process what it has to know."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from datetime import timedelta
 
 import pulsar
 
+from redrive.delivery.interruption import ends_run
 from redrive.delivery.middleware.settlement import Decide, Failure, Redeliver, Settlement
 from redrive.delivery.parts import Clock
 from redrive.delivery.receiving.origin import topic_of
@@ -30,6 +32,8 @@ from redrive.policy.verdict import (
     end,
 )
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Decisions:
@@ -47,20 +51,35 @@ class Decisions:
     consumer: str
     redact: Callable[[str], str]
 
-    def raised(self, message: pulsar.Message, error: Exception, rules: FailureRules) -> Settlement:
-        """Decide about *message*, whose handler raised *error*, as *rules* and the policy say."""
+    def raised(
+        self, message: pulsar.Message, error: BaseException, rules: FailureRules
+    ) -> Settlement:
+        """Decide about *message*, whose handler raised *error*, as *rules* and the policy say.
+
+        Where a rule raises an exception, the policy alone decides: else the message would end each
+        consumer that gets it.
+        """
         asked = isinstance(error, (RetryLater, DeadLetter))
         cause = error.__cause__ if asked and error.__cause__ is not None else error
         failure, luck = self._failure(message, cause, raised=True), _luck()
         failed_at = self.clock.now() if failure.cause is None else failure.cause.failed_at
 
-        def decide(policy: Policy) -> Retry | Dead | Discard:
+        def decide_by(policy: Policy, rules: FailureRules) -> Retry | Dead | Discard:
             return after_error(
                 policy, rules, error,
                 reconsume_times=failure.attempt.reconsume_times,
                 failing_for=failure.attempt.failing_for(failed_at),
                 luck=luck,
             )  # fmt: skip
+
+        def decide(policy: Policy) -> Retry | Dead | Discard:
+            try:
+                return decide_by(policy, rules)
+            except BaseException as broken:
+                if ends_run(broken):
+                    raise
+                _log.exception("a failure rule raised an exception; no rule is applied")
+                return decide_by(policy, FailureRules(deadline=rules.deadline))
 
         return _settlement(message, failure, decide)
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from redrive.copying.errors import NotSentError
 from redrive.copying.reading import id_text
+from redrive.delivery.interruption import ends_thread
 from redrive.delivery.middleware.settlement import Settlement
 from redrive.delivery.parts import AnyTimer, Parts
 from redrive.delivery.retrying.forwarder import destination
@@ -127,7 +128,9 @@ class UnsentMessages:
             self._send(settlement)
         except NotSentError:
             return settlement
-        except Exception:  # noqa: BLE001 - of the program; else this and the others would stay
+        except BaseException as error:  # of the program; else this and the others would stay
+            if ends_thread(error):
+                raise
             message_id = id_text(settlement.message.message_id())
             _log.exception("message %s is kept, and settled again later", message_id)
             return settlement

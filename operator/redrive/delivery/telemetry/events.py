@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from redrive.delivery.interruption import ends_run
+
 _log = logging.getLogger("redrive.delivery.events")  # a public name
 
 
@@ -111,11 +113,15 @@ class Events:
         """Report *event*, in the log with *text*, which is formatted with *values*."""
         try:
             _log.log(_LEVELS[event.event], text, *values, extra=vars(event))
-        except Exception:  # noqa: BLE001 - a filter of the program's, and the log can't show it
+        except BaseException as error:  # a filter of the program's, and the log can't show it
+            if ends_run(error):
+                raise
             traceback.print_exc()
         if self.hook is None:
             return
         try:
             self.hook(event)
-        except Exception:  # noqa: BLE001 - a message must not be stuck for it
+        except BaseException as error:  # a message must not be stuck for it
+            if ends_run(error):
+                raise
             _log.exception("the hook for events failed at %s", event.event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -151,6 +152,18 @@ def test_what_is_no_failure_of_a_message_ends_the_run_and_settles_nothing(worker
         desk.run(handle, workers=workers)
     assert desk.stopped.is_set()
     assert 4 not in [message for message, _ in desk.settled]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_run_failure_that_is_no_exception_fails_its_message(workers: int) -> None:
+    desk, error = Desk(10), asyncio.CancelledError()
+
+    def handle(message: object) -> None:
+        if message == 4:
+            raise error
+
+    desk.run(handle, workers=workers)
+    assert sorted(desk.settled) == [(n, error if n == 4 else None) for n in range(10)]
 
 
 def test_what_breaks_while_settling_ends_the_run() -> None:
