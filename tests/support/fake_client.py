@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import cast
 
@@ -61,7 +62,9 @@ class FakeClient:
     def get_topic_partitions(self, topic: str) -> list[str]:
         return [topic]
 
-    def deliver(self, topic: TopicName, *contents: bytes) -> None:
+    def deliver(
+        self, topic: TopicName, *contents: bytes, properties: Mapping[str, str] | None = None
+    ) -> None:
         """Deliver messages to the consumer of *topic*."""
         for content in contents:
             self._delivered += 1
@@ -70,6 +73,7 @@ class FakeClient:
                 pulsar.MessageId(-1, 1, self._delivered),
                 content,
                 datetime(2026, 11, 21, tzinfo=UTC),
+                properties or {},
             )
             self._subscriptions[str(topic)].waiting.put(message)
 

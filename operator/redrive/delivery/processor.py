@@ -27,6 +27,7 @@ from redrive.delivery.middleware.chain import (
     compose,
     receive_accepted,
 )
+from redrive.delivery.middleware.one_attempt import OneAttempt
 from redrive.delivery.middleware.outage_breaker import OutageGuard
 from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.settlement import (
@@ -56,6 +57,7 @@ class Processor:
     Attributes:
         receive: returns the next message, as `Incoming.take` does.
         late: reports a message that was handled well, but after its time.
+        one_attempt: for consumers that call handlers.
         wrapped: whether middleware settles, which may take time; an acknowledgement alone doesn't.
 
     Args:
@@ -75,6 +77,7 @@ class Processor:
         self.decisions = decisions
         self.middleware = middleware
         self.late = reporting.late
+        self.one_attempt = OneAttempt(parts.incoming, decisions.attempts)
         guards = (each for each in middleware if isinstance(each, OutageGuard))
         self._guard = next(guards, None)
         self._handle_again = handle_again
@@ -152,6 +155,7 @@ class Processor:
         Raises:
             InvalidSpecError: it is not a message of this consumer.
         """
+        self.one_attempt.note_settlement(settlement.message)
         try:
             with self._settling:
                 self._settle(settlement)

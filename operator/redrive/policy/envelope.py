@@ -18,6 +18,7 @@ from redrive.policy.properties import (
     DEAD_REASON,
     DELAY_TIME,
     FIRST_FAILED_AT,
+    FIRST_ID,
     ORIGIN_MESSAGE_ID,
     REAL_SUBSCRIPTION,
     REAL_TOPIC,
@@ -37,12 +38,16 @@ class Attempt:
 
     Attributes:
         reconsume_times: the retries it has had.
-        origin: the id it was first produced with, as `ledger:entry:partition`.
+        origin: the id it was first produced with, as `ledger:entry:partition`. Several messages may
+            share one: Go's client leaves out the index in a batch, and applications copy the
+            properties of one message to others.
         first_failed_at: when its first attempt failed, where that is known.
         cause: why the attempt before it failed, where a client of ours saw that; for a message
             that was replayed, why it died.
         schema_version: of the source topic's schema, which it was produced with; None if it has no
             schema, or comes from a client that does not set it.
+        first_id: the same for all attempts at one message, and another for each other message: the
+            id it had when a consumer in Python failed it first. Empty stands for the origin.
     """
 
     reconsume_times: int
@@ -50,6 +55,7 @@ class Attempt:
     first_failed_at: datetime | None = None
     cause: Cause | None = None
     schema_version: int | None = None
+    first_id: str = ""
 
     @property
     def number(self) -> int:
@@ -64,6 +70,7 @@ class Attempt:
         message_id: str,
         retried: bool,
         schema_version: int | None = None,
+        sequenced: bool = False,
     ) -> Attempt:
         """Read the attempt from what a message carries.
 
@@ -72,8 +79,11 @@ class Attempt:
             retried: whether it comes from the policy's retry topic. A message of the source topic
                 has had no retry, whatever its properties say; a replayed one keeps its origin.
             schema_version: the version that its topic gives it. The retry topic counts its own.
+            sequenced: whether a dead letter that is replayed, to whichever topic, is known again.
         """
-        origin = properties.get(ORIGIN_MESSAGE_ID, "")
+        origin, first_id = (properties.get(name, "") for name in (ORIGIN_MESSAGE_ID, FIRST_ID))
+        # A copy of another message's properties comes by the source topic.
+        believed = retried or (sequenced and REPLAY in properties)
         if retried or schema_version is None:
             schema_version = _number(properties, SCHEMA_VERSION)
         return cls(
@@ -82,6 +92,7 @@ class Attempt:
             first_failed_at=causes.moment(properties.get(FIRST_FAILED_AT, "")) if retried else None,
             cause=Cause.read(properties),
             schema_version=schema_version,
+            first_id=first_id if believed and _ORIGIN.fullmatch(first_id) else message_id,
         )
 
     def failing_for(self, now: datetime) -> timedelta:
@@ -124,6 +135,7 @@ def for_hop(
     kept = {k: v for k, v in properties.items() if k not in _REPLACED}
     kept |= {
         ORIGIN_MESSAGE_ID: attempt.origin,
+        FIRST_ID: attempt.first_id or attempt.origin,
         REAL_TOPIC: str(policy.topic),
         REAL_SUBSCRIPTION: policy.subscription,
         RETRY_TOPIC: str(policy.retry_topic),

@@ -85,13 +85,13 @@ class OutcomeWindow:
         self._failures: dict[str, Counter[str]] = {}
 
     def add(self, failure: tuple[str, str] | None) -> None:
-        """Note one outcome: the cause and the origin of a message that failed for it, or None."""
+        """Note one outcome: the cause and the first id of a message that failed for it."""
         if len(self._outcomes) == self._outcomes.maxlen:
             self._forget(self._outcomes[0])
         self._outcomes.append(failure)
         if failure is not None:
-            cause, origin = failure
-            self._failures.setdefault(cause, Counter())[origin] += 1
+            cause, first_id = failure
+            self._failures.setdefault(cause, Counter())[first_id] += 1
 
     def is_outage(self, cause: str, limits: OutageLimits) -> bool:
         """Whether so many messages have failed for *cause* that single ones are not to blame.
@@ -105,10 +105,10 @@ class OutcomeWindow:
     def _forget(self, failure: tuple[str, str] | None) -> None:
         if failure is None:
             return
-        cause, origin = failure
+        cause, first_id = failure
         failures = self._failures[cause]
-        failures[origin] -= 1
-        if not failures[origin]:
-            del failures[origin]
+        failures[first_id] -= 1
+        if not failures[first_id]:
+            del failures[first_id]
         if not failures:
             del self._failures[cause]

@@ -20,6 +20,10 @@ REAL_SUBSCRIPTION = "REAL_SUBSCRIPTION"
 RETRY_TOPIC = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 """The id it was first produced with; each hop gives it a new one."""
+FIRST_ID = "REDRIVE_FIRST_ID"
+"""The id it had when a consumer in Python failed it first: tells apart messages that share an
+origin, as those of one batch do for Go's client, and those to which an application has copied the
+properties of another."""
 SCHEMA_VERSION = "REDRIVE_SCHEMA_VERSION"
 """The version of the source topic's schema it was produced with, a number from 0."""
 

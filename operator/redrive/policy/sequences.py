@@ -1,8 +1,8 @@
 """Which messages of which keys are dead letters, for policies that keep sequences; pure.
 
-A record for each letter that is out: key and origin → its place in the sequence. A key is dead as
-long as it has one. Records are set and removed by name, so that they may be repeated, and one that
-is written later wins: a compacted topic keeps what is needed.
+A record for each letter that is out: key and first id of a message → its place in the sequence. A
+key is dead as long as it has one. Records are set and removed by name, so that they may be
+repeated, and one that is written later wins: a compacted topic keeps what is needed.
 """
 
 from __future__ import annotations
@@ -55,32 +55,32 @@ class Sequences:
         letter = _decode(content)
         if not _NAME.fullmatch(name) or (content and letter is None):
             return
-        key, origin = name.split("/", 1)
+        key, first_id = name.split("/", 1)
         letters = self._letters.setdefault(key, {})
         if letter is None:
-            self._count -= letters.pop(origin, None) is not None
+            self._count -= letters.pop(first_id, None) is not None
         else:
-            self._count += origin not in letters
-            letters[origin] = letter  # in one step: other threads look meanwhile
+            self._count += first_id not in letters
+            letters[first_id] = letter  # in one step: other threads look meanwhile
         if not letters:
             del self._letters[key]
 
-    def find(self, key: str, origin: str) -> Letter | None:
+    def find(self, key: str, first_id: str) -> Letter | None:
         """Return the letter that a message is, or was before it was replayed."""
-        return self._letters.get(_digest(key), {}).get(origin)
+        return self._letters.get(_digest(key), {}).get(first_id)
 
     def first(self, key: str) -> Letter | None:
         """Return the first letter of *key* that is out; None if it is not dead."""
         return min(self._letters.get(_digest(key), {}).values(), default=None)
 
-    def enter(self, key: str, origin: str, replays: int) -> Letter:
+    def enter(self, key: str, first_id: str, replays: int) -> Letter:
         """Return the letter that a message becomes: one that was replayed keeps its place."""
         letters = self._letters.get(_digest(key), {})
-        before = letters.get(origin)
+        before = letters.get(first_id)
         last = max(letters.values(), default=Letter(0, 0))
         return Letter(last.place + 1 if before is None else before.place, replays)
 
-    def may_be_handled(self, key: str, origin: str, replays: int) -> bool:
+    def may_be_handled(self, key: str, first_id: str, replays: int) -> bool:
         """Whether a message is not behind a dead letter of its key.
 
         If it was replayed, it is handled when it is the first of those that are out. If it was not
@@ -89,13 +89,13 @@ class Sequences:
         letters = self._letters.get(_digest(key))
         if letters is None:
             return True
-        own = letters.get(origin)
+        own = letters.get(first_id)
         return own is not None and replays > own.replays and own == min(letters.values())
 
 
-def record_name(key: str, origin: str) -> str:
+def record_name(key: str, first_id: str) -> str:
     """Name the record of a letter; it does not tell the key."""
-    return f"{_digest(key)}/{origin}"
+    return f"{_digest(key)}/{first_id}"
 
 
 def _digest(key: str) -> str:

@@ -14,7 +14,7 @@ import pulsar
 import pulsar.schema
 import pytest
 
-from redrive import Redaction, RetryConsumer
+from redrive import Attempt, Redaction, RetryConsumer
 from redrive.copying.reading import id_text
 from redrive.delivery.receiving.subscribe import SubscribeError
 from redrive.errors import InvalidSpecError
@@ -394,3 +394,36 @@ def test_the_version_of_the_schema_travels_with_the_message(
         for dead in provisioned.dead_letters(2)
     }
     assert versions == {"first": "0", "later": "1"}
+
+
+GO_HOP = {
+    "RECONSUMETIMES": "1", "DELAY_TIME": "1000", "ORIGIN_MESSAGE_ID": "12:34:0",
+    "REAL_TOPIC": "persistent://shop/prod/orders", "RETRY_TOPIC": "orders-fulfilment-RETRY",
+}  # fmt: skip
+"""As the client in Go writes it for each message of a batch: the origin has no index."""
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["handled", "failing"])
+def test_retries_that_share_an_origin_take_as_long_as_others(
+    provision_policy: ProvisionPolicy,
+    fails: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    provisioned = provision_policy(delays=["1s"])
+    contents = [b"%d" % number for number in range(200)]
+    provisioned.send(*contents, topic=provisioned.policy.retry_topic, properties=GO_HOP)
+    handled: list[bytes] = []
+    consumer = provisioned.consumer()
+
+    def handle(message: Any, attempt: Attempt) -> None:  # noqa: ANN401 - the client has no types
+        time.sleep(0.02)
+        if fails and attempt.number == 2:
+            raise ConnectionError
+        handled.append(message.data())
+        if len(handled) == len(contents):
+            consumer.stop()
+
+    began = time.monotonic()
+    consumer.run(handle, workers=8)
+    seconds = time.monotonic() - began
+    assert sorted(handled) == sorted(contents)
+    assert seconds < 40  # 1.3 s and 3 s on an idle machine; one a second would be 190 s

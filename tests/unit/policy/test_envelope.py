@@ -20,7 +20,7 @@ OURS = {
     "DELAY_TIME", "REDRIVE_CAUSE_TYPE", "REDRIVE_CAUSE_MESSAGE", "REDRIVE_FAILED_AT",
     "REDRIVE_CAUSE_FINGERPRINT", "REDRIVE_CAUSE_TRACE", "REDRIVE_ATTEMPT", "REDRIVE_SCHEMA_VERSION",
     "REDRIVE_CONSUMER", "REDRIVE_FIRST_FAILED_AT", "REDRIVE_DEAD_REASON", "REDRIVE_REPLAYS",
-    "REDRIVE_REPLAY",
+    "REDRIVE_REPLAY", "REDRIVE_FIRST_ID",
 }  # fmt: skip
 
 texts = st.text(max_size=30)
@@ -140,6 +140,33 @@ def test_an_origin_that_no_client_writes_is_replaced(origin: str) -> None:
 @pytest.mark.parametrize("origin", ["5:0:-1", "5:0:3:7", "(5,0,-1,-1)", "AC110001:00002A9F.7-x_"])
 def test_the_origins_of_all_clients_are_kept(origin: str) -> None:
     assert hop({"ORIGIN_MESSAGE_ID": origin})["ORIGIN_MESSAGE_ID"] == origin
+
+
+@pytest.mark.parametrize("origin", ["5:0:-1", "7:8:-1"])
+def test_first_id_tells_messages_of_one_origin_apart(origin: str) -> None:
+    carried = {"ORIGIN_MESSAGE_ID": origin}
+    one, other = (hop(carried, message_id=message_id) for message_id in ("7:8:-1", "7:9:-1"))
+    assert one["ORIGIN_MESSAGE_ID"] == other["ORIGIN_MESSAGE_ID"] == origin
+    assert (one["REDRIVE_FIRST_ID"], other["REDRIVE_FIRST_ID"]) == ("7:8:-1", "7:9:-1")
+    assert hop(one, message_id="9:9:-1")["REDRIVE_FIRST_ID"] == "7:8:-1"
+    replayed = envelope.for_replay(one, replay="shop/fix", source="u@0:1:2:0")
+    assert hop(replayed, message_id="9:9:-1")["REDRIVE_FIRST_ID"] == "7:8:-1"
+
+
+@pytest.mark.parametrize(("sequenced", "first_id"), [(False, "9:9:-1"), (True, "7:8:-1")])
+def test_first_id_copied_to_the_source_topic_counts_for_no_message(
+    sequenced: bool,  # noqa: FBT001 - a parameter
+    first_id: str,
+) -> None:
+    copied = hop({}, message_id="7:8:-1")
+
+    def of(properties: dict[str, str]) -> str:
+        return Attempt.of(
+            properties, message_id="9:9:-1", retried=False, sequenced=sequenced
+        ).first_id
+
+    assert of(copied) == "9:9:-1"
+    assert of(envelope.for_replay(copied, replay="shop/fix", source="u@0:1:2:0")) == first_id
 
 
 @given(texts)

@@ -21,7 +21,6 @@ from redrive.delivery.handling import answer
 from redrive.delivery.handling.answer import BatchHandler, Handler
 from redrive.delivery.handling.run import Run
 from redrive.delivery.middleware.chain import Handle, Outcome, Take, compose
-from redrive.delivery.middleware.one_attempt import OneAttempt
 from redrive.delivery.middleware.rate_limiter import RateLimiter
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
@@ -84,8 +83,6 @@ class RetryConsumer(Receiver):
         **options: Unpack[RetryOptions],
     ) -> None:
         super().__init__(client, policy, **options)
-        processor = self._processor
-        self._one_attempt = OneAttempt(processor.parts.incoming, processor.decisions.attempts)
         self._close_at_end: float | timedelta | None = None  # asked for by a handler
         self._runs: dict[threading.Thread, threading.Event] = {}
         self._ending = threading.Lock()
@@ -189,7 +186,7 @@ class RetryConsumer(Receiver):
         self.stop()
         with self._ending:
             # What a handler has started, such as a task, may outlive every `run`.
-            if self._runs and self._one_attempt.in_handler():
+            if self._runs and self._processor.one_attempt.in_handler():
                 self._close_at_end = timeout
                 return
         for thread, ended in list(self._runs.items()):
@@ -222,7 +219,7 @@ class RetryConsumer(Receiver):
         processor = self._processor
         parts = processor.parts
         limiter = RateLimiter(max_rate, parts.clock, parts.incoming.sleep)
-        middleware = [limiter, self._one_attempt, *processor.middleware]
+        middleware = [limiter, processor.one_attempt, *processor.middleware]
 
         def settle(message: pulsar.Message, error: Outcome) -> None:
             processor.process(message, error, rules)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 import pulsar
 
@@ -16,18 +17,32 @@ _LOOK_AGAIN_SECONDS = 1.0
 _at_work_here: ContextVar[OneAttempt | None] = ContextVar("redrive_at_work_here", default=None)
 
 
+@dataclass(eq=False)
+class _Call:
+    """One call of a handler.
+
+    Attributes:
+        settled: those of its messages whose settlement has begun: their time was over.
+    """
+
+    messages: Sequence[pulsar.Message]
+    settled: list[pulsar.Message] = field(default_factory=list)
+
+
 class OneAttempt(Middleware):
-    """Keeps a message in hand while a handler of this consumer is still at work on it.
+    """Keeps a message in this consumer while a handler is still at work on an attempt before.
 
     A handler that is out of time can't be interrupted. Its message has failed and comes again,
-    which would be its next attempt beside this one. That another consumer gets it can't be helped.
-    May be used by several threads.
+    which would be its next attempt beside this one. Redelivery to another consumer cannot be
+    prevented. Only a handler whose message was settled meanwhile makes others wait, and only those
+    with the same first id: messages that share an origin are messages of their own. May be used by
+    several threads.
     """
 
     def __init__(self, incoming: Incoming, attempts: Attempts) -> None:
         self._incoming = incoming
         self._attempts = attempts
-        self._at_work: dict[int, Sequence[pulsar.Message]] = {}
+        self._calls: dict[int, _Call] = {}
 
     def take(self, take: Take) -> Take:
         """Take what no handler is at work on."""
@@ -35,7 +50,7 @@ class OneAttempt(Middleware):
         def take_apart() -> list[pulsar.Message]:
             while True:
                 messages = take()
-                if not self._at_work:
+                if not self._calls:
                     return messages
                 free = [message for message in messages if not self._put_off(message)]
                 if free:
@@ -47,15 +62,22 @@ class OneAttempt(Middleware):
         """Note what a handler is at work on."""
 
         def handle_noted(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
-            self._at_work[id(messages)] = messages
+            call = _Call(messages)
+            self._calls[id(call)] = call
             before = _at_work_here.set(self)
             try:
                 return handle(messages)
             finally:
                 _at_work_here.reset(before)
-                del self._at_work[id(messages)]
+                del self._calls[id(call)]
 
         return handle_noted
+
+    def note_settlement(self, message: pulsar.Message) -> None:
+        """Note that the settlement of *message* begins; before it can come again."""
+        for call in list(self._calls.values()):
+            if any(other is message for other in call.messages):
+                call.settled.append(message)
 
     def in_handler(self) -> bool:
         """Return whether a handler of this consumer is the caller, in whichever thread or task."""
@@ -68,10 +90,11 @@ class OneAttempt(Middleware):
         return True
 
     def _is_at_work(self, message: pulsar.Message) -> bool:
-        others = [other for messages in list(self._at_work.values()) for other in messages]
-        if any(other is message for other in others):
+        calls = list(self._calls.values())
+        if any(other is message for call in calls for other in call.messages):
             return True
-        if not self._attempts.was_retried(message):
+        settled = [other for call in calls for other in call.settled]
+        if not settled or not self._attempts.was_retried(message):
             return False
-        origin = self._attempts.of(message).origin
-        return any(self._attempts.of(other).origin == origin for other in others)
+        first_id = self._attempts.of(message).first_id
+        return any(self._attempts.of(other).first_id == first_id for other in settled)

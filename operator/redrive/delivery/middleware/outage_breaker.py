@@ -207,7 +207,7 @@ class OutageGuard(Middleware):
         with self._changing:
             circuit = self._circuit(message)
             answer = circuit.failed(
-                key, message, cause, failure.attempt.origin, self._clock.now(),
+                key, message, cause, failure.attempt.first_id, self._clock.now(),
                 self._clock.monotonic(), random.random(),  # noqa: S311 - spreads load
             )  # fmt: skip
             began = circuit.outage if answer is AfterFailure.BEGINS else None

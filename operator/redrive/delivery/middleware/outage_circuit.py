@@ -122,18 +122,25 @@ class Circuit(Generic[_M]):
         return False
 
     def failed(  # noqa: PLR0913, PLR0917 - all that an outage is known by
-        self, key: str, message: _M, cause: str, origin: str, at: datetime, now: float, luck: float
+        self,
+        key: str,
+        message: _M,
+        cause: str,
+        first_id: str,
+        at: datetime,
+        now: float,
+        luck: float,
     ) -> AfterFailure:
         """Decide about a message that failed for *cause*.
 
         Args:
-            origin: tells messages apart, and is the same for all attempts at one.
+            first_id: tells messages apart, and is the same for all attempts at one.
             luck: from 0 to 1, shortens the time until the next probe by up to a half.
         """
         if self._ignored:
             return AfterFailure.COUNTED
         if self._open is None:
-            self._window.add((cause, origin))
+            self._window.add((cause, first_id))
             if not self._window.is_outage(cause, self._limits):
                 return AfterFailure.COUNTED
             outage = Outage(cause, self._dependency, at)

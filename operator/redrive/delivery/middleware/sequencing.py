@@ -111,11 +111,11 @@ class Sequencing(Middleware):
 
     def _is_off_record(self, message: pulsar.Message) -> bool:
         key = reading.sequence_key(message)
-        origin = self._attempts.of(message).origin if key else ""
-        if self._letters.sequences.find(key, origin) is None:
+        first_id = self._attempts.of(message).first_id if key else ""
+        if self._letters.sequences.find(key, first_id) is None:
             return True
         try:
-            self._letters.write(record_name(key, origin), b"")
+            self._letters.write(record_name(key, first_id), b"")
         except NotSentError as error:
             _log.warning("a message that was handled is acknowledged later: %s", error)
             return False
@@ -136,22 +136,22 @@ class Sequencing(Middleware):
             _log.warning("a message waits until it is known whether its key is dead: %s", error)
             self._incoming.again(message, AGAIN_AFTER_SECONDS)
             return False
-        origin = self._attempts.of(message).origin
-        if self._letters.sequences.may_be_handled(key, origin, _replays(message)):
+        first_id = self._attempts.of(message).first_id
+        if self._letters.sequences.may_be_handled(key, first_id, _replays(message)):
             self._waiting.pop(id_text(message.message_id()), None)
             return True
-        if self._waits(key, origin, message):
+        if self._waits(key, first_id, message):
             self._incoming.again(message, LOOK_SECONDS)
-        elif self._is_full(key, origin):  # its key may live again when there is room
+        elif self._is_full(key, first_id):  # its key may live again when there is room
             _log.warning("%s", _full())
             self._incoming.again(message, AGAIN_AFTER_SECONDS)
         else:
             self._follow(message)
         return False
 
-    def _waits(self, key: str, origin: str, message: pulsar.Message) -> bool:
+    def _waits(self, key: str, first_id: str, message: pulsar.Message) -> bool:
         """Whether *message* came back behind others that are being handled elsewhere."""
-        own = self._letters.sequences.find(key, origin)
+        own = self._letters.sequences.find(key, first_id)
         if own is None or _replays(message) <= own.replays:
             return False
         first, now = self._letters.sequences.first(key), self._clock.monotonic()
@@ -165,17 +165,17 @@ class Sequencing(Middleware):
         return False
 
     def _record(self, key: str, message: pulsar.Message) -> None:
-        sequences, origin = self._letters.sequences, self._attempts.of(message).origin
-        letter = sequences.enter(key, origin, _replays(message))
-        if sequences.find(key, origin) == letter:
+        sequences, first_id = self._letters.sequences, self._attempts.of(message).first_id
+        letter = sequences.enter(key, first_id, _replays(message))
+        if sequences.find(key, first_id) == letter:
             return
-        if self._is_full(key, origin):
+        if self._is_full(key, first_id):
             raise _full()
-        self._letters.write(record_name(key, origin), letter.encode())
+        self._letters.write(record_name(key, first_id), letter.encode())
 
-    def _is_full(self, key: str, origin: str) -> bool:
+    def _is_full(self, key: str, first_id: str) -> bool:
         sequences = self._letters.sequences
-        return len(sequences) >= MAX_LETTERS and sequences.find(key, origin) is None
+        return len(sequences) >= MAX_LETTERS and sequences.find(key, first_id) is None
 
 
 def _full() -> SequencesFullError:

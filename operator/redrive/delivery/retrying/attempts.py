@@ -60,6 +60,7 @@ class Attempts:
             message_id=message_id,
             retried=self.was_retried(message),
             schema_version=reading.schema_version(message),
+            sequenced=self._policy().sequenced,
         )
         here = self._here.get(message_id)
         if here is None:

@@ -148,6 +148,25 @@ def test_a_single_message_that_fails_again_and_again_is_no_outage() -> None:
     assert len(consumer.dead_letters) == 1
 
 
+@pytest.mark.parametrize("topic", ["source", "retry"])
+def test_outage_counts_messages_that_share_an_origin(topic: str) -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse)
+    carried = {"ORIGIN_MESSAGE_ID": "12:34:0", "RECONSUMETIMES": "1", "REDRIVE_FIRST_ID": "1:1:-1"}
+    if topic == "source":  # an application copies the properties of what it received
+        contents = send(consumer, 300, properties=carried)
+    else:  # a batch that was retried by a client in Go
+        del carried["REDRIVE_FIRST_ID"]
+        producer = InMemoryConsumer(POLICY)
+        contents = send(producer, 300, properties=carried)
+        for message in producer.broker.unsettled():
+            consumer.broker.store(POLICY.retry_topic, message)
+    consumer.run(warehouse.handle)
+    assert warehouse.burnt == OutageLimits().min_messages - 1
+    assert sorted(warehouse.handled) == sorted(contents)
+    assert consumer.dead_letters == []
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_dependency_that_fails_one_time_in_twenty_never_pauses_its_consumer(seed: int) -> None:
     warehouse, luck = down_for(0), random.Random(seed)  # noqa: S311 - a simulation
