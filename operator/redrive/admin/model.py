@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from redrive.policy.naming import TopicName
+from redrive.errors import InvalidSpecError
+from redrive.policy.naming import SYSTEM_TOPIC, TopicName
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,24 @@ class Grant:
 
 @dataclass(frozen=True)
 class RightsChange:
-    """What is added to the rights of a role on a topic, and what is taken; all else stays."""
+    """What is added to the rights of a role on a topic, and what is taken; all else stays.
+
+    Raises:
+        InvalidSpecError: it gives rights on a topic of Pulsar's own. Whoever may write there can
+            stop a namespace. Taking rights back is always possible.
+    """
 
     topic: TopicName
     role: str
     give: frozenset[str] = frozenset()
     take: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Refuse rights that no role may have."""
+        if self.give and self.topic.is_system:
+            raise InvalidSpecError(
+                SYSTEM_TOPIC, got=str(self.topic), remedy="name a topic of an application"
+            )
 
     def on(self, actions: frozenset[str]) -> frozenset[str]:
         """Return what the role may do then, if it may do *actions* now."""

@@ -84,6 +84,15 @@ TopicField = Annotated[
         "name the topic without the -partition-N at its end",
         got=QUOTED,
     ),
+    Rule(
+        r"!self.matches('/(_|%(25)*5[fF]){2}[^/]*$')"
+        f" && !self.contains('{naming.PENDING_ACKS}')"
+        f" && !self.startsWith('persistent://{naming.SYSTEM_NAMESPACE}/')"
+        f" && !self.matches('^persistent://pulsar/[^/]+/{naming.HEALTH_CHECK}$')",
+        naming.SYSTEM_TOPIC,
+        "name a topic of an application",
+        got=QUOTED,
+    ),
     BeforeValidator(refusing(_topic)),
     PlainSerializer(str),
 ]
@@ -99,6 +108,12 @@ Subscription = Annotated[
         r"!self.matches('[\\p{Z}\\x85]') && !(self in ['.', '..'])",
         f"a subscription is 1 to {naming.MAX_NAME} characters without slashes or white space, and "
         "not . or .., because topics and addresses are made of it",
+        "use another subscription name",
+        got=QUOTED,
+    ),
+    Rule(
+        f"!self.startsWith('{naming.SYSTEM_PREFIX}') && !self.contains('{naming.PENDING_ACKS}')",
+        naming.SYSTEM_SUBSCRIPTION,
         "use another subscription name",
         got=QUOTED,
     ),

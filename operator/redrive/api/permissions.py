@@ -177,8 +177,8 @@ class AllowRule(ApiModel):
                 return namespace in (names or ())
 
     def covers(self, topic: TopicName) -> bool:
-        """Whether *topic* is one of the rule's."""
-        return self._topics.match(str(topic))
+        """Return True if *topic* is one of the rule's; a topic of Pulsar's own never is."""
+        return not topic.is_system and self._topics.match(str(topic))
 
     def names(self, role: str) -> bool:
         """Whether *role* is one of the rule's."""

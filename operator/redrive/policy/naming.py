@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from urllib.parse import unquote
 
 from redrive.errors import InvalidSpecError
 
@@ -30,6 +31,24 @@ _LOCAL = rf"{_NO_STEP}[^/\s\x00-\x1f\x7f]+"
 _TOPIC = re.compile(rf"persistent://({_ENTITY})/({_ENTITY})/({_LOCAL})", re.ASCII)
 _SUBSCRIPTION = re.compile(_LOCAL)
 _PARTITION = re.compile(r"-partition-\d+$")
+
+SYSTEM_PREFIX = "__"
+"""Names that begin with it are Pulsar's own: of topics such as `__change_events`, which holds topic
+policies, and of subscriptions such as `__compaction`."""
+PENDING_ACKS = "__transaction_pending_ack"
+"""Part of the names of topics in which Pulsar keeps acknowledgements within transactions."""
+SYSTEM_NAMESPACE = "pulsar/system"
+HEALTH_CHECK = "healthcheck"
+"""The name of a topic in a namespace of each broker, of the tenant of `SYSTEM_NAMESPACE`."""
+_SYSTEM_TENANT = SYSTEM_NAMESPACE.partition("/")[0]
+SYSTEM_TOPIC = (
+    "the topic is one of Pulsar's own, as are all whose names begin with __ or contain "
+    "__transaction_pending_ack: other messages there stop brokers, or change topic policies"
+)
+SYSTEM_SUBSCRIPTION = (
+    "a subscription whose name begins with __ or contains __transaction_pending_ack is one of "
+    "Pulsar's own, or leads to a topic of Pulsar's own"
+)
 
 
 class Scheme(enum.StrEnum):
@@ -96,12 +115,17 @@ class TopicName:
 
     @classmethod
     def parse_whole(cls, text: str) -> TopicName:
-        """Read a topic name that must not name a single partition.
+        """Read the name of a topic that a policy or a Replay may use.
 
         Raises:
-            InvalidSpecError: it is no topic name, or names a partition.
+            InvalidSpecError: it is no topic name, names a partition, or names a topic of Pulsar's
+                own, which nobody else may write to.
         """
         topic = cls.parse(text)
+        if topic.is_system:
+            raise InvalidSpecError(
+                SYSTEM_TOPIC, got=text[:128], remedy="name a topic of an application"
+            )
         if topic.without_partition() != topic:
             raise InvalidSpecError(
                 "a policy is for a whole topic, not for one partition of it",
@@ -117,6 +141,19 @@ class TopicName:
     def namespace_name(self) -> str:
         """Return the Pulsar namespace as `tenant/namespace`."""
         return f"{self.tenant}/{self.namespace}"
+
+    @property
+    def is_system(self) -> bool:
+        """Return True if Pulsar owns the topic, or a partition of it, however it is encoded."""
+        local = self.local
+        while (decoded := unquote(local)) != local:
+            local = decoded
+        if local.startswith(SYSTEM_PREFIX) or PENDING_ACKS in local:
+            return True
+        is_health_check = _PARTITION.sub("", local) == HEALTH_CHECK
+        return self.namespace_name == SYSTEM_NAMESPACE or (
+            self.tenant == _SYSTEM_TENANT and is_health_check
+        )
 
     def sibling(self, local: str) -> TopicName:
         """Name another topic of the same namespace."""
@@ -135,8 +172,8 @@ def check_subscription(name: str) -> str:
     """Return *name* if it can be a subscription and part of a topic's name.
 
     Raises:
-        InvalidSpecError: it is empty, too long, `.` or `..`, or holds a slash, white space or
-            control character.
+        InvalidSpecError: it is empty, too long, `.` or `..`, holds a slash, white space or control
+            character, or is one of Pulsar's own.
     """
     if len(name) > MAX_NAME or not _SUBSCRIPTION.fullmatch(name):
         raise InvalidSpecError(
@@ -144,6 +181,10 @@ def check_subscription(name: str) -> str:
             ". or .., because topics and addresses are made of it",
             got=name[:128],
             remedy="use another subscription name",
+        )
+    if name.startswith(SYSTEM_PREFIX) or PENDING_ACKS in name:
+        raise InvalidSpecError(
+            SYSTEM_SUBSCRIPTION, got=name[:128], remedy="use another subscription name"
         )
     return name
 

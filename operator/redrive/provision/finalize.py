@@ -14,12 +14,13 @@ from datetime import datetime, timedelta
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError as TopicGoneError
+from redrive.admin.model import TopicUsage
 from redrive.api.choices import DeletionPolicy
 from redrive.api.conditions import READY, STALLED, ConditionStatus
 from redrive.api.retrypolicy import ConnectionRef
-from redrive.errors import RedriveError, Requeue
+from redrive.errors import InvalidSpecError, RedriveError, Requeue
 from redrive.kube import status
-from redrive.kube.connections import Connection, shown_to
+from redrive.kube.connections import Connection, connection_of, shown_to
 from redrive.kube.context import Context
 from redrive.kube.errors import (
     ConnectionNotFoundError,
@@ -30,6 +31,7 @@ from redrive.kube.policies import spec_of
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent
 from redrive.policy import naming
+from redrive.policy.naming import TopicName
 from redrive.provision import pause
 from redrive.provision.actions import in_words
 from redrive.provision.admission_checks import own_topic_is_not_allowed
@@ -40,7 +42,7 @@ from redrive.provision.errors import LateWritesError
 from redrive.provision.facts import Request
 from redrive.provision.finalizer import has_finalizer
 from redrive.provision.outcome import Outcome
-from redrive.provision.ownership import creating
+from redrive.provision.ownership import Owner, creating
 from redrive.provision.removal import Left, Removal, removal
 from redrive.provision.resolve import resolve_through, rivals
 
@@ -57,6 +59,9 @@ DELETED = "Deleted"
 """Reason of an Event: what a deleted policy had made at the broker is gone."""
 CLEANUP_ABANDONED = "CleanupAbandoned"
 """Reason of an Event: the policy is gone, and its deletion could not do its work at the broker."""
+
+_TOPIC_FIELDS = ("retryTopic", "deadLetterTopic", "ledgerTopic", "sequencesTopic")
+"""Fields of a policy's status that name its topics."""
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +128,10 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
     Raises:
         RedriveError: not now; what was done by then is done.
     """
-    ref = spec_of(body, ctx.policies).connection_ref
+    try:
+        ref = spec_of(body, ctx.policies).connection_ref
+    except InvalidSpecError:
+        return await _revoke_recorded(body, ctx)
     connection = await _connection(ref, Key.of(body).namespace, ctx)
     request = resolve_through(body, connection.spec, ctx)
     if request.deletion is DeletionPolicy.RETAIN:
@@ -142,6 +150,48 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
         planned = replace(planned, stays=(*planned.stays, elsewhere))
     if planned.actions:
         logger.info("RetryPolicy %s, deleted: %s", request.key, in_words(planned.actions))
+    return planned
+
+
+async def _revoke_recorded(body: Body, ctx: Context) -> Removal:
+    """Take back the rights that redrive granted for a policy that this release does not accept.
+
+    Such a policy is older than a rule, such as the one about topics of Pulsar's own. Its topics are
+    those that its status names. Only what the record of each names is taken back; all else stays.
+
+    Raises:
+        RedriveError: as for `_clean_up`.
+    """
+    key, through = Key.of(body), connection_of(body)
+    ref = ConnectionRef(name=through.name, namespace=through.namespace)
+    recorded = body.get("status") or {}
+    topics = [TopicName.parse(recorded[field]) for field in _TOPIC_FIELDS if field in recorded]
+    if not topics:
+        return Removal((), ())
+    connection = await _connection(ref, key.namespace, ctx)
+    spec = body["spec"]
+    source = f"{spec['topic']}/{spec['subscription']}"
+    owner = Owner(ctx.settings.cluster_id, key, body["metadata"]["uid"], source)
+    namespace_name = topics[0].namespace_name
+    with connection.admin.granting(namespace_name) as grant:
+        namespace = await connection.admin.namespace(namespace_name)
+        left = [
+            Left(
+                name=topic,
+                subscription="",
+                partitioned=(partitioned := str(topic) in namespace.partitioned),
+                properties=(
+                    await connection.admin.metadata(topic, partitioned=partitioned)
+                ).properties,
+                usage=TopicUsage({}, 0, 0),
+                permissions=namespace.permissions.get(str(topic), {}),
+                heir=None,
+            )
+            for topic in topics
+            if namespace.exists(topic)
+        ]
+        planned = removal(owner, DeletionPolicy.REVOKE_GRANTS, left)
+        await apply(planned.actions, connection.admin, grant, ctx.kubernetes)
     return planned
 
 

@@ -197,7 +197,7 @@ class ReplayJob:
                 rate_limit=document["rateLimit"],
                 choice=Choice(**choice | lists),
                 approval_above=document["approvalAbove"],
-                target=TopicName.parse(target) if target else None,
+                target=TopicName.parse_whole(target) if target else None,
                 exactly_once=document["exactlyOnce"],
                 follow_for=document["followFor"],
                 batch=document["batch"],

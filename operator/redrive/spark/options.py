@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from redrive.errors import RedriveError
-from redrive.policy.naming import TopicName, check_subscription
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy.naming import SYSTEM_TOPIC, TopicName, check_subscription
 from redrive.spark import authentication
 from redrive.spark.authentication import SourceAuthentication
 
@@ -113,7 +113,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     """
     options = _named(given, WRITE_OPTIONS)
     topic = options.get("topic")
-    return WriteOptions(_connection(options), None if topic is None else topic_name(topic))
+    return WriteOptions(_connection(options), None if topic is None else written_topic(topic))
 
 
 def read_options(given: Mapping[str, str], known: Collection[str]) -> ReadOptions:
@@ -199,6 +199,20 @@ def topic_name(text: str) -> TopicName:
         InvalidSpecError: it is none.
     """
     return TopicName.parse(f"persistent://public/default/{text}" if _is_short(text) else text)
+
+
+def written_topic(text: str) -> TopicName:
+    """Read the name of a topic to write to, which may name one partition.
+
+    Raises:
+        InvalidSpecError: it is none, or is a topic of Pulsar's own.
+    """
+    topic = topic_name(text)
+    if topic.is_system:
+        raise InvalidSpecError(
+            SYSTEM_TOPIC, got=text[:128], remedy="name a topic of an application"
+        )
+    return topic
 
 
 def _is_short(text: str) -> bool:

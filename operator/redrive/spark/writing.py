@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from redrive.delivery.identity import identity
 from redrive.errors import RedriveError
-from redrive.spark.options import WriteOptions, topic_name
+from redrive.spark.options import WriteOptions, written_topic
 from redrive.spark.topics import TopicReader, failures
 
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
@@ -168,7 +168,7 @@ class _Sending:
         if topic not in self._producers:
             with failures(f"open a producer on {topic}", "produce"):
                 self._producers[topic] = self._client.create_producer(
-                    str(topic_name(topic)),
+                    str(written_topic(topic)),
                     producer_name=identity(),
                     block_if_queue_full=True,
                     batching_enabled=True,

@@ -195,3 +195,14 @@ def test_an_expression_with_the_wrong_number_of_values_is_refused(
     expression = {"key": "team", "operator": operator, "values": values}
     with pytest.raises(InvalidFieldsError, match="give values, or take them away"):
         parse_spec(LabelSelector, {"spec": {"matchExpressions": [expression]}})
+
+
+@pytest.mark.parametrize("pattern", ["persistent://*/*/*", "persistent://shop/prod/__*"])
+@pytest.mark.parametrize("local", ["__change_events", "orders-s__transaction_pending_ack"])
+def test_no_pattern_covers_a_system_topic(pattern: str, local: str) -> None:
+    allowed = permissions({"topics": [pattern], "roles": ["*"], "adopt": True, "delete": True})
+    topic = ORDERS.sibling(local)
+    assert not allowed.allows_topic(topic)
+    assert not allowed.allows_role("fulfilment", topic)
+    assert not allowed.allows_adoption(topic)
+    assert not allowed.allows_deletion(topic)

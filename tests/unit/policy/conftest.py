@@ -35,11 +35,11 @@ locals_ = st.text(
     ),
     min_size=1,
     max_size=40,
-).filter(lambda name: name not in STEPS)
+).filter(lambda name: name not in STEPS and not name.startswith("__"))
 st.register_type_strategy(
     TopicName,
     st.builds(TopicName, entities, entities, locals_).filter(
-        lambda topic: topic.without_partition() == topic
+        lambda topic: topic.without_partition() == topic and not topic.is_system
     ),
 )
 st.register_type_strategy(

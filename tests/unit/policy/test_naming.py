@@ -139,3 +139,59 @@ def test_a_subscription_that_can_not_be_part_of_a_topic_is_refused(name: str) ->
 @pytest.mark.parametrize("name", ["s", "s" * 255, "a.b-c_d", ".a", "...", "größe", "%RETRY%"])
 def test_any_other_subscription_is_taken_as_it_is(name: str) -> None:
     assert naming.check_subscription(name) == name
+
+
+SYSTEM_NAMES = [
+    "__change_events",
+    "__change_events-partition-0",
+    "__transaction_buffer_snapshot",
+    "__transaction_buffer_snapshot_segments",
+    "__transaction_buffer_snapshot_indexes",
+    "__transaction_log_0",
+    "__consumer_offsets",
+    "__transaction_pending_ack",
+    "orders-fulfilment__transaction_pending_ack",
+    "orders-fulfilment__transaction_pending_ack-partition-2",
+    "%5F%5Fchange_events",
+    "_%5fchange_events",
+    "%255F_change_events",
+    "orders__%74ransaction_pending_ack",
+]
+
+
+@pytest.mark.parametrize("local", SYSTEM_NAMES)
+def test_system_topic_is_refused_in_any_spelling(local: str) -> None:
+    topic = ORDERS.sibling(local)
+    assert topic.is_system
+    with pytest.raises(InvalidSpecError):
+        TopicName.parse_whole(str(topic))
+
+
+@pytest.mark.parametrize(
+    ("topic", "is_system"),
+    [
+        ("persistent://pulsar/system/transaction_coordinator_assign-partition-0", True),
+        ("persistent://pulsar/system/resource-usage", True),
+        ("persistent://pulsar/broker-1:8080/healthcheck", True),
+        ("persistent://pulsar/broker-1:8080/orders", False),
+        ("persistent://shop/system/healthcheck", False),
+        ("persistent://shop/__prod/orders", False),
+        ("persistent://shop/prod/_orders", False),
+        ("persistent://shop/prod/orders__change_events", False),
+        ("persistent://shop/prod/%RETRY%__fulfilment", False),
+        ("persistent://shop/prod/100%", False),
+    ],
+)
+def test_system_topic_is_told_from_those_of_applications(topic: str, *, is_system: bool) -> None:
+    assert TopicName.parse(topic).is_system is is_system
+
+
+@pytest.mark.parametrize("scheme", Scheme)
+@pytest.mark.parametrize("subscription", ["__compaction", "x__transaction_pending_ack"])
+def test_policy_derived_system_topic_is_refused(scheme: Scheme, subscription: str) -> None:
+    names = {
+        "retry_topic": naming.retry_topic(ORDERS, subscription, scheme),
+        "dead_letter_topic": naming.dead_letter_topic(ORDERS, subscription, scheme),
+    }
+    with pytest.raises(InvalidSpecError, match="one of Pulsar's own"):
+        Policy(ORDERS, subscription, **names)
