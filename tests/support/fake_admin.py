@@ -34,7 +34,14 @@ _DEFAULTS: Mapping[str, Any] = {
     },
     "delayedDelivery": {"tickTime": 1000, "active": True, "maxDeliveryDelayInMillis": 0},
 }
-_NO_STATS = {"msgBacklog": 0, "msgOutCounter": 0, "consumers": [], "isDurable": True}
+_READER = "reader-"
+"""Begins the names of subscriptions of readers, which are not durable."""
+_NO_STATS: dict[str, Any] = {
+    "msgBacklog": 0,
+    "msgOutCounter": 0,
+    "consumers": [],
+    "isDurable": True,
+}
 
 
 @dataclass
@@ -44,6 +51,7 @@ class Topic:
     Attributes:
         parts: the subscriptions of each partition that is there, by how its name ends; of a topic
             without partitions nothing is added to the name.
+        backlog: of each subscription of a topic without partitions.
     """
 
     partitions: int
@@ -53,6 +61,7 @@ class Topic:
     quotas: dict[str, Any] = field(default_factory=dict)
     schema: dict[str, Any] | None = None
     older_schemas: list[dict[str, Any]] = field(default_factory=list)
+    backlog: int = 0
 
     def __post_init__(self) -> None:
         self.restore()
@@ -427,7 +436,7 @@ class FakeBroker:
         if topic.partitions and whole:
             raise Refused(404, f"Topic {name} not found")
         _, [names] = self._find_parts(request, "read statistics", 401)
-        return _unused(names)
+        return _unused(names, topic.backlog)
 
     async def _partitioned_stats(self, request: web.Request) -> Any:  # noqa: ANN401
         name, topic = self._find(request, "read statistics", 401)
@@ -509,8 +518,11 @@ class FakeBroker:
         topic.quotas[kind] = quota | {"policy": body["policy"]}
 
 
-def _unused(subscriptions: Sequence[str]) -> dict[str, Any]:
-    stats = dict.fromkeys(subscriptions, _NO_STATS)
+def _unused(subscriptions: Sequence[str], backlog: int = 0) -> dict[str, Any]:
+    stats = {
+        name: {**_NO_STATS, "msgBacklog": backlog, "isDurable": not name.startswith(_READER)}
+        for name in subscriptions
+    }
     return {"subscriptions": stats, "publishers": [], "storageSize": 0}
 
 

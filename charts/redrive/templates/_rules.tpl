@@ -5,12 +5,12 @@
 - apiGroups: [redrive.io]
   resources: [pulsarconnections, retrypolicies, replays]
   verbs: [list, watch]
-# A job may write its last words later than the watch shows its end.
+# A job may write its last words later than the watch shows its end. `patch` is for the finalizer.
 # `delete` is for those with ttlAfterFinished that have ended: the admission policy lets it delete
 # no others.
 - apiGroups: [redrive.io]
   resources: [replays]
-  verbs: [get, delete]
+  verbs: [get, patch, delete]
 - apiGroups: [redrive.io]
   resources: [retrypolicies]
   verbs: [get, patch]

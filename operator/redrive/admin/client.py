@@ -25,8 +25,14 @@ from redrive.admin.granting import Granter, Granting, Permissions
 from redrive.admin.http import Call, Http
 from redrive.admin.model import NamespaceState
 from redrive.admin.paths import quoted
-from redrive.admin.policies import default_backlog_quota
+from redrive.admin.policies import (
+    KeepsBacklog,
+    Quotas,
+    default_quotas,
+    size_limit,
+)
 from redrive.admin.topic_calls import TopicCalls
+from redrive.policy.naming import TopicName
 
 PROBE_SECONDS = 10.0
 """How long a probe waits for its answer: a broker that is back is found by the next one."""
@@ -107,17 +113,31 @@ class Admin(TopicCalls):
         Raises:
             AdminError: it does not answer, or rejects the token.
         """
-        _, found = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
-        return found
+        _, quotas = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
+        return size_limit(quotas)
 
-    async def _read_configuration(self) -> tuple[AckPersistence, int | None]:
+    async def quotas_in_force(self, topic: TopicName) -> Quotas:
+        """Return the backlog quotas of a topic: its own, its namespace's or the broker's default.
+
+        The default is known to super-users alone. For others it is left out: what a topic's quotas
+        read with `applied=true` return would have the broker write it into the namespace.
+
+        Raises:
+            AdminNotFoundError: there is no such topic.
+        """
+        own = await self.topic_policy(topic, KeepsBacklog())
+        inherited = (await self.namespace(topic.namespace_name)).backlog_quotas
+        _, defaults = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
+        return {**defaults, **inherited, **(own or {})}
+
+    async def _read_configuration(self) -> tuple[AckPersistence, Quotas]:
         release = await self.version()
         path = "brokers/configuration/runtime"
         try:
             return await self._get(
                 "read the configuration",
                 path,
-                lambda found: (AckPersistence.of(found, release), default_backlog_quota(found)),
+                lambda found: (AckPersistence.of(found, release), default_quotas(found)),
             )
         except (
             AdminForbiddenError,
@@ -125,7 +145,7 @@ class Admin(TopicCalls):
             AuthenticationFailedError,  # so a broker says that the role is no super-user
             UnsupportedError,
         ):
-            return AckPersistence.of({}, release), None
+            return AckPersistence.of({}, release), {}
 
     async def tenant_exists(self, tenant: str, *, max_age: float = 0.0) -> bool:
         """Whether there is such a tenant, or was at most so many seconds ago."""

@@ -45,6 +45,16 @@ async def subscriptions(get: Get, topic: TopicName, *, partitioned: bool) -> Top
     return TopicSubscriptions(await _each(get, does, topic, query, stats.read_names))
 
 
+async def receivers(get: Get, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
+    """See `Admin.receivers`."""
+    does = f"read the subscriptions of {topic}"
+    query = "excludePublishers=true&excludeConsumers=true&subscriptionBacklogSize=false"
+    if not partitioned:
+        path = f"{topic_path(topic)}/stats?{query}"
+        return TopicSubscriptions((await get(does, path, stats.read_receivers, LONG),))
+    return TopicSubscriptions(await _each(get, does, topic, query, stats.read_receivers))
+
+
 async def usage(get: Get, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
     """See `Admin.usage`."""
     does = f"read the use of {topic}"

@@ -164,7 +164,10 @@ class DelaysWithin:
 _QUOTA_MAP = "backlogQuotaMap"
 BY_SIZE = "destination_storage"
 """The type of a backlog quota in bytes."""
-_QUOTAS = (BY_SIZE, "message_age")
+BY_AGE = "message_age"
+"""The type of a backlog quota in seconds."""
+_LIMITS = {BY_SIZE: "limitSize", BY_AGE: "limitTime"}
+_QUOTAS = tuple(_LIMITS)
 Quotas = Mapping[str, Mapping[str, Any]]
 """The backlog quotas of a topic or a namespace, by their type."""
 
@@ -179,19 +182,43 @@ def size_limit(quotas: Quotas) -> int | None:
     return limit if limit > 0 else None
 
 
-def default_backlog_quota(settings: Mapping[str, str]) -> int | None:
-    """Return the bytes of backlog that a broker permits a topic without a quota; None is any.
+def default_quotas(settings: Mapping[str, str]) -> Quotas:
+    """Return the backlog quotas of a topic that has none, nor its namespace, by their type.
 
     Args:
         settings: the configuration of the broker, by name; what is no number sets no limit.
     """
+    gigabytes = _number(settings, "backlogQuotaDefaultLimitGB")
+    size = _number(settings, "backlogQuotaDefaultLimitBytes")
+    limits = {
+        "limitSize": int(gigabytes * _GIGABYTE if gigabytes > 0 else size),
+        "limitTime": int(_number(settings, "backlogQuotaDefaultLimitSecond")),
+    }
+    policy = settings.get("backlogQuotaDefaultRetentionPolicy", REFUSES)
+    return {
+        kind: {limit: limits[limit], "policy": policy}
+        for kind, limit in _LIMITS.items()
+        if limits[limit] > 0
+    }
+
+
+def _number(settings: Mapping[str, str], name: str) -> float:
     try:
-        gigabytes = float(settings.get("backlogQuotaDefaultLimitGB", -1))
-        limit = int(settings.get("backlogQuotaDefaultLimitBytes", -1))
+        return float(settings.get(name, -1))
     except ValueError:
-        return None
-    found = int(gigabytes * _GIGABYTE) if gigabytes > 0 else limit
-    return found if found > 0 else None
+        return -1
+
+
+def evicting(quotas: Quotas) -> str:
+    """Return the type of the quota that drops messages unread; empty where none does.
+
+    One without a limit never drops any.
+    """
+    for kind, quota in quotas.items():
+        limits = (quota.get(_LIMITS.get(kind, "")), quota.get("limit"))
+        if quota.get("policy") == EVICTS and any(limit and limit > 0 for limit in limits):
+            return kind
+    return ""
 
 
 @dataclass(frozen=True)

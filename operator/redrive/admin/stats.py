@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from redrive.admin.model import SubscriptionStats, TopicUsage
+from redrive.policy.naming import SYSTEM_PREFIX
 
 
 def read_stats(answer: Mapping[str, Any]) -> dict[str, SubscriptionStats]:
@@ -40,6 +41,19 @@ def read_names(part: Mapping[str, Any]) -> frozenset[str]:
         KeyError, TypeError: it is no broker's answer.
     """
     return frozenset(part["subscriptions"])
+
+
+def read_receivers(part: Mapping[str, Any]) -> frozenset[str]:
+    """Read the names of the durable subscriptions of one partition that are not Pulsar's own.
+
+    Raises:
+        AttributeError, KeyError, TypeError: it is no broker's answer.
+    """
+    return frozenset(
+        name
+        for name, subscription in part["subscriptions"].items()
+        if subscription.get("isDurable", True) and not name.startswith(SYSTEM_PREFIX)
+    )
 
 
 def read_usage(part: Mapping[str, Any], subscription: str) -> TopicUsage:

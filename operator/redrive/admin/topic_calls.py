@@ -116,6 +116,28 @@ class TopicCalls(Calls):
         """
         return await partitions.subscriptions(self._get, topic, partitioned=partitioned)
 
+    async def receivers(self, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
+        """Return the names of the subscriptions that keep the messages of a topic for consumers.
+
+        These are the durable ones. Those of readers end with them, and Pulsar's own, such as
+        `__compaction`, keep no message for anybody. Any right on the topic is enough.
+
+        Raises:
+            AdminNotFoundError: as for `stats`.
+        """
+        return await partitions.receivers(self._get, topic, partitioned=partitioned)
+
+    async def ttl_in_force(self, topic: TopicName) -> int:
+        """Return after how many seconds a message of a topic expires unread; 0 is never.
+
+        Be that set on the topic, its namespace or at the broker.
+
+        Raises:
+            AdminNotFoundError: there is no such topic.
+        """
+        path = f"{topic_path(topic)}/messageTTL?applied=true"
+        return await self._get(f"read the TTL of {topic}", path, lambda found: int(found or 0))
+
     async def topic_policy(
         self, topic: TopicName, policy: TopicPolicy, *, own: bool = False
     ) -> Any:  # noqa: ANN401

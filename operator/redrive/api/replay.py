@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, Strict, ValidationError,
 
 from redrive.api.choosing import one_of
 from redrive.api.conditions import Conditions, Timestamp
-from redrive.api.fields import ObjectName, TopicField
+from redrive.api.fields import MAX_TOPIC, ObjectName, TopicField
 from redrive.api.job import JobRequest
 from redrive.api.ladder import IS_DURATION
 from redrive.api.model import ApiModel, StatusModel
@@ -273,6 +273,22 @@ class ReplayAftermath(StatusModel):
     """Whether nothing waits any more."""
 
 
+class TargetRights(StatusModel):
+    """Rights that the operator granted to the replay role at a target."""
+
+    connection: Annotated[str, Field(max_length=507)]
+    """The PulsarConnection that leads to the broker, as `namespace/name`."""
+
+    topic: Annotated[str, Field(max_length=MAX_TOPIC)]
+    """The full name of the topic."""
+
+    role: Annotated[str, Field(max_length=255)]
+    """The role."""
+
+    actions: Annotated[tuple[Annotated[str, Field(max_length=32)], ...], Field(max_length=2)]
+    """Those of `produce` and `consume` that are taken back at the end of the Replay."""
+
+
 class JobFailure(StatusModel):
     """Why the job ended before its run did."""
 
@@ -344,6 +360,13 @@ class ReplayStatus(StatusModel):
     full_topic: str | None = None
     """The topic for whose consumers the run waits, because it is over its backlog quota; written by
     the job."""
+
+    unsubscribed_topic: str | None = None
+    """The target for whose durable subscription the run waits, because it, or one of its
+    partitions, has none and would keep no message; written by the job."""
+
+    target_rights: Annotated[tuple[TargetRights, ...] | None, Field(max_length=16)] = None
+    """The rights that were granted for this Replay, and that end with it."""
 
     finished: bool | None = None
     """Whether the run has come to its end, with nothing left, and at most follows what was moved;

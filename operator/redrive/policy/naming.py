@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from urllib.parse import unquote
 
 from redrive.errors import InvalidSpecError
 
@@ -119,7 +118,7 @@ class TopicName:
 
         Raises:
             InvalidSpecError: it is no topic name, names a partition, or names a topic of Pulsar's
-                own, which nobody else may write to.
+                own.
         """
         topic = cls.parse(text)
         if topic.is_system:
@@ -145,9 +144,7 @@ class TopicName:
     @property
     def is_system(self) -> bool:
         """Return True if Pulsar owns the topic, or a partition of it, however it is encoded."""
-        local = self.local
-        while (decoded := unquote(local)) != local:
-            local = decoded
+        local = _decoded(self.local)
         if local.startswith(SYSTEM_PREFIX) or PENDING_ACKS in local:
             return True
         is_health_check = _PARTITION.sub("", local) == HEALTH_CHECK
@@ -166,6 +163,16 @@ class TopicName:
     def without_partition(self) -> TopicName:
         """Name the partitioned topic that this is a partition of; itself if it is none."""
         return self.sibling(_PARTITION.sub("", self.local))
+
+
+def _decoded(local: str) -> str:
+    if "%" not in local:
+        return local
+    from urllib.parse import unquote  # noqa: PLC0415  few consumers need it
+
+    while (decoded := unquote(local)) != local:
+        local = decoded
+    return local
 
 
 def check_subscription(name: str) -> str:

@@ -18,6 +18,9 @@ from redrive.policy.naming import TopicName
 
 ACCESS_VARIABLE = "REDRIVE_PULSAR_ACCESS"
 """Holds a `BrokerAccess`, as `encode` writes it."""
+MESSAGES_PER_SECOND = 2_000
+"""The messages that one task of a job moves in a second at least, on a broker with nothing else to
+do; estimates of a run's time count with it."""
 
 
 class Method(enum.StrEnum):

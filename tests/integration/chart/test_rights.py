@@ -146,11 +146,15 @@ def test_the_operator_patches_no_config_map_but_redrives(
         patch("ours", {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}})
 
 
-@pytest.mark.parametrize("kind", ["retrypolicy", "pulsarconnection"])
+@pytest.mark.parametrize("kind", ["retrypolicy", "pulsarconnection", "replay"])
 def test_the_operator_changes_finalizers_and_no_specs(
     cluster: Cluster, release: str, kube_namespace: str, kind: str
 ) -> None:
-    kinds = {"retrypolicy": "RetryPolicy", "pulsarconnection": "PulsarConnection"}
+    kinds = {
+        "retrypolicy": "RetryPolicy",
+        "pulsarconnection": "PulsarConnection",
+        "replay": "Replay",
+    }
     body = manifest(kinds[kind])
     cluster.kubectl(
         "create", f"--namespace={kube_namespace}", "--filename=-", input=json.dumps(body)
@@ -176,6 +180,8 @@ def test_the_operator_changes_finalizers_and_no_specs(
         change: dict[str, Any] = {"connectionRef": {"name": str(time.monotonic())}}
         if kind == "pulsarconnection":
             change = {"adminUrl": f"http://thief:{time.monotonic_ns() % 60_000}"}
+        if kind == "replay":
+            change = {"ttlAfterFinished": f"{time.monotonic_ns() % 60_000}s"}
         try:
             patch({"spec": change})
         except SandboxError as error:

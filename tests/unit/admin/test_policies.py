@@ -14,7 +14,8 @@ from redrive.admin.policies import (
     TopicPolicy,
     Ttl,
     Write,
-    default_backlog_quota,
+    default_quotas,
+    evicting,
     restoring,
     size_limit,
     withdrawing,
@@ -143,4 +144,37 @@ def test_quotas_permit_the_size_that_is_set(quotas: Quotas, expected: int | None
 def test_a_broker_permits_what_it_is_configured_to(
     settings: dict[str, str], expected: int | None
 ) -> None:
-    assert default_backlog_quota(settings) == expected
+    assert size_limit(default_quotas(settings)) == expected
+
+
+EVICTING, REFUSING = "consumer_backlog_eviction", "producer_exception"
+
+
+@pytest.mark.parametrize(
+    ("quotas", "kind"),
+    [
+        ({}, ""),
+        ({"destination_storage": {"limitSize": 500, "policy": REFUSING}}, ""),
+        ({"destination_storage": {"limitSize": 500, "policy": EVICTING}}, "destination_storage"),
+        ({"destination_storage": {"limit": 500, "policy": EVICTING}}, "destination_storage"),
+        ({"destination_storage": {"limitSize": -1, "limit": -1, "policy": EVICTING}}, ""),
+        ({"message_age": {"limitTime": 60, "limitSize": -1, "policy": EVICTING}}, "message_age"),
+        ({"message_age": {"limitTime": 0, "policy": EVICTING}}, ""),
+        ({"message_age": {"limitTime": 60}}, ""),
+    ],
+)
+def test_quota_evicts_by_its_limit_and_policy(quotas: Quotas, kind: str) -> None:
+    assert evicting(quotas) == kind
+
+
+def test_default_quotas_have_limit_and_policy_of_broker() -> None:
+    settings = {
+        "backlogQuotaDefaultLimitBytes": "500",
+        "backlogQuotaDefaultLimitSecond": "60",
+        "backlogQuotaDefaultRetentionPolicy": EVICTING,
+    }
+    assert default_quotas(settings) == {
+        "destination_storage": {"limitSize": 500, "policy": EVICTING},
+        "message_age": {"limitTime": 60, "policy": EVICTING},
+    }
+    assert default_quotas({"backlogQuotaDefaultRetentionPolicy": EVICTING}) == {}

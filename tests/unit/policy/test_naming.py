@@ -189,9 +189,7 @@ def test_system_topic_is_told_from_those_of_applications(topic: str, *, is_syste
 @pytest.mark.parametrize("scheme", Scheme)
 @pytest.mark.parametrize("subscription", ["__compaction", "x__transaction_pending_ack"])
 def test_policy_derived_system_topic_is_refused(scheme: Scheme, subscription: str) -> None:
-    names = {
-        "retry_topic": naming.retry_topic(ORDERS, subscription, scheme),
-        "dead_letter_topic": naming.dead_letter_topic(ORDERS, subscription, scheme),
-    }
+    retry = naming.retry_topic(ORDERS, subscription, scheme)
+    dead_letters = naming.dead_letter_topic(ORDERS, subscription, scheme)
     with pytest.raises(InvalidSpecError, match="one of Pulsar's own"):
-        Policy(ORDERS, subscription, **names)
+        Policy(ORDERS, subscription, retry_topic=retry, dead_letter_topic=dead_letters)

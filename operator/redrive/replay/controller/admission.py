@@ -13,7 +13,7 @@ from redrive.api.connection import ReplayIdentity
 from redrive.api.job import JobDefaults
 from redrive.api.parsing import parse_spec
 from redrive.api.permissions import Permissions
-from redrive.api.replay import FINAL, Guarantee, ReplaySpec, Target
+from redrive.api.replay import FINAL, Guarantee, Phase, ReplaySpec, ReplayStatus, Target
 from redrive.api.retrypolicy import ConnectionRef, ReplaySafety
 from redrive.api.selection import milliseconds
 from redrive.errors import InvalidSpecError
@@ -49,7 +49,8 @@ class Admitted:
         redirect_hosts: where else than to the host of `adminUrl` they may go.
         template: what is said about the job's pods.
         connection_ref: the connection of the policy.
-        may_grant: whether the replay role may be given rights on the target.
+        grants: the topics on which the replay role is given rights: the target, and those where an
+            earlier Replay of the policy that failed may have left messages to be found.
     """
 
     job: ReplayJob
@@ -57,7 +58,7 @@ class Admitted:
     redirect_hosts: tuple[str, ...]
     template: JobDefaults
     connection_ref: ConnectionRef
-    may_grant: bool
+    grants: tuple[TopicName, ...]
 
 
 def admit(replay: Body, ctx: Context) -> Admitted:
@@ -142,8 +143,14 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         exactly_once=spec.guarantee is Guarantee.EXACTLY_ONCE,
         follow_for=_seconds(spec.follow_for),
     )
-    may_grant = target is not None and permitted.allows_role(connection.replay.role, target)
-    return Admitted(job, connection.replay, connection.redirect_hosts, pods, reference, may_grant)
+    wanted = dict.fromkeys((target, *former_targets(replay, ctx, policy.topic)))
+    grants = tuple(
+        topic
+        for topic in wanted
+        if topic not in {None, policy.retry_topic}
+        and permitted.allows_role(connection.replay.role, topic)
+    )
+    return Admitted(job, connection.replay, connection.redirect_hosts, pods, reference, grants)
 
 
 def _target(spec: ReplaySpec, policy: Policy, permitted: Permissions) -> TopicName | None:
@@ -164,6 +171,30 @@ def _target(spec: ReplaySpec, policy: Policy, permitted: Permissions) -> TopicNa
             "topic to a rule of spec.allow of the PulsarConnection; it starts by itself then",
         )
     return topic
+
+
+def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[TopicName]:
+    """Yield the targets of Replays of the same policy that were launched and have failed.
+
+    What these have sent and not put on record is looked for there by the next one.
+
+    Args:
+        replay: the next one.
+        ctx: what the watches have shown.
+        source: the source topic of the policy.
+    """
+    for other in ctx.replays.index(policy_of).get(policy_of(replay)):
+        status = ReplayStatus.of(other)
+        failed = status.phase is Phase.FAILED and launchers.was_launched(other)
+        if not failed or is_dry_run(other) or Key.of(other) == Key.of(replay):
+            continue
+        try:
+            spec = parse_spec(ReplaySpec, other)
+        except InvalidSpecError:
+            continue
+        topic = source if spec.target is Target.SOURCE else spec.target_topic
+        if topic is not None:
+            yield topic
 
 
 def _choice(spec: ReplaySpec) -> Choice:

@@ -174,6 +174,29 @@ class TargetDeduplicationError(RedriveError):
     requeue = Requeue.SLOW_BACKOFF
 
 
+class TargetEvictsError(RedriveError):
+    """A Replay is to move messages to a topic whose backlog quota drops them unread."""
+
+    reason: ClassVar[str] = "TargetEvicts"
+    stalls = True
+    requeue = Requeue.SLOW_BACKOFF
+
+
+class TargetExpiresError(RedriveError):
+    """A Replay is to move messages to a topic in which they expire before consumers get them."""
+
+    reason: ClassVar[str] = "TargetExpires"
+    stalls = True
+    requeue = Requeue.SLOW_BACKOFF
+
+
+class SubscriptionAwaitedError(RedriveError):
+    """A run waits until each partition of its target has a durable subscription again."""
+
+    reason: ClassVar[str] = "SubscriptionAwaited"
+    requeue = Requeue.ON_CHANGE
+
+
 class TargetFullError(RedriveError):
     """The target of a Replay is over its backlog quota."""
 

@@ -125,7 +125,10 @@ def _connection(replay: Key, ctx: Context) -> Key | None:
 def _said(replay: Body | None) -> tuple[bool, ...]:
     """Return what the job of a Replay says that is more than a number."""
     said = ReplayStatus.of(replay or {})
-    words = said.suspended, said.awaits_approval, said.full_topic, pods.is_idle(said)
+    words = (
+        said.suspended, said.awaits_approval, said.full_topic, said.unsubscribed_topic,
+        pods.is_idle(said),
+    )  # fmt: skip
     return tuple(map(bool, words))
 
 

@@ -7,13 +7,14 @@ its application or another Replay of the same policy.
 from __future__ import annotations
 
 import asyncio
+import logging
 from datetime import datetime, timedelta
 from typing import Any
 
 from redrive.api.conditions import Condition, Reason, written
 from redrive.api.replay import APPROVED_BY, FINAL, Phase, ReplayStatus
 from redrive.errors import RedriveError, Requeue
-from redrive.kube import logs, resources, status
+from redrive.kube import finalizers, logs, resources, status
 from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
@@ -27,6 +28,7 @@ from redrive.replay.controller import (
     mounts,
     pods,
     provided,
+    rights,
     target,
 )
 from redrive.replay.controller.admission import admit, is_final, policy_of
@@ -36,6 +38,8 @@ LAUNCHED = "Launched"
 """Reason of an Event: the SparkApplication was created."""
 COMPLETED = Reason("Completed")
 """Reason: the selected dead letters are in their target."""
+
+logger = logging.getLogger(__name__)
 
 _START_TIME = timedelta(minutes=1)
 
@@ -61,13 +65,27 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         return Requeue.ON_CHANGE
     logs.identify(replay)
     if "deletionTimestamp" in replay["metadata"]:
-        return Requeue.ON_CHANGE
+        return await rights.release_deleted(replay, ctx)
     if is_final(replay):
-        return await ending.delete_if_over(replay, ctx)
+        return await _end(replay, ctx)
     try:
         return await _go_on(replay, ctx, launching)
     except _ReplacedError:
         return Requeue.ON_CHANGE
+
+
+async def _end(replay: Body, ctx: Context) -> Requeue:
+    """Take back the rights of a Replay that has ended, and delete it when its time is over.
+
+    Raises:
+        KubernetesError: as for `ending.delete_if_over`.
+    """
+    try:
+        await rights.release(replay, ctx)
+    except RedriveError as error:
+        logger.warning("the rights of a Replay are not taken back yet: %s", error)
+        return Requeue.BACKOFF
+    return await ending.delete_if_over(ctx.replays.get(Key.of(replay)) or replay, ctx)
 
 
 async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue:
@@ -76,7 +94,8 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
     fields: dict[str, Any] = {}
     reported = ReplayStatus.of(replay)
     try:
-        await target.prepare(replay, ctx)  # before: a broker that hangs must hold no other up
+        # Before: a broker that hangs must hold no other up.
+        notices = await target.prepare(replay, ctx)
         _check_current(replay, ctx)
         async with launching:
             run = _run(replay, ctx)
@@ -87,12 +106,14 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
                 _check_started(run, now)
             elif not reported.finished:
                 run = await _launch(replay, reported, ctx)
-                events.append(_launched(replay, run))
+                events += [_launched(replay, run), *notices]
         is_late = ending.is_late(replay, reported, now)
         conditions, fields = _mirror(reported, run, now, is_late=is_late)
         if run is not None and fields["phase"] not in FINAL:
             await pods.check(run, reported, now, ctx)
         requeue = ending.requeue(replay, fields["phase"], is_idle=pods.is_idle(reported))
+        if reported.unsubscribed_topic:
+            requeue = Requeue.BACKOFF  # a topic that is made again has lost its rights
     except RedriveError as error:
         policy = ctx.policies.get(policy_of(replay))
         shown = error if policy is None else shown_to(policy, error)
@@ -103,12 +124,14 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
     is_over = fields.get("phase") in FINAL
     if is_over:
         # A driver that was killed left them.
-        fields |= {"rate": None, "remaining": None, "fullTopic": None}
+        fields |= {"rate": None, "remaining": None, "fullTopic": None, "unsubscribedTopic": None}
     out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
     await out.publish(replay, conditions, fields)
     if is_over:
         metrics.ended(replay, reported, Phase(fields["phase"]), ctx)
         requeue = ending.requeue(replay, fields["phase"])
+        if finalizers.has(ctx.replays.get(Key.of(replay)) or replay, rights.FINALIZER):
+            requeue = Requeue.BACKOFF
     for event in events:
         await out.emit(replay, event)
     return requeue
@@ -227,8 +250,8 @@ def _mirror(
         return conditions, fields | ended
     if run.phase is Phase.RUNNING and reported.finished:
         return status.progressing("all is moved; the job looks at what becomes of it"), fields
-    if run.phase is Phase.RUNNING and reported.full_topic:
-        return status.waiting(_target_full(reported.full_topic)), fields
+    if run.phase is Phase.RUNNING and (awaited := _awaited(reported)) is not None:
+        return status.waiting(awaited), fields
     if run.phase is Phase.RUNNING and reported.suspended:
         return _suspended(reported), fields | {"phase": Phase.SUSPENDED.value}
     message = f"the SparkApplication {name} is {run.state or 'NEW'}"
@@ -237,11 +260,21 @@ def _mirror(
     return status.progressing(message), fields
 
 
-def _target_full(topic: str) -> errors.TargetFullError:
-    return errors.TargetFullError(
-        f"{topic} is over its backlog quota, and takes no more messages",
-        remedy="have its consumers catch up, or raise the quota; then the run goes on",
-    )
+def _awaited(reported: ReplayStatus) -> RedriveError | None:
+    """Return the state of a target that the run waits for the end of; None where it does not."""
+    if topic := reported.unsubscribed_topic:
+        return errors.SubscriptionAwaitedError(
+            f"{topic}, or one of its partitions, has no durable subscription that keeps messages, "
+            "and nothing is moved there",
+            remedy="create one (`pulsar-admin topics create-subscription --subscription NAME "
+            f"{topic}`); then the run resumes",
+        )
+    if topic := reported.full_topic:
+        return errors.TargetFullError(
+            f"{topic} is over its backlog quota, and takes no more messages",
+            remedy="have its consumers catch up, or raise the quota; then the run goes on",
+        )
+    return None
 
 
 def _suspended(reported: ReplayStatus) -> tuple[Condition, ...]:

@@ -49,7 +49,8 @@ LOOK_SECONDS = 4.0
 """What tasks under way have acknowledged is looked at when no range has come to its end for so
 long. Where that is single messages, by the hundred thousand, the broker takes a second to tell."""
 FULL_SECONDS = 15.0
-"""How long nothing is leased when the target was over its backlog quota."""
+"""The time for which nothing is leased when the target was over its backlog quota, or had no
+subscription that keeps messages."""
 TRIES = 3
 """A range whose task is lost, as with its executor, is leased again so often."""
 
@@ -88,7 +89,9 @@ class Dispatch:
         # Which topic took nothing at the last try, when so many messages had been moved.
         self._full: TopicName | None = None
         self._moved_when_full = 0
-        self._full_until: float | None = None
+        # Which target had no subscription at the last look.
+        self._unsubscribed: TopicName | None = None
+        self._pause_until: float | None = None
 
     def run(self) -> None:
         """Move range after range; wait while the run is suspended.
@@ -126,6 +129,8 @@ class Dispatch:
     def _rests(self) -> Rest | None:
         if self._is_suspended and not self._under_way:
             return SUSPENDED
+        if self._unsubscribed is not None and self._is_on:
+            return Rest(unsubscribed_topic=self._unsubscribed)
         return Rest(self._full) if self._full is not None and self._is_on else None
 
     @property
@@ -134,7 +139,7 @@ class Dispatch:
 
     @property
     def _is_put_off(self) -> bool:
-        awaited = self._away_since is not None or self._full_until is not None
+        awaited = self._away_since is not None or self._pause_until is not None
         return awaited and bool(self._waiting) and self._is_on
 
     def _go_on(self, pool: ThreadPoolExecutor) -> None:
@@ -192,9 +197,9 @@ class Dispatch:
         """
         if not self._is_on:
             self._away_since = None  # nothing is tried, so nothing is waited for
-        if self._full_until is not None and time.monotonic() < self._full_until:
+        if self._pause_until is not None and time.monotonic() < self._pause_until:
             return
-        self._full_until = None
+        self._pause_until = None
         engine, limited = self._engine, self._job.rate_limit
         room = engine.capacity if limited is None else engine.slots
         if self._full is not None:
@@ -204,6 +209,8 @@ class Dispatch:
             if of is None:
                 return
             try:
+                if not self._is_subscribed():
+                    return
                 task = self._lease(of)
             except RedriveError as error:
                 self._put_off(error)
@@ -211,6 +218,23 @@ class Dispatch:
             self._away_since = None
             self._waiting.remove(of)
             self._under_way[pool.submit(self._engine.move, task)] = of
+
+    def _is_subscribed(self) -> bool:
+        """Return True if the target keeps messages; else nothing is leased for a while.
+
+        Raises:
+            RedriveError: the broker does not answer.
+        """
+        if self._route.is_subscribed():
+            self._unsubscribed = None
+            return True
+        self._pause_without_subscription()
+        return False
+
+    def _pause_without_subscription(self) -> None:
+        target = self._route.target
+        logger.warning("%s has no durable subscription on each partition; the run waits", target)
+        self._unsubscribed, self._pause_until = target, time.monotonic() + FULL_SECONDS
 
     def _put_off(self, error: RedriveError) -> None:
         """Lease at the next look, while the broker is away: what is wanted may change meanwhile.
@@ -343,11 +367,13 @@ class Dispatch:
         self._look_due = time.monotonic() + LOOK_SECONDS
         if result.drained and self._to_move(of):
             self._waiting.insert(0, of)
+        if result.unsubscribed:
+            self._pause_without_subscription()
         if result.full is not None:
             logger.warning("%s is over its backlog quota; the run waits", result.full)
             account = Account.of(self._job.uid, self._ledger.records, self._acknowledged)
             self._full, self._moved_when_full = result.full, account.moved
-            self._full_until = time.monotonic() + FULL_SECONDS
+            self._pause_until = time.monotonic() + FULL_SECONDS
 
     @property
     def _plans(self) -> Mapping[Range, RangePlan]:

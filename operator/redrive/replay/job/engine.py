@@ -55,10 +55,13 @@ class Rest(NamedTuple):
 
     Attributes:
         full_topic: is over its backlog quota: its consumers have to catch up. None if the run is
-            suspended.
+            suspended, or of the other.
+        unsubscribed_topic: has a partition without a durable subscription, which would keep no
+            message.
     """
 
     full_topic: TopicName | None = None
+    unsubscribed_topic: TopicName | None = None
 
 
 SUSPENDED = Rest()

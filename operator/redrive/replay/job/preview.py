@@ -10,12 +10,11 @@ from typing import Any, Self
 
 from redrive.replay.job.plan import SAMPLES, PlannedRange, Scanned
 from redrive.replay.ledger.account import Account
-from redrive.replay.spec import ReplayJob
+from redrive.replay.spec import MESSAGES_PER_SECOND, ReplayJob
 
 SHOWN = 20
-MESSAGES_PER_SECOND = 2_000
 BYTES_PER_SECOND = 10 * 2**20
-"""What one slot moves at least, on a broker that has nothing else to do."""
+"""The bytes that one task moves in a second at least, likewise."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ _AT_REST: dict[str, object] = {
     "remaining": None,
     "awaitsApproval": None,
     "fullTopic": None,
+    "unsubscribedTopic": None,
 }
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,9 @@ class Progress:
         self._speed.note(time.monotonic(), account.moved)
         fields = account.to_status() | {"suspended": suspended} | self._tempo(account)
         fields["awaitsApproval"] = self._awaiting and suspended
-        fields["fullTopic"] = str(rests.full_topic) if rests and rests.full_topic else None
+        rest = rests or Rest()
+        fields["fullTopic"] = rest.full_topic and str(rest.full_topic)
+        fields["unsubscribedTopic"] = rest.unsubscribed_topic and str(rest.unsubscribed_topic)
         try:
             replay = asyncio.run(self._exchange(fields))
         except (ReplayGoneError, NotFoundError):

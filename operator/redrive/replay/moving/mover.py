@@ -37,7 +37,7 @@ from redrive.replay.moving.outlets import (
 )
 from redrive.replay.moving.sending import NotLetInError, Sender, SentBeforeError
 from redrive.replay.moving.task import RangeTask
-from redrive.replay.moving.window import LEASE_SECONDS, DrainedError, Window
+from redrive.replay.moving.window import LEASE_SECONDS, DrainedError, UnsubscribedError, Window
 from redrive.replay.topic import bitmap, broker, position, ranges, reading, rows, snapshot
 from redrive.replay.topic.position import EntryId, Source, Tail, TargetPartition, Try
 from redrive.replay.topic.reading import ReadableTopic
@@ -116,6 +116,8 @@ class RangeMover:
                     # for, or yet send it.
                     looked = not (self._drained and self._again)
                     return self._result() if looked else self._given_back()
+            except UnsubscribedError:
+                return self._cut_off()
             except NotLetInError as found:
                 return replace(self._given_back(), full=found.topic)
             except SentBeforeError as found:
@@ -156,21 +158,49 @@ class RangeMover:
                 self._check_lease,
                 self._acknowledge,
                 self._task.range.first,
+                self._is_subscribed,
             )
-            unfinished = False
             try:
-                if self._tails:
-                    self._look_for(senders, before, first)
-                unfinished = self._send_all(window, itertools.chain(first, entries))
-            except DrainedError:
-                self._drained = True
-                with suppress(StalledError):
-                    window.drain()
+                unfinished = self._send_within(window, senders, before, first, entries)
+                window.confirm()
+            except UnsubscribedError:
                 window.give_up()
-            except StalledError:
-                unfinished = True
-                window.give_up()
+                self._outcome.doubts.update(window.unconfirmed)
+                raise
         return not (unfinished or self._outcome.doubts)
+
+    def _send_within(
+        self,
+        window: Window,
+        senders: Mapping[TopicName, Sender],
+        before: Try,
+        first: Sequence[Sequence[DeadLetterRow]],
+        entries: Iterable[Sequence[DeadLetterRow]],
+    ) -> bool:
+        """Send what is not in the target yet; return whether something is left for another try.
+
+        Args:
+            window: of this try.
+            senders: see `_look_for`, likewise *before* and *first*.
+            before: the try before.
+            first: the first entry to send.
+            entries: all others.
+        """
+        try:
+            if self._tails:
+                if not self._is_subscribed():  # what is found is kept for no consumer
+                    raise UnsubscribedError
+                self._look_for(senders, before, first)
+            return self._send_all(window, itertools.chain(first, entries))
+        except DrainedError:
+            self._drained = True
+            with suppress(StalledError):
+                window.drain()
+            window.give_up()
+            return False
+        except StalledError:
+            window.give_up()
+            return True
 
     def _outlet(self, sent_in: Try, stack: ExitStack) -> Callable[[], Outlet]:
         """Return what makes the way for one try: what may be stored, the client sends on from."""
@@ -335,12 +365,31 @@ class RangeMover:
             return []
         return [*self._unproven.items(), *self._unseen.items()]
 
+    def _is_subscribed(self) -> bool:
+        return broker.waited(self._route.is_subscribed)
+
     def _acknowledge(self, letter: DeadLetterRow) -> None:
         self._consumer.acknowledge(letter.acknowledgement)
 
     def _check_lease(self) -> Permit:
         broker.waited(self._lease.check)
         return self._lease.permit
+
+    def _cut_off(self) -> RangeResult:
+        """Return the result of a task whose target has lost its subscriptions.
+
+        What was stored by then and not settled may be in no subscription's backlog, though it is in
+        the topic. So it is not looked for there: with exactly once it is refused as unproven, else
+        it is sent again. All that came before it in the range is settled.
+        """
+        result = self._given_back()
+        if not self._outcome.doubts:
+            return replace(result, unsubscribed=True)
+        through = max(offset for offset, _ in self._outcome.doubts)
+        for place in self._sent_to:
+            _doubt(self._unproven, (place, self._route.target_partitions), through)
+        tails = result.tails if self._again else self._unread(self._task.tails)
+        return replace(result, unsubscribed=True, unproven=self._unproven, tails=tails)
 
     def _given_back(self) -> RangeResult:
         """Return the result for a next lease: it looks for what is in doubt as after a lost one.

@@ -24,6 +24,7 @@ class RangeResult:
         gone: entries that were acknowledged by others before they were sent.
         drained: whether the task ended before its time: entries are left.
         full: the topic that is over its backlog quota, if it did for that.
+        unsubscribed: whether it did because the target had no subscription that keeps messages.
         read: what was learned of entries that the plan had not read.
     """
 
@@ -35,6 +36,7 @@ class RangeResult:
     unproven: Unproven = field(default_factory=dict)
     drained: bool = False
     full: TopicName | None = None
+    unsubscribed: bool = False
     read: EntriesRead = field(default_factory=EntriesRead)
 
 

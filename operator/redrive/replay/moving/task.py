@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from redrive.policy.naming import TopicName
 from redrive.replay.ledger.permit import Permit
 from redrive.replay.ledger.records import Parts, Unproven
+from redrive.replay.topic import snapshot
 from redrive.replay.topic.position import EntryId, Tail, TargetPartition
 from redrive.replay.topic.ranges import Range
 
@@ -20,6 +21,8 @@ class Route:
         source: the dead-letter topic.
         subscription: the one that keeps the messages there; they are acknowledged on it.
         target_partitions: 0 for a target without partitions.
+        receiver: the subscription that has to keep the messages in the target; empty for any
+            durable one of an application.
         exactly_once: whether to move nothing to a target that does not deduplicate, and nothing
             that may be stored already.
         batch: whether to send in batches, at first.
@@ -39,6 +42,13 @@ class Route:
     replay: str
     uid: str
     owner: str
+    receiver: str = ""
+
+    def is_subscribed(self) -> bool:
+        """Return True if the target keeps what is stored there; see `snapshot.is_subscribed`."""
+        return snapshot.is_subscribed(
+            self.admin_url, self.target, self.target_partitions, self.receiver
+        )
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ STALL_SECONDS = 15.0
 ALONE_SECONDS = 15.0
 ALONE_TRIES = 2
 LEASE_SECONDS = 0.5
+CONFIRM_SECONDS = 1.0
+"""The time between two looks at the subscriptions of the target, while messages are sent: so much
+may be stored while there is none, and is acknowledged in no case."""
 _OVER_QUOTA = (
     pulsar.Result.ProducerBlockedQuotaExceededError,
     pulsar.Result.ProducerBlockedQuotaExceededException,
@@ -37,8 +40,15 @@ class DrainedError(Exception):
     """The run wants no more to be sent."""
 
 
+class UnsubscribedError(Exception):
+    """The target has no subscription that keeps what is stored there."""
+
+
 class Window:
     """Sends messages of one range.
+
+    A message that is stored is settled once the target was seen, after its receipt, to have the
+    subscriptions that keep it: else it is in no subscription's backlog, and no consumer gets it.
 
     Args:
         sender: of one try.
@@ -46,15 +56,20 @@ class Window:
         check_lease: passes while sending is allowed, and returns how.
         acknowledge: called with a message of each entry once all of it is stored.
         first: the first entry of the range, which offsets count from.
+        is_subscribed: tells whether the target keeps messages.
+
+    Attributes:
+        unconfirmed: what is stored, and not settled yet.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  one range
         self,
         sender: Sender,
         outcome: RangeOutcome,
         check_lease: Callable[[], Permit],
         acknowledge: Callable[[DeadLetterRow], None],
         first: int,
+        is_subscribed: Callable[[], bool],
     ) -> None:
         self._sender = sender
         self._outcome = outcome
@@ -64,6 +79,10 @@ class Window:
         self._checked = -math.inf
         self._permit = Permit()
         self._pace = Pace()
+        self._is_subscribed = is_subscribed
+        self._confirmed = time.monotonic()
+        self.unconfirmed: dict[Key, DeadLetterRow] = {}
+        self._unconfirmed_bytes = 0
         self._on_the_way: set[Key] = set()
         self._bytes = 0
 
@@ -78,6 +97,7 @@ class Window:
         Raises:
             StalledError: the broker has not answered for seconds.
             DrainedError: nothing more is to be sent.
+            UnsubscribedError: as for `confirm`.
         """
         outcome = self._outcome
         if letter.size >= outcome.too_big:
@@ -90,6 +110,7 @@ class Window:
                 self._settle(MESSAGES // 2, BYTES // 2, STALL_SECONDS)
         if not outcome.proven:
             self.drain()
+            self.confirm()
             if outcome.is_sent(key):
                 self._sender.prove(letter)
                 outcome.proven = True
@@ -101,6 +122,22 @@ class Window:
             StalledError: as for `send`.
         """
         self._settle(0, 0, STALL_SECONDS)
+
+    def confirm(self) -> None:
+        """Settle what is stored, once the target is seen to keep it.
+
+        Raises:
+            UnsubscribedError: it does not.
+        """
+        if not self.unconfirmed:
+            return
+        if not self._is_subscribed():
+            raise UnsubscribedError
+        for key, letter in self.unconfirmed.items():
+            if self._outcome.store(key, letter.batch_size):
+                self._acknowledge(letter)
+        self.unconfirmed.clear()
+        self._unconfirmed_bytes, self._confirmed = 0, time.monotonic()
 
     def give_up(self) -> None:
         """Leave all that is on its way in doubt, once nothing more is sent."""
@@ -151,6 +188,8 @@ class Window:
             if now - self._checked > LEASE_SECONDS:
                 self._permit, self._checked = self._check_lease(), now
                 self._take_in()
+            if now - self._confirmed > CONFIRM_SECONDS or self._unconfirmed_bytes > BYTES:
+                self.confirm()
             if self._permit.drain:
                 raise DrainedError
             wait = self._pace.due_in(now, self._permit.rate)
@@ -181,8 +220,8 @@ class Window:
         if stored:
             outcome.stored_in.add(partition)
             outcome.largest = max(outcome.largest, letter.size)
-            if outcome.store(key, letter.batch_size):
-                self._acknowledge(letter)
+            self.unconfirmed[key] = letter
+            self._unconfirmed_bytes += letter.size
         elif result == pulsar.Result.MessageTooBig:
             outcome.refuse(key, "TooBig")
         else:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from redrive.admin.client import Admin
+from redrive.admin.errors import AdminForbiddenError, AdminNotFoundError
 from redrive.admin.http import Http
 from redrive.policy.naming import TopicName
 from redrive.replay.topic import broker, credentials
@@ -72,6 +73,37 @@ def served(stats: Mapping[str, Any], reader: str) -> EntryId | None:
             following = EntryId.parse(cursor["readPosition"])
             return EntryId(following.ledger, following.entry - 1)
     return None
+
+
+def is_subscribed(admin_url: str, topic: TopicName, partitions: int, subscription: str) -> bool:
+    """Return True if each partition of *topic* keeps its messages for an application.
+
+    Without a durable subscription the broker drops what is stored. A topic that is gone, and the
+    right to look at it with it, keeps nothing either.
+
+    Args:
+        admin_url: of the broker.
+        topic: the whole topic.
+        partitions: how many it has, 0 for none.
+        subscription: the one that has to be there; empty for any.
+
+    Raises:
+        AdminError: the broker does not answer.
+    """
+    return asyncio.run(_is_subscribed(admin_url, topic, partitions, subscription))
+
+
+async def _is_subscribed(
+    admin_url: str, topic: TopicName, partitions: int, subscription: str
+) -> bool:
+    async with Http.open() as http:
+        access = await asyncio.to_thread(credentials.of_this_job().access)
+        try:
+            admin = Admin(http, admin_url, access)
+            receivers = await admin.receivers(topic, partitioned=partitions > 0)
+        except (AdminNotFoundError, AdminForbiddenError):
+            return False
+    return receivers.has(subscription) if subscription else all(receivers.parts)
 
 
 async def _internal_stats(admin_url: str, topic: TopicName) -> Mapping[str, Any]:

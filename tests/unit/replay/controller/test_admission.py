@@ -234,10 +234,34 @@ def test_the_replay_role_gets_rights_on_a_target_where_a_rule_names_it(
         {"topics": ["persistent://shop/prod/*"], "roles": ["fulfilment"]},
     ]
     context = ctx(connections=[connection(allow=allow)])
-    assert admit(replay(spec={"target": "Source"}), context).may_grant is granted
+    source = TopicName.parse(ORDERS)
+    assert admit(replay(spec={"target": "Source"}), context).grants == (source,) * granted
     other = {"target": "Topic", "targetTopic": "persistent://shop/prod/checked"}
-    assert not admit(replay(spec=other), context).may_grant
-    assert not admit(replay(), context).may_grant
+    assert admit(replay(spec=other), context).grants == ()
+    assert admit(replay(), context).grants == ()
+
+
+def test_replay_gets_rights_at_former_target_of_failed_one() -> None:
+    """What it left there without a record is looked for by the next one."""
+    targets = [{"target": "Source"}, {"target": "Topic", "targetTopic": f"{ORDERS}-checked"}, {}]
+    failed = [
+        replay(
+            f"failed-{number}",
+            spec=spec,
+            status={"phase": phase, "sparkApplication": f"replay-failed-{number}-"},
+        )
+        for number, spec in enumerate(targets)
+        for phase in ["Failed"]
+    ]
+    for each in failed:
+        each["status"]["sparkApplication"] = launch.name_of(each)
+    context = ctx(replays=failed)
+    source, checked = TopicName.parse(ORDERS), TopicName.parse(f"{ORDERS}-checked")
+    assert admit(replay(), context).grants == (source, checked)
+    assert admit(replay(spec=targets[1]), context).grants == (checked, source)
+    failed[0]["status"]["phase"] = "Completed"
+    failed[1]["status"]["sparkApplication"] = "of-another"
+    assert admit(replay(), ctx(replays=failed)).grants == ()
 
 
 def test_a_selection_that_cannot_be_is_refused_before_anything_else_is_asked() -> None:

@@ -13,15 +13,22 @@ import pytest
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
+from redrive.admin.policies import Quotas
 from redrive.errors import Requeue
+from redrive.kube import resources
+from redrive.kube.resources import Key
+from redrive.kube.status import ObjectEvent
 from redrive.replay.controller import launch, target
 from redrive.replay.controller.errors import (
     TargetDeduplicationError,
+    TargetEvictsError,
+    TargetExpiresError,
     TargetNotAllowedError,
     TargetNotFoundError,
     TargetNotSubscribedError,
 )
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
+from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.replay.controller.test_admission import connection, ctx, replay
 
 NAMESPACE = "persistent://shop/prod"
@@ -51,19 +58,22 @@ async def prepare(
     roles: str = "*",
     status: dict[str, str] | None = None,
     **spec: Any,  # noqa: ANN401
-) -> None:
-    """Prepare the target of a Replay."""
+) -> tuple[ObjectEvent, ...]:
+    """Prepare the target of a Replay, and return what is told of it."""
     allow = [{"topics": [f"{NAMESPACE}/*"], "roles": [roles]}]
-    context = ctx(connections=[connection(allow=allow)])
+    body = replay(spec=spec, status=status or {})
+    context = ctx(connections=[connection(allow=allow)], replays=[body])
+    kubernetes = FakeKubernetes()
+    kubernetes.add(resources.REPLAYS, body)
     async with aiohttp.ClientSession() as session:
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
 
         async def resolve(*_: object) -> Any:  # noqa: ANN401
-            return SimpleNamespace(admin=admin)
+            return SimpleNamespace(admin=admin, key=Key("shop", "main"))
 
         brokers = cast("Any", SimpleNamespace(resolve=resolve))
-        context = dataclasses.replace(context, brokers=brokers)
-        await target.prepare(replay(spec=spec, status=status or {}), context)
+        context = dataclasses.replace(context, brokers=brokers, kubernetes=kubernetes)
+        return await target.prepare(body, context)
 
 
 def rights(broker: FakeBroker, topic: str) -> dict[str, list[str]]:
@@ -174,3 +184,94 @@ async def test_nothing_is_granted_for_a_dry_run_or_without_a_rule(
     deduplicate(broker, "orders")
     await prepare(broker, target="Source", **spec)
     assert rights(broker, "orders") == {}
+
+
+@pytest.mark.parametrize("only", ["reader-1a2b", "__compaction"])
+async def test_target_with_no_subscription_of_application_is_refused(
+    broker: FakeBroker, only: str
+) -> None:
+    deduplicate(broker, "orders")
+    topic = broker.namespaces["shop/prod"].topics["orders"]
+    topic.parts = {"-partition-0": ["s", only], "-partition-1": [only]}
+    with pytest.raises(TargetNotSubscribedError, match="those of readers"):
+        await prepare(broker, target="Source")
+    assert rights(broker, "orders") == {}
+    topic.parts["-partition-1"].append("s")
+    await prepare(broker, target="Source")
+
+
+EVICTS = {"policy": "consumer_backlog_eviction"}
+REFUSES = {"policy": "producer_request_hold"}
+SIZE, AGE = "destination_storage", "message_age"
+
+
+@pytest.mark.parametrize(
+    ("own", "inherited", "evicts"),
+    [
+        ({SIZE: {"limitSize": 10, **EVICTS}}, {}, True),
+        ({AGE: {"limitTime": 10, **EVICTS}}, {}, True),
+        ({}, {SIZE: {"limitSize": 10, **EVICTS}}, True),
+        ({}, {AGE: {"limitTime": 10, **EVICTS}}, True),
+        ({SIZE: {"limitSize": 10, **REFUSES}}, {AGE: {"limitTime": 10, **EVICTS}}, True),
+        ({SIZE: {"limitSize": 10, **REFUSES}}, {SIZE: {"limitSize": 10, **EVICTS}}, False),
+        ({SIZE: {"limitSize": -1, **EVICTS}}, {}, False),
+    ],
+)
+@pytest.mark.parametrize("guarantee", ["ExactlyOnce", "AtLeastOnce"])
+async def test_target_with_evicting_quota_in_force_is_refused(
+    broker: FakeBroker, own: Quotas, inherited: Quotas, guarantee: str, *, evicts: bool
+) -> None:
+    deduplicate(broker, "orders")
+    namespace = broker.namespaces["shop/prod"]
+    namespace.topics["orders"].quotas = dict(own)
+    namespace.policies["backlog_quota_map"] = inherited
+    if not evicts:
+        await prepare(broker, target="Source", guarantee=guarantee)
+        return
+    with pytest.raises(TargetEvictsError, match="set-backlog-quota --type"):
+        await prepare(broker, target="Source", guarantee=guarantee)
+    assert rights(broker, "orders") == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate", "outcome"),
+    [
+        (0, None, "passes"),
+        (10 * 86_400, None, "passes"),
+        (10 * 86_400 - 1, None, "warns"),
+        (3_600, None, "warns"),
+        (3_599, None, "refused"),
+        (1, None, "refused"),
+        (7_200, 0.5, "warns"),  # of no dead letters
+    ],
+)
+async def test_target_with_short_ttl_in_force_is_refused(
+    broker: FakeBroker, seconds: int, rate: float | None, outcome: str
+) -> None:
+    deduplicate(broker, "orders")
+    broker.in_force["messageTTL"] = seconds
+    dead_letters = Topic(0, {}, {"": ["redrive"]})
+    broker.namespaces["shop/prod"].topics["orders-fulfilment-DLQ"] = dead_letters
+    limit: dict[str, Any] = {} if rate is None else {"rateLimit": {"messagesPerSecond": rate}}
+    if outcome == "refused":
+        with pytest.raises(TargetExpiresError, match=f"got 'messageTTL of {seconds} s'"):
+            await prepare(broker, target="Source", **limit)
+        assert rights(broker, "orders") == {}
+        return
+    events = await prepare(broker, target="Source", **limit)
+    assert [event.reason for event in events] == ["TargetExpires"] * (outcome == "warns")
+
+
+async def test_target_whose_ttl_is_below_time_of_run_is_refused(
+    broker: FakeBroker,
+) -> None:
+    deduplicate(broker, "orders")
+    broker.in_force["messageTTL"] = 7_200
+    broker.namespaces["shop/prod"].topics["orders-fulfilment-DLQ"] = Topic(
+        0, {}, {"": ["redrive"]}, backlog=3_601
+    )
+    limit: dict[str, Any] = {"rateLimit": {"messagesPerSecond": 0.5}}
+    with pytest.raises(TargetExpiresError, match="which takes about 2h2s"):
+        await prepare(broker, target="Source", **limit)
+    few: dict[str, Any] = {"select": {"limit": 3_600}}
+    await prepare(broker, target="Source", **limit, **few)

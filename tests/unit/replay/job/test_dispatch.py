@@ -111,6 +111,7 @@ class Silent:
 def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a dispatch asks the broker for, besides what is in the ledger."""
     monkeypatch.setattr(tail, "marks", lambda *_: {})
+    monkeypatch.setattr(snapshot, "is_subscribed", lambda *_: True)
     monkeypatch.setattr(snapshot, "look_at", lambda _, __, index, ___: partition(index))
 
 
@@ -463,3 +464,57 @@ def test_a_run_whose_last_open_task_ends_while_its_target_is_full_waits_on(
 def test_a_run_ends_while_its_target_is_full_if_its_replay_is_deleted() -> None:
     with pytest.raises(RunEndedError):
         run(POLICY, Full(math.inf), partitions=1, reporter=Silent(reports=9))
+
+
+class Unsubscribed(Silent):
+    """A target without a subscription, until that was reported so often; notes what rests."""
+
+    def __init__(self, reports: int) -> None:
+        super().__init__()
+        self.rests: list[Rest | None] = []
+        self._until = reports
+
+    def is_subscribed(self, *_: object) -> bool:
+        return self.rests.count(self.awaited) >= self._until
+
+    @property
+    def awaited(self) -> Rest:
+        return Rest(unsubscribed_topic=POLICY.retry_topic)
+
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
+        self.rests.append(rests)
+        return super().report(account, rests=rests)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_no_range_is_leased_while_target_has_no_subscription(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.0)
+    target = Unsubscribed(3)
+    monkeypatch.setattr(snapshot, "is_subscribed", target.is_subscribed)
+    engine = InStep(slots=2, beside=1)
+    run(POLICY, engine, partitions=1, reporter=target)
+    assert target.rests.count(target.awaited) >= 3
+    assert target.rests[-1] is None
+    assert len(engine.moved) == RANGES
+
+
+class LosesSubscription(InStep):
+    """An engine whose first task finds that the target has lost its subscription."""
+
+    def move(self, task: RangeTask) -> RangeResult:
+        moved = super().move(task)
+        if len(self.moved) > 1:
+            return moved
+        return replace(moved, moved={}, drained=True, unsubscribed=True)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_task_that_target_gave_up_is_leased_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.0)
+    target = Unsubscribed(0)
+    engine = LosesSubscription(slots=1, beside=1)
+    run(POLICY, engine, partitions=1, reporter=target)
+    assert len(engine.moved) == RANGES + 1
+    assert target.awaited in target.rests

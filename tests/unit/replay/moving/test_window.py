@@ -12,7 +12,7 @@ from redrive.replay.moving import window as windows
 from redrive.replay.moving.outcome import Key, RangeOutcome
 from redrive.replay.moving.outlets import OutgoingLetter, Receipt, StalledError
 from redrive.replay.moving.sending import Sender
-from redrive.replay.moving.window import Window
+from redrive.replay.moving.window import UnsubscribedError, Window
 from redrive.replay.topic.position import Position
 from redrive.replay.topic.rows import DeadLetterRow
 
@@ -53,6 +53,7 @@ class AtOnce:
 
 def test_receipts_are_taken_in_with_each_look_at_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "LEASE_SECONDS", -1.0)
+    monkeypatch.setattr(windows, "CONFIRM_SECONDS", -1.0)
     acknowledged: list[int] = []
     window = Window(
         cast("Sender", AtOnce()),
@@ -60,12 +61,47 @@ def test_receipts_are_taken_in_with_each_look_at_the_lease(monkeypatch: pytest.M
         Permit,
         lambda done: acknowledged.append(done.position.entry),
         first=0,
+        is_subscribed=lambda: True,
     )
     for entry in range(5):
         window.send((entry, 0), letter(entry), {})
     assert acknowledged == [0, 1, 2, 3]
     window.drain()
+    window.confirm()
     assert acknowledged == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("deleted", [0, 2, 4])
+def test_message_is_acknowledged_only_while_target_is_subscribed(
+    deleted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The subscription is deleted after so many messages: what came since reaches no consumer."""
+    monkeypatch.setattr(windows, "LEASE_SECONDS", -1.0)
+    monkeypatch.setattr(windows, "CONFIRM_SECONDS", -1.0)
+    acknowledged: list[int] = []
+    sent: list[int] = []
+    outcome = RangeOutcome({}, "uid", proven=True)
+    window = Window(
+        cast("Sender", AtOnce()),
+        outcome,
+        Permit,
+        lambda done: acknowledged.append(done.position.entry),
+        first=0,
+        is_subscribed=lambda: len(sent) <= deleted,
+    )
+
+    def send_all() -> None:
+        for entry in range(6):
+            window.send((entry, 0), letter(entry), {})
+            sent.append(entry)
+        window.drain()
+        window.confirm()
+
+    with pytest.raises(UnsubscribedError):
+        send_all()
+    assert acknowledged == list(range(deleted))
+    assert {offset for offset, _ in window.unconfirmed} == {deleted}
+    assert outcome.settled == 2**deleted - 1
 
 
 class Breaking(AtOnce):
@@ -80,7 +116,14 @@ class Breaking(AtOnce):
 
 def test_what_a_connection_broke_at_may_be_stored() -> None:
     outcome = RangeOutcome({}, "uid", proven=True)
-    window = Window(cast("Sender", Breaking()), outcome, Permit, lambda _: None, first=0)
+    window = Window(
+        cast("Sender", Breaking()),
+        outcome,
+        Permit,
+        lambda _: None,
+        first=0,
+        is_subscribed=lambda: True,
+    )
     with pytest.raises(StalledError):
         window.send((3, 0), letter(3), {})
     window.give_up()
@@ -120,7 +163,9 @@ def test_a_task_is_as_fast_as_it_may_be_and_no_faster(
             super().send(key, sent, partition, properties)
 
     outcome = RangeOutcome({}, "uid", proven=True)
-    window = Window(cast("Sender", Slow()), outcome, look, lambda _: None, first=0)
+    window = Window(
+        cast("Sender", Slow()), outcome, look, lambda _: None, first=0, is_subscribed=lambda: True
+    )
     window.send((0, 0), letter(0), {})
     begin = clock.now
     for entry in range(1, messages):
@@ -154,7 +199,9 @@ def test_deduplication_is_proved_by_a_message_that_was_stored(
     """Also by one that was sent alone; never by one that was refused."""
     sender, outcome = Refusing(too_big), RangeOutcome({}, "uid")
     outcome.alone = {(entry, 0): 0 for entry in alone}
-    window = Window(cast("Sender", sender), outcome, Permit, lambda _: None, first=0)
+    window = Window(
+        cast("Sender", sender), outcome, Permit, lambda _: None, first=0, is_subscribed=lambda: True
+    )
     for entry in range(3):
         window.send((entry, 0), letter(entry), {})
     assert sender.proved == proved

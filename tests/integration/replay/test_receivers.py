@@ -1,0 +1,217 @@
+"""Targets that lose their subscriptions: nothing is acknowledged that reaches no consumer."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive.policy.naming import TopicName
+from redrive.replay.job import dispatch
+from redrive.replay.job import run as runs
+from redrive.replay.job.engine import SUSPENDED, Local, Rest, Wish
+from redrive.replay.ledger.account import Account
+from redrive.replay.moving import window as windows
+from redrive.replay.spec import ReplayJob
+from tests.support.held_sends import held_at
+from tests.support.local_runs import Notes, job_of, numbers, wait_until_moved
+from tests.support.subscriptions import drain
+from tests.support.waiting import wait_until
+
+ProvisionPolicy = Callable[..., Any]
+pytestmark = [pytest.mark.usefixtures("replay_token"), pytest.mark.usefixtures("_often")]
+COUNT = 2_000
+AGAIN = "again"
+EARLIEST = {"ledgerId": -1, "entryId": -1}
+LATEST = {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1}
+
+
+@pytest.fixture
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a run that waits look again soon."""
+    monkeypatch.setattr(dispatch, "FULL_SECONDS", 1.0)
+
+
+class Author(Notes):
+    """The author of a Replay, who sees what it waits for, and may hold it back at first."""
+
+    def __init__(self, *, approves: bool = True) -> None:
+        super().__init__()
+        self.approves = approves
+        self.rests: list[Rest | None] = []
+        self.awaits = threading.Event()
+        self.suspended = threading.Event()
+
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
+        self.rests.append(rests)
+        if rests is not None and rests.unsubscribed_topic is not None:
+            self.awaits.set()
+        if rests == SUSPENDED:
+            self.suspended.set()
+        super().report(account)
+        return Wish.RUN if self.approves else Wish.SUSPEND
+
+
+def create_target(provisioned: Any, partitions: int = 0) -> TopicName:  # noqa: ANN401
+    """Create a topic of an application, with one durable subscription."""
+    topic: TopicName = provisioned.policy.topic.sibling("checked")
+    provisioned.create(topic, "check", partitions)
+    provisioned.deduplicate(topic)
+    provisioned.grant(topic, "produce", "consume")
+    return topic
+
+
+def subscription(topic: TopicName, name: str) -> str:
+    return f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}/subscription/{name}"
+
+
+def unsubscribe(provisioned: Any, topic: TopicName, name: str = "check") -> None:  # noqa: ANN401
+    """Delete a subscription, with all that it keeps."""
+    path = f"{subscription(topic, name)}?force=true"
+    provisioned.broker.request("DELETE", path).check("unsubscribe")
+
+
+def subscribe(
+    provisioned: Any,  # noqa: ANN401
+    topic: TopicName,
+    where: dict[str, int],
+) -> None:
+    """Create another subscription."""
+    path = subscription(topic, AGAIN)
+    provisioned.broker.request("PUT", path, where).check("subscribe")
+
+
+def kept(provisioned: Any, topic: TopicName) -> list[str]:  # noqa: ANN401
+    """Return the ids of what the other subscription keeps."""
+    broker, client = provisioned.broker, provisioned.client
+    return provisioned.ids(drain(broker, client, topic, AGAIN))  # type: ignore[no-any-return]
+
+
+def job_to(provisioned: Any, target: TopicName, **fields: Any) -> ReplayJob:  # noqa: ANN401
+    return dataclasses.replace(job_of(provisioned), target=target, **fields)
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+def test_run_waits_for_subscription_deleted_before_approval(
+    provision_policy: ProvisionPolicy, partitions: int
+) -> None:
+    provisioned = provision_policy()
+    target = create_target(provisioned, partitions)
+    provisioned.bury_many(COUNT)
+    author = Author(approves=False)
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(runs.run, job_to(provisioned, target), Local(), author)
+        assert author.suspended.wait(60)
+        one = target.partition(1) if partitions else target
+        unsubscribe(provisioned, one)
+        author.approves = True
+        assert author.awaits.wait(60)
+        assert provisioned.backlog_of_dead_letters() == COUNT
+        subscribe(provisioned, target, LATEST)
+        account = run.result(180)
+    assert (account.matched, account.moved, account.refused) == (COUNT, COUNT, 0)
+    assert kept(provisioned, target) == numbers(COUNT)
+    assert author.rests[-1] is None
+
+
+@pytest.mark.parametrize("guarantee", ["ExactlyOnce", "AtLeastOnce"])
+@pytest.mark.parametrize("where", [EARLIEST, LATEST], ids=["earliest", "latest"])
+def test_no_message_is_lost_to_subscription_deleted_in_the_middle(
+    provision_policy: ProvisionPolicy,
+    monkeypatch: pytest.MonkeyPatch,
+    guarantee: str,
+    where: dict[str, int],
+) -> None:
+    """Each is settled before, or kept by the other subscription, or rests."""
+    monkeypatch.setattr(windows, "CONFIRM_SECONDS", 0.1)
+    provisioned = provision_policy()
+    target = create_target(provisioned)
+    provisioned.bury_in_ranges(COUNT)
+    exactly = guarantee == "ExactlyOnce"
+    job = job_to(provisioned, target, exactly_once=exactly, rate_limit=400.0)
+    author = Author()
+    with held_at(COUNT // 2) as resume, ThreadPoolExecutor(1) as threads:
+        run = threads.submit(runs.run, job, Local(), author)
+        wait_until_moved(provisioned, COUNT // 4, target)
+        unsubscribe(provisioned, target)
+        resume.set()
+        assert author.awaits.wait(60)
+        settled = {*numbers(COUNT)} - {*provisioned.ids(provisioned.resting())}
+        subscribe(provisioned, target, where)
+        account = run.result(300)
+    assert account.matched == COUNT == account.moved + account.refused
+    assert account.left == 0
+    resting = provisioned.ids(provisioned.resting())
+    assert len(resting) == account.refused
+    assert {*numbers(COUNT)} == {*settled, *kept(provisioned, target), *resting}
+    assert settled.isdisjoint(resting)
+    if not exactly:
+        assert resting == []
+    again = runs.run(job_to(provisioned, target, exactly_once=False), Local(), Notes())
+    assert again.moved == len(resting)
+    assert provisioned.backlog_of_dead_letters() == 0
+
+
+@pytest.mark.parametrize("only", ["reader", "compaction"])
+def test_run_waits_where_only_a_reader_or_compaction_is_there(
+    provision_policy: ProvisionPolicy, only: str
+) -> None:
+    provisioned = provision_policy()
+    target = create_target(provisioned)
+    provisioned.bury_many(500)
+    reader = provisioned.client.create_reader(str(target), pulsar.MessageId.latest)
+    if only == "compaction":
+        provisioned.admin("PUT", target, "compaction")
+    unsubscribe(provisioned, target)
+    author = Author()
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(runs.run, job_to(provisioned, target), Local(), author)
+        assert author.awaits.wait(60)
+        assert provisioned.backlog_of_dead_letters() == 500
+        subscribe(provisioned, target, LATEST)
+        assert run.result(120).moved == 500
+    reader.close()
+    assert len(kept(provisioned, target)) == 500
+
+
+def test_run_to_retry_topic_waits_for_subscription_of_policy(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    """Another one there hands the messages to other consumers."""
+    provisioned = provision_policy()
+    policy = provisioned.policy
+    provisioned.bury_many(100)
+    path = subscription(policy.retry_topic, "others")
+    provisioned.broker.request("PUT", path, EARLIEST).check("subscribe")
+    unsubscribe(provisioned, policy.retry_topic, policy.subscription)
+    author = Author()
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(runs.run, job_of(provisioned), Local(), author)
+        assert author.awaits.wait(60)
+        path = subscription(policy.retry_topic, policy.subscription)
+        provisioned.broker.request("PUT", path, EARLIEST).check("subscribe")
+        assert run.result(120).moved == 100
+
+
+def test_run_waits_for_target_that_is_deleted_and_made_again(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    """A broker deletes topics without subscriptions; their rights go with them."""
+    provisioned = provision_policy()
+    target = create_target(provisioned)
+    provisioned.bury_many(100)
+    author = Author(approves=False)
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(runs.run, job_to(provisioned, target), Local(), author)
+        assert author.suspended.wait(60)
+        provisioned.delete(target)
+        author.approves = True
+        assert author.awaits.wait(60)
+        create_target(provisioned)
+        assert run.result(120).moved == 100
+    wait_until(lambda: not provisioned.backlog_of_dead_letters(), seconds=60)

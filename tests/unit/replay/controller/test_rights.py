@@ -1,0 +1,277 @@
+"""Rights at a target: recorded, granted, shared, and taken back whatever the end of a Replay."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+
+from redrive.admin.access import Access
+from redrive.admin.client import Admin
+from redrive.admin.http import Http
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.errors import Requeue
+from redrive.kube import finalizers, resources
+from redrive.kube.cache import Cache
+from redrive.kube.connections import Connection
+from redrive.kube.context import Context
+from redrive.kube.resources import Body, Key
+from redrive.replay.controller import rights, target
+from redrive.replay.controller.reconcile import reconcile
+from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering
+from tests.support.fake_kubernetes import FakeKubernetes
+from tests.unit.replay.controller.test_admission import connection, ctx, policy, replay
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+PREFIX = "persistent://shop/prod"
+CHECKED = {"target": "Topic", "targetTopic": f"{PREFIX}/checked"}
+BOTH = ["consume", "produce"]
+
+
+@dataclasses.dataclass
+class Rights:
+    """A broker with targets, an API server with Replays, and an operator between them."""
+
+    broker: FakeBroker
+    kubernetes: FakeKubernetes
+    ctx: Context
+    now: datetime = NOW
+
+    def add(self, name: str, **spec: Any) -> None:  # noqa: ANN401
+        """Create a Replay to `checked`."""
+        body = replay(name, spec={**CHECKED, **spec})
+        self.kubernetes.add(resources.REPLAYS, body)
+        self.ctx.replays.put(body)
+
+    def body(self, name: str) -> Body | None:
+        """Return a Replay as it is stored; None if it is gone."""
+        return self.kubernetes.objects[resources.REPLAYS].get(Key("shop", name))
+
+    async def change(self, name: str, status: dict[str, Any]) -> None:
+        """Write into the status of a Replay, as its job or another reconcile does."""
+        after = await self.kubernetes.patch_status(resources.REPLAYS, Key("shop", name), status)
+        self.ctx.replays.renew(after)
+
+    async def end(self, name: str, phase: str) -> None:
+        """Have a Replay come to its end."""
+        await self.change(name, {"phase": phase, "completionTime": "2026-01-01T00:00:00Z"})
+
+    def delete(self, name: str) -> None:
+        """Delete a Replay, which its finalizer keeps."""
+        body = self.kubernetes.objects[resources.REPLAYS][Key("shop", name)]
+        body["metadata"]["deletionTimestamp"] = f"{self.now:%Y-%m-%dT%H:%M:%SZ}"
+        self.ctx.replays.put(body)
+
+    async def prepare(self, name: str) -> None:
+        """Have the operator prepare the target of a Replay."""
+        body = self.ctx.replays.get(Key("shop", name))
+        assert body is not None
+        await target.prepare(body, self.ctx)
+
+    async def reconcile(self, name: str) -> Requeue:
+        """Have the operator reconcile a Replay."""
+        return await reconcile(Key("shop", name), self.ctx, asyncio.Lock())
+
+    @property
+    def granted(self) -> dict[str, list[str]]:
+        """Return what each role may do on `checked`."""
+        found = self.broker.namespaces["shop/prod"].grants.get(f"{PREFIX}/checked", {})
+        return {role: sorted(actions) for role, actions in found.items()}
+
+    def restart(self) -> None:
+        """Start another operator, which lists what there is."""
+        stored = self.kubernetes.objects[resources.REPLAYS].values()
+        self.ctx = dataclasses.replace(self.ctx, replays=Cache(stored))
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Rights]:
+    """A target that deduplicates and has a subscription, on which others have rights."""
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        broker.tenants = {"shop": []}
+        topics = {"checked": Topic(0, {}, {"": ["s"]}), "orders": Topic(0, {}, {"": ["s"]})}
+        for topic in topics.values():
+            topic.policies["deduplicationEnabled"] = True
+        broker.namespaces = {"shop/prod": Namespace(topics)}
+        broker.namespaces["shop/prod"].grants = {f"{PREFIX}/checked": {"billing": ["consume"]}}
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+        spec = PulsarConnectionSpec.model_validate(connection()["spec"])
+
+        async def resolve(*_: object) -> Connection:
+            return Connection(Key("shop", "main"), spec, admin)
+
+        kubernetes = FakeKubernetes()
+        place = Rights(broker, kubernetes, ctx())
+        place.ctx = dataclasses.replace(
+            place.ctx,
+            kubernetes=kubernetes,
+            brokers=cast("Any", SimpleNamespace(resolve=resolve)),
+            clock=lambda: place.now,
+        )
+        yield place
+
+
+async def test_right_is_recorded_before_it_is_granted(place: Rights) -> None:
+    place.add("first")
+    place.broker.fault = answering(500)
+    with pytest.raises(Exception, match="500"):
+        await place.prepare("first")
+    place.broker.fault = None
+    assert place.granted == {"billing": ["consume"]}
+    await place.prepare("first")
+    assert place.granted == {"billing": ["consume"], "replayer": BOTH}
+    body = place.body("first")
+    assert body is not None
+    assert finalizers.has(body, rights.FINALIZER)
+    assert body["status"]["targetRights"] == [
+        {"connection": "shop/main", "topic": f"{PREFIX}/checked", "role": "replayer",
+         "actions": BOTH}
+    ]  # fmt: skip
+    writes = len(place.kubernetes.writes)
+    await place.prepare("first")
+    assert len(place.kubernetes.writes) == writes
+
+
+@pytest.mark.parametrize("phase", ["Completed", "Failed"])
+@pytest.mark.parametrize("restart", [False, True])
+async def test_right_ends_with_replay(place: Rights, phase: str, *, restart: bool) -> None:
+    place.add("first")
+    await place.prepare("first")
+    await place.end("first", phase)
+    if restart:
+        place.restart()
+    await place.reconcile("first")
+    assert place.granted == {"billing": ["consume"]}
+    body = place.body("first")
+    assert body is not None
+    assert not finalizers.has(body, rights.FINALIZER)
+    assert "targetRights" not in body["status"]
+    assert body["status"]["phase"] == phase
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_right_ends_with_deleted_replay(place: Rights, *, restart: bool) -> None:
+    place.add("first")
+    await place.prepare("first")
+    place.delete("first")
+    if restart:
+        place.restart()
+    assert await place.reconcile("first") is Requeue.ON_CHANGE
+    assert place.granted == {"billing": ["consume"]}
+    body = place.body("first")
+    assert body is None or not finalizers.has(body, rights.FINALIZER)
+
+
+async def test_right_that_others_had_granted_stays(place: Rights) -> None:
+    place.broker.namespaces["shop/prod"].grants[f"{PREFIX}/checked"]["replayer"] = ["consume"]
+    place.add("first")
+    await place.prepare("first")
+    assert place.granted["replayer"] == BOTH
+    await place.end("first", "Completed")
+    await place.reconcile("first")
+    assert place.granted["replayer"] == ["consume"]
+
+
+async def test_right_that_needs_no_grant_leaves_no_record(place: Rights) -> None:
+    place.broker.namespaces["shop/prod"].grants[f"{PREFIX}/checked"]["replayer"] = BOTH
+    place.add("first")
+    await place.prepare("first")
+    assert place.kubernetes.writes == []
+    await place.end("first", "Completed")
+    await place.reconcile("first")
+    assert place.granted["replayer"] == BOTH
+
+
+@pytest.mark.parametrize(("earlier", "later"), [("first", "second"), ("second", "first")])
+async def test_shared_right_ends_with_last_replay(place: Rights, earlier: str, later: str) -> None:
+    other = policy(subscription="billing")
+    other["metadata"] |= {"name": "billing", "uid": "uid-billing"}
+    place.ctx.policies.put(other)
+    place.add("first")
+    place.add("second", policyRef={"name": "billing"})
+    await place.prepare("first")
+    await place.prepare("second")
+    await place.end(earlier, "Completed")
+    await place.reconcile(earlier)
+    assert place.granted["replayer"] == BOTH
+    place.delete(later)
+    await place.reconcile(later)
+    assert place.granted == {"billing": ["consume"]}
+
+
+async def test_right_on_topic_of_policy_stays(place: Rights) -> None:
+    """That policy needs it by now, and grants it itself."""
+    place.add("first")
+    await place.prepare("first")
+    naming = {"retryTopic": f"{PREFIX}/checked"}
+    adopting = policy(subscription="billing", naming=naming)
+    adopting["metadata"] |= {"name": "billing", "uid": "uid-billing"}
+    place.ctx.policies.put(adopting)
+    await place.end("first", "Completed")
+    await place.reconcile("first")
+    assert place.granted["replayer"] == BOTH
+
+
+async def test_deletion_waits_for_broker_and_gives_up_in_the_end(place: Rights) -> None:
+    place.add("first")
+    await place.prepare("first")
+    place.delete("first")
+    place.broker.fault = answering(500)
+    assert await place.reconcile("first") is Requeue.BACKOFF
+    place.now += rights.ABANDON + timedelta(seconds=1)
+    assert await place.reconcile("first") is Requeue.ON_CHANGE
+    assert rights.RIGHTS_ABANDONED in {reason for _, reason, _ in place.kubernetes.announced()}
+    body = place.body("first")
+    assert body is None or not finalizers.has(body, rights.FINALIZER)
+
+
+async def test_ended_replay_waits_for_broker(place: Rights) -> None:
+    place.add("first")
+    await place.prepare("first")
+    await place.end("first", "Failed")
+    place.broker.fault = answering(500)
+    assert await place.reconcile("first") is Requeue.BACKOFF
+    place.broker.fault = None
+    await place.reconcile("first")
+    assert place.granted == {"billing": ["consume"]}
+
+
+async def test_right_goes_with_topic_that_is_deleted(place: Rights) -> None:
+    place.add("first")
+    await place.prepare("first")
+    del place.broker.namespaces["shop/prod"].topics["checked"]
+    await place.end("first", "Completed")
+    await place.reconcile("first")
+    body = place.body("first")
+    assert body is not None
+    assert not finalizers.has(body, rights.FINALIZER)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"role": "billing"},
+        {"topic": "persistent://bank/prod/accounts"},
+    ],
+)
+async def test_forged_record_takes_no_other_right(place: Rights, forged: dict[str, str]) -> None:
+    """A job may write the status of its Replay."""
+    place.broker.namespaces["bank/prod"] = Namespace({"accounts": Topic(0, {})})
+    accounts = "persistent://bank/prod/accounts"
+    place.broker.namespaces["bank/prod"].grants = {accounts: {"replayer": ["produce"]}}
+    place.add("first")
+    await place.prepare("first")
+    body = place.body("first")
+    assert body is not None
+    (record,) = body["status"]["targetRights"]
+    await place.change("first", {"targetRights": [{**record, **forged}]})
+    await place.end("first", "Completed")
+    await place.reconcile("first")
+    assert place.granted["billing"] == ["consume"]
+    assert place.broker.namespaces["bank/prod"].grants == {accounts: {"replayer": ["produce"]}}
