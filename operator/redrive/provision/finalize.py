@@ -131,7 +131,7 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
     try:
         ref = spec_of(body, ctx.policies).connection_ref
     except InvalidSpecError:
-        return await _revoke_recorded(body, ctx)
+        return await _revoke_recorded(body, _recorded_topics(body), ctx)
     connection = await _connection(ref, Key.of(body).namespace, ctx)
     request = resolve_through(body, connection.spec, ctx)
     if request.deletion is DeletionPolicy.RETAIN:
@@ -153,21 +153,36 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
     return planned
 
 
-async def _revoke_recorded(body: Body, ctx: Context) -> Removal:
+async def revoke_on_system_topics(body: Body, ctx: Context) -> None:
+    """Take back what redrive granted for a policy on topics of Pulsar's own.
+
+    Such a policy is older than the rule that refuses it.
+
+    Raises:
+        RedriveError: not now; what was done by then is done.
+    """
+    topics = [topic for topic in _recorded_topics(body) if topic.is_system]
+    await _revoke_recorded(body, topics, ctx)
+
+
+def _recorded_topics(body: Body) -> list[TopicName]:
+    """Return the topics that the status of a policy names."""
+    recorded = body.get("status") or {}
+    return [TopicName.parse(recorded[field]) for field in _TOPIC_FIELDS if field in recorded]
+
+
+async def _revoke_recorded(body: Body, topics: Sequence[TopicName], ctx: Context) -> Removal:
     """Take back the rights that redrive granted for a policy that this release does not accept.
 
-    Such a policy is older than a rule, such as the one about topics of Pulsar's own. Its topics are
-    those that its status names. Only what the record of each names is taken back; all else stays.
+    Only what the record of each of *topics* names is taken back; all else stays.
 
     Raises:
         RedriveError: as for `_clean_up`.
     """
-    key, through = Key.of(body), connection_of(body)
-    ref = ConnectionRef(name=through.name, namespace=through.namespace)
-    recorded = body.get("status") or {}
-    topics = [TopicName.parse(recorded[field]) for field in _TOPIC_FIELDS if field in recorded]
     if not topics:
         return Removal((), ())
+    key, through = Key.of(body), connection_of(body)
+    ref = ConnectionRef(name=through.name, namespace=through.namespace)
     connection = await _connection(ref, key.namespace, ctx)
     spec = body["spec"]
     source = f"{spec['topic']}/{spec['subscription']}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from redrive.api.conditions import Reason
 from redrive.api.naming import NAMING_SCHEME
-from redrive.errors import RedriveError, Requeue
+from redrive.errors import InvalidSpecError, RedriveError, Requeue
 from redrive.kube import logs, resources, status
 from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
@@ -23,7 +23,8 @@ from redrive.provision import metrics, pause
 from redrive.provision.actions import in_words
 from redrive.provision.conflicts import Conflicts
 from redrive.provision.converge import Converged, converge
-from redrive.provision.finalize import finalize
+from redrive.provision.facts import Request
+from redrive.provision.finalize import finalize, revoke_on_system_topics
 from redrive.provision.finalizer import ensure_finalizer, has_finalizer
 from redrive.provision.handover import hand_over, receiver_of
 from redrive.provision.health.watch import Health
@@ -152,7 +153,7 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
     if pause.is_paused(body):
         return Outcome(pause.paused(body))
     try:
-        request = resolve(body, ctx)
+        request = await _resolve(body, ctx)
     except RedriveError as error:
         return Outcome.failed(shown_to(body, error))
     if "retryTopic" in (body.get("status") or {}):  # else once it is not refused
@@ -167,6 +168,19 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
         return Outcome.failed(shown_to(body, error))
     warnings = (*made.warnings, *health.warnings(body))
     return _observed(made, warnings) if request.only_observes else _ready(body, made, warnings)
+
+
+async def _resolve(body: Body, ctx: Context) -> Request:
+    """Read what a policy asks for; take back rights on topics that it may not have any more.
+
+    Raises:
+        RedriveError: it can't be obeyed, or the rights can't be taken back now.
+    """
+    try:
+        return resolve(body, ctx)
+    except InvalidSpecError:
+        await revoke_on_system_topics(body, ctx)
+        raise
 
 
 def _observed(made: Converged, warnings: Sequence[StatusWarning]) -> Outcome:

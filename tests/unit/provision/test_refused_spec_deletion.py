@@ -97,3 +97,29 @@ async def test_deletion_of_policy_with_system_topic_revokes_its_grants(
         }
         assert harness.topics == {"orders", SYSTEM, dead_letters}
         assert not any(map(has_finalizer, harness.kubernetes.objects[resources.POLICIES].values()))
+
+
+@pytest.mark.parametrize("deletion", ["Retain", "Delete"])
+async def test_rights_on_system_topic_are_taken_back_at_once(
+    connection: dict[str, Any], policy: MakeBody, deletion: str
+) -> None:
+    """Whoever has them can stop all producers of the namespace."""
+    body = refused_policy(policy)
+    body["spec"]["deletionPolicy"] = deletion
+    dead_letters = f"{PREFIX}/orders-fulfilment-DLQ"
+    async with reconcile_harness(connection, body, FakeKubernetes()) as harness:
+        namespace = harness.broker.namespaces["shop/prod"]
+        namespace.topics[SYSTEM] = owned(body, ["consume", "produce"])
+        namespace.topics["orders-fulfilment-DLQ"] = owned(body, ["produce"])
+        namespace.grants = {
+            f"{PREFIX}/{SYSTEM}": {"fulfilment": ["consume", "produce"], "broker": ["produce"]},
+            dead_letters: {"fulfilment": ["produce"]},
+        }
+        await harness.reconcile()
+        assert namespace.grants == {
+            f"{PREFIX}/{SYSTEM}": {"broker": ["produce"]},
+            dead_letters: {"fulfilment": ["produce"]},
+        }
+        writes = len(harness.broker.writes)
+        await harness.reconcile()
+        assert len(harness.broker.writes) == writes
