@@ -22,7 +22,7 @@ from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
 from redrive.kube.context import Context
 from redrive.kube.resources import Body, Key
-from redrive.replay.controller import rights, target
+from redrive.replay.controller import launch, rights, target
 from redrive.replay.controller.reconcile import reconcile
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -275,3 +275,27 @@ async def test_forged_record_takes_no_other_right(place: Rights, forged: dict[st
     await place.reconcile("first")
     assert place.granted["billing"] == ["consume"]
     assert place.broker.namespaces["bank/prod"].grants == {accounts: {"replayer": ["produce"]}}
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_next_replay_has_right_at_target_of_failed_one(place: Rights, *, there: bool) -> None:
+    """What that left there without a record has to be found."""
+    place.add("first")
+    await place.prepare("first")
+    failed = place.body("first")
+    assert failed is not None
+    await place.change("first", {"sparkApplication": launch.name_of(failed)})
+    await place.end("first", "Failed")
+    await place.reconcile("first")
+    assert place.granted == {"billing": ["consume"]}
+    if not there:
+        del place.broker.namespaces["shop/prod"].topics["checked"]
+    place.add("next", target="Retry", targetTopic=None)
+    body = place.kubernetes.objects[resources.REPLAYS][Key("shop", "next")]
+    del body["spec"]["targetTopic"]
+    place.ctx.replays.put(body)
+    await place.prepare("next")
+    assert place.granted.get("replayer") == (BOTH if there else None)
+    await place.end("next", "Completed")
+    await place.reconcile("next")
+    assert place.granted == {"billing": ["consume"]}
