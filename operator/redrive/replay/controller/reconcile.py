@@ -84,7 +84,7 @@ async def _end(replay: Body, ctx: Context) -> Requeue:
         await rights.release(replay, ctx)
     except RedriveError as error:
         logger.warning("the rights of a Replay are not taken back yet: %s", error)
-        return Requeue.BACKOFF
+        return Requeue.SLOW_BACKOFF
     return await ending.delete_if_over(ctx.replays.get(Key.of(replay)) or replay, ctx)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
 
@@ -106,13 +107,9 @@ async def release(replay: Body, ctx: Context) -> None:
     """
     if not finalizers.has(replay, FINALIZER):
         return
-    recorded = ReplayStatus.of(replay).target_rights or ()
-    for record in recorded:
+    for record in ReplayStatus.of(replay).target_rights or ():
         await _take_back(replay, record, ctx)
-    if recorded:
-        fields = {"targetRights": None}
-        replay = await ctx.kubernetes.patch_status(resources.REPLAYS, Key.of(replay), fields)
-        ctx.replays.renew(replay)
+    replay = ctx.replays.get(Key.of(replay)) or replay
     await finalizers.remove(replay, FINALIZER, _publisher(ctx))
 
 
@@ -152,7 +149,7 @@ def _is_running(replay: Body, ctx: Context) -> bool:
 
 
 async def _take_back(replay: Body, record: TargetRights, ctx: Context) -> None:
-    """Take back one right, unless it is still needed.
+    """Take back one right, unless it is still needed, and forget it.
 
     Who may write the status of a Replay, as its job may, has no other right taken back than one of
     the replay role, on a topic that the connection allows to the namespace.
@@ -161,19 +158,30 @@ async def _take_back(replay: Body, record: TargetRights, ctx: Context) -> None:
     connection = await _connection(record, namespace, ctx)
     allowed = connections.permissions(connection.spec, connection.key, namespace, ctx.namespaces)
     identity = connection.spec.replay
-    if identity is None or identity.role != record.role or not allowed.allows_topic(topic):
-        logger.warning("Replay %s: no rule allows to take back: %s", *_of(replay, record))
-        return
+    is_ours = identity is not None and identity.role == record.role and allowed.allows_topic(topic)
     async with _locks.setdefault(topic, asyncio.Lock()):
-        if _is_needed(replay, record, ctx) or _is_of_policy(topic, ctx):
-            return
-        with connection.admin.granting(topic.namespace_name) as change:
-            try:
+        if not is_ours:
+            logger.warning("Replay %s: no rule allows to take back: %s", *_of(replay, record))
+        elif not (_is_needed(replay, record, ctx) or _is_of_policy(topic, ctx)):
+            with (
+                connection.admin.granting(topic.namespace_name) as change,
+                suppress(
+                    AdminNotFoundError  # the topic is gone, and the right with it
+                ),
+            ):
                 taken = NEEDED.intersection(record.actions)
                 await change([RightsChange(topic, record.role, take=taken)])
-            except AdminNotFoundError:
-                return  # the topic is gone, and the right with it
-    logger.info("Replay %s: rights taken back: %s", *_of(replay, record))
+            logger.info("Replay %s: rights taken back: %s", *_of(replay, record))
+        # Within the lock: of two Replays that end at once, the second has to see none of the first.
+        await _forget(replay, record, ctx)
+
+
+async def _forget(replay: Body, record: TargetRights, ctx: Context) -> None:
+    known = ReplayStatus.of(ctx.replays.get(Key.of(replay)) or replay).target_rights or ()
+    others = [each.to_manifest() for each in known if each != record]
+    fields = {"targetRights": others or None}
+    after = await ctx.kubernetes.patch_status(resources.REPLAYS, Key.of(replay), fields)
+    ctx.replays.renew(after)
 
 
 def _of(replay: Body, record: TargetRights) -> tuple[Key, str]:
@@ -199,7 +207,12 @@ def _is_needed(replay: Body, record: TargetRights, ctx: Context) -> bool:
 
 
 def _same(replay: Body, record: TargetRights, ctx: Context) -> Iterator[TargetRights]:
-    """Yield the records of *replay* about the same role on the same topic of the same broker."""
+    """Yield the records of *replay* about the same role on the same topic of the same broker.
+
+    A record counts only beside the finalizer, without which it is never taken back.
+    """
+    if not finalizers.has(replay, FINALIZER):
+        return
     for each in ReplayStatus.of(replay).target_rights or ():
         if (each.topic, each.role) == (record.topic, record.role) and _broker(each, ctx) == _broker(
             record, ctx

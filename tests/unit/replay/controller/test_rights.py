@@ -205,6 +205,20 @@ async def test_shared_right_ends_with_last_replay(place: Rights, earlier: str, l
     assert place.granted == {"billing": ["consume"]}
 
 
+async def test_shared_right_ends_with_replays_that_end_at_once(place: Rights) -> None:
+    other = policy(subscription="billing")
+    other["metadata"] |= {"name": "billing", "uid": "uid-billing"}
+    place.ctx.policies.put(other)
+    place.add("first")
+    place.add("second", policyRef={"name": "billing"})
+    await asyncio.gather(place.prepare("first"), place.prepare("second"))
+    assert place.granted["replayer"] == BOTH
+    await place.end("first", "Completed")
+    await place.end("second", "Failed")
+    await asyncio.gather(place.reconcile("first"), place.reconcile("second"))
+    assert place.granted == {"billing": ["consume"]}
+
+
 async def test_right_on_topic_of_policy_stays(place: Rights) -> None:
     """That policy needs it by now, and grants it itself."""
     place.add("first")
@@ -236,7 +250,7 @@ async def test_ended_replay_waits_for_broker(place: Rights) -> None:
     await place.prepare("first")
     await place.end("first", "Failed")
     place.broker.fault = answering(500)
-    assert await place.reconcile("first") is Requeue.BACKOFF
+    assert await place.reconcile("first") is Requeue.SLOW_BACKOFF
     place.broker.fault = None
     await place.reconcile("first")
     assert place.granted == {"billing": ["consume"]}
@@ -258,6 +272,8 @@ async def test_right_goes_with_topic_that_is_deleted(place: Rights) -> None:
     [
         {"role": "billing"},
         {"topic": "persistent://bank/prod/accounts"},
+        {"topic": "accounts"},
+        {"connection": "main"},
     ],
 )
 async def test_forged_record_takes_no_other_right(place: Rights, forged: dict[str, str]) -> None:
@@ -274,6 +290,9 @@ async def test_forged_record_takes_no_other_right(place: Rights, forged: dict[st
     await place.end("first", "Completed")
     await place.reconcile("first")
     assert place.granted["billing"] == ["consume"]
+    body = place.body("first")
+    assert body is not None
+    assert not finalizers.has(body, rights.FINALIZER)
     assert place.broker.namespaces["bank/prod"].grants == {accounts: {"replayer": ["produce"]}}
 
 
