@@ -84,6 +84,9 @@ class FakeProducer:
     def last_sequence_id(self) -> int:
         return self._last
 
+    def is_connected(self) -> bool:
+        return True
+
     def send(self, content: object, *, sequence_id: int, **_fields: object) -> pulsar.MessageId:
         topics, fate = self._topics, self._topics.fate()
         if fate is Fate.FORGOTTEN:

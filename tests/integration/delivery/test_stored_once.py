@@ -9,19 +9,18 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 
 import pulsar
 import pytest
 
 from redrive import RetryConsumer
+from redrive.delivery.retrying import producers, unsent
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
 from tests.support.provisioned_policy import ProvisionedPolicy, path
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
-LATER = timedelta(hours=1)
 
 
 def contents(count: int, prefix: str = "m") -> list[bytes]:
@@ -116,3 +115,27 @@ def test_hops_to_a_topic_that_grows_are_stored_once(provision_policy: ProvisionP
         provisioned.send(*sent[40:])
         wait_until_moved(provisioned)
     assert copies(provisioned, retry, partitions=6) == once(sent)
+
+
+SLOW = {"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1}
+
+
+@pytest.mark.parametrize("whole_namespace", [False, True])
+def test_hops_to_a_slow_topic_are_stored_once(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch, *, whole_namespace: bool
+) -> None:
+    """The broker stores what it has received, long after the consumer has given the send up."""
+    monkeypatch.setattr(producers, "_SEND_SECONDS", 1.0)
+    monkeypatch.setattr(unsent, "_FIRST_SECONDS", 1.0)
+    provisioned = provision_policy(delays=("1s",), max_retries=1)
+    policy, sent = provisioned.policy, contents(40)
+    provisioned.send(*sent)
+    namespace = f"/admin/v2/namespaces/{policy.topic.namespace_name}"
+    limited = namespace if whole_namespace else path(policy.retry_topic)
+    provisioned.broker.request("POST", f"{limited}/publishRate", SLOW).check("limit")
+    with failing(provisioned, workers=24) as consumer:
+        wait_until_moved(provisioned)
+        wait_until(lambda: provisioned.backlog(policy.retry_topic) == 0)
+        assert consumer is not None
+    assert copies(provisioned, policy.retry_topic) == once(sent)
+    assert copies(provisioned, policy.dead_letter_topic) == once(sent)

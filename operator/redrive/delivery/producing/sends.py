@@ -28,8 +28,10 @@ receipt, and the message is sent again:
   message. It is never dropped.
 - `-1:-1` contradicts the last sequence id: the message is sent under a new name, and may be stored
   twice.
-- Chunks: the broker recognises only the last chunk. It may have stored that one alone. So a chunked
-  message is sent again whole under a new name, and may be stored twice.
+- Chunks: the broker recognises only the last chunk. It may have stored that one alone. And when the
+  client connects again, it sends chunks twice, of which consumers with the client 4.2 can't put the
+  message together. So the message is sent again whole under a new name if its producer was
+  disconnected meanwhile, or if the receipt has no entry, and may be stored twice.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import pulsar
 
@@ -66,6 +68,9 @@ _SECOND = timedelta(seconds=1)
 
 MAX_OPEN = 32
 """Producers that one slot keeps at the broker: with more partitions than that they take turns."""
+
+_POLL_SECONDS = 0.02
+"""How often a producer of chunks is checked; the client waits 0.09 s before it connects again."""
 
 _MAX_NAMES = 3
 """Names tried in one call of `PartitionSender.send`."""
@@ -172,15 +177,18 @@ class PartitionSender:
         if self._chunked and self.in_doubt:
             self._rename()
         for _ in range(_MAX_NAMES):
-            receipt = self._once(content, fields, timeout)
-            if receipt.ledger_id() >= 0:
+            producer = self.open()
+            with _Connected(producer) if self._chunked else contextlib.nullcontext() as connected:
+                receipt = self._once(producer, content, fields, timeout)
+            whole = connected is None or connected.always
+            if receipt.ledger_id() >= 0 and whole:
                 self.in_doubt = False
                 return receipt
             if not self._chunked and self._is_stored():
                 self.in_doubt = False
                 return None
             self._rename()
-        raise UnprovenError(f"{_MAX_NAMES} receipts without an entry")
+        raise UnprovenError(f"{_MAX_NAMES} receipts that prove nothing")
 
     def close(self) -> None:
         """Close the producer; the next send opens it again under its name."""
@@ -195,8 +203,13 @@ class PartitionSender:
         self._ended = True
         self.close()
 
-    def _once(self, content: object, fields: Mapping[str, Any], timeout: float) -> pulsar.MessageId:
-        producer = self.open()
+    def _once(
+        self,
+        producer: pulsar.Producer,
+        content: object,
+        fields: Mapping[str, Any],
+        timeout: float,
+    ) -> pulsar.MessageId:
         given_up = threading.Event()
 
         def give_up() -> None:
@@ -230,6 +243,35 @@ class PartitionSender:
         self.close()
         self._name = f"{self._base}.{next(self._renamed)}"
         self._sequence_id = 1
+
+
+class _Connected:
+    """Watches the connection of a producer, within a `with` block.
+
+    Attributes:
+        always: whether it was connected all the time.
+    """
+
+    def __init__(self, producer: pulsar.Producer) -> None:
+        self.always = True
+        self._producer = producer
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="redrive-chunks", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while self.always:
+            self.always = self._producer.is_connected()
+            if self._over.wait(_POLL_SECONDS):
+                self.always &= self._producer.is_connected()
+                return
 
 
 @dataclass(frozen=True)
