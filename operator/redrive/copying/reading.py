@@ -31,13 +31,21 @@ def properties(message: pulsar.Message) -> dict[str, str] | None:
     return found
 
 
+NO_VERSION = 2**63 - 1
+"""The version of a message whose metadata names none that a topic can have."""
+
+
 def schema_version(message: pulsar.Message) -> int | None:
-    """Return the version of its topic's schema that *message* was produced with; None if none."""
+    """Return the version of its topic's schema that *message* was produced with; None if none.
+
+    The producer writes it, in any number of bytes. One that does not fit the 8 bytes of a broker's
+    versions is `NO_VERSION`: every look-up of it ends as one of a version that was deleted.
+    """
     try:
         written = message.schema_version().encode()
     except UnicodeDecodeError as error:  # the client takes the bytes of the number for text
         written = error.object
-    return int.from_bytes(written, "big") if written else None
+    return min(int.from_bytes(written, "big"), NO_VERSION) if written else None
 
 
 def id_text(message_id: pulsar.MessageId) -> str:

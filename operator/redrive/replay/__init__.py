@@ -17,6 +17,7 @@ The folders, each with its spine, and each importing from those below it only:
 
 Operator and job share `spec`, what the one hands to the other, and `selection`, which checks and
 writes the `where` of a Replay. `python -m redrive.replay` is the job; `python -m
-redrive.replay.audit` compares both topics with the ledger, and `python -m redrive.replay.refused`
-lists what it has of messages that could not be moved.
+redrive.replay.audit` compares both topics with the ledger, `python -m redrive.replay.refused`
+lists what it has of messages that could not be moved, and `python -m redrive.replay.harmful` finds
+entries that end each consumer.
 """

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, ClassVar
 
 import pulsar
@@ -20,25 +21,18 @@ from redrive.policy.naming import TopicName
 from redrive.replay.topic import broker, snapshot
 from redrive.replay.topic.broker import UNPARTITIONED
 from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.position import NOWHERE, EntryId
+from redrive.replay.topic.position import LATEST, NOWHERE, EntryId
 from redrive.spark import access
 from redrive.spark.options import SourceConnection, TopicSelection
 from redrive.spark.slices import Extent
 
 _INDEX = re.compile(r"-partition-(\d+)$")
-_LAST_MESSAGE_MILLISECONDS = 30_000
 
 
 class PulsarFailedError(RedriveError):
     """The broker refused what the data source asks of it, or can't be reached."""
 
     reason: ClassVar[str] = "PulsarFailed"
-
-
-class LastMessageUnknownError(RedriveError):
-    """Where a partition ends can't be found without the admin API."""
-
-    reason: ClassVar[str] = "LastMessageUnknown"
 
 
 @contextmanager
@@ -90,7 +84,7 @@ class TopicReader:
         """Do what `snapshot.read_through` does."""
         return snapshot.served(asyncio.run(self._internal_stats(topic)), reader)
 
-    def client(self) -> AbstractContextManager[pulsar.Client]:
+    def client(self) -> AbstractContextManager[broker.ReadingClient]:
         """Open a client, and close it with all it has opened."""
         return broker.connect(self._connection.service_url, self._credentials)
 
@@ -148,7 +142,7 @@ def _index(topic: TopicName) -> int:
     return UNPARTITIONED if match is None else int(match[1])
 
 
-def _by_readers(client: pulsar.Client, selection: TopicSelection) -> Iterator[Extent]:
+def _by_readers(client: broker.ReadingClient, selection: TopicSelection) -> Iterator[Extent]:
     for name in selection.names:
         with failures(f"look up {name}", "consume"):
             partitions = client.get_topic_partitions(str(name))
@@ -160,22 +154,8 @@ def _by_readers(client: pulsar.Client, selection: TopicSelection) -> Iterator[Ex
 
 def _last_entry(client: pulsar.Client, topic: TopicName) -> EntryId:
     with failures(f"open a reader on {topic}", "consume"):
-        reader = client.create_reader(
-            str(topic),
-            pulsar.MessageId.latest,
-            receiver_queue_size=1,
-            start_message_id_inclusive=True,
-            crypto_failure_action=pulsar.ConsumerCryptoFailureAction.CONSUME,
-        )
-    try:
-        if not reader.has_message_available():
-            return NOWHERE
-        found = reader.read_next(_LAST_MESSAGE_MILLISECONDS).message_id()
-    except pulsar.Timeout:
-        raise LastMessageUnknownError(
-            f"the last message of {topic} can't be read, so where it ends is not known",
-            remedy="give admin.url, by which the broker tells where it ends",
-        ) from None
-    finally:
-        reader.close()
-    return EntryId(found.ledger_id(), found.entry_id())
+        name = f"redrive-{secrets.token_hex(8)}"
+        reader = client.open_entry_reader(topic, UNPARTITIONED, LATEST, name=name, ahead=1)
+        with closing(reader):
+            last = EntryId(*reader.last_entry())
+            return NOWHERE if last.entry < 0 else last

@@ -26,10 +26,13 @@ from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, LEDGER_SUBSCRIPTION,
 from redrive.policy.properties import CAUSE_TYPE, REPLAYS
 from redrive.replay import audit
 from redrive.replay.job.progress import Progress
+from redrive.replay.protocol.connection import ShownCredentials
+from redrive.replay.protocol.stored import ReadMessage
 from redrive.replay.spark import query
 from redrive.replay.spark.datasource import PulsarDataSource
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
 from redrive.replay.topic import reading, snapshot
+from redrive.replay.topic.broker import ReadingClient
 from redrive.replay.topic.position import NOWHERE
 from redrive.spark import register
 from redrive.spark.datasource import PUSHDOWN
@@ -49,7 +52,7 @@ class ProvisionedPolicy:
     """A policy whose topics are there, for the replay role to work on."""
 
     broker: Broker
-    client: pulsar.Client
+    client: ReadingClient
     policy: Policy
 
     def bury(
@@ -101,7 +104,7 @@ class ProvisionedPolicy:
         """
         return self.ids(self.read_all(target or self.policy.retry_topic))
 
-    def read_all(self, target: TopicName) -> Iterator[pulsar.Message]:
+    def read_all(self, target: TopicName) -> Iterator[ReadMessage]:
         """Read all that *target* holds, partition by partition."""
         for partition in snapshot.look(self.broker.admin_url, target):
             topic = reading.ReadableTopic(self.client, self.broker.admin_url, target)
@@ -138,7 +141,7 @@ class ProvisionedPolicy:
         time.sleep(0.5)  # it is shown, and goes to the topic
 
     @staticmethod
-    def ids(messages: Iterable[pulsar.Message]) -> list[str]:
+    def ids(messages: Iterable[pulsar.Message | ReadMessage]) -> list[str]:
         """Return the ids that `bury` gave, in alphabetical order."""
         return sorted(message.properties()["id"] for message in messages)
 
@@ -229,7 +232,10 @@ def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[Provisio
         *, partitions: int = 0, dead_partitions: int = 0, deduplicate: bool = True,
         retry_rights: tuple[str, ...] = ("produce", "consume"), topic: str = "orders",
     ) -> ProvisionedPolicy:  # fmt: skip
-        client = pulsar.Client(broker.service_url, authentication=token, logger=quiet)
+        shown = ShownCredentials("token", lambda: broker.token(SUPERUSER))
+        client = ReadingClient(
+            broker.service_url, lambda: shown, authentication=token, logger=quiet
+        )
         closing.callback(client.close)
         policy = Policy(TopicName.parse(f"persistent://{pulsar_namespace}/{topic}"), "fulfilment")
         provisioned = ProvisionedPolicy(broker, client, policy)

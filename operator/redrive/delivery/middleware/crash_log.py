@@ -20,6 +20,9 @@ class CrashLog:
     the exit code. A program that ends otherwise, by another exception or by `close`, has not
     crashed.
 
+    An entry that kills the process while the client decodes it is not handed out, and no part of
+    the log; `redrive.replay.harmful` finds it.
+
     Attributes:
         directory: where it records what it has in hand; it must outlive the process, as an
             `emptyDir` of the pod does. Consumers may share it.

@@ -25,6 +25,7 @@ from redrive.replay.job.plan import CAUSES, MAX_CAUSE
 from redrive.replay.job.preview import SHOWN, counts
 from redrive.replay.ledger import ledger
 from redrive.replay.ledger.account import Account
+from redrive.replay.protocol.stored import ReadMessage
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
 from redrive.replay.topic.partition import Partition
@@ -164,7 +165,9 @@ class AftermathLook:
         LedgerLostError: its topic was deleted since, and created again.
     """
 
-    def __init__(self, job: ReplayJob, client: pulsar.Client, check: Callable[[], None]) -> None:
+    def __init__(
+        self, job: ReplayJob, client: broker.ReadingClient, check: Callable[[], None]
+    ) -> None:
         records = ledger.read(client, job.policy.ledger_topic)
         if job.uid not in records.headers:
             raise ledger.lost(job.uid)
@@ -217,7 +220,7 @@ class AftermathLook:
             for partition in snapshot.look(self._job.admin_url, topic, subscription)
         ]
 
-    def _new(self, topic: TopicName, partition: Partition) -> Iterator[pulsar.Message]:
+    def _new(self, topic: TopicName, partition: Partition) -> Iterator[ReadMessage]:
         """Read what came to a partition since the last look, and names the Replay."""
         of = TargetPartition(topic, partition.index)
         after = self._read.get(of, NOWHERE)
@@ -235,7 +238,7 @@ class AftermathLook:
         self._read[of] = max(after, partition.end)
 
 
-def _cause(message: pulsar.Message) -> str:
+def _cause(message: ReadMessage) -> str:
     """Return what a dead letter died of; empty where its consumer did not say.
 
     One in Java leaves all properties as they are: those of the replay, and an older cause.

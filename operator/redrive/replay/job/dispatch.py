@@ -28,7 +28,7 @@ from redrive.replay.moving.task import RangeTask, Route
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
 from redrive.replay.topic.partition import Partition, SubscriptionMissingError
-from redrive.replay.topic.position import Tail
+from redrive.replay.topic.position import EntryId, Tail
 from redrive.replay.topic.ranges import Range
 
 
@@ -52,7 +52,7 @@ FULL_SECONDS = 15.0
 """The time for which nothing is leased when the target was over its backlog quota, or had no
 subscription that keeps messages."""
 TRIES = 3
-"""A range whose task is lost, as with its executor, is leased again so often."""
+"""A range whose task is lost, as with its executor, is leased so often before it is halved."""
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,13 @@ class Dispatch:
         self._ledger, self._reporter = ledger, reporter
         self._resting = {partition.index: partition for partition in resting}
         self._waiting = [of for of in sorted(self._plans) if self._to_move(of)]
-        self._under_way: dict[Future[RangeResult], Range] = {}
+        self._under_way: dict[Future[RangeResult], RangeTask] = {}
+        # Of ranges whose task was lost: how often in a row, what is leased one by one, which are
+        # leased in halves, and what was leased when a task without entries was to tell more.
         self._losses: Counter[Range] = Counter()
+        self._parts: dict[Range, list[int]] = {}
+        self._halved: set[Range] = set()
+        self._suspects: dict[Range, int] = {}
         self._failed: list[Exception] = []
         # Of ranges that are or were under way, what was acknowledged since the run began.
         self._acknowledged: dict[Range, int] = {}
@@ -176,7 +181,7 @@ class Dispatch:
 
         Nothing else tells of it before a range is through, which takes minutes at a low rate.
         """
-        under_way = list(self._under_way.values()) if time.monotonic() >= self._look_due else []
+        under_way = self._ranges_under_way if time.monotonic() >= self._look_due else []
         try:
             for index in {of.partition for of in under_way}:
                 found = self._look_at(index)
@@ -217,7 +222,7 @@ class Dispatch:
                 return
             self._away_since = None
             self._waiting.remove(of)
-            self._under_way[pool.submit(self._engine.move, task)] = of
+            self._under_way[pool.submit(self._engine.move, task)] = task
 
     def _is_subscribed(self) -> bool:
         """Return True if the target keeps messages; else nothing is leased for a while.
@@ -263,20 +268,65 @@ class Dispatch:
 
     def _next(self) -> Range | None:
         """Choose a range; of an ordered policy, none of a partition that one is under way of."""
-        busy = {of.partition for of in self._under_way.values()} if self._job.policy.ordered else ()
+        busy = {of.partition for of in self._ranges_under_way} if self._job.policy.ordered else ()
         return next((of for of in self._waiting if of.partition not in busy), None)
 
-    def _collect(self, of: Range, future: Future[RangeResult]) -> None:
+    @property
+    def _ranges_under_way(self) -> list[Range]:
+        return [task.range for task in self._under_way.values()]
+
+    def _collect(self, task: RangeTask, future: Future[RangeResult]) -> None:
         try:
-            self._settle(of, future.result())
+            self._settle(task, future.result())
         except RedriveError as error:
             self._failed.append(error)
         except Exception as error:
-            logger.warning("the task of range %s failed", of, exc_info=True)
-            self._waiting.insert(0, of)
-            self._losses[of] += 1
-            if self._losses[of] >= TRIES:
+            logger.warning("a task of range %s is lost", task.range, exc_info=True)
+            self._waiting.insert(0, task.range)
+            if not self._lease_again(task):
                 self._failed.append(error)
+
+    def _lease_again(self, task: RangeTask) -> bool:
+        """Have what a lost task had leased again, and return True if that may help.
+
+        After `TRIES` losses a task without any entry tells whether tasks come to their end at all.
+        If one does, the entries are leased in halves, until the one that ends each process that
+        reads it is alone; that is refused.
+        """
+        of, entries = task.range, task.entries
+        if of in self._suspects or not entries:
+            return False
+        parts = self._parts.setdefault(of, [])
+        del parts[:1]
+        self._losses[of] += 1
+        if of in self._halved and entries.bit_count() > 1:
+            self._halve(of, entries)
+        elif self._losses[of] < TRIES:
+            parts[:0] = [entries]
+        else:
+            self._suspects[of] = entries
+        return True
+
+    def _halve(self, of: Range, entries: int) -> None:
+        numbers = list(bitmap.members(entries))
+        lower = bitmap.of(numbers[: len(numbers) // 2], of.size)
+        self._parts[of][:0] = [lower, entries & ~lower]
+        self._halved.add(of)
+        self._losses[of] = 0
+
+    def _see_end(self, of: Range) -> EntryId | None:
+        """Take note that a task was not lost, and return the entry that is refused for that."""
+        self._losses[of] = 0
+        suspect = self._suspects.pop(of, bitmap.EMPTY)
+        if not suspect:
+            del self._parts.get(of, [])[:1]
+        elif suspect.bit_count() > 1:
+            self._halve(of, suspect)
+        else:
+            entry = of.entry_id(bitmap.lowest(suspect))
+            logger.warning("no task with entry %s of range %s comes to its end", entry, of)
+            return entry
+        return None
 
     def _lease(self, of: Range) -> RangeTask:
         """Put on record that *of* is going to be moved, and from where to look for it if it fails.
@@ -301,14 +351,15 @@ class Dispatch:
             replays=None if before.replays is None else before.replays | {self._job.uid},
         )
         stored = self._ledger.write(range_key(of), leased.to_json())
-        plan, entries = self._plans[of], self._to_move(of)
+        plan, entries = self._plans[of], self._to_lease(of)
+        first = bitmap.lowest(entries or self._to_move(of))
         return RangeTask(
             route=self._route,
             range=of,
             entries=entries,
             chunks=plan.chunks,
             unread=plan.unread & entries,
-            after=ranges.look_back(partition, of.entry_id(bitmap.lowest(entries))),
+            after=ranges.look_back(partition, of.entry_id(first)),
             max_replays=self._job.choice.max_replays,
             acknowledged=ranges.settled(of, partition),
             partly=before.partly,
@@ -321,7 +372,7 @@ class Dispatch:
             permit=self._share(len(self._under_way) + 1),
             # Of the average size, many may be much larger, and a task be lost for want of memory.
             ahead=reading.MIN_PREFETCH
-            if self._losses[of]
+            if of in self._parts
             else reading.prefetch(partition.entry_bytes),
         )
 
@@ -338,15 +389,22 @@ class Dispatch:
             self._ledger.write(plan_key(self._job.uid, of), plan.to_json())
             self._waiting.remove(of)
 
-    def _settle(self, of: Range, result: RangeResult) -> None:
-        """Put on record what became of a range.
+    def _settle(self, task: RangeTask, result: RangeResult) -> None:
+        """Put on record what became of a range, or a part of it.
 
         Its plan first: what a task has read of it, the next one may find acknowledged and gone.
         """
-        plan = self._plans[of].read(result.read)
-        plan = plan.after(of, result.refused, result.gone, done=not result.drained)
-        self._ledger.write(plan_key(self._job.uid, of), plan.to_json())
+        of, refused = task.range, result.refused
         before = self._ledger.records.range(of)
+        if not result.drained and (harmful := self._see_end(of)) is not None:
+            refused = (*refused, (harmful, "NotDelivered"))
+        plan = self._plans[of].read(result.read)
+        plan = plan.after(of, refused, result.gone, done=False)
+        out = before.moved_by_any | unite(result.moved.values())
+        is_left = bool(plan.selected & ~plan.skipped & ~out)
+        in_parts = bool(self._parts.get(of))
+        plan = replace(plan, done=not result.drained and not (in_parts and is_left))
+        self._ledger.write(plan_key(self._job.uid, of), plan.to_json())
         moved = {
             uid: before.moved.get(uid, 0) | result.moved.get(uid, 0)
             for uid in {*before.moved, *result.moved}
@@ -365,7 +423,7 @@ class Dispatch:
         )
         self._ledger.write(range_key(of), record.to_json())
         self._look_due = time.monotonic() + LOOK_SECONDS
-        if result.drained and self._to_move(of):
+        if not plan.done and self._to_move(of):
             self._waiting.insert(0, of)
         if result.unsubscribed:
             self._pause_without_subscription()
@@ -378,6 +436,16 @@ class Dispatch:
     @property
     def _plans(self) -> Mapping[Range, RangePlan]:
         return self._ledger.records.plans.get(self._job.uid, {})
+
+    def _to_lease(self, of: Range) -> int:
+        """Return what to lease of a range at a time: all that is to be moved, or a part."""
+        to_move = self._to_move(of)
+        if of in self._suspects:
+            return bitmap.EMPTY
+        parts = self._parts.get(of, [])
+        while parts and not to_move & parts[0]:
+            del parts[0]
+        return to_move & parts[0] if parts else to_move
 
     def _to_move(self, of: Range) -> int:
         plan = self._plans[of]

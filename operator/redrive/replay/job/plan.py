@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-import pulsar
-
 from redrive.policy.naming import TopicName
 from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay.job.choosing import Chooser
@@ -147,7 +145,7 @@ def scanned(
     return plan(what.piece.range, seen, schema_refusal, what.choice)
 
 
-def letters(client: pulsar.Client, what: Scan) -> Iterator[DeadLetterRow]:
+def letters(client: broker.ReadingClient, what: Scan) -> Iterator[DeadLetterRow]:
     """Read the messages that *what* is about; errors are those of `reading.messages`."""
     of, resting = what.piece.range, what.piece.resting & ~what.moved
     topic = ReadableTopic(client, what.admin_url, what.topic)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Mapping
 from typing import ClassVar
@@ -145,8 +146,7 @@ class Progress:
     def fail(self, error: BaseException) -> None:
         """Write down why the run ended before its time; another one may go on with it."""
         reason = error.reason if isinstance(error, RedriveError) else type(error).__name__
-        message = str(error).strip().splitlines()[:1] or [reason]
-        failure = {"reason": reason, "message": message[0][:MAX_MESSAGE]}
+        failure = {"reason": reason, "message": (cause_of(str(error)) or reason)[:MAX_MESSAGE]}
         asyncio.run(self._exchange(_AT_REST | {"failure": failure}))
 
     def _tempo(self, account: Account) -> dict[str, object]:
@@ -168,6 +168,36 @@ class Progress:
             if fields:
                 replay = await kubernetes.patch_status(resources.REPLAYS, self._key, fields)
         return replay
+
+
+def cause_of(text: str) -> str:
+    """Return the line of an error's text that has its cause.
+
+    Of an error that came through Py4J the first line names a call of the driver, and others frames
+    of Java. The cause is the last failure of the task, and of an exception in Python the line
+    behind its frames.
+    """
+    causes = [
+        line.strip()
+        for line in text.split("Driver stacktrace:", maxsplit=1)[0].splitlines()
+        if line.strip() and not _FRAME.match(line)
+    ]
+    failures = [index for index, line in enumerate(causes) if _TASK_FAILURE in line]
+    if failures:
+        causes = causes[failures[-1] :]
+        causes[0] = causes[0].rpartition("): ")[2]
+    elif causes and causes[0].startswith(_CALL):
+        causes = causes[1:]
+    if causes and _TRACEBACK in causes[0] and len(causes) > 1:
+        causes = causes[1:]
+    return _PACKAGE.sub("", causes[0]).removeprefix("SparkException: ") if causes else ""
+
+
+_TASK_FAILURE, _CALL = "most recent failure: ", "An error occurred while calling "
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r"\s+(at [\w.$]+\(|\.\.\. \d+ more|File \"|[ ]{3})")
+"""A frame of Java or Python, or the code of one; a cause begins without white space."""
+_PACKAGE = re.compile(r"^(: )?([a-z]\w*\.)+(?=[A-Z]\w*: )")
 
 
 def _ends(replay: Body) -> Wish | None:

@@ -29,7 +29,7 @@ from redrive.replay.moving.task import Route
 from redrive.replay.spec import ReplayJob
 from redrive.replay.topic import bitmap, broker, ranges, reading, rows, snapshot
 from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.position import EntryId, TargetPartition
+from redrive.replay.topic.position import LATEST, EntryId, TargetPartition
 from redrive.replay.topic.reading import ReadableTopic
 
 ACKNOWLEDGE_TRIES = 5
@@ -169,7 +169,8 @@ def _check_rights(route: Route) -> None:
     try:
         with broker.connect(route.service_url) as client:
             with broker.refusals(f"read {topic}", "consume"):
-                client.create_reader(topic, pulsar.MessageId.latest).close()
+                name = f"redrive-{secrets.token_hex(8)}"
+                client.open_entry_reader(route.target, index, LATEST, name=name, ahead=1).close()
             # Second: a topic over its backlog quota refuses it to whoever may.
             with broker.refusals(f"open a producer on {topic}", "produce"):
                 client.create_producer(topic).close()
@@ -216,8 +217,8 @@ def _returned(
             chunked = returned & bitmap.of(record.chunks, of.size)
             for offset in bitmap.members(returned & ~chunked):
                 yield rows.entry_acknowledgement(of.partition, of.entry_id(offset))
-            if chunked:  # its client alone knows all entries of such a message
+            if chunked:  # only its first and last entry are on record
                 after = reading.begin(of, chunked, record.chunks)
                 ahead = reading.prefetch(partition.entry_bytes)
                 for letter in reading.of_entries(topic, of, chunked, after, ahead):
-                    yield letter.acknowledgement
+                    yield from letter.acknowledgements

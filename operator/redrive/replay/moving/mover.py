@@ -15,8 +15,6 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import ClassVar
 
-import pulsar
-
 from redrive.copying.errors import SchemaError
 from redrive.copying.writer_schemas import LATEST
 from redrive.errors import RedriveError
@@ -83,7 +81,7 @@ class RangeMover:
         again: see `move`.
     """
 
-    def __init__(self, task: RangeTask, client: pulsar.Client, *, again: bool) -> None:
+    def __init__(self, task: RangeTask, client: broker.ReadingClient, *, again: bool) -> None:
         route = task.route
         self._task, self._route, self._client = task, route, client
         self._begun = time.monotonic()
@@ -369,7 +367,8 @@ class RangeMover:
         return broker.waited(self._route.is_subscribed)
 
     def _acknowledge(self, letter: DeadLetterRow) -> None:
-        self._consumer.acknowledge(letter.acknowledgement)
+        for message_id in letter.acknowledgements:
+            self._consumer.acknowledge(message_id)
 
     def _check_lease(self) -> Permit:
         broker.waited(self._lease.check)

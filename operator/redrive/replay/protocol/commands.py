@@ -14,6 +14,8 @@ from google_crc32c import value as crc32c
 from redrive.replay.protocol.protobuf import fields, nested, number
 
 CONNECT, CONNECTED = 2, 3
+SUBSCRIBE, FLOW, MESSAGE, CLOSE_CONSUMER = 4, 11, 9, 16
+LAST_MESSAGE_ID, LAST_MESSAGE_ID_RESPONSE = 29, 30
 PRODUCER, PRODUCER_SUCCESS = 5, 17
 SEND, SEND_RECEIPT, SEND_ERROR = 6, 7, 8
 CLOSE_PRODUCER, SUCCESS, ERROR = 15, 13, 14
@@ -25,11 +27,14 @@ AUTH_CHALLENGE, AUTH_RESPONSE = 36, 37
 _CLIENT = b"redrive"
 _VERSION = 19
 """Of the protocol; a broker speaks the older of this and its own."""
+_NEWEST = 2**63 - 1
 _CHECKSUM_FOLLOWS = b"\x0e\x01"
 _RECEIPT = number(1, SEND_RECEIPT) + nested(SEND_RECEIPT, b"")[:1]
+_MESSAGE = number(1, MESSAGE) + nested(MESSAGE, b"")[:1]
 _SIZES = struct.Struct(">II")
-_MAX_FRAME = 16 * 2**20
-"""Answers to what is asked here are smaller: schemas are the largest."""
+MAX_FRAME = 16 * 2**20
+"""Answers to what is asked here are smaller: schemas are the largest. Entries may be larger, where
+the broker takes such messages."""
 
 
 class Command(NamedTuple):
@@ -39,11 +44,13 @@ class Command(NamedTuple):
         kind: one of those above, or another.
         numbers: its fields that are numbers.
         nested: its other fields.
+        entry: the bytes behind it in its frame: a stored entry, where it is a MESSAGE.
     """
 
     kind: int
     numbers: dict[int, int]
     nested: dict[int, bytes]
+    entry: bytes = b""
 
 
 def frame(kind: int, body: bytes = b"") -> bytes:
@@ -52,8 +59,12 @@ def frame(kind: int, body: bytes = b"") -> bytes:
     return _SIZES.pack(len(command) + 4, len(command)) + command
 
 
-def take_frames(received: bytearray) -> list[Command]:
+def take_frames(received: bytearray, limit: int = MAX_FRAME) -> list[Command]:
     """Take the commands that are complete out of *received*.
+
+    Args:
+        received: begins with a frame.
+        limit: of the size of a frame, in bytes.
 
     Raises:
         ValueError: these are no frames.
@@ -62,21 +73,27 @@ def take_frames(received: bytearray) -> list[Command]:
     at, end = 0, len(received)
     while end - at >= _SIZES.size:
         total, size = _SIZES.unpack_from(received, at)
-        if not size + 4 <= total <= _MAX_FRAME:
+        if not size + 4 <= total <= limit:
             msg = f"a frame of {total} bytes with a command of {size}"
             raise ValueError(msg)
         if end - at < total + 4:
             break
-        begin = at + _SIZES.size
-        taken.append(_read(bytes(received[begin : begin + size])))
-        at += total + 4
+        begin, behind = at + _SIZES.size, at + total + 4
+        command = _read(bytes(received[begin : begin + size]))
+        if begin + size < behind:
+            command = command._replace(entry=bytes(received[begin + size : behind]))
+        taken.append(command)
+        at = behind
     del received[:at]
     return taken
 
 
 def _read(command: bytes) -> Command:
-    if command.startswith(_RECEIPT) and command[3] == len(command) - 4:  # as most
-        return Command(SEND_RECEIPT, *fields(command[4:]))
+    if len(command) > 3 and command[3] == len(command) - 4:  # as most  # noqa: PLR2004
+        if command.startswith(_RECEIPT):
+            return Command(SEND_RECEIPT, *fields(command[4:]))
+        if command.startswith(_MESSAGE):
+            return Command(MESSAGE, *fields(command[4:]))
     numbers, nested = fields(command)
     kind = numbers.get(1, 0)
     return Command(kind, *fields(nested.get(kind, b"")))
@@ -138,6 +155,37 @@ def producer(topic: str, request: int, number_of: int, name: str, schema: bytes 
 def close_producer(number_of: int, request: int) -> bytes:
     """Close a producer."""
     return frame(CLOSE_PRODUCER, number(1, number_of) + number(2, request))
+
+
+def subscribe(topic: str, request: int, number_of: int, name: str, after: tuple[int, int]) -> bytes:
+    """Begin to read, without a subscription that outlives the connection.
+
+    Args:
+        topic: without partitions, or a partition.
+        request: the number that the answer carries.
+        number_of: of the consumer on this connection.
+        name: of the subscription, for the broker's statistics.
+        after: ledger and entry behind which to begin; -1 of both, or 2**63 - 1, stand for the
+            oldest and the newest.
+    """
+    exclusive = number(3, 0)
+    ledger, entry = after
+    if 0 <= ledger < _NEWEST:
+        entry += 1  # a broker begins with the entry, for the sake of what is left of a batch
+    begin = number(1, ledger % 2**64) + number(2, entry % 2**64)
+    body = nested(1, topic.encode()) + nested(2, name.encode()) + exclusive
+    body += number(4, number_of) + number(5, request) + number(8, 0) + nested(9, begin)
+    return frame(SUBSCRIBE, body + number(15, 0))  # creates no topic
+
+
+def flow(number_of: int, messages: int) -> bytes:
+    """Have a consumer receive so many messages more."""
+    return frame(FLOW, number(1, number_of) + number(2, messages))
+
+
+def last_message_id(request: int, number_of: int) -> bytes:
+    """Ask for the last message of a consumer's topic."""
+    return frame(LAST_MESSAGE_ID, number(1, number_of) + number(2, request))
 
 
 def payload(command: bytes, metadata: bytes, content: bytes) -> bytes:

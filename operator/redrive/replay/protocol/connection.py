@@ -24,11 +24,20 @@ _READ_BYTES = 256 * 1024
 TLS = "pulsar+ssl"
 _PORTS = {"pulsar": 6650, TLS: 6651}
 _DEFAULT_MESSAGE_SIZE = 5 * 2**20
+_OVERHEAD_BYTES = 2**20
+"""So much more than its largest messages a broker's frames may have."""
+_ERROR_FIELDS = {commands.ERROR: 2, commands.LOOKUP_RESPONSE: 6}
 _ANSWERED_AT_ONCE = {commands.PING, commands.AUTH_CHALLENGE}
 
 
 class ProtocolError(Exception):
-    """The broker refused, did not answer, or is gone."""
+    """The broker refused, did not answer, or is gone.
+
+    Attributes:
+        code: the number of the error by which it refused; None if it did not.
+    """
+
+    code: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,7 @@ class ProtocolConnection:
 
     Attributes:
         max_message_size: of metadata and payload of an entry, in bytes.
+        heard: when anything came from the broker, by `time.monotonic`.
 
     Raises:
         ProtocolError: from every method, if it is of no use any more.
@@ -69,11 +79,14 @@ class ProtocolConnection:
         self._buffered = 0
         self._requests = 0
         self._trouble: ProtocolError | None = None
+        self._limit = commands.MAX_FRAME
+        self.heard = time.monotonic()
         self._socket = _connected(url, shown)
         with self._ending("the broker does not let this client in"):
             self._write(commands.connect(shown.method, shown.token().encode(), broker))
             connected = self._answer(commands.CONNECTED)
         self.max_message_size = connected.numbers.get(3, _DEFAULT_MESSAGE_SIZE)
+        self._limit = max(self._limit, self.max_message_size + _OVERHEAD_BYTES)
 
     def fileno(self) -> int:
         """Return what to wait for until something can be read."""
@@ -89,6 +102,10 @@ class ProtocolConnection:
         self._requests += 1
         self._write(request(self._requests))
         return self._answer(kind)
+
+    def post(self, command: bytes) -> None:
+        """Send a command that is not answered, at once."""
+        self._write(command)
 
     @property
     def is_to_be_read(self) -> bool:
@@ -110,13 +127,16 @@ class ProtocolConnection:
             self._buffered = 0
             self._write(entries)
 
-    def read(self) -> list[Command]:
+    def read(self, seconds: float = 0.0) -> list[Command]:
         """Return the commands that have come in, without waiting for more.
 
         What came before a trouble is returned first.
+
+        Args:
+            seconds: how long to wait for a first one.
         """
         try:
-            while self._receive(0.0):
+            while self._receive(0.0 if self._unread else seconds):
                 pass
         except ProtocolError:
             if not self._unread:
@@ -167,8 +187,9 @@ class ProtocolConnection:
 
     def _take_in(self, received: bytes) -> list[int]:
         """Keep what is to be read, and return the kinds of what is to be answered at once."""
+        self.heard = time.monotonic()
         self._received += received
-        came = commands.take_frames(self._received)
+        came = commands.take_frames(self._received, self._limit)
         self._unread += [each for each in came if each.kind not in _ANSWERED_AT_ONCE]
         return [each.kind for each in came if each.kind in _ANSWERED_AT_ONCE]
 
@@ -231,7 +252,9 @@ def _connected(url: str, shown: ShownCredentials) -> socket.socket:
 def refusal(command: Command) -> ProtocolError:
     """Return what to raise at a command that was not wanted, such as ERROR."""
     text = b" ".join(command.nested.values()).decode(errors="replace")
-    return ProtocolError(f"command {command.kind} of the broker: {command.numbers} {text}")
+    error = ProtocolError(f"command {command.kind} of the broker: {command.numbers} {text}")
+    error.code = command.numbers.get(_ERROR_FIELDS.get(command.kind, 0))
+    return error
 
 
 @contextmanager

@@ -7,9 +7,13 @@ bytes, which may be a text or another message.
 from __future__ import annotations
 
 _VARINT, _BYTES = 0, 2
+_READ = {_VARINT, _BYTES}
+_FIXED = {1: 8, 5: 4}
+"""Types of a fixed width, in bytes."""
 ONE_BYTE = 128
 """Smaller numbers take one byte."""
 _LOW_BITS, _MORE = ONE_BYTE - 1, ONE_BYTE
+_MAX, _LAST_SHIFT = 2**64 - 1, 63
 _SMALL = tuple(bytes([value]) for value in range(ONE_BYTE))
 
 
@@ -59,10 +63,65 @@ def fields(message: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
             nested[tag >> 3] = message[at - value : at]
         else:
             return numbers, nested
-    except IndexError:  # it ends in the midst of a number
+    except IndexError:  # it ends in the midst of a number, or of one without end
         pass
     msg = f"no message of Protocol Buffers: {message[:64].hex()}"
     raise ValueError(msg)
+
+
+def with_repeated(
+    message: bytes, repeated: int
+) -> tuple[dict[int, int], dict[int, bytes], list[bytes]]:
+    """Read a message that others wrote, as `fields`, with all values of one repeated field.
+
+    Fields of fixed width, which Pulsar has none of, are passed over, as by each reader of the
+    encoding.
+
+    Args:
+        message: the bytes.
+        repeated: the number of a field that is bytes.
+
+    Raises:
+        ValueError: as for `fields`.
+    """
+    numbers: dict[int, int] = {}
+    nested: dict[int, bytes] = {}
+    values: list[bytes] = []
+    at, end = 0, len(message)
+    try:
+        while at < end:
+            tag = message[at]
+            at += 1
+            if tag >= _MORE:
+                tag, at = _varint(message, at - 1)
+            kind = tag & 7
+            if kind not in _READ:
+                at += _FIXED[kind]
+                continue
+            value = message[at]
+            at += 1
+            if value >= _MORE:
+                value, at = _varint(message, at - 1)
+            if kind == _VARINT:
+                numbers[tag >> 3] = value
+                continue
+            begin, at = at, at + value
+            if tag >> 3 == repeated:
+                values.append(message[begin:at])
+            else:
+                nested[tag >> 3] = message[begin:at]
+    except (IndexError, KeyError):  # it ends in the midst of a number, or has another type
+        at = -1
+    if at != end:
+        msg = f"no message of Protocol Buffers: {message[:64].hex()}"
+        raise ValueError(msg)
+    return numbers, nested, values
+
+
+def signed_32(value: int) -> int:
+    """Return the number of 32 bits with a sign that was written as *value*."""
+    value %= 2**32
+    return value - 2**32 if value >= 2**31 else value
 
 
 def signed(value: int) -> int:
@@ -81,5 +140,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         value |= (byte & _LOW_BITS) << shift
         if byte < _MORE:
-            return value, at
+            return value & _MAX, at
         shift += 7
+        if shift > _LAST_SHIFT:
+            raise IndexError("a number of more than 10 bytes")

@@ -186,7 +186,7 @@ class Session(Generic[T]):
         with self._ending():
             self._check()
             definition = None if schema is None else self._schema(*schema)
-            connection = self._connection_for(topic)
+            connection = self.connection_for(topic)
             opened = connection.ask(
                 lambda request: commands.producer(topic, request, number_of, name, definition),
                 commands.PRODUCER_SUCCESS,
@@ -238,8 +238,8 @@ class Session(Generic[T]):
         for connection in self._connections.values():
             connection.close()
 
-    def _connection_for(self, topic: str) -> ProtocolConnection:
-        """Connect to the broker that has a topic, for as long as the session lasts."""
+    def connection_for(self, topic: str) -> ProtocolConnection:
+        """Connect to the broker that has a topic, or a partition, while the session lasts."""
         if topic not in self._at:
             self._at[topic] = self._looked_up(topic)
         return self._at[topic]
@@ -308,7 +308,7 @@ class Session(Generic[T]):
     def _schema(self, topic: str, version: int | None) -> bytes:
         """Return a version of the schema of a topic as the broker has it."""
         if (topic, version) not in self._schemas:
-            found = self._connection_for(topic).ask(
+            found = self.connection_for(topic).ask(
                 lambda request: commands.get_schema(topic, request, version),
                 commands.GET_SCHEMA_RESPONSE,
             )

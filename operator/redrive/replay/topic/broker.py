@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pulsar
 
@@ -24,8 +24,12 @@ from redrive.admin.errors import (
 from redrive.copying.errors import NotSentError
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
+from redrive.replay.protocol.connection import ShownCredentials
+from redrive.replay.protocol.reader import EntryReader, OnMalformed
+from redrive.replay.protocol.session import Session
 from redrive.replay.topic import credentials
 from redrive.replay.topic.broker_credentials import BrokerCredentials
+from redrive.replay.topic.position import EntryId
 
 WAIT_SECONDS = 300.0
 """So long a run waits for a broker that is away, as while it is restarted; or for another process
@@ -44,15 +48,56 @@ class ReplayRoleRefusedError(RedriveError):
     reason: ClassVar[str] = "ReplayRoleRefused"
 
 
+class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no types
+    """A client that reads topics others write to by the protocol itself.
+
+    Args:
+        service_url: of the cluster.
+        shown: returns the credentials of one more session.
+        options: of `pulsar.Client`.
+
+    Attributes:
+        on_malformed: see `EntryReader`.
+    """
+
+    def __init__(
+        self,
+        service_url: str,
+        shown: Callable[[], ShownCredentials],
+        **options: Any,  # noqa: ANN401  those of the client
+    ) -> None:
+        super().__init__(service_url, **options)
+        self.on_malformed: OnMalformed | None = None
+        self._service_url, self._shown = service_url, shown
+
+    def open_entry_reader(
+        self, topic: TopicName, index: int, after: EntryId, *, name: str, ahead: int
+    ) -> EntryReader:
+        """Open a reader of one partition; see `EntryReader`.
+
+        Raises:
+            pulsar.PulsarException: the broker refuses, or can't be reached.
+        """
+        return EntryReader(
+            lambda: Session(self._service_url, self._shown()),
+            str(partition_of(topic, index)),
+            index,
+            after,
+            name=name,
+            ahead=ahead,
+            on_malformed=self.on_malformed,
+        )
+
+
 @contextmanager
-def connect(service_url: str, shown: BrokerCredentials | None = None) -> Iterator[pulsar.Client]:
+def connect(service_url: str, shown: BrokerCredentials | None = None) -> Iterator[ReadingClient]:
     """Open a client, and close it with all it has opened; it shows those of the job by default.
 
     Closing is no error, whatever the state of its connections.
     """
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn)
-    options = (shown or credentials.of_this_job()).client(service_url)
-    client = pulsar.Client(service_url, logger=quiet, **options)
+    shown = shown or credentials.of_this_job()
+    client = ReadingClient(service_url, shown.protocol, logger=quiet, **shown.client(service_url))
     try:
         yield client
     finally:
@@ -160,7 +205,7 @@ def acknowledger(client: pulsar.Client, topic: TopicName, subscription: str) -> 
     )
 
 
-def close(handle: pulsar.Producer | pulsar.Consumer | pulsar.Reader) -> None:
+def close(handle: pulsar.Producer | pulsar.Consumer | pulsar.Reader | EntryReader) -> None:
     """Close *handle*, whatever the state of its connection."""
     with suppress(pulsar.PulsarException):
         handle.close()

@@ -32,6 +32,8 @@ class EntryId(NamedTuple):
 
 NOWHERE = EntryId(-1, -1)
 """Before every entry: the end of an empty partition."""
+LATEST = EntryId(2**63 - 1, 2**63 - 1)
+"""Behind every entry."""
 
 
 class TargetPartition(NamedTuple):

@@ -4,9 +4,8 @@ Reading takes nothing away: it goes around the subscription, which the messages 
 that was sent in chunks comes with its last one, if the reading began before its first. What the
 broker holds and a client can't show, such as the parts of an unfinished one, does not come.
 
-A client loses such messages when it is connected again in the midst of one, or waits for a part for
-a minute. So entries that no message came of are read once more; what comes then comes late. More
-than ten that are mixed with each other no client puts together.
+Entries that no message came of are read once more, from before their chunks; what comes then comes
+late.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ import pulsar
 from redrive.admin.errors import AdminError
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
-from redrive.replay.topic import bitmap, broker, messageid, snapshot, spans
+from redrive.replay.protocol.reader import EntryReader
+from redrive.replay.protocol.stored import ReadMessage
+from redrive.replay.topic import bitmap, broker, snapshot, spans
 from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import LOOK_BACK, Range
 from redrive.replay.topic.rows import DeadLetterRow
@@ -48,7 +49,7 @@ class ReadableTopic(NamedTuple):
         open_seconds: so long the opening of a reader is tried again, see `broker.waited`.
     """
 
-    client: pulsar.Client
+    client: broker.ReadingClient
     admin_url: str
     topic: TopicName
     read_through: Callable[[str, TopicName, str], EntryId | None] | None = snapshot.read_through
@@ -73,7 +74,7 @@ def messages(  # noqa: PLR0913, PLR0917  one each
     wanted: Sequence[Span],
     ahead: int,
     lost: list[Span] | None = None,
-) -> Iterator[pulsar.Message]:
+) -> Iterator[ReadMessage]:
     """Read messages of one partition, each once.
 
     Args:
@@ -94,11 +95,10 @@ def messages(  # noqa: PLR0913, PLR0917  one each
 
 
 class _Received(NamedTuple):
-    """A message, its entry and its id: what a client makes at each call."""
+    """A message, and its entry."""
 
     at: EntryId
-    message_id: pulsar.MessageId
-    message: pulsar.Message
+    message: ReadMessage
 
 
 def _received(  # noqa: PLR0913, PLR0917  as `messages`
@@ -139,12 +139,12 @@ class _Seen:
     def spans(self) -> list[Span]:
         return [Span(*run) for run in self._runs]
 
-    def add(self, at: EntryId, message_id: pulsar.MessageId) -> None:
-        """Take in the entry of a message, and that of its first chunk if it lies right before."""
-        ledger, entry = at
+    def add(self, entries: Sequence[tuple[int, int]]) -> None:
+        """Take in the last entry of a message, and that of its first chunk if it lies before it."""
+        ledger, entry = entries[-1]
         of, _, last = self._run
         if ledger != of or entry > last + 1:
-            alone = messageid.entry_of(message_id.serialize()).first != (ledger, entry - 1)
+            alone = entries[0] != (ledger, entry - 1)
             first = entry if alone else entry - 1
             if ledger != of or first > last + 1:
                 self._run = [ledger, first, entry]
@@ -162,21 +162,13 @@ def _read(
     """Read what one reader delivers from behind an entry up to another; *seen* takes note of it."""
     after, last = bounds
     topic = broker.partition_of(of.topic, partition)
+    name = f"redrive-{secrets.token_hex(8)}"
 
-    def open_reader() -> tuple[str, pulsar.Reader]:
-        # Another name each time: the broker may have one that the client has given up.
-        name = f"redrive-{secrets.token_hex(8)}"
-        return name, of.client.create_reader(
-            str(topic),
-            pulsar.MessageId(partition, after.ledger, after.entry, -1),
-            receiver_queue_size=ahead,
-            subscription_role_prefix=name,
-            # Else what is encrypted would be passed over in silence.
-            crypto_failure_action=pulsar.ConsumerCryptoFailureAction.CONSUME,
-        )
+    def open_reader() -> EntryReader:
+        return of.client.open_entry_reader(of.topic, partition, after, name=name, ahead=ahead)
 
     doing = f"open a reader on {topic}"
-    name, reader = broker.opened(doing, "consume", open_reader, of.open_seconds)
+    reader = broker.opened(doing, "consume", open_reader, of.open_seconds)
 
     def is_through() -> bool:
         """Whether the broker has sent all that is to be read, shown by the client or not.
@@ -191,17 +183,17 @@ def _read(
     newest = *after, math.inf
     try:
         while (message := _next(reader, last, is_through)) is not None:
-            message_id = message.message_id()
-            at = EntryId(message_id.ledger_id(), message_id.entry_id())
+            place = message.place
+            at = EntryId(*place.entries[-1])
             if at > last:
                 return
             # One that is connected again, or begins behind a batch, may repeat some.
-            position = *at, message_id.batch_index()
+            position = *at, place.batch_index
             if position > newest:
                 newest = position
-                seen.add(at, message_id)
-                yield _Received(at, message_id, message)
-            if at == last and _is_end_of_entry(message_id):
+                seen.add(place.entries)
+                yield _Received(at, message)
+            if at == last and place.batch_index + 1 in {0, place.batch_size}:
                 return
     finally:
         broker.close(reader)
@@ -222,9 +214,9 @@ def of_entries(
     offsets = list(bitmap.members(entries))
     there = spans.of_entries(of.ledger, (of.first + offset for offset in offsets))
     wanted = frozenset(offsets)
-    for (ledger, entry), message_id, message in _received(topic, of.partition, after, there, ahead):
+    for (ledger, entry), message in _received(topic, of.partition, after, there, ahead):
         if ledger == of.ledger and entry - of.first in wanted:
-            yield DeadLetterRow.of(message, of.partition, message_id)
+            yield DeadLetterRow.of(message, of.partition)
 
 
 def begin(of: Range, entries: int, chunks: Mapping[int, EntryId]) -> EntryId:
@@ -241,14 +233,7 @@ def begin(of: Range, entries: int, chunks: Mapping[int, EntryId]) -> EntryId:
     return EntryId(ledger, entry - 1)
 
 
-def _is_end_of_entry(message_id: pulsar.MessageId) -> bool:
-    index: int = message_id.batch_index()
-    return index < 0 or index + 1 == messageid.entry_of(message_id.serialize()).size
-
-
-def _next(
-    reader: pulsar.Reader, last: EntryId, is_through: Callable[[], bool]
-) -> pulsar.Message | None:
+def _next(reader: EntryReader, last: EntryId, is_through: Callable[[], bool]) -> ReadMessage | None:
     """Return the next message, None where nothing is left to come."""
     deadline = time.monotonic() + SILENCE_SECONDS
     through = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 from redrive.copying import reading
 from redrive.policy import envelope
 from redrive.policy.properties import CAUSE_TYPE
-from redrive.replay.topic import messageid
+from redrive.replay.protocol.stored import ReadMessage
 from redrive.replay.topic.position import EntryId, Position
 
 BATCH_ROWS = 1_000
@@ -25,13 +26,14 @@ class DeadLetterRow(NamedTuple):
     Attributes:
         partition: of the topic it lies in; -1 if that has none.
         batch_size: how many messages its entry holds.
-        message_id: as the client has it: of one in chunks it knows all their entries.
+        message_id: as the client has it.
         first_chunk: of one that was sent in chunks, the entry of the first; *position* is the last.
         encrypted: whether *value* is what only its readers can decrypt.
         unreadable: whether one of its properties is no text; then the client shows none of them.
         schema_version: of the schema of the topic it lies in; None if it was sent without.
         key: in base64 if it is no text, as is *ordering_key*: so consumers send it on, too.
         publish_time: in milliseconds since 1970, as is *event_time*.
+        chunks: the entries of all its chunks; none of one that is whole.
     """
 
     partition: int
@@ -48,26 +50,21 @@ class DeadLetterRow(NamedTuple):
     properties: dict[str, str]
     publish_time: int
     event_time: int | None
+    chunks: tuple[EntryId, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        message: pulsar.Message,
-        partition: int,
-        message_id: pulsar.MessageId | None = None,
-    ) -> DeadLetterRow:
-        """Take all there is of *message*, whose id may be known already."""
-        if message_id is None:
-            message_id = message.message_id()
-        entry = messageid.entry_of(message_id.serialize())
-        index = max(0, message_id.batch_index())
+    def of(cls, message: ReadMessage, partition: int) -> DeadLetterRow:
+        """Take all there is of *message*."""
+        place = message.place
+        entries = place.entries
+        in_chunks = len(entries) > 1
         properties = reading.properties(message)
         return cls(
             partition=partition,
-            position=Position(message_id.ledger_id(), message_id.entry_id(), index),
-            batch_size=entry.size,
-            message_id=message_id,
-            first_chunk=entry.first,
+            position=Position(*entries[-1], max(0, place.batch_index)),
+            batch_size=place.batch_size,
+            message_id=message.message_id(),
+            first_chunk=EntryId(*entries[0]) if in_chunks else None,
             encrypted=message.encryption_context() is not None,
             unreadable=properties is None,
             schema_version=reading.schema_version(message),
@@ -77,14 +74,14 @@ class DeadLetterRow(NamedTuple):
             properties=properties or {},
             publish_time=message.publish_timestamp(),
             event_time=message.event_timestamp() or None,
+            chunks=tuple(starmap(EntryId, entries)) if in_chunks else (),
         )
 
     @property
-    def acknowledgement(self) -> pulsar.MessageId:
+    def acknowledgements(self) -> list[pulsar.MessageId]:
         """Return what to acknowledge it by, with all that is in its entry, or with all chunks."""
-        if self.batch_size == 1:
-            return self.message_id
-        return entry_acknowledgement(self.partition, self.position.entry_id)
+        entries = self.chunks or (self.position.entry_id,)
+        return [entry_acknowledgement(self.partition, each) for each in entries]
 
     @property
     def size(self) -> int:

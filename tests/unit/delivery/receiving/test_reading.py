@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pulsar
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
 
 from redrive import Event, Policy
@@ -16,6 +18,7 @@ from redrive.delivery.bounded import Deadline
 from redrive.delivery.retrying.producers import Producers
 from redrive.delivery.telemetry.events import Name
 from redrive.opentelemetry import Tracing
+from redrive.policy import properties
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
@@ -23,6 +26,7 @@ from redrive.testing import InMemoryConsumer
 from redrive.testing.broker import InMemoryMessage
 from tests.support.messages import AS_BASE64, NO_TEXT, message_with
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=1, ladder=Ladder.from_fixed("5s")
 )
@@ -123,3 +127,93 @@ def test_a_message_whose_properties_are_no_text_fails_without_ending_run(*, trac
     told = [(event.event, event.reason) for event in events]
     assert told == [(Name.ATTEMPT_FAILED, "LookupError"), (Name.UNSENT, "Unreadable")]
     assert consumer.broker.unsettled() == consumer.dead_letters == []
+
+
+@dataclass(frozen=True)
+class Hostile(InMemoryMessage):
+    """A message whose metadata is whatever its producer wrote, as the client shows that."""
+
+    raw_keys: tuple[bytes, bytes] = (b"", b"")
+    raw_properties: tuple[tuple[bytes, bytes], ...] = ()
+    version: bytes = b""
+    times: tuple[int, int] = (0, 0)
+
+    def partition_key(self) -> str:
+        return self.raw_keys[0].decode()
+
+    def ordering_key(self) -> str:
+        return self.raw_keys[1].decode()
+
+    def properties(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.raw_properties}
+
+    def schema_version(self) -> str:
+        return self.version.decode()
+
+    def publish_timestamp(self) -> int:
+        return self.times[0]
+
+    def event_timestamp(self) -> int:
+        return self.times[1]
+
+
+NAMES = [
+    value.encode()
+    for name, value in vars(properties).items()
+    if name.isupper() and isinstance(value, str)
+]
+texts = (st.text(max_size=20) | st.integers().map(str)).map(str.encode)
+values = st.binary(max_size=20) | texts
+# Properties that are no text have a test of their own.
+hostile_properties = st.lists(st.tuples(st.sampled_from(NAMES) | texts, texts), max_size=4)
+hostile_fields = st.fixed_dictionaries(
+    {
+        "raw_keys": st.tuples(values, values),
+        "raw_properties": hostile_properties.map(tuple),
+        "version": st.binary(max_size=20) | st.just(b"0123456789abcdef") | st.just(b"\xff" * 8),
+        "times": st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+    }
+)
+
+
+@given(fields=hostile_fields, ordered=st.booleans())
+def test_hostile_metadata_ends_no_run(fields: dict[str, Any], *, ordered: bool) -> None:
+    kind = SubscriptionType.KEY_SHARED if ordered else SubscriptionType.SHARED
+    policy = replace(POLICY, ordered=ordered, subscription_type=kind)
+    consumer = InMemoryConsumer(policy)
+    broker = consumer.broker
+    for topic in (policy.topic, policy.retry_topic):
+        place = pulsar.MessageId(-1, 0, 0)
+        broker.store(topic, Hostile(topic, place, b"hostile", broker.clock.now(), **fields))
+    consumer.send(b"plain")
+    handled: list[bytes] = []
+
+    def fail_at_hostile(message: pulsar.Message) -> None:
+        assert consumer.attempt_of(message).number >= 1
+        version = reading.schema_version(message)
+        assert version is None or 0 <= version < 2**63
+        handled.append(message.data())
+        if message.data() == b"hostile":
+            raise LookupError
+
+    consumer.run(fail_at_hostile)
+
+    assert handled.count(b"plain") == 1
+    assert handled.count(b"hostile") >= 2
+    stored = [*broker.unsettled(), *consumer.dead_letters]
+    assert [message.content for message in stored] == [b"hostile"] * 2
+
+
+@pytest.mark.parametrize(
+    ("written", "version"),
+    [
+        (b"", None),
+        ((5).to_bytes(8), 5),
+        (b"\0" * 16, 0),
+        (b"\xff" * 8, reading.NO_VERSION),
+        (b"0123456789abcdef", reading.NO_VERSION),
+    ],
+)
+def test_schema_versions_of_any_size_fit_a_broker(written: bytes, version: int | None) -> None:
+    message = Hostile(POLICY.topic, pulsar.MessageId(-1, 0, 0), b"", EPOCH, version=written)
+    assert reading.schema_version(cast("pulsar.Message", message)) == version

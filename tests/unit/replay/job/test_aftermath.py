@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import pulsar
 import pytest
@@ -99,7 +99,8 @@ def topics(monkeypatch: pytest.MonkeyPatch) -> Topics:
 
 
 def looking(job: ReplayJob = JOB) -> AftermathLook:
-    return AftermathLook(job, None, lambda: None)  # its client is not asked
+    client = cast("broker.ReadingClient", None)  # it is not asked
+    return AftermathLook(job, client, lambda: None)
 
 
 def numbers(found: Aftermath) -> tuple[int, int, int, bool]:

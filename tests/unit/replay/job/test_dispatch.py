@@ -30,7 +30,7 @@ from redrive.replay.moving import tail
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask, Route
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import broker, snapshot
+from redrive.replay.topic import bitmap, broker, snapshot
 from redrive.replay.topic.partition import Acknowledged, Partition, SubscriptionMissingError
 from redrive.replay.topic.position import NOWHERE, EntryId, TargetPartition
 from redrive.replay.topic.ranges import RANGE_ENTRIES, Range
@@ -518,3 +518,47 @@ def test_task_that_target_gave_up_is_leased_again(monkeypatch: pytest.MonkeyPatc
     run(POLICY, engine, partitions=1, reporter=target)
     assert len(engine.moved) == RANGES + 1
     assert target.awaited in target.rests
+
+
+class KilledBy(InStep):
+    """An engine whose task is lost if it reads one of some entries, or whenever *always*."""
+
+    def __init__(self, *entries: int, always: bool = False) -> None:
+        super().__init__(slots=2, beside=1)
+        self._harmful = bitmap.of(entries, RANGE_ENTRIES)
+        self._always = always
+        self.losses = 0
+
+    def move(self, task: RangeTask) -> RangeResult:
+        if self._always or task.entries & self._harmful:
+            self.losses += 1
+            raise RuntimeError("the process was killed")
+        return super().move(task)
+
+
+def of_one_range(entries: int) -> InMemory:
+    ledger = InMemory(1)
+    (first, *_) = ledger.records.plans["uid"]
+    ledger.records.plans["uid"] = {first: RangePlan.of_unread(entries)}
+    return ledger
+
+
+@pytest.mark.parametrize("harmful", [[7], [0, 99], [40, 41, 42], list(range(100))[::9]])
+def test_entries_that_kill_are_refused_and_others_move(harmful: list[int]) -> None:
+    ledger, engine = of_one_range(bitmap.span(0, 99)), KilledBy(*harmful)
+    dispatched(POLICY, engine, ledger, [partition(0)], Silent())
+    account = Account.of("uid", ledger.records)
+    assert (account.moved, account.left) == (100 - len(harmful), 0)
+    (plan,) = ledger.records.plans["uid"].values()
+    assert sorted(each.entry.entry for each in plan.refused) == harmful
+    assert {each.cause for each in plan.refused} == {"NotDelivered"}
+    assert plan.done
+    assert engine.losses <= dispatch.TRIES + len(harmful) * (7 + dispatch.TRIES)
+
+
+def test_tasks_that_are_lost_without_entries_fail_the_run() -> None:
+    ledger, engine = of_one_range(0b1), KilledBy(always=True)
+    with pytest.raises(RuntimeError, match="killed"):
+        dispatched(POLICY, engine, ledger, [partition(0)], Silent())
+    assert engine.losses == dispatch.TRIES + 1  # the last one had none
+    assert not any(plan.refused for plan in ledger.records.plans["uid"].values())

@@ -13,7 +13,7 @@ from redrive.policy.naming import TopicName
 from redrive.replay.moving import tail
 from redrive.replay.moving.outcome import Found
 from redrive.replay.moving.tail import WritesPendingError
-from redrive.replay.topic import reading, snapshot
+from redrive.replay.topic import broker, reading, snapshot
 from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import EntryId, Tail, TargetPartition
 from redrive.replay.topic.ranges import Range
@@ -109,6 +109,6 @@ def test_what_is_trimmed_while_it_is_read_may_have_been_there(
     monkeypatch.setattr(snapshot, "look", lambda *_: [told({5, 6})])
     monkeypatch.setattr(snapshot, "look_at", lambda *_: told(left))
     found = Found()
-    topic = reading.ReadableTopic(cast("pulsar.Client", None), "http://p", TARGET.topic)
+    topic = reading.ReadableTopic(cast("broker.ReadingClient", None), "http://p", TARGET.topic)
     tail.find(found, topic, {TARGET: Tail(EntryId(5, 3))}, Range(0, 7, 0, 9))
     assert found.trimmed == trimmed

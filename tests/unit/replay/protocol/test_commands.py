@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from google_crc32c import value as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,11 +25,13 @@ def test_frames_are_taken_as_soon_as_they_are_whole(kinds: list[int], data: st.D
     assert taken == [Command(kind, {2: kind}, {3: b"x" * kind}) for kind in kinds]
 
 
-def test_what_follows_a_command_in_its_frame_is_passed_over() -> None:
+def test_command_with_entry_in_its_frame_keeps_its_bytes() -> None:
     entry = commands.payload(number(2, 7), b"metadata", b"content")
     received = bytearray(entry + commands.frame(commands.PING))
+    stored = b"\x00\x00\x00\x08metadatacontent"
+    checksum = crc32c(stored).to_bytes(4)
     assert commands.take_frames(received) == [
-        Command(commands.SEND, {2: 7}, {}),
+        Command(commands.SEND, {2: 7}, {}, b"\x0e\x01" + checksum + stored),
         Command(commands.PING, {}, {}),
     ]
 

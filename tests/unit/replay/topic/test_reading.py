@@ -10,7 +10,8 @@ import pulsar
 import pytest
 
 from redrive.policy.naming import TopicName
-from redrive.replay.topic import reading
+from redrive.replay.protocol.stored import MessagePlace
+from redrive.replay.topic import broker, reading
 from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import LOOK_BACK
 from redrive.replay.topic.reading import ReadableTopic, SourceSilentError
@@ -23,36 +24,17 @@ as a negative number."""
 
 
 @dataclass
-class Id:
-    """In the place of a message id, which only the client makes where there are chunks."""
-
-    place: Place
-
-    def ledger_id(self) -> int:
-        return self.place[0]
-
-    def entry_id(self) -> int:
-        return self.place[1]
-
-    def batch_index(self) -> int:
-        return max(-1, self.place[2])
-
-    def serialize(self) -> bytes:
-        ledger, entry, index = self.place
-        if index >= -1:
-            plain: bytes = pulsar.MessageId(-1, ledger, entry, index).serialize()
-            return plain
-        return bytes([0x08, ledger, 0x10, entry, 0x3A, 4, 0x08, ledger, 0x10, -index])
-
-
-@dataclass
 class Read:
     """A message with a place alone."""
 
-    place: Place
+    given: Place
 
-    def message_id(self) -> Id:
-        return Id(self.place)
+    @property
+    def place(self) -> MessagePlace:
+        ledger, entry, index = self.given
+        if index >= -1:
+            return MessagePlace(-1, ((ledger, entry),), index, 2)
+        return MessagePlace(-1, ((ledger, -index), (ledger, entry)))
 
 
 @dataclass
@@ -63,8 +45,14 @@ class Readers:
     begun: list[Place] = field(default_factory=list)
     closed: int = 0
 
-    def create_reader(self, _topic: str, after: pulsar.MessageId, **__: Any) -> Readers:  # noqa: ANN401
-        self.begun.append((after.ledger_id(), after.entry_id(), after.batch_index()))
+    def open_entry_reader(
+        self,
+        _topic: TopicName,
+        _index: int,
+        after: EntryId,
+        **__: Any,  # noqa: ANN401
+    ) -> Readers:
+        self.begun.append((*after, -1))
         return self
 
     def read_next(self, _timeout: int) -> Read:
@@ -77,9 +65,9 @@ class Readers:
         self.closed += 1
 
     def read(self, after: EntryId, *wanted: Span) -> list[Place]:
-        topic = ReadableTopic(cast("pulsar.Client", self), "http://p", NAME, lambda *_: FAR)
+        topic = ReadableTopic(cast("broker.ReadingClient", self), "http://p", NAME, lambda *_: FAR)
         found = reading.messages(topic, -1, after, wanted, 10)
-        return [cast("Read", each).place for each in found]
+        return [cast("Read", each).given for each in found]
 
 
 FAR = EntryId(99, 0)
@@ -163,7 +151,7 @@ def test_a_reading_ends_where_the_broker_has_sent_all(
 ) -> None:
     """Not where the client says that no more is available."""
     monkeypatch.setattr(reading, "SILENCE_SECONDS", 0.1)
-    client = cast("pulsar.Client", Silent([[], []]))
+    client = cast("broker.ReadingClient", Silent([[], []]))
     topic = ReadableTopic(client, "http://p", NAME, lambda *_: sent)
     found = reading.messages(topic, -1, EntryId(7, 2), [Span(7, 3, 9)], 10)
     with nullcontext() if ends else pytest.raises(SourceSilentError):

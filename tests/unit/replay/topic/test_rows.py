@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.policy.properties import CAUSE_TYPE, RECONSUMETIMES, REPLAYS
+from redrive.replay.protocol.protobuf import nested
 from redrive.replay.topic import messageid, rows
-from redrive.replay.topic.messageid import Entry
 from redrive.replay.topic.position import EntryId, Position
 from redrive.replay.topic.rows import DeadLetterRow
-from tests.support.messages import AS_BASE64, NO_TEXT, message_with
+from tests.support.messages import AS_BASE64, NO_TEXT
+from tests.support.raw_entries import read_alone
 
 text = st.text(max_size=20)
 moments = st.integers(1, 2**63 - 1)  # a program may mean nanoseconds
@@ -64,7 +65,7 @@ def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetterRow]) -
 
 def test_only_the_columns_that_are_asked_for_are_written() -> None:
     carried = {CAUSE_TYPE: "TimeoutError", REPLAYS: "2", RECONSUMETIMES: "not a number"}
-    letter = DeadLetterRow.of(message_with(), -1)._replace(properties=carried)
+    letter = DeadLetterRow.of(read_alone(), -1)._replace(properties=carried)
     names = ("replays", "cause_type", "reconsume_times")
     assert rows.to_batch([letter], names).to_pylist() == [
         {"replays": 2, "cause_type": "TimeoutError", "reconsume_times": 0}
@@ -73,37 +74,22 @@ def test_only_the_columns_that_are_asked_for_are_written() -> None:
 
 
 def test_keys_that_are_no_text_are_read_as_the_base64_that_consumers_send_on_too() -> None:
-    letter = DeadLetterRow.of(message_with(partition_key=NO_TEXT, ordering_key=NO_TEXT), -1)
+    letter = DeadLetterRow.of(read_alone(nested(6, NO_TEXT) + nested(18, NO_TEXT)), -1)
     assert (letter.key, letter.ordering_key) == (AS_BASE64, AS_BASE64)
-    letter = DeadLetterRow.of(message_with(partition_key="größe"), -1)
+    letter = DeadLetterRow.of(read_alone(nested(6, "größe".encode())), -1)
     assert (letter.key, letter.ordering_key) == ("größe", None)
 
 
 def test_properties_that_are_no_text_do_not_end_the_reading() -> None:
-    letter = DeadLetterRow.of(message_with(property=("a", NO_TEXT)), -1)
+    letter = DeadLetterRow.of(read_alone(nested(4, nested(1, b"a") + nested(2, NO_TEXT))), -1)
     assert letter.unreadable
     assert letter.properties == {}
-    letter = DeadLetterRow.of(message_with(property=("a", "ä")), -1)
+    letter = DeadLetterRow.of(read_alone(nested(4, nested(1, b"a") + nested(2, "ä".encode()))), -1)
     assert not letter.unreadable
     assert letter.properties == {"a": "ä"}
-
-
-def test_an_unbatched_message_is_alone_in_its_entry() -> None:
-    assert messageid.entry_of(pulsar.MessageId(1, 2, 3, -1).serialize()) == Entry(1)
-
-
-def test_the_size_of_a_batch_and_the_first_chunk_are_read_from_the_protocol() -> None:
-    # ledgerId 300, entryId 7, batch_index 2, ack_set [-1], batch_size 5: as protobuf writes them.
-    batched = bytes.fromhex("08ac021007200228ffffffffffffffffff013005")
-    assert messageid.entry_of(batched) == Entry(5)
-    # ledgerId 3, entryId 4, first_chunk_message_id {ledgerId 3, entryId 2}.
-    chunked = bytes.fromhex("080310043a0408031002")
-    assert messageid.entry_of(chunked) == Entry(1, EntryId(3, 2))
 
 
 @pytest.mark.parametrize("broken", ["08", "08ff", "0d00000000"])
 def test_what_is_no_message_id_is_refused(broken: str) -> None:
     with pytest.raises(ValueError, match="no message"):
         messageid.place_of(bytes.fromhex(broken))
-    with pytest.raises(ValueError, match="no message"):
-        messageid.entry_of(bytes.fromhex("3005" + broken))

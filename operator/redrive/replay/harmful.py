@@ -1,0 +1,187 @@
+"""Find entries of a subscription that end each consumer, and move them to a dead-letter topic.
+
+`python -m redrive.replay.harmful SERVICE_URL ADMIN_URL TOPIC SUBSCRIPTION [--dead-letter TOPIC]`,
+with credentials as for the audit, of a role that may consume the topic, and produce to the
+dead-letter topic. Without `--dead-letter` it changes nothing. Each line has the id of an entry and
+what is wrong with it. An entry is harmful if it holds something else than its metadata names: the
+client for Python and C++ ends its process at many of these, before any handler sees a message.
+
+An entry is acknowledged once the dead-letter topic holds all its bytes: as the content of a message
+whose properties name topic, subscription, id and cause. A crash in between stores it twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
+
+import pulsar
+
+from redrive.errors import RedriveError
+from redrive.policy.naming import TopicName
+from redrive.policy.properties import (
+    CAUSE_MESSAGE,
+    CAUSE_TYPE,
+    ORIGIN_MESSAGE_ID,
+    REAL_SUBSCRIPTION,
+    REAL_TOPIC,
+)
+from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
+from redrive.replay.topic.partition import Partition
+from redrive.replay.topic.position import EntryId, Position
+from redrive.replay.topic.ranges import Range
+from redrive.replay.topic.reading import ReadableTopic
+from redrive.replay.topic.rows import entry_acknowledgement
+
+CAUSE = "MalformedEntry"
+"""The type of the cause of such dead letters."""
+_KINDS = pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared, pulsar.ConsumerType.Failover
+
+
+class NotQuarantinedError(RedriveError):
+    """There is no receipt for a harmful entry, which stays where it is."""
+
+    reason: ClassVar[str] = "NotQuarantined"
+
+
+class HarmfulEntry(NamedTuple):
+    """An entry that is not acknowledged.
+
+    Attributes:
+        partition: of the topic; -1 if that has none.
+        stored: all its bytes, metadata included.
+        cause: what is wrong with it.
+    """
+
+    partition: int
+    entry: EntryId
+    stored: bytes
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.entry}:{self.partition}"
+
+
+def find(
+    client: broker.ReadingClient, admin_url: str, topic: TopicName, subscription: str
+) -> Iterator[HarmfulEntry]:
+    """Go through the harmful entries of all that a subscription has not acknowledged.
+
+    Raises:
+        RedriveError: the topic can't be read.
+    """
+    readable = ReadableTopic(client, admin_url, topic)
+    for partition in broker.waited(lambda: snapshot.look(admin_url, topic, subscription)):
+        yield from _of_partition(readable, partition)
+
+
+def quarantine(
+    client: broker.ReadingClient,
+    topic: TopicName,
+    subscription: str,
+    entry: HarmfulEntry,
+    dead_letter_topic: TopicName,
+) -> None:
+    """Store an entry in a dead-letter topic, and acknowledge it.
+
+    Raises:
+        NotQuarantinedError: it was not stored.
+        ReplayRoleRefusedError: the role may not, or the broker is away.
+    """
+    properties = {
+        REAL_TOPIC: str(topic),
+        REAL_SUBSCRIPTION: subscription,
+        ORIGIN_MESSAGE_ID: str(entry),
+        CAUSE_TYPE: CAUSE,
+        CAUSE_MESSAGE: entry.cause,
+    }
+    producer = broker.opened(
+        f"open a producer on {dead_letter_topic}",
+        "produce",
+        lambda: client.create_producer(
+            str(dead_letter_topic), batching_enabled=False, chunking_enabled=True
+        ),
+    )
+    try:
+        receipt = producer.send(entry.stored, properties=properties)
+    except pulsar.PulsarException as error:
+        raise _not_quarantined(entry, str(error)) from error
+    finally:
+        broker.close(producer)
+    if receipt.ledger_id() < 0:
+        raise _not_quarantined(entry, "a receipt without an entry")
+    consumer = _acknowledger(client, broker.partition_of(topic, entry.partition), subscription)
+    consumer.acknowledge(entry_acknowledgement(entry.partition, entry.entry))
+    broker.close(consumer)
+
+
+def _of_partition(topic: ReadableTopic, partition: Partition) -> Iterator[HarmfulEntry]:
+    resting = {piece.range: piece.resting for piece in ranges.cut(partition, partition.end)}
+    if not resting:
+        return
+    first = min(of.entry_id(bitmap.lowest(bits)) for of, bits in resting.items())
+    after = EntryId(first.ledger, first.entry - 1)
+    malformed: dict[EntryId, tuple[bytes, str]] = {}
+
+    def take_in(place: tuple[int, int], stored: bytes, cause: str) -> None:
+        malformed[EntryId(*place)] = stored, cause
+
+    topic.client.on_malformed = take_in
+    behind = partition.behind(after)
+    ahead = reading.prefetch(partition.entry_bytes)
+    for _ in reading.messages(topic, partition.index, after, behind, ahead):
+        pass  # it is for consumers
+    for entry, (stored, cause) in sorted(malformed.items()):
+        of = Range.of(partition.index, Position(*entry, 0))
+        if bitmap.contains(resting.get(of, bitmap.EMPTY), entry.entry - of.first):
+            yield HarmfulEntry(partition.index, entry, stored, cause)
+
+
+def _acknowledger(client: pulsar.Client, topic: TopicName, subscription: str) -> pulsar.Consumer:
+    """Open a consumer that only acknowledges, of whichever type the subscription has now."""
+    busy: RedriveError | None = None
+    for kind in _KINDS:
+        try:
+            with broker.refusals(f"open the subscription {subscription} of {topic}", "consume"):
+                return client.subscribe(
+                    str(topic), subscription, consumer_type=kind, receiver_queue_size=0
+                )
+        except broker.ReplayRoleRefusedError as error:
+            if not isinstance(error.__cause__, pulsar.ConsumerBusy):
+                raise
+            busy = error
+    raise busy or AssertionError
+
+
+def _not_quarantined(entry: HarmfulEntry, got: str) -> NotQuarantinedError:
+    return NotQuarantinedError(
+        f"the harmful entry {entry} was not stored, and stays where it is",
+        got=got,
+        remedy="check that the role may produce to the dead-letter topic, and run this again",
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Print the harmful entries, and quarantine them; return 1 if there are any that stay."""
+    parser = argparse.ArgumentParser(prog="python -m redrive.replay.harmful", description=__doc__)
+    parser.add_argument("service_url")
+    parser.add_argument("admin_url")
+    parser.add_argument("topic", type=TopicName.parse_whole)
+    parser.add_argument("subscription")
+    parser.add_argument("--dead-letter", type=TopicName.parse_whole, metavar="TOPIC")
+    options = parser.parse_args(arguments)
+    count = 0
+    with broker.connect(options.service_url) as client:
+        for entry in find(client, options.admin_url, options.topic, options.subscription):
+            count += 1
+            if options.dead_letter is not None:
+                topic, subscription = options.topic, options.subscription
+                quarantine(client, topic, subscription, entry, options.dead_letter)
+            sys.stdout.write(f"{entry} {entry.cause}\n")
+    return int(count > 0 and options.dead_letter is None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,255 @@
+"""Whatever metadata a producer writes, each message is handled, or dead-lettered; no run ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from redrive import BroadcastConsumer, Event
+from redrive.delivery.telemetry.events import Name
+from redrive.policy import properties
+from redrive.policy.model import SubscriptionType
+from redrive.replay.protocol.protobuf import nested, number
+from sandbox.pulsar import SUPERUSER
+from tests.support.raw_entries import RawEntry, in_batch, numbers, store
+from tests.support.subscriptions import drain
+from tests.support.waiting import wait_until
+
+ProvisionPolicy = Callable[..., Any]
+SECOND, SOON = timedelta(seconds=1), timedelta(seconds=60)
+NAMES = [
+    value.encode()
+    for name, value in vars(properties).items()
+    if name.isupper() and isinstance(value, str)
+]
+texts = (st.text(max_size=20) | st.integers().map(str)).map(str.encode)
+values = st.binary(max_size=20) | texts
+moments = st.integers(0, 2**64 - 1)
+property_pairs = st.tuples(st.sampled_from(NAMES) | texts, texts)
+versions = st.binary(max_size=20) | st.sampled_from([b"0123456789abcdef", b"\xff" * 8, bytes(8)])
+
+
+def written(field: int, drawn: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
+    """Draw a field, or nothing in its place."""
+
+    def write(value: object) -> bytes:
+        return nested(field, value) if isinstance(value, bytes) else number(field, int(str(value)))
+
+    return st.just(b"") | drawn.map(write)
+
+
+def with_pairs(field: int) -> st.SearchStrategy[bytes]:
+    pairs = st.lists(property_pairs, max_size=3)
+    return pairs.map(
+        lambda drawn: b"".join(nested(field, nested(1, k) + nested(2, v)) for k, v in drawn)
+    )
+
+
+# Fields of MessageMetadata, but for those by which brokers keep a message back: transactions,
+# markers, delays, and keys in base64 that are none, at which a broker dispatches nothing more to
+# Key_Shared subscriptions; and those that say what content is made of.
+metadata = st.tuples(
+    with_pairs(4),
+    written(1, values),
+    written(3, moments),
+    written(5, values),
+    written(6, values),
+    written(7, values),
+    written(12, moments),
+    written(16, versions),
+    written(18, values),
+    written(24, moments),
+    written(25, st.integers(0, 1)),
+    written(26, values),
+    written(30, st.integers(0, 1)),
+    written(32, values),
+    written(99, values),
+).map(b"".join)
+single = st.tuples(
+    with_pairs(1),
+    written(2, values),
+    written(4, st.integers(0, 1)),
+    written(5, moments),
+    written(7, values),
+    written(8, moments),
+    written(9, st.integers(0, 1)),
+    written(10, st.integers(0, 1)),
+    written(99, values),
+).map(b"".join)
+entries = st.lists(
+    st.tuples(metadata, st.none() | st.lists(single, min_size=1, max_size=3)),
+    min_size=20,
+    max_size=20,
+)
+Drawn = list[tuple[bytes, list[bytes] | None]]
+some_examples = settings(
+    max_examples=2, suppress_health_check=list(HealthCheck), deadline=None, database=None
+)
+
+
+class Sent:
+    """The messages of some entries, by their contents; every second entry is to fail."""
+
+    def __init__(self, drawn: Drawn) -> None:
+        self.entries: list[RawEntry] = []
+        self.contents: set[bytes] = set()
+        self.failing: set[bytes] = set()
+        for index, (fields, singles) in enumerate(drawn):
+            contents = [b"%d/%d" % (index, place) for place in range(len(singles or [b""]))]
+            if singles is None:
+                self.entries.append(RawEntry(fields, contents[0]))
+            else:
+                batch = b"".join(map(in_batch, contents, singles))
+                self.entries.append(RawEntry(fields + numbers(in_batch=len(singles)), batch))
+            self.contents.update(contents)
+            self.failing.update(contents if index % 2 else ())
+        self.handled: set[bytes] = set()
+
+    @property
+    def is_through(self) -> bool:
+        return self.handled == self.contents
+
+    def handle(self, message: pulsar.Message) -> None:
+        """Fail some messages."""
+        content = message.data()
+        assert content in self.contents
+        self.handled.add(content)
+        if content in self.failing:
+            raise LookupError
+
+
+def run(world: Any, sent: Sent) -> None:  # noqa: ANN401
+    with world.consumer() as consumer:
+
+        def handle(message: pulsar.Message) -> None:
+            try:
+                sent.handle(message)
+            finally:
+                if sent.is_through:
+                    consumer.stop()
+
+        consumer.run(handle, workers=4)
+
+
+def run_batches(world: Any, sent: Sent) -> None:  # noqa: ANN401
+    with world.consumer() as consumer:
+
+        def handle(messages: Sequence[pulsar.Message]) -> list[LookupError | None]:
+            results: list[LookupError | None] = []
+            for message in messages:
+                try:
+                    sent.handle(message)
+                    results.append(None)
+                except LookupError as error:
+                    results.append(error)
+            if sent.is_through:
+                consumer.stop()
+            return results
+
+        consumer.run_batches(handle, size=10, wait=SECOND)
+
+
+def receive(world: Any, sent: Sent) -> None:  # noqa: ANN401
+    with world.consumer() as consumer:
+        while not sent.is_through:
+            message = consumer.receive(SOON)
+            try:
+                sent.handle(message)
+            except LookupError as error:
+                consumer.reconsume_later(message, cause=error)
+            else:
+                consumer.acknowledge(message)
+
+
+def run_with_asyncio(world: Any, sent: Sent) -> None:  # noqa: ANN401
+    async def consume() -> None:
+        async with world.async_consumer() as consumer:
+
+            async def handle(message: pulsar.Message) -> None:
+                try:
+                    sent.handle(message)
+                finally:
+                    if sent.is_through:
+                        consumer.stop()
+
+            await consumer.run(handle)
+
+    asyncio.run(consume())
+
+
+def receive_simply(world: Any, sent: Sent) -> None:  # noqa: ANN401
+    unsent: set[str] = set()
+
+    def observe(event: Event) -> None:
+        if event.event is Name.UNSENT:
+            unsent.add(event.message_id)
+
+    with world.simple_consumer(on_event=observe) as consumer:
+        while not sent.is_through:
+            for message in consumer.receive(10, 10 * SECOND, SECOND):
+                try:
+                    sent.handle(message)
+                except LookupError:
+                    continue  # its invisible duration ends
+                consumer.acknowledge(message)
+        wait_until(lambda: consumer.in_hand <= len(unsent))
+
+
+@pytest.mark.parametrize(
+    ("consume", "kind"),
+    [
+        (run, SubscriptionType.SHARED),
+        (run, SubscriptionType.KEY_SHARED),
+        (run_batches, SubscriptionType.SHARED),
+        (receive, SubscriptionType.KEY_SHARED),
+        (run_with_asyncio, SubscriptionType.SHARED),
+        (receive_simply, SubscriptionType.SHARED),
+    ],
+)
+def test_hostile_metadata_is_handled_or_dead_lettered(
+    provision_policy: ProvisionPolicy,
+    consume: Callable[[Any, Sent], None],
+    kind: SubscriptionType,
+) -> None:
+    world = provision_policy(kind=kind, max_retries=0)
+
+    @some_examples
+    @given(entries)
+    def check(drawn: Drawn) -> None:
+        sent = Sent(drawn)
+        store(world.broker, world.policy.topic, sent.entries)
+        consume(world, sent)
+        assert sent.is_through
+        client = world.client(SUPERUSER)
+        letters = list(world.drain_dead_letters(client, acknowledge=True))
+        topic, name = world.policy.topic, world.policy.subscription
+        held = {
+            message.data() for message in drain(world.broker, client, topic, name, acknowledge=True)
+        }
+        assert len(letters) + len(held & sent.failing) >= len(sent.failing)
+
+    check()
+
+
+def test_hostile_metadata_ends_no_broadcast(provision_policy: ProvisionPolicy) -> None:
+    world = provision_policy()
+    with BroadcastConsumer(world.client(SUPERUSER), str(world.policy.topic)) as consumer:
+
+        @some_examples
+        @given(entries)
+        def check(drawn: Drawn) -> None:
+            sent = Sent(drawn)
+            store(world.broker, world.policy.topic, sent.entries)
+            while not sent.is_through:
+                with suppress(LookupError):
+                    sent.handle(consumer.receive(SOON))
+
+        check()

@@ -1,0 +1,126 @@
+"""Entries as no client writes them, sent by the protocol itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from typing import NamedTuple
+
+import pyarrow as pa
+from google_crc32c import value as crc32c
+
+from redrive.policy.naming import TopicName
+from redrive.replay.protocol import commands
+from redrive.replay.protocol.connection import ShownCredentials
+from redrive.replay.protocol.protobuf import nested, number
+from redrive.replay.protocol.session import Session
+from redrive.replay.protocol.stored import ReadMessage, StoredEntry
+from sandbox.pulsar import SUPERUSER, Broker
+
+SECONDS = 60.0
+FIELDS = {
+    "in_batch": 11,
+    "compression": 8,
+    "uncompressed": 9,
+    "uuid": 26,
+    "chunks": 27,
+    "total": 28,
+    "chunk": 29,
+}
+"""Of MessageMetadata, as they are called here."""
+
+
+class RawEntry(NamedTuple):
+    """Fields of MessageMetadata behind those that each entry has, and the content behind them."""
+
+    metadata: bytes
+    content: bytes = b"raw"
+
+
+def numbers(**fields: int) -> bytes:
+    """Write fields of MessageMetadata."""
+    return b"".join(number(FIELDS[name], value % 2**64) for name, value in fields.items())
+
+
+def chunk(uuid: str, part: int, parts: int, total: int, content: bytes) -> RawEntry:
+    fields = numbers(chunks=parts, total=total, chunk=part)
+    return RawEntry(fields + nested(FIELDS["uuid"], uuid.encode()), content)
+
+
+def in_batch(content: bytes, metadata: bytes = b"", size: int | None = None) -> bytes:
+    """Write a message of a batch.
+
+    Args:
+        content: of the message.
+        metadata: fields of SingleMessageMetadata besides its size.
+        size: as its metadata has it; by default it is right.
+    """
+    metadata += number(3, len(content) if size is None else size % 2**64)
+    return len(metadata).to_bytes(4) + metadata + content
+
+
+HARMFUL = {
+    "a batch of 2 that holds 1": RawEntry(numbers(in_batch=2), in_batch(b"x")),
+    "a batch of 2^31 - 1": RawEntry(numbers(in_batch=2**31 - 1), in_batch(b"x")),
+    "a batch of -1": RawEntry(numbers(in_batch=-1), in_batch(b"x")),
+    "a batch of none": RawEntry(numbers(in_batch=0)),
+    "a batch without content": RawEntry(numbers(in_batch=1), b""),
+    "more metadata in a batch than there is": RawEntry(
+        numbers(in_batch=1), (2**31 - 1).to_bytes(4) + b"xyz"
+    ),
+    "more content in a batch than there is": RawEntry(
+        numbers(in_batch=1), in_batch(b"x", size=2**24)
+    ),
+    "content of -8 bytes in a batch": RawEntry(numbers(in_batch=2), in_batch(b"x" * 20, size=-8)),
+    "a chunk of 2^31 - 1": chunk("a", 0, 2**31 - 1, 3, b"raw"),
+    "a chunk of more than it has bytes": chunk("g", 0, 5_000, 300, b"raw"),
+    "a chunk longer than its total": chunk("b", 0, 2, 1, bytes(100_000)),
+    "a chunk of a total of -1": chunk("c", 0, 2, -1, bytes(1_000)),
+    "a chunk of a total of 2^31 - 1": chunk("d", 0, 2, 2**31 - 1, b"raw"),
+    "a chunk of number -1": chunk("e", -1, 2, 10, b"raw"),
+    "a chunk without its first": chunk("f", 1, 2, 10, b"raw"),
+    "LZ4 of 4 GB": RawEntry(numbers(compression=1, uncompressed=2**32 - 1), b"\x1fx" * 40),
+    "LZ4 of 1 GB that is none": RawEntry(numbers(compression=1, uncompressed=2**30), b"\xff" * 40),
+    "LZ4 of more than it holds": RawEntry(numbers(compression=1, uncompressed=5_000), b"\x10x"),
+    "zlib that is none": RawEntry(numbers(compression=2, uncompressed=10), b"raw"),
+    "zstd that is none": RawEntry(numbers(compression=3, uncompressed=2**32 - 1), b"raw"),
+    "snappy of more than it names": RawEntry(
+        numbers(compression=4, uncompressed=1),
+        pa.Codec("snappy").compress(bytes(100_000), asbytes=True),
+    ),
+    "a compression that is none": RawEntry(numbers(compression=99, uncompressed=3), b"raw"),
+}
+"""Entries that hold something else than their metadata names. The client for Python does not live
+through many of them."""
+
+
+def bytes_of(raw: RawEntry, *, with_checksum: bool = True) -> bytes:
+    """Return an entry as a broker sends it, published 1.7 s after 1970."""
+    metadata = nested(1, b"raw") + number(2, 1) + number(3, 1_700) + raw.metadata
+    written = len(metadata).to_bytes(4) + metadata + raw.content
+    return b"\x0e\x01" + crc32c(written).to_bytes(4) + written if with_checksum else written
+
+
+def read_alone(metadata: bytes = b"", content: bytes = b"x") -> ReadMessage:
+    """Return the message of an entry that holds one."""
+    entry = StoredEntry.read(bytes_of(RawEntry(metadata, content)))
+    (message,) = entry.of(entry.content, ((1, 2),), -1)
+    return message
+
+
+def store(broker: Broker, topic: TopicName, entries: Iterable[RawEntry]) -> None:
+    """Store *entries* in their order."""
+    shown = ShownCredentials("token", lambda: broker.token(SUPERUSER))
+    with closing(Session[None](broker.service_url, shown)) as session:
+        producer = session.open(str(topic), f"raw-{time.time_ns()}")
+        connection = producer.connection
+        always = nested(1, b"raw") + number(3, time.time_ns() // 1_000_000)
+        for count, entry in enumerate(entries, 1):
+            sequence_id = number(2, count)
+            command = number(1, producer.number) + sequence_id
+            metadata = always + sequence_id + entry.metadata
+            connection.send(commands.payload(command, metadata, entry.content))
+            connection.flush()
+            answers = connection.read(SECONDS)
+            assert [answer.kind for answer in answers] == [commands.SEND_RECEIPT], answers
