@@ -28,6 +28,7 @@ __all__ = [
     "Event",
     "FailureRules",
     "HandlerTimeoutError",
+    "InheritedError",
     "InvalidSpecError",
     "Ladder",
     "NotInFlightError",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from redrive.delivery.consumers.consumer import RetryConsumer
     from redrive.delivery.consumers.simple import SimpleConsumer
     from redrive.delivery.crypto import Crypto
+    from redrive.delivery.forking import InheritedError
     from redrive.delivery.handling.answer import NotRunError
     from redrive.delivery.handling.run import HandlerTimeoutError
     from redrive.delivery.middleware.ack_timeouts import AckTimeoutError
@@ -97,6 +99,7 @@ else:
         "Event": "redrive.delivery.telemetry.events",
         "FailureRules": "redrive.policy.failure",
         "HandlerTimeoutError": "redrive.delivery.handling.run",
+        "InheritedError": "redrive.delivery.forking",
         "InvalidSpecError": "redrive.errors",
         "Ladder": "redrive.policy.ladder",
         "NotInFlightError": "redrive.policy.invisible",

@@ -22,7 +22,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from redrive.copying import reading
 from redrive.copying.reading import id_text
-from redrive.delivery.interruption import ends_run
+from redrive.delivery.handling.interruption import ends_run
 from redrive.delivery.middleware.chain import (
     BoundConsumer,
     Forward,

@@ -25,6 +25,7 @@ from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from redrive.delivery.forking import InheritedError
 from redrive.delivery.middleware.chain import (
     BoundConsumer,
     Handle,
@@ -266,7 +267,8 @@ class _Followed(Collector):
         for consumer in list(self.consumers):
             try:
                 name, policy = consumer.name, consumer.policy
-            except InvalidSpecError:  # asynchronous, and not entered yet: there is none so far
+            except (InvalidSpecError, InheritedError):
+                # Asynchronous, and not entered yet, or the parent's of this forked process.
                 continue
             labels = (*_where(policy.name, str(policy.topic), policy.subscription), name)
             generations.add_metric(labels, policy.generation)

@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 import pulsar
 
 from redrive.delivery import durations
+from redrive.delivery.forking import check_client, is_inherited
 
 OPEN_SECONDS = 12.0
 """How long a broker has to let a producer in, or to answer a question about a topic."""
@@ -128,8 +129,13 @@ def in_background(call: Callable[[], object]) -> None:
 def release_at_exit(client: pulsar.Client) -> None:
     """Have *client* end the calls that are still under way when the interpreter goes away.
 
-    A thread that comes back from the client after that aborts the process.
+    A thread that comes back from the client after that aborts the process. In a forked child the
+    client has to be its own.
+
+    Raises:
+        InheritedError: the client was made by the parent of this process.
     """
+    check_client(client)
     _clients.add(client)
 
 
@@ -153,10 +159,11 @@ def _start(call: Callable[[], object]) -> threading.Thread | None:
 
 
 def _release() -> None:
-    left = list(_going_on)
+    left = [thread for thread in list(_going_on) if thread.is_alive()]  # none that a fork has ended
     if left:
         for client in list(_clients):
-            client.shutdown()
+            if not is_inherited(client):
+                client.shutdown()
     last = Deadline(_LAST_SECONDS)
     for thread in left:
         thread.join(last.left())

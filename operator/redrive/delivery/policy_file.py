@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 
+from redrive.delivery.forking import call_in_children
 from redrive.delivery.parts import Clock
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy import codec
@@ -71,6 +72,7 @@ class PolicyFile:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = _found(path)
         self._looking = threading.Lock()
+        call_in_children(self._renew)
         self._looked: float | None = None
         self._stamp = self._look_at()
         self._policy = load_policy(self.path)
@@ -85,6 +87,10 @@ class PolicyFile:
                     self._stamp = stamp
                     self._read_again()
             return self._policy
+
+    def _renew(self) -> None:
+        """Work in a forked child too, whose parent may have been reading the file."""
+        self._looking = threading.Lock()
 
     def _look_at(self) -> tuple[int, int, int] | None:
         """Return what changes with the file, or with any link on the way to it."""

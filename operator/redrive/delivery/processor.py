@@ -18,6 +18,7 @@ import pulsar
 
 from redrive.copying.errors import NotSentError
 from redrive.delivery.bounded import Deadline, all_within
+from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.middleware.chain import (
     Forward,
     Middleware,
@@ -55,6 +56,7 @@ class Processor:
     """What one consumer does with its messages.
 
     Attributes:
+        owner: the process that may use it.
         receive: returns the next message, as `Incoming.take` does.
         late: reports a message that was handled well, but after its time.
         one_attempt: for consumers that call handlers.
@@ -74,6 +76,7 @@ class Processor:
         handle_again: bool,
     ) -> None:
         self.parts = parts
+        self.owner = OwnerProcess("consumer")
         self.decisions = decisions
         self.middleware = middleware
         self.late = reporting.late
@@ -138,7 +141,9 @@ class Processor:
 
         Raises:
             InvalidSpecError: it is not a message of this consumer.
+            InheritedError: this process was forked from the consumer's; likewise `settle`.
         """
+        self.owner.check()
         if self.wrapped:
             self.settle(Settlement(message, DONE))
         else:
@@ -155,6 +160,7 @@ class Processor:
         Raises:
             InvalidSpecError: it is not a message of this consumer.
         """
+        self.owner.check()
         self.one_attempt.note_settlement(settlement.message)
         try:
             with self._settling:
@@ -222,8 +228,10 @@ class Processor:
         """Stop, end *first* and all middleware, and leave the subscriptions, until *deadline*.
 
         Other threads end the settlements that they have begun. What is not settled then stays
-        unacknowledged, and is reported.
+        unacknowledged, and is reported. In a forked child this does nothing.
         """
+        if self.owner.is_parent:
+            return
         self.parts.stop()
         closing = [*first, self._unsent.close, *(each.close for each in self.middleware)]
         try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -14,6 +17,10 @@ import redrive
 from redrive import BroadcastConsumer, RetryProducer
 from tests.support.documented import blocks
 from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.user_programs import StartProgram, start_program
+from tests.support.waiting import wait_until
+
+__all__ = ["start_program"]
 
 HOSTILE = (b"", b"{}", b"[]", b"null", b"\xff", b"{", b"[" * 100_000)
 GOOD = b'{"price": 7}'
@@ -52,6 +59,29 @@ def test_a_hostile_message_does_not_end_the_example_of_broadcasts(
     running.join(180)
     assert not running.is_alive()
     assert prices == [7]
+
+
+def test_forked_example_consumes_in_each_child_until_sigterm(
+    provision_policy: Callable[..., Any], start_program: StartProgram
+) -> None:
+    provisioned: ProvisionedPolicy = provision_policy()
+    provisioned.send(b"1", b"2", b"3")
+    names = """
+url, token = os.environ["URL"], os.environ["TOKEN"]
+def handle(message):
+    print(message.data().decode(), flush=True)
+"""
+    process = start_program(provisioned, names + example("consume", "Consume in forked processes"))
+    assert process.stdout is not None
+    handled = [process.stdout.readline() for _ in range(3)]
+    assert sorted(handled) == ["1\n", "2\n", "3\n"]
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    for child in children:
+        os.kill(int(child), signal.SIGTERM)
+    output, _ = process.communicate(timeout=180)
+    assert (process.returncode, output) == (0, "")
+    wait_until(lambda: not provisioned.unsettled())
 
 
 def test_the_example_of_producing_sends_its_message(

@@ -39,6 +39,7 @@ SECTIONS = {
     if block.language == "python"
 }
 AT_A_BROKER = "Broadcast"
+FORKED = "Consume in forked processes"  # likewise
 HOSTILE = (b"", b"{}", b"[]", b"null", b"\xff", b"{", b"[" * 100_000)
 GOOD = b'{"needs": "nothing"}'
 POLICY = redrive.Policy(
@@ -96,6 +97,7 @@ def test_every_section_with_an_example_is_known() -> None:
         "Ask for messages",
         AT_A_BROKER,
         "Survive messages that kill the process",
+        FORKED,
         "Say what a retry fixes",
         "Decode by a schema",
         "Say from the handler what becomes of a message",

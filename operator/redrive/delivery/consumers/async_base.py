@@ -14,6 +14,7 @@ import pulsar
 
 from redrive.delivery.bounded import Deadline
 from redrive.delivery.closing import CLOSE_TIMEOUT, AsyncClosing
+from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.handling.threads import CallThreads
 from redrive.delivery.opening import opened
 from redrive.errors import InvalidSpecError
@@ -54,6 +55,7 @@ class AsyncBase(AsyncClosing, Generic[_Consumer]):
         self._open = make
         self._consumer: _Consumer | None = None
         self._closed = False
+        self._owner = OwnerProcess("consumer")
         self._threads = CallThreads(self.hand_back)
 
     def hand_back(self, message: pulsar.Message) -> None:
@@ -67,19 +69,21 @@ class AsyncBase(AsyncClosing, Generic[_Consumer]):
 
     def stop(self) -> None:
         """Hand out nothing more: `run` returns once its messages in hand are settled."""
-        self._opened.stop()
+        if not self._owner.is_parent:
+            self._opened.stop()
 
     async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
         """Stop, wait until every settlement and `run` has ended, and leave the subscriptions.
 
         See `close` of the consumer without `Async` in its name.
         """
-        if self._closed:
+        if self._closed or self._owner.is_parent:
             return
         self._closed = True
         await self._threads.close(functools.partial(self._close, timeout))
 
     async def __aenter__(self) -> Self:
+        self._owner.check()
         self._consumer = await opened(self._open, self._threads.settling)
         return self
 
@@ -91,6 +95,7 @@ class AsyncBase(AsyncClosing, Generic[_Consumer]):
 
     @property
     def _opened(self) -> _Consumer:
+        self._owner.check()
         if self._consumer is None:
             kind = type(self).__name__
             raise InvalidSpecError(

@@ -19,6 +19,7 @@ from redrive.delivery.bounded import Deadline, release_at_exit
 from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
 from redrive.delivery.crypto import Crypto, for_consumer
+from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.handling import answer
 from redrive.delivery.handling.answer import Handler
 from redrive.delivery.handling.run import Run
@@ -97,7 +98,8 @@ class BroadcastConsumer(Closing):
             "schema": schema,
             **for_consumer(crypto),
         }
-        self._incoming = Fetcher([_Reading(_reader(client, topic, **options))])
+        self._owner = OwnerProcess("consumer")
+        self._fetcher = Fetcher([_Reading(_reader(client, topic, **options))])
         self._redact = redaction
         self._events = Events(on_event)
 
@@ -148,11 +150,18 @@ class BroadcastConsumer(Closing):
 
     def stop(self) -> None:
         """Make every `run` return once its messages in hand are done; callable from a signal."""
-        self._incoming.stop()
+        if not self._owner.is_parent:
+            self._fetcher.stop()
 
     def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
         """Stop, and leave the topic, within *timeout* (seconds, or a timedelta)."""
-        self._incoming.close(Deadline(timeout))
+        if not self._owner.is_parent:
+            self._fetcher.close(Deadline(timeout))
+
+    @property
+    def _incoming(self) -> Fetcher:
+        self._owner.check()
+        return self._fetcher
 
     def _settle(self, message: pulsar.Message, failure: Outcome) -> None:
         if failure is None:

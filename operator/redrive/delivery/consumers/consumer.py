@@ -182,6 +182,8 @@ class RetryConsumer(Receiver):
             timeout: for all of that together. What is under way then, such as a handler or the
                 send of a message, goes on and settles nothing any more.
         """
+        if self._assembled.owner.is_parent:
+            return
         deadline = Deadline(timeout)
         self.stop()
         with self._ending:
@@ -204,7 +206,7 @@ class RetryConsumer(Receiver):
                 del self._runs[threading.current_thread()]
                 closes = None if self._runs else self._close_at_end
             if closes is not None:
-                self._processor.close(Deadline(closes))
+                self._assembled.close(Deadline(closes))
             ended.set()
 
     def _work(  # noqa: PLR0913, PLR0917 - what `run` and `run_batches` have in common

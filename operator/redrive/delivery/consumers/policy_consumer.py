@@ -14,9 +14,23 @@ from redrive.policy.model import Policy
 
 
 class PolicyConsumer(Closing):
-    """Consumes the source and the retry topic of a policy."""
+    """Consumes the source and the retry topic of a policy.
 
-    _processor: Processor
+    In a process that was forked since it was made, `stop` and `close` do nothing, and all else
+    raises InheritedError.
+    """
+
+    _assembled: Processor
+
+    @property
+    def _processor(self) -> Processor:
+        """Return what does the work.
+
+        Raises:
+            InheritedError: this process was forked from the consumer's.
+        """
+        self._assembled.owner.check()
+        return self._assembled
 
     def attempt_of(self, message: pulsar.Message) -> Attempt:
         """Return which attempt at *message* this is, where it came from, and why it failed before.

@@ -30,7 +30,7 @@ class Receiver(PolicyConsumer):
         policy: Policy | PolicyFile,
         **options: Unpack[RetryOptions],
     ) -> None:
-        self._processor = assemble(self, client, policy, **options)
+        self._assembled = assemble(self, client, policy, **options)
 
     @overload
     def receive(self) -> pulsar.Message: ...
@@ -164,4 +164,5 @@ class Receiver(PolicyConsumer):
 
     def stop(self) -> None:
         """Make every `run` return once its messages in hand are settled; callable from a signal."""
-        self._processor.parts.stop()
+        if not self._assembled.owner.is_parent:
+            self._processor.parts.stop()

@@ -69,7 +69,7 @@ class SimpleConsumer(PolicyConsumer):
         **options: Unpack[Options],
     ) -> None:
         check_unordered(at_first(policy))
-        self._processor = assemble(
+        self._assembled = assemble(
             self, client, policy, nack_delay=timedelta(), prefetch=_PREFETCH, **options
         )
         self._clock = self._processor.parts.clock
@@ -97,6 +97,7 @@ class SimpleConsumer(PolicyConsumer):
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
+        self._assembled.owner.check()
         invisible = check_invisible(invisible)
         if max_messages < 1:
             raise InvalidSpecError(
@@ -150,6 +151,7 @@ class SimpleConsumer(PolicyConsumer):
             NotInFlightError: its invisible duration has ended, or it was settled. Nothing changes.
             InvalidSpecError: the duration is out of bounds.
         """
+        self._assembled.owner.check()
         invisible = check_invisible(invisible)
         with self._changing:
             self._in_flight.change(_key(message), self._clock.monotonic(), invisible)
@@ -169,7 +171,8 @@ class SimpleConsumer(PolicyConsumer):
 
     def stop(self) -> None:
         """Make every `receive` raise ConsumerStoppedError; callable from a signal handler."""
-        self._processor.parts.stop()
+        if not self._assembled.owner.is_parent:
+            self._processor.parts.stop()
 
     def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
         """Stop, and leave the subscriptions: what is in flight is visible, at the same attempt.
@@ -180,7 +183,7 @@ class SimpleConsumer(PolicyConsumer):
             timeout: for all of that, the send of a message that has begun included.
         """
         self._closed = True
-        self._processor.close(Deadline(timeout), self._timer.close)
+        self._assembled.close(Deadline(timeout), self._timer.close)
 
     def _next_end(self) -> float | None:
         with self._changing:

@@ -16,8 +16,8 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 from redrive.delivery import durations
+from redrive.delivery.handling.interruption import RunCancelled, ends_run
 from redrive.delivery.handling.run import out_of_time
-from redrive.delivery.interruption import RunCancelled, ends_run
 from redrive.errors import RedriveError
 from redrive.policy.durations import given
 

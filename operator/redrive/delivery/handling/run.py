@@ -16,8 +16,8 @@ from datetime import timedelta
 import pulsar
 
 from redrive.delivery.handling.answer import NotRunError
+from redrive.delivery.handling.interruption import ends_run
 from redrive.delivery.handling.sigterm import stopping_at_sigterm
-from redrive.delivery.interruption import ends_run
 from redrive.delivery.middleware.chain import Handle, Outcome
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.errors import InvalidSpecError, RedriveError

@@ -14,8 +14,8 @@ import pulsar
 
 from redrive.delivery.bounded import Deadline
 from redrive.delivery.handling.bridge import Bridge
+from redrive.delivery.handling.interruption import RunCancelled
 from redrive.delivery.handling.sigterm import stopping_at_sigterm
-from redrive.delivery.interruption import RunCancelled
 from redrive.delivery.receiving.fetcher import ConsumerStoppedError
 from redrive.errors import PROCESS_ERRORS
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from redrive.delivery.forking import call_in_children
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import Policy
 
@@ -58,6 +59,7 @@ class CrashLogFile:
                 got=str(error),
                 remedy="mount a volume there that this process may write to; not on Windows",
             ) from error
+        call_in_children(self._leave_to_parent)
         atexit.register(self.close)  # a program that ends by itself has not crashed
 
     def crashes(self, key: str) -> int:
@@ -123,6 +125,12 @@ class CrashLogFile:
             finally:
                 os.close(self._file)
                 self._file = -1
+
+    def _leave_to_parent(self) -> None:
+        """Close the file in a forked child: open there, it would look alive without the parent."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def _write(self, note: str) -> None:
         if self._file < 0 or os.getpid() != self._process:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import pulsar
 
 from redrive.copying.reading import id_text
-from redrive.delivery.interruption import ends_thread
+from redrive.delivery.handling.interruption import ends_thread
 from redrive.delivery.middleware.settlement import HANDLE_AGAIN_AFTER
 from redrive.delivery.parts import Incoming
 

@@ -16,7 +16,7 @@ import pulsar
 
 from redrive.copying.errors import NotSentError
 from redrive.copying.reading import id_text
-from redrive.delivery.interruption import ends_run
+from redrive.delivery.handling.interruption import ends_run
 from redrive.delivery.middleware.chain import Middleware, Receive, Settle
 from redrive.delivery.middleware.outage_circuit import AfterFailure, Circuit, Outage
 from redrive.delivery.middleware.settlement import Failure, HandBack, Redeliver, Settlement

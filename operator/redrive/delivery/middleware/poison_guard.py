@@ -14,7 +14,7 @@ from pathlib import Path
 import pulsar
 
 from redrive.copying.reading import id_text
-from redrive.delivery.interruption import exits
+from redrive.delivery.handling.interruption import exits
 from redrive.delivery.middleware.chain import Handle, Middleware, Outcome, Receive, Settle
 from redrive.delivery.middleware.crash_log import CrashLog
 from redrive.delivery.middleware.crash_log_file import CrashLogFile

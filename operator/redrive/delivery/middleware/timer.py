@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from redrive.delivery.forking import OwnerProcess
+
 
 class Timer:
     """Calls *fire*, in a thread of its own, whenever the moment has come that *next_due* tells.
@@ -20,6 +22,7 @@ class Timer:
         self._next_due = next_due
         self._fire = fire
         self._closing = False
+        self._owner = OwnerProcess("timer")
         self._changed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="redrive-timer", daemon=True)
         self._thread.start()
@@ -33,6 +36,8 @@ class Timer:
     def close(self) -> None:
         """Fire no more; a call that has begun is waited for."""
         atexit.unregister(self.close)
+        if self._owner.is_parent:  # whose thread may have had the lock of the event
+            return
         self._closing = True
         self._changed.set()
         self._thread.join()

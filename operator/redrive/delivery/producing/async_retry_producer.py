@@ -18,6 +18,7 @@ import pulsar.schema
 
 from redrive.delivery.closing import CLOSE_TIMEOUT, AsyncClosing
 from redrive.delivery.crypto import Crypto
+from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.opening import opened
 from redrive.delivery.producing.retry_producer import SEND_RETRIES, SEND_TIMEOUT, RetryProducer
 from redrive.errors import InvalidSpecError
@@ -50,6 +51,7 @@ class AsyncRetryProducer(AsyncClosing):
         )  # fmt: skip
         self._threads = ThreadPoolExecutor(max(1, in_flight), "redrive-producer")
         self._producer: RetryProducer | None = None
+        self._owner = OwnerProcess("producer")
 
     async def send(  # noqa: PLR0913 - what a message can have
         self,
@@ -67,6 +69,7 @@ class AsyncRetryProducer(AsyncClosing):
         Cancelling this keeps a message from being sent that has not begun to be; one that has goes
         its way, and may or may not be stored.
         """
+        self._owner.check()
         if self._producer is None:
             raise InvalidSpecError(
                 "a producer is open between entering and leaving it",
@@ -84,12 +87,15 @@ class AsyncRetryProducer(AsyncClosing):
         return await asyncio.wrap_future(self._threads.submit(send))
 
     async def __aenter__(self) -> Self:
+        self._owner.check()
         self._producer = await opened(self._open, self._threads)
         return self
 
     async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
         """Leave the broker, once every send has ended; see `RetryProducer.close`."""
         producer, self._producer = self._producer, None
+        if self._owner.is_parent:
+            return
         closing = ThreadPoolExecutor(1, "redrive-closing")  # the others may all be sending
         try:
             if producer is not None:

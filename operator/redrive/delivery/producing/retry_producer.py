@@ -21,6 +21,7 @@ from redrive.copying.writer_schemas import BYTES, WriterSchema
 from redrive.delivery.bounded import Deadline, all_within, release_at_exit
 from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
 from redrive.delivery.crypto import Crypto, for_producer
+from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.identity import identity
 from redrive.delivery.producing.sends import REMEDY, Opening, SendSlot
 from redrive.delivery.retrying.send_watchdog import SendWatchdog
@@ -82,6 +83,7 @@ class RetryProducer(Closing):
     ) -> None:
         timeout = given(timeout, "the time-out of a send")
         _check(send_retries, timeout, in_flight)
+        self._owner = OwnerProcess("producer")
         self.name = identity(name)
         self._topic = topic
         self._turns = itertools.count()
@@ -142,7 +144,9 @@ class RetryProducer(Closing):
             TooBigError: the broker takes no message that big. It is not stored.
             NotSentError: none of the sends got a receipt. Whether it is stored is not known.
             ProducerClosedError: `close` was called before this began. It is not stored.
+            InheritedError: this process was forked from the producer's. It is not stored.
         """
+        self._owner.check()
         encoded = None if content is None else self._schema.encode(content)
         turn = self._partitions[next(self._turns) % len(self._partitions)]
         fields = {
@@ -169,6 +173,8 @@ class RetryProducer(Closing):
             timeout: for all of that. A send that has not ended then raises NotSentError: whether
                 its message is stored is not known.
         """
+        if self._owner.is_parent:
+            return
         deadline = Deadline(timeout)
         self._closed = True
         idle = [slot for _ in self._slots if (slot := self._next_idle(deadline)) is not None]

@@ -18,6 +18,7 @@ import pulsar
 
 from redrive.delivery.bounded import Deadline, all_within
 from redrive.delivery.closing import CLOSE_TIMEOUT
+from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.receiving.topic_fetcher import TopicFetcher
 from redrive.delivery.signal_safe_event import SignalSafeEvent
 from redrive.errors import RedriveError
@@ -63,6 +64,7 @@ class Fetcher:
         self._stopped = SignalSafeEvent()
         self._lost: Exception | None = None
         self._pause: SignalSafeEvent | None = None  # closed while nothing is handed out
+        self._owner = OwnerProcess("consumer")
         self._topics = [TopicFetcher(consumer, self._flows, self._lose) for consumer in consumers]
         atexit.register(self._close_at_exit)
 
@@ -213,6 +215,8 @@ class Fetcher:
             self._wakings.put(None)
 
     def _close_at_exit(self) -> None:
+        if self._owner.is_parent:
+            return
         self.close(Deadline(CLOSE_TIMEOUT))
 
     def _check_running(self) -> None:

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pulsar
 
-from redrive.delivery.interruption import ends_run
+from redrive.delivery.handling.interruption import ends_run
 from redrive.delivery.middleware.settlement import Decide, Failure, Redeliver, Settlement
 from redrive.delivery.parts import Clock
 from redrive.delivery.receiving.origin import topic_of

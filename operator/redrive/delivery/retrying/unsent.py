@@ -11,7 +11,7 @@ from typing import Protocol
 
 from redrive.copying.errors import NotSentError
 from redrive.copying.reading import id_text
-from redrive.delivery.interruption import ends_thread
+from redrive.delivery.handling.interruption import ends_thread
 from redrive.delivery.middleware.settlement import Settlement
 from redrive.delivery.parts import AnyTimer, Parts
 from redrive.delivery.retrying.forwarder import destination

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from redrive.delivery.interruption import ends_run
+from redrive.delivery.handling.interruption import ends_run
 
 _log = logging.getLogger("redrive.delivery.events")  # a public name
 
