@@ -154,6 +154,9 @@ def test_a_task_that_wakes_behind_its_drained_successor_doubles_nothing(
         thread[0].join(100)
 
     thread = list[threading.Thread]()
+    # It falls asleep in the middle: what is stored is acknowledged with each look at the lease.
+    monkeypatch.setattr(window, "LEASE_SECONDS", 0.02)
+    monkeypatch.setattr(window, "CONFIRM_SECONDS", 0.0)
     monkeypatch.setattr(RangeMover, "_acknowledge", acknowledge_until_asleep)
     monkeypatch.setattr(Sender, "prove", prove_and_suspend)
     engine = Again(twice, have_it_wake)
