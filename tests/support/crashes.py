@@ -45,9 +45,11 @@ class Faulty(FakeKubernetes):
         )
         return found
 
-    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
+    async def patch_status(
+        self, resource: Resource, key: Key, status: Body, version: str | None = None
+    ) -> Body:
         found: Body = await self.fault.befall(
-            lambda: super(Faulty, self).patch_status(resource, key, status)
+            lambda: super(Faulty, self).patch_status(resource, key, status, version)
         )
         return found
 

@@ -122,10 +122,15 @@ class FakeKubernetes(Kubernetes):
                 raise ConflictError(f"{name} differs", remedy="read it again")
         del self.objects[resource][Key.of(body)]
 
-    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
-        """Merge *status* into the status."""
+    async def patch_status(
+        self, resource: Resource, key: Key, status: Body, version: str | None = None
+    ) -> Body:
+        """Merge *status* into the status, unless the object has another *version*."""
         self.before("patch_status", resource, key)
-        patched = merge_patch(self._stored(resource, key), {"status": status})
+        stored = self._stored(resource, key)
+        if version not in {None, stored["metadata"].get("resourceVersion")}:
+            raise ConflictError(f"{resource.kind} {key} has been modified", remedy="read it")
+        patched = merge_patch(stored, {"status": status})
         return self._write("patch_status", resource, patched)
 
     def _stored(self, resource: Resource, key: Key) -> dict[str, Any]:

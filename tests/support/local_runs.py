@@ -25,6 +25,7 @@ from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.topic import bitmap
+from redrive.replay.topic.position import EntryId
 from redrive.replay.topic.ranges import RANGE_ENTRIES
 from tests.support import held_sends
 from tests.support.program_parts import SILENT
@@ -36,6 +37,9 @@ class Notes:
     def __init__(self) -> None:
         self.accounts: list[Account] = []
         self.scans: list[Scanned] = []
+
+    def take_over(self, _: EntryId) -> None:
+        pass
 
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         self.accounts.append(account)

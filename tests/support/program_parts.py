@@ -6,6 +6,9 @@ SILENT = """
 from redrive.replay.job.engine import Wish
 
 class Silent:
+    def take_over(self, token):
+        pass
+
     def report(self, account, *, rests=None):
         return Wish.RUN
 

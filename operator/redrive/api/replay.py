@@ -375,6 +375,12 @@ class ReplayStatus(StatusModel):
     failure: JobFailure | None = None
     """Why the last job failed, as it wrote itself."""
 
+    fencing_token: (
+        Annotated[str, Field(max_length=64, pattern=r"^-?\d{1,19}:-?\d{1,19}$")] | None
+    ) = None
+    """Position of the last run in the ledger, as `ledger:entry`. A run with a lower position does
+    not write the status any more; written by the job."""
+
     spark_application: str | None = None
     """The SparkApplication, in the same namespace, that does the work."""
 

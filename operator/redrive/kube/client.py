@@ -230,14 +230,24 @@ class Kubernetes:
         same = {name: metadata[name] for name in ("uid", "resourceVersion")}
         await self._call("DELETE", resource.path(*Key.of(body)), {"preconditions": same})
 
-    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
+    async def patch_status(
+        self, resource: Resource, key: Key, status: Body, version: str | None = None
+    ) -> Body:
         """Merge *status* into the status of one object, as `patch` does.
+
+        Args:
+            version: the `resourceVersion` that the object must have; None accepts any, and then an
+                object that was created again under the same name is written too.
 
         Raises:
             NotFoundError: it is not there.
+            ConflictError: it has another version.
         """
         path = f"{resource.path(*key)}/status"
-        return await self._call("PATCH", path, {"status": status})
+        patch: dict[str, Any] = {"status": status}
+        if version is not None:
+            patch["metadata"] = {"resourceVersion": version}
+        return await self._call("PATCH", path, patch)
 
     async def read_secret_key(self, secret: Key, key: str) -> str:
         """Read the text under *key* of a Secret, without white space around it.

@@ -165,16 +165,24 @@ class Publisher:
         body: Body,
         conditions: Sequence[Condition],
         fields: Mapping[str, Any] = MappingProxyType({}),
+        version: str | None = None,
     ) -> Body:
         """Write *conditions*, and *fields* of the status beside them, if they differ from *body*.
 
         A changed Ready condition is an Event and a line in the log, unless it says `Progressing`;
         so is a warning that is new or says something new.
 
+        Args:
+            body: the object as last read.
+            conditions: all of them.
+            fields: None removes one.
+            version: see `Kubernetes.patch_status`.
+
         Returns:
             The object as it is then: *body* itself if there was nothing to write.
 
         Raises:
+            ConflictError: it has another *version*.
             KubernetesError: the status could not be written.
         """
         generation = body["metadata"]["generation"]
@@ -190,7 +198,7 @@ class Publisher:
         have = body.get("status") or {}
         if all(have.get(name) == value for name, value in status.items()):
             return body
-        after = await self.kubernetes.patch_status(self.resource, Key.of(body), status)
+        after = await self.kubernetes.patch_status(self.resource, Key.of(body), status, version)
         self.table.renew(after)
         await self._announce(find(body, READY), find(after, READY), after)
         for each in conditions:

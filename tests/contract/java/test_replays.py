@@ -15,6 +15,7 @@ from redrive.replay.job.engine import Local, Rest, Wish
 from redrive.replay.job.plan import Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
+from redrive.replay.topic.position import EntryId
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.contract.java.test_schemas import (
     FIRST,
@@ -34,6 +35,9 @@ MakeClient = Callable[..., JavaClient]
 
 class Silent:
     """Shows nothing."""
+
+    def take_over(self, _: EntryId) -> None:
+        pass
 
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         """Show nothing."""

@@ -10,9 +10,13 @@ import pytest
 
 from redrive.kube.client import Kubernetes
 from redrive.kube.errors import ConflictError, KubernetesError, NotFoundError
-from redrive.kube.resources import LEASES, Body, Key
+from redrive.kube.resources import LEASES, Body, Key, Resource
 from sandbox.kubernetes import Cluster
 from tests.support.fake_kubernetes import FakeKubernetes
+
+DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+"""A kind with a status of its own that no controller of the sandbox writes."""
+CONTAINER = {"name": "a", "image": "a"}
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,23 @@ async def test_a_patch_for_another_version_is_refused_and_changes_nothing(server
     known = {"metadata": {"resourceVersion": current["metadata"]["resourceVersion"]}}
     await server.client.patch(LEASES, key, outdated | known)
     assert (await server.client.get(LEASES, key))["spec"]["holderIdentity"] == "one"
+
+
+async def test_status_patch_for_another_version_is_refused(server: Server) -> None:
+    metadata = {"name": "a", "namespace": server.namespace}
+    spec = {"replicas": 0, "selector": {"matchLabels": {"a": "b"}}}
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [CONTAINER]}}
+    body = {"apiVersion": DEPLOYMENTS.api_version, "kind": DEPLOYMENTS.kind, "metadata": metadata}
+    seen = await server.client.create(DEPLOYMENTS, body | {"spec": spec | {"template": template}})
+    key = Key(server.namespace, "a")
+    version_seen = seen["metadata"]["resourceVersion"]
+    current = await server.client.patch_status(
+        DEPLOYMENTS, key, {"observedGeneration": 1}, version_seen
+    )
+    with pytest.raises(ConflictError):
+        await server.client.patch_status(DEPLOYMENTS, key, {"observedGeneration": 2}, version_seen)
+    assert await server.client.get(DEPLOYMENTS, key) == current
+    assert current["status"]["observedGeneration"] == 1
 
 
 async def test_a_patch_for_another_object_is_refused_and_changes_nothing(server: Server) -> None:

@@ -23,7 +23,7 @@ from redrive.replay.job.plan import Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.moving import window
 from redrive.replay.topic import broker, reading, snapshot
-from redrive.replay.topic.position import NOWHERE
+from redrive.replay.topic.position import NOWHERE, EntryId
 from tests.support.held_sends import held_at
 from tests.support.local_runs import (
     EverySecond,
@@ -50,6 +50,9 @@ class Author:
         self.full_topics: set[TopicName] = set()
         self.accounts = [Account()]
         self.go_on = threading.Event()
+
+    def take_over(self, _: EntryId) -> None:
+        pass
 
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         self.accounts.append(account)

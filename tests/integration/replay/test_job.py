@@ -251,7 +251,9 @@ def test_a_plan_that_is_lost_is_not_made_again(
         main([job.encode()])
 
     assert progress.read().failure.reason == "LedgerLost"
-    progress.finish()
+    again = Progress(job)
+    again.begin()
+    again.finish()
     main([job.encode()])  # it is done, whatever the ledger says
     assert len(provisioned.resting()) == 2
 

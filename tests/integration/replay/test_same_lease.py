@@ -22,7 +22,13 @@ from redrive.replay.moving.mover import RangeMover
 from redrive.replay.moving.outcome import Found, RangeResult
 from redrive.replay.moving.sending import Sender
 from redrive.replay.moving.task import RangeTask
-from redrive.replay.topic.position import Position, Tail, TargetPartition, target_partition
+from redrive.replay.topic.position import (
+    EntryId,
+    Position,
+    Tail,
+    TargetPartition,
+    target_partition,
+)
 from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
@@ -45,6 +51,9 @@ class Suspended:
         """Have the run suspended: its tasks hear of it at their next look at the lease."""
         self.wish = Wish.SUSPEND
         wait_until(lambda: self._told > 1)  # what one report brings is on record before the next
+
+    def take_over(self, _: EntryId) -> None:
+        pass
 
     def report(self, _: Account, *, rests: Rest | None = None) -> Wish:
         self._told += self.wish is Wish.SUSPEND

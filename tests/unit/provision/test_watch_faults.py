@@ -54,8 +54,10 @@ class Watched(FakeKubernetes):
     async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
         return self._written(resource, await super().patch(resource, key, patch))
 
-    async def patch_status(self, resource: Resource, key: Key, status: Body) -> Body:
-        return self._written(resource, await super().patch_status(resource, key, status))
+    async def patch_status(
+        self, resource: Resource, key: Key, status: Body, version: str | None = None
+    ) -> Body:
+        return self._written(resource, await super().patch_status(resource, key, status, version))
 
     async def create(self, resource: Resource, body: Body) -> Body:
         return self._written(resource, await super().create(resource, body))

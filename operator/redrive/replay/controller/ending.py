@@ -29,14 +29,17 @@ async def delete_if_over(replay: Body, ctx: Context) -> Requeue:
     ended now: so it is neither deleted at once nor kept for ever.
 
     Raises:
-        KubernetesError: it could not be deleted, or its status not be written.
+        KubernetesError: it could not be deleted, or its status not be written; a ConflictError if
+            it has changed meanwhile.
     """
     ttl = replay["spec"].get("ttlAfterFinished")
     ended, now = ReplayStatus.of(replay).completion_time, ctx.clock()
     try:
         if ended is None or ended > now:
             fields = {"completionTime": written(now)}
-            after = await ctx.kubernetes.patch_status(resources.REPLAYS, Key.of(replay), fields)
+            after = await ctx.kubernetes.patch_status(
+                resources.REPLAYS, Key.of(replay), fields, replay["metadata"]["resourceVersion"]
+            )
             ctx.replays.renew(after)
             return requeue(replay, Phase.COMPLETED)
         if ttl is None:

@@ -17,6 +17,7 @@ from redrive.errors import RedriveError, Requeue
 from redrive.kube import finalizers, logs, resources, status
 from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
+from redrive.kube.errors import ConflictError
 from redrive.kube.resources import Body, Key
 from redrive.kube.status import ObjectEvent, Publisher
 from redrive.replay.controller import (
@@ -56,6 +57,9 @@ class _ReplacedError(Exception):
 async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     """Bring one Replay forward; its status and Events are written last. A final phase stays.
 
+    The status is written only if it is as it was read: a job that resumes late, or a former leader
+    of the operators, does not undo an end, and an end does not hide what the job has reported.
+
     Args:
         launching: held while one of its policy is launched: whose turn it is must not change
             meanwhile.
@@ -92,14 +96,15 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
     now = ctx.clock()
     events: list[ObjectEvent] = []
     fields: dict[str, Any] = {}
-    reported = ReplayStatus.of(replay)
+    judged, reported = replay, ReplayStatus.of(replay)
     try:
         # Before: a broker that hangs must hold no other up.
         notices = await target.prepare(replay, ctx)
-        _check_current(replay, ctx)
+        judged = _current(replay, ctx)
         async with launching:
             run = _run(replay, ctx)
-            reported = await _reported(replay, run, ctx)
+            judged = await _reported(judged, run, ctx)
+            reported = ReplayStatus.of(judged)
             phase = Phase.SUBMITTED if run is None else run.phase
             ending.check_deadline(replay, reported, phase, now)
             if run is not None:
@@ -120,14 +125,15 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
         conditions, explained = _explain(replay, shown, now)
         fields = explained | fields  # which say how one is whose pods do not run
         requeue = ending.requeue_after(error, replay, reported)
-    _check_current(replay, ctx)
+    current = _current(replay, ctx)
     is_over = fields.get("phase") in FINAL
     if is_over:
         # A driver that was killed left them.
         fields |= {"rate": None, "remaining": None, "fullTopic": None, "unsubscribedTopic": None}
     out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
-    await out.publish(replay, conditions, fields)
-    if is_over:
+    is_written = await _is_written(out, judged if is_over else current, conditions, fields)
+    requeue = requeue if is_written else Requeue.BACKOFF
+    if is_over and is_written:
         metrics.ended(replay, reported, Phase(fields["phase"]), ctx)
         requeue = ending.requeue(replay, fields["phase"])
         if finalizers.has(ctx.replays.get(Key.of(replay)) or replay, rights.FINALIZER):
@@ -188,8 +194,8 @@ def _run(replay: Body, ctx: Context) -> SparkRun | None:
     return launcher.run(application)
 
 
-async def _reported(replay: Body, run: SparkRun | None, ctx: Context) -> ReplayStatus:
-    """Return what the job has written into the status, at its end too.
+async def _reported(replay: Body, run: SparkRun | None, ctx: Context) -> Body:
+    """Return the Replay with all that its job has written into the status, at its end too.
 
     Raises:
         KubernetesError: it could not be read.
@@ -200,19 +206,39 @@ async def _reported(replay: Body, run: SparkRun | None, ctx: Context) -> ReplayS
         found = await ctx.kubernetes.get(resources.REPLAYS, Key.of(replay))
         if found["metadata"]["uid"] != replay["metadata"]["uid"]:
             raise _ReplacedError
-        return ReplayStatus.of(found)
-    return ReplayStatus.of(replay)
+        return found
+    return replay
 
 
-def _check_current(replay: Body, ctx: Context) -> None:
-    """Check that *replay* is there, as far as is known: a status is written by name.
+def _current(replay: Body, ctx: Context) -> Body:
+    """Return *replay* as last seen: a status is written by name.
 
     Raises:
-        _ReplacedError: it is not.
+        _ReplacedError: it is not there.
     """
-    known = ctx.replays.get(Key.of(replay))
-    if known is None or known["metadata"]["uid"] != replay["metadata"]["uid"]:
+    current = ctx.replays.get(Key.of(replay))
+    if current is None or current["metadata"]["uid"] != replay["metadata"]["uid"]:
         raise _ReplacedError
+    return current
+
+
+async def _is_written(
+    out: Publisher, replay: Body, conditions: tuple[Condition, ...], fields: dict[str, Any]
+) -> bool:
+    """Write the status of *replay*; return False if it has changed since it was read, or ended.
+
+    Its job may have reported meanwhile, or another operator ended it.
+
+    Raises:
+        KubernetesError: the status could not be written.
+    """
+    if is_final(replay):
+        return False
+    try:
+        await out.publish(replay, conditions, fields, replay["metadata"]["resourceVersion"])
+    except ConflictError:
+        return False
+    return True
 
 
 def _mirror(

@@ -19,7 +19,7 @@ from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.replay.job.engine import SUSPENDED, Engine, Reporter, Rest, Wish
 from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.ledger import Ledger
+from redrive.replay.ledger.ledger import FencedError, Ledger
 from redrive.replay.ledger.permit import PERMIT, Permit
 from redrive.replay.ledger.records import RangePlan, RangeRecord, plan_key, range_key, unite
 from redrive.replay.moving import tail
@@ -172,6 +172,8 @@ class Dispatch:
             self._full = None
         try:
             self._wish = self._reporter.report(account, rests=self._rests)
+        except FencedError as error:
+            self._failed.append(error)
         except RedriveError:
             logger.warning("the status can't be written; the run goes on", exc_info=True)
         self._reported = time.monotonic()

@@ -13,6 +13,7 @@ from redrive.replay.ledger.account import Account
 from redrive.replay.moving import mover
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask
+from redrive.replay.topic.position import EntryId
 
 
 class Engine(Protocol):
@@ -70,12 +71,19 @@ SUSPENDED = Rest()
 class Reporter(Protocol):
     """Shows how far a run has come."""
 
+    def take_over(self, token: EntryId) -> None:
+        """Report from now on as the run that took the ledger over with this fencing token."""
+
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         """Show the latest account, and return what is wanted.
 
         Args:
             account: the latest.
             rests: why nothing is sent; None while the run goes on.
+
+        Raises:
+            FencedError: a later run reports.
+            RedriveError: it can't be shown now.
         """
 
     def report_scan(self, scanned: Scanned) -> None:

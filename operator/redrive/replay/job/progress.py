@@ -1,6 +1,13 @@
 """What a replay job reads from and writes into the status of its Replay.
 
 The operator writes the rest of that status; neither touches the other's fields.
+
+A driver may be stopped at any point and resume after the Replay has ended, or while another run of
+the same Replay works. So each write is one compare-and-swap, by the version of the object: nothing
+is written into a Replay that has ended or was created again, nor over the status of a later run.
+Runs are ordered by their fencing tokens: the position of the record with which a run took the
+ledger over. What needs no ledger, a dry run and the outcome of replayed messages, takes the next
+token when it begins.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import ClassVar
 
 from redrive.api.replay import APPROVED_BY, FINAL, ReplayAftermath, ReplayStatus
@@ -17,7 +25,7 @@ from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
 from redrive.kube.context import wall_clock
-from redrive.kube.errors import NotFoundError
+from redrive.kube.errors import ConflictError, NotFoundError
 from redrive.kube.resources import Body, Key
 from redrive.policy import durations
 from redrive.replay.job.aftermath import Aftermath
@@ -26,7 +34,9 @@ from redrive.replay.job.plan import Scanned
 from redrive.replay.job.preview import RunPreview, so_far
 from redrive.replay.job.speed import Speed
 from redrive.replay.ledger.account import Account
+from redrive.replay.ledger.ledger import FencedError
 from redrive.replay.spec import ReplayJob
+from redrive.replay.topic.position import NOWHERE, EntryId
 
 MAX_MESSAGE = 1_024
 _AT_REST: dict[str, object] = {
@@ -41,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplayGoneError(RedriveError):
-    """The Replay that the job was launched for is not there any more."""
+    """The Replay that the job was launched for has ended, or is not there any more."""
 
     reason: ClassVar[str] = "ReplayGone"
 
@@ -50,9 +60,10 @@ class Progress:
     """The status of one Replay.
 
     Raises:
-        ReplayGoneError: from each method but `report`, when the Replay was deleted, or created
-            again.
-        KubernetesError: likewise, when the API server refuses.
+        ReplayGoneError: from each method but `report`, `read` and `wish`, when the Replay has
+            ended, was deleted, or created again. Nothing is written then.
+        FencedError: from each method that writes, when a later run does; likewise.
+        KubernetesError: from each method, when the API server refuses.
     """
 
     def __init__(self, job: ReplayJob) -> None:
@@ -62,6 +73,8 @@ class Progress:
         self._awaiting = job.approval_above is not None  # until the account is known
         self._shows_causes = job.dry_run and job.choice.limit is None
         self._speed = Speed()
+        self._token = NOWHERE
+        self._is_fenced_by_ledger = not job.dry_run
 
     def read(self) -> ReplayStatus:
         """Return the status as it is."""
@@ -69,19 +82,12 @@ class Progress:
         return ReplayStatus.of(replay)
 
     def begin(self) -> ReplayStatus:
-        """Check that the run may begin, and return how far others have come with it.
+        """Check that the run may begin, and return how far others have come with it."""
+        return asyncio.run(self._begin())
 
-        Raises:
-            ReplayGoneError: also when the Replay has ended, as by its deadline.
-        """
-        status = self.read()
-        if status.phase in FINAL:
-            raise ReplayGoneError(
-                f"the Replay {self._key} has ended",
-                got=status.phase,
-                remedy="nothing: another Replay goes on from what was moved",
-            )
-        return status
+    def take_over(self, token: EntryId) -> None:
+        """Write from now on as the run that took the ledger over with this fencing token."""
+        self._token = token
 
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         """Write down how far the run has come, and return what the spec says by now."""
@@ -98,6 +104,8 @@ class Progress:
             replay = asyncio.run(self._exchange(fields))
         except (ReplayGoneError, NotFoundError):
             return Wish.END
+        except FencedError:
+            raise
         except RedriveError:
             if not self._awaiting:
                 raise
@@ -156,18 +164,81 @@ class Progress:
             "remaining": None if remaining is None else durations.text_of(remaining),
         }
 
-    async def _exchange(self, fields: Mapping[str, object]) -> Body:
+    async def _begin(self) -> ReplayStatus:
         async with Kubernetes.connect() as kubernetes:
-            replay = await kubernetes.get(resources.REPLAYS, self._key)
-            if replay["metadata"]["uid"] != self._uid:
-                raise ReplayGoneError(
-                    f"the Replay {self._key} is another one than this job was launched for",
-                    got=replay["metadata"]["uid"],
-                    remedy="nothing: the other has a job of its own",
-                )
-            if fields:
-                replay = await kubernetes.patch_status(resources.REPLAYS, self._key, fields)
+            while True:
+                replay = await self._get(kubernetes)
+                status = ReplayStatus.of(replay)
+                self._check_ended(status)
+                self._token = _token(status)
+                if self._is_fenced_by_ledger and not status.finished:
+                    return status
+                self._token = EntryId(self._token.ledger, self._token.entry + 1)
+                with suppress(ConflictError):
+                    await self._swap(kubernetes, replay, {})
+                    return status
+
+    async def _exchange(self, fields: Mapping[str, object]) -> Body:
+        """Return the Replay, with *fields* written into its status if there are any."""
+        async with Kubernetes.connect() as kubernetes:
+            while True:
+                replay = await self._get(kubernetes)
+                if not fields:
+                    return replay
+                self._check_writable(ReplayStatus.of(replay))
+                with suppress(ConflictError):  # what was written meanwhile may have ended it
+                    return await self._swap(kubernetes, replay, fields)
+
+    async def _get(self, kubernetes: Kubernetes) -> Body:
+        replay = await kubernetes.get(resources.REPLAYS, self._key)
+        if replay["metadata"]["uid"] != self._uid:
+            raise ReplayGoneError(
+                f"the Replay {self._key} is another one than this job was launched for",
+                got=replay["metadata"]["uid"],
+                remedy="nothing: the other has a job of its own",
+            )
         return replay
+
+    async def _swap(
+        self, kubernetes: Kubernetes, replay: Body, fields: Mapping[str, object]
+    ) -> Body:
+        """Write *fields* into the status of *replay*, if it is as it was read.
+
+        Raises:
+            ConflictError: it has changed.
+        """
+        written = {**fields, "fencingToken": str(self._token)}
+        version = replay["metadata"]["resourceVersion"]
+        return await kubernetes.patch_status(resources.REPLAYS, self._key, written, version)
+
+    def _check_writable(self, status: ReplayStatus) -> None:
+        """Check that this run may write the status.
+
+        Raises:
+            ReplayGoneError: the Replay has ended.
+            FencedError: a later run writes it.
+        """
+        self._check_ended(status)
+        latest = _token(status)
+        if latest > self._token:
+            raise FencedError(
+                f"another run of the Replay {self._key} has taken over",
+                got=str(latest),
+                remedy="nothing: the other run goes on from what this one has moved",
+            )
+
+    def _check_ended(self, status: ReplayStatus) -> None:
+        if status.phase in FINAL:
+            raise ReplayGoneError(
+                f"the Replay {self._key} has ended",
+                got=status.phase.value,
+                remedy="nothing: another Replay goes on from what was moved",
+            )
+
+
+def _token(status: ReplayStatus) -> EntryId:
+    """Return the fencing token of the last run that has written *status*."""
+    return NOWHERE if status.fencing_token is None else EntryId.parse(status.fencing_token)
 
 
 def cause_of(text: str) -> str:

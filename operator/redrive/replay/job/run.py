@@ -63,6 +63,7 @@ def run(
     owner = f"{job.uid}/{secrets.token_hex(8)}"
     _look(job)  # of credentials that are refused the client says that it has timed out
     with Ledger.open(job.service_url, job.policy.ledger_topic, owner) as ledger:
+        reporter.take_over(ledger.fencing_token)
         # All that a decision is made on is read after the takeover: no other run changes it now.
         resting = _look(job)
         _forget(job, ledger, resting)

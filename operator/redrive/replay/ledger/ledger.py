@@ -23,6 +23,7 @@ from redrive.policy.naming import TopicName
 from redrive.replay.ledger.permit import PERMIT, Permit
 from redrive.replay.ledger.records import OWNER, Records
 from redrive.replay.topic import broker
+from redrive.replay.topic.position import EntryId
 
 WRITER = "redrive-owner"
 """A property of each record: the run that wrote it."""
@@ -59,6 +60,8 @@ class Ledger:
 
     Attributes:
         records: all of them, those included that this run has written.
+        fencing_token: the position of the record with which this run took the ledger over. Each
+            later run has a higher one.
 
     Raises:
         FencedError: from each method, once another run owns the ledger.
@@ -85,7 +88,8 @@ class Ledger:
                 compression_type=pulsar.CompressionType.LZ4,
             ),
         )
-        self.write(OWNER, owner)
+        takeover = self.write(OWNER, owner)
+        self.fencing_token = EntryId(takeover.ledger_id(), takeover.entry_id())
         # Read after the takeover: nothing is written any more that is not seen.
         self.records = self._read()
 

@@ -51,6 +51,8 @@ async def look(
 ) -> Requeue:
     """Reconcile the Replay once, of which the status says what is *reported*."""
     body = replay(status=reported)
+    stored = api.objects[resources.REPLAYS].get(Key.of(body), body)
+    body["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
     context = ctx(replays=[body], applications=list(applications))
     context = dataclasses.replace(context, kubernetes=api, settings=settings)
     return await reconcile(Key.of(body), context, asyncio.Lock())
@@ -482,6 +484,38 @@ async def test_a_run_whose_application_is_gone_fails_at_its_deadline_too() -> No
         assert (requeue is Requeue.SLOW_BACKOFF) is (phase is None)
         assert statuses(api)[-1].get("phase") == phase
     assert shown(api)[0] == "DeadlineExceeded"
+
+
+@pytest.mark.parametrize("phase", [None, "Completed"])
+async def test_end_of_run_hides_nothing_written_meanwhile(phase: str | None) -> None:
+    """By its job, or by another operator."""
+    api, body = FakeKubernetes(), replay(status={"sparkApplication": "it", "moved": 5})
+    reported = {"finished": True, "moved": 8} | ({"phase": phase} if phase else {})
+
+    def report(verb: str, resource: Resource, key: Key) -> None:
+        if verb == "patch_status":
+            stored = api.objects[resource][key]
+            stored["status"] = reported
+            stored["metadata"]["resourceVersion"] = "2"
+
+    api.add(resources.REPLAYS, body)
+    api.before = report
+    failed = application(wall_clock(), applicationState={"state": "FAILED"})
+    context = dataclasses.replace(ctx(replays=[body], applications=[failed]), kubernetes=api)
+    assert await reconcile(Key.of(body), context, asyncio.Lock()) is Requeue.BACKOFF
+    assert api.writes == []
+    assert api.objects[resources.REPLAYS][Key.of(body)]["status"] == reported
+
+
+async def test_replay_ended_by_another_operator_stays_ended() -> None:
+    """The watch of this one is behind."""
+    api, body = FakeKubernetes(), replay(status={"sparkApplication": "it"})
+    ended = replay(status={"sparkApplication": "it", "phase": "Completed", "finished": True})
+    api.add(resources.REPLAYS, ended)
+    failed = application(wall_clock(), applicationState={"state": "FAILED"})
+    context = dataclasses.replace(ctx(replays=[body], applications=[failed]), kubernetes=api)
+    assert await reconcile(Key.of(body), context, asyncio.Lock()) is Requeue.BACKOFF
+    assert api.writes == []
 
 
 def another() -> dict[str, Any]:

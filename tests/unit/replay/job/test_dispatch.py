@@ -96,6 +96,9 @@ class Silent:
     def __init__(self, reports: float = math.inf) -> None:
         self._reports = reports
 
+    def take_over(self, _: EntryId) -> None:
+        pass
+
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         assert account.matched
         self._reports -= 1
@@ -247,6 +250,9 @@ class InOneRange:
         """Have one more entry acknowledged at each look since the lease."""
         self._looks += 1
         return replace(partition(0), acknowledged=Acknowledged(EntryId(0, self._looks - 2)))
+
+    def take_over(self, _: EntryId) -> None:
+        pass
 
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         assert rests is None

@@ -14,6 +14,7 @@ from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.ledger.account import Account
 from redrive.replay.moving.outcome import RangeResult
 from redrive.replay.moving.task import RangeTask
+from redrive.replay.topic.position import EntryId
 
 WAIT_SECONDS = 60.0
 
@@ -40,6 +41,9 @@ class Status:
         self.written: list[Scanned] = []
         self._refused = 0
         self.has_changed = threading.Condition()
+
+    def take_over(self, _: EntryId) -> None:
+        pass
 
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
         raise AssertionError(account, rests)

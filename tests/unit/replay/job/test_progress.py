@@ -1,0 +1,191 @@
+"""Writes of a driver into the status of its Replay: each one passes a fence, or changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from redrive.errors import RedriveError
+from redrive.kube import resources
+from redrive.kube.client import Kubernetes
+from redrive.kube.resources import Key, Resource
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.replay.job.aftermath import Aftermath
+from redrive.replay.job.engine import Wish
+from redrive.replay.job.plan import Scanned
+from redrive.replay.job.preview import RunPreview
+from redrive.replay.job.progress import Progress, ReplayGoneError
+from redrive.replay.ledger.account import Account
+from redrive.replay.ledger.ledger import FencedError
+from redrive.replay.spec import ReplayJob
+from redrive.replay.topic.position import EntryId
+from tests.support.fake_kubernetes import FakeKubernetes
+
+KEY = Key("shop", "again")
+FIRST, SECOND = EntryId(7, 4), EntryId(7, 9)
+WRITES: dict[str, Callable[[Progress], object]] = {
+    "report": lambda progress: progress.report(Account(matched=3, moved=1, left=2)),
+    "report_scan": lambda progress: progress.report_scan(Scanned(3)),
+    "report_aftermath": lambda progress: progress.report_aftermath(
+        Aftermath(3, 1, 0, {}, settled=False)
+    ),
+    "preview": lambda progress: progress.preview(RunPreview(Account(), {}, {}, (), 1)),
+    "finish": Progress.finish,
+    "fail": lambda progress: progress.fail(RuntimeError("cut off")),
+}
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> FakeKubernetes:
+    """An API server with the Replay."""
+    api = FakeKubernetes()
+    metadata = {**KEY._asdict(), "uid": "uid", "generation": 1, "resourceVersion": "1"}
+    api.add(resources.REPLAYS, {"metadata": metadata, "spec": {}, "status": {}})
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Kubernetes]:
+        yield api
+
+    monkeypatch.setattr(Kubernetes, "connect", connect)
+    return api
+
+
+def progress(*, dry_run: bool = False) -> Progress:
+    policy = Policy(TopicName.parse("persistent://shop/prod/orders"), "fulfilment")
+    return Progress(ReplayJob(*KEY, "uid", policy, "", "", None, dry_run=dry_run))
+
+
+def run(token: EntryId) -> Progress:
+    """A run that has begun, and has taken the ledger over."""
+    begun = progress()
+    begun.begin()
+    begun.take_over(token)
+    return begun
+
+
+def status(api: FakeKubernetes) -> dict[str, Any]:
+    found: dict[str, Any] = api.objects[resources.REPLAYS][KEY]["status"]
+    return found
+
+
+def write_between(api: FakeKubernetes, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the Replay as another client does, after the driver has read it."""
+
+    def change_once(verb: str, _resource: Resource, _key: Key) -> None:
+        if verb == "patch_status":
+            api.before = lambda *_: None
+            replay = api.objects[resources.REPLAYS][KEY]
+            change(replay)
+            replay["metadata"]["resourceVersion"] += "1"
+
+    api.before = change_once
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("between", [False, True])
+@pytest.mark.parametrize("phase", ["Completed", "Failed"])
+def test_status_of_ended_replay_is_never_written(
+    api: FakeKubernetes,
+    write: Callable[[Progress], object],
+    between: bool,  # noqa: FBT001
+    phase: str,
+) -> None:
+    late = run(FIRST)
+    ended = {"phase": phase, "moved": 3, "left": 0}
+    if between:
+        write_between(api, lambda replay: replay.update(status=ended))
+    else:
+        status(api).update(ended)
+    try:
+        assert write(late) is Wish.END
+    except ReplayGoneError as error:
+        assert f"has ended; got {phase!r}" in str(error)  # noqa: PT017
+    assert status(api) == ended
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("between", [False, True])
+def test_status_of_later_run_is_never_written(
+    api: FakeKubernetes,
+    write: Callable[[Progress], object],
+    between: bool,  # noqa: FBT001
+) -> None:
+    stopped = run(FIRST)
+    stopped.report(Account(matched=3, moved=1, left=2))
+    later = {"fencingToken": str(SECOND), "moved": 2, "left": 1}
+    if between:
+        write_between(api, lambda replay: replay["status"].update(later))
+    else:
+        run(SECOND).report(Account(matched=3, moved=2, left=1))
+    with pytest.raises(FencedError, match="shop/again has taken over; got '7:9'"):
+        write(stopped)
+    assert later.items() <= status(api).items()
+    assert status(api).keys().isdisjoint({"aftermath", "failure", "finished", "preview"})
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_status_of_replay_created_again_is_not_written(
+    api: FakeKubernetes, write: Callable[[Progress], object]
+) -> None:
+    late = run(FIRST)
+
+    def create_again(replay: dict[str, Any]) -> None:
+        replay["metadata"]["uid"] = "another"
+        replay["status"] = {}
+
+    write_between(api, create_again)
+    try:
+        assert write(late) is Wish.END
+    except ReplayGoneError as error:
+        assert "got 'another'" in str(error)  # noqa: PT017
+    assert status(api) == {}
+
+
+def test_write_beside_the_operator_is_repeated(api: FakeKubernetes) -> None:
+    begun = run(FIRST)
+    write_between(api, lambda replay: replay["status"].update(phase="Running"))
+    assert begun.report(Account(matched=3, moved=1, left=2)) is Wish.RUN
+    assert (status(api)["phase"], status(api)["moved"]) == ("Running", 1)
+
+
+def test_failure_before_the_takeover_is_written(api: FakeKubernetes) -> None:
+    begun = progress()
+    begun.begin()
+    begun.fail(RuntimeError("no broker"))
+    assert status(api)["failure"]["message"] == "no broker"
+
+
+def test_failure_before_the_takeover_hides_no_later_run(api: FakeKubernetes) -> None:
+    begun = progress()
+    begun.begin()
+    run(FIRST).report(Account())
+    with pytest.raises(FencedError):
+        begun.fail(RuntimeError("no broker"))
+    assert "failure" not in status(api)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_runs_without_a_ledger_are_fenced_by_the_next(
+    api: FakeKubernetes,
+    dry_run: bool,  # noqa: FBT001
+) -> None:
+    """Dry runs, and drivers that only look at what becomes of the messages."""
+    status(api)["finished"] = not dry_run
+    first, second = progress(dry_run=dry_run), progress(dry_run=dry_run)
+    first.begin()
+    write_between(api, lambda replay: replay["status"].update(fencingToken="0:0"))
+    second.begin()
+    second.report_scan(Scanned(5))
+    with pytest.raises(FencedError):
+        first.report_scan(Scanned(3))
+    assert status(api)["scanned"] == 5
+
+
+def test_ended_replay_is_not_begun(api: FakeKubernetes) -> None:
+    status(api)["phase"] = "Completed"
+    with pytest.raises(RedriveError, match="has ended; got 'Completed'"):
+        progress().begin()
