@@ -113,6 +113,13 @@ REPLAY = Kind(
         Column("Rate", ".status.rate", "Messages moved in a second.", "number"),
         Column("Remaining", ".status.remaining", "How long it still takes."),
         Column("Skipped", ".status.skipped", "Needed no move.", "integer", wide=True),
+        Column(
+            "Unevaluated",
+            ".status.unevaluated",
+            "Not selected, as the condition can't be computed for them.",
+            "integer",
+            wide=True,
+        ),
         Column("Handled", ".status.aftermath.handled", "Moved, and over.", "integer", wide=True),
         Column(
             "Died Again",

@@ -321,6 +321,10 @@ class ReplayStatus(StatusModel):
     """How many of them were selected: moved + skipped + refused + left. Where all are, an entry of
     the topic that was not read yet counts as one, whatever it holds."""
 
+    unevaluated: int | None = None
+    """How many of the scanned ones were not selected because `select.where` can't be computed for
+    them, as where it compares a text that is no number with a number. They stay where they are."""
+
     moved: int | None = None
     """How many of the selected ones were stored in the target and acknowledged."""
 

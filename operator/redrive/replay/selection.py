@@ -7,6 +7,11 @@ token is; and it can ask for the time, whereupon a restarted run would select di
 function, by 'now' where a moment is expected, and by a time of day, which it takes for today's. So
 nothing passes but what is listed here, and Spark is given the text generated from what passed,
 never the text that was written.
+
+A message for which a condition can't be computed fails nothing: Spark catches the exception, see
+`spark.query`. It does not catch the overflow of a thread's stack, which ends the executor; that is
+how Java's regular expressions fail on long texts. So a pattern that recurses is tried on short
+texts only, and on others raises an exception.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ _WRITTEN_MOMENT = re.compile(
 _MOMENT_TYPES = frozenset({exp.DType.DATE, exp.DType.TIMESTAMPTZ})
 
 _CALLS = tuple(FUNCTIONS.values())
+_TEXT_REMEDY = "join conditions with and, or"
 _MOMENT_REMEDY = "write it like '2026-11-20' or '2026-11-20T10:00:00Z'"
 _CONNECTIVES = (exp.And, exp.Or, exp.Not, exp.Paren)
 _COMPARISONS = (
@@ -38,6 +44,13 @@ _OTHERS = (
     exp.DataType, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Neg,
     exp.JSONPath, exp.JSONPathRoot, exp.JSONPathKey, exp.JSONPathSubscript,
 )  # fmt: skip
+_PATTERNS = (exp.RegexpLike, exp.Like, exp.ILike)
+_RECURSES = re.compile(r"\)[*+{]|\{\d*,|\\[XR]|\(\?\w*x")
+"""Signs of what makes Java recurse for each character of a text: repeated groups, and repetitions
+of characters of several lengths; with `x` white space may stand before them."""
+_MAX_RECURSION = 4_000
+"""Length of a text times that of its pattern: half of what takes 1 MiB of stack."""
+_MAX_PATTERN = 500
 _ALLOWED = frozenset((*_CONNECTIVES, *_COMPARISONS, *_OTHERS, *FUNCTIONS.values()))
 
 
@@ -70,6 +83,8 @@ def _written(where: str) -> tuple[str, frozenset[str]]:
             read.add(name if written == name else vocabulary.PROPERTIES)
             # As text: to replace a node costs as much as the list that it stands in is long.
             column.set("this", exp.var(written))
+        for node in tree.find_all(*_PATTERNS):
+            _bound(node)
         return tree.sql(dialect=DIALECT, comments=False, copy=False), frozenset(read)
     except (RecursionError, TokenError):
         # By operators alone, as in `not not true`: how deep parentheses are is bounded. The second
@@ -106,8 +121,30 @@ def _check(node: exp.Expr) -> None:
             raise _refusal(vocabulary.NOT_A_PROPERTY, node, vocabulary.LOOK_UP)
         case exp.Cast() | exp.TryCast():
             _check_cast(node)
+        case exp.RegexpLike() | exp.Like() | exp.ILike():
+            _check_pattern(node)
     if isinstance(node, _CALLS) and node.find(exp.Column) is None:
         raise _refusal("a function is called on literals alone", node, "write its value")
+
+
+def _check_pattern(node: exp.Expr) -> None:
+    if any(part.find(*_PATTERNS) for part in (node.this, node.expression)):
+        raise _refusal("a pattern is compared with a text, and is no condition", node, _TEXT_REMEDY)
+
+
+def _bound(node: exp.Expr) -> None:
+    """Have a pattern that may recurse too deeply raise an exception instead."""
+    pattern, is_regex = node.expression, isinstance(node, exp.RegexpLike)
+    recurses = not pattern.is_string or len(pattern.name) > _MAX_PATTERN
+    if not recurses and not (is_regex and _RECURSES.search(pattern.name)):
+        return
+    text, by = (part.sql(dialect=DIALECT, comments=False) for part in (node.this, pattern))
+    cost = f"LENGTH({by})"
+    limit = _MAX_PATTERN
+    if is_regex:
+        cost, limit = f"(LENGTH({text}) + 20) * {cost}", _MAX_RECURSION
+    error = "RAISE_ERROR('the text or the pattern is too long')"
+    node.set("this", exp.var(f"CASE WHEN {cost} > {limit} THEN {error} ELSE {text} END"))
 
 
 def _check_column(column: exp.Column) -> None:

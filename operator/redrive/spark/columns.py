@@ -9,9 +9,12 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from redrive.policy.naming import TopicName
-from redrive.replay.topic.rows import DeadLetterRow, moment
+from redrive.replay.topic import rows
+from redrive.replay.topic.rows import DeadLetterRow
 
 _MOMENT = pa.timestamp("us", tz="UTC")
+_END = 253_402_214_400_000
+"""9999-12-31 in UTC, in milliseconds since 1970: Python has no later moment in each time zone."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +60,25 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType(
 )
 
 
+def moment(milliseconds: int | None) -> int | None:
+    """Return microseconds since 1970, None for a time on 9999-12-31 or later.
+
+    Whoever sends a message sets its times, and Python can't read rows of Spark with later ones.
+    """
+    return None if milliseconds is None or milliseconds >= _END else rows.moment(milliseconds)
+
+
 def ddl(names: Sequence[str]) -> str:
     """Return the schema of some columns in Spark's words."""
     return ", ".join(f"`{name}` {COLUMNS[name].type}" for name in names)
 
 
 def to_batch(
-    rows: Sequence[DeadLetterRow], names: Sequence[str], topic: TopicName
+    messages: Sequence[DeadLetterRow], names: Sequence[str], topic: TopicName
 ) -> pa.RecordBatch:
     """Write messages of a partition as columns, in their order."""
     columns = [COLUMNS[name] for name in names]
     return pa.RecordBatch.from_arrays(
-        [pa.array([column.of(row, topic) for row in rows], column.arrow) for column in columns],
+        [pa.array([column.of(row, topic) for row in messages], column.arrow) for column in columns],
         schema=pa.schema(zip(names, (column.arrow for column in columns), strict=True)),
     )

@@ -163,6 +163,21 @@ def test_a_batch_has_all_that_messages_carry(desk: Desk) -> None:
     assert desk.read(topic=topic).columns == list(COLUMN_NAMES)
 
 
+def test_times_that_python_does_not_have_are_null(desk: Desk) -> None:
+    """Each client reads rows in its own time zone."""
+    last = 253_402_214_400_000 - 1
+    topic = desk.topic("orders")
+    times = [last, last + 1, 253_402_300_800_000, 2**63 // 1_000, 2**63 - 1, 2**64 - 1]
+    for time in times:
+        desk.send(topic, 1, event_timestamp=time)
+    frame = desk.read(topic=topic, columns="value,__eventTime")
+    found = {int(row.value): row["__eventTime"] for row in frame.collect()}
+    assert found[0].year == 9999
+    assert [found[number] for number in range(1, len(times))] == [None] * 5
+    assert numbers(frame.where("__eventTime > '2026-01-01'")) == [0]
+    assert numbers(frame.where("__eventTime is null")) == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("admin", [True, False], ids=["admin", "binary protocol alone"])
 def test_positions_bound_what_is_read(desk: Desk, admin: bool) -> None:  # noqa: FBT001
     topic = desk.topic("orders")

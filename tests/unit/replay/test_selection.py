@@ -199,6 +199,40 @@ def test_moments_are_compared_with_one_another() -> None:
     assert to_sql("event_time < publish_time") == "event_time < publish_time"
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        "key like 'a%b_'",
+        "key like 'a!%' escape '!'",
+        "key rlike '^(timeout|refused): [^ ]+ .*$'",
+        "cast(value as string) rlike '[a-z]{3}(x|y)?'",
+    ],
+)
+def test_pattern_of_bounded_recursion_is_left_as_it_is(where: str) -> None:
+    assert to_sql(where).lower() == where
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["'(a|b)*'", "'(ab)+'", "'(ab){2}'", "'.{2,}'", "'(?x)(a) *'", "'\\\\X*'", "consumer"],
+)
+def test_pattern_that_may_recurse_is_tried_on_short_texts(pattern: str) -> None:
+    sql = to_sql(f"not lower(key) rlike {pattern}")
+    assert "CASE WHEN (LENGTH(LOWER(key)) + 20) * LENGTH(" in sql
+    assert ") > 4000 THEN RAISE_ERROR(" in sql
+
+
+@pytest.mark.parametrize("pattern", ["consumer", "'" + "_" * 501 + "'"])
+def test_long_pattern_of_like_raises_an_error(pattern: str) -> None:
+    sql = to_sql(f"key ilike {pattern}")
+    assert "> 500 THEN RAISE_ERROR('the text or the pattern is too long') ELSE key END" in sql
+
+
+def test_pattern_for_a_condition_is_refused() -> None:
+    with pytest.raises(InvalidSpecError, match="compared with a text, and is no condition"):
+        to_sql("(key rlike 'a') rlike 'b'")
+
+
 def test_a_pattern_with_flags_is_refused_rather_than_read_without_them() -> None:
     assert to_sql("key rlike '(?i)a'") == "key RLIKE '(?i)a'"
     with pytest.raises(InvalidSpecError, match="can't use this, at character 1; got 'regexp_like'"):

@@ -21,7 +21,8 @@ from redrive.replay.controller.admission import is_dry_run, policy_of
 _LABELS = ("policy", "policy_namespace")
 MESSAGES = Counter(
     "redrive_replay_messages_total",
-    "Messages that Replays selected, by what became of them, once their Replay has ended.",
+    "Messages that Replays selected, or can't tell whether to, by their outcome, once their "
+    "Replay has ended.",
     (*_LABELS, "outcome"),
 )
 SECONDS = Histogram(
@@ -30,7 +31,8 @@ SECONDS = Histogram(
     ("outcome",),
     buckets=(10, 30, 60, 300, 900, 3_600, 4 * 3_600, 24 * 3_600),
 )
-_OUTCOMES = ("moved", "skipped", "refused", "left")
+_DONE = ("moved", "skipped", "refused")
+_OUTCOMES = (*_DONE, "left", "unevaluated")
 _UNDER_WAY = frozenset({Phase.SUBMITTED, Phase.RUNNING})
 
 
@@ -114,8 +116,7 @@ def _progress(replays: Iterable[Body]) -> GaugeMetricFamily:
     for body in replays:
         status = body.get("status") or {}
         if status.get("phase") in _UNDER_WAY and not status.get("finished"):
-            steps = ("scanned", *(outcome for outcome in _OUTCOMES if outcome != "left"))
-            done = sum(status.get(step, 0) for step in steps)
+            done = sum(status.get(step, 0) for step in ("scanned", *_DONE))
             family.add_metric(_policy(body), done)
     return family
 

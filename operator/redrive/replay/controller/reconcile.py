@@ -325,12 +325,17 @@ def _completed(reported: ReplayStatus, now: datetime) -> _Shown:
 
 def _outcome(reported: ReplayStatus) -> str:
     """Say what has become of the selected dead letters."""
+    unevaluated = (
+        f"; for {reported.unevaluated} others select.where can't be computed"
+        if reported.unevaluated
+        else ""
+    )
     if reported.preview is not None:
         said = f"{reported.left} of {reported.scanned} dead letters would be moved"
-        return f"a dry run: {said}, {reported.refused} can't be"
+        return f"a dry run: {said}, {reported.refused} can't be{unevaluated}"
     said = (
         f"of {reported.matched} dead letters {reported.moved} were moved, "
-        f"{reported.skipped} needed no move, {reported.refused} can't be moved"
+        f"{reported.skipped} needed no move, {reported.refused} can't be moved{unevaluated}"
     )
     after = reported.aftermath
     if after is None:

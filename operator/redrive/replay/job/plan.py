@@ -43,6 +43,8 @@ class Sighting(NamedTuple):
     size: int
     replays: int
     selected: bool
+    evaluated: bool = True
+    """False if the condition can't be computed for a message that all else of a choice takes."""
 
     @classmethod
     def of(cls, letter: DeadLetterRow, chooser: Chooser) -> Sighting:
@@ -93,22 +95,26 @@ class Scanned:
         messages: how many were looked at.
         causes: of those that are to be moved: cause → how many messages.
         refused: cause → how many messages can't be moved for it.
+        unevaluated: for how many messages the condition can't be computed.
     """
 
     messages: int = 0
     causes: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    unevaluated: int = 0
 
     @classmethod
     def of(cls, planned: PlannedRange) -> Self:
         """Take of the plan of one range what it adds."""
-        return cls(planned.plan.scanned, Counter(planned.causes), planned.refused)
+        plan = planned.plan
+        return cls(plan.scanned, Counter(planned.causes), planned.refused, plan.unevaluated)
 
     def __add__(self, other: Scanned) -> Scanned:
         """Return both together, with the most frequent causes: there may be any number of them."""
         causes = (self.causes + other.causes).most_common(CAUSES)
         messages, refused = self.messages + other.messages, self.refused + other.refused
-        return Scanned(messages, Counter(dict(causes)), refused)
+        unevaluated = self.unevaluated + other.unevaluated
+        return Scanned(messages, Counter(dict(causes)), refused, unevaluated)
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ def plan(
         choice: of which the limit counts here, in the order of positions, refused ones included.
             The first entry that has no room among them ends the selection.
     """
-    scanned, selected = 0, []
+    scanned, unevaluated, selected = 0, 0, []
     room = math.inf
     if choice.limit is not None:
         room, seen = choice.limit, sorted(seen, key=lambda each: each.position)
@@ -180,6 +186,7 @@ def plan(
     for here in by_entry(seen):
         scanned += len(here)
         count = sum(each.selected for each in here)
+        unevaluated += sum(not each.evaluated for each in here) if room >= 0 else 0
         if not count:
             continue
         room = room - count if count <= room else -1
@@ -201,5 +208,7 @@ def plan(
         if len(samples) < SAMPLES:
             samples.append(first.position)
     entries = bitmap.of(selected, of.size)
-    planned = RangePlan(scanned, entries, sizes, tuple(refused), chunks=chunks)
+    planned = RangePlan(
+        scanned, entries, sizes, tuple(refused), chunks=chunks, unevaluated=unevaluated
+    )
     return PlannedRange(of, planned, dict(causes.most_common(CAUSES)), tuple(samples), size)

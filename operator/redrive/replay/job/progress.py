@@ -115,7 +115,10 @@ class Progress:
 
     def report_scan(self, scanned: Scanned) -> None:
         """Write down what scans have found; by cause in a dry run, which a limit does not end."""
-        fields: dict[str, object] = {"scanned": scanned.messages}
+        fields: dict[str, object] = {
+            "scanned": scanned.messages,
+            "unevaluated": scanned.unevaluated,
+        }
         if self._shows_causes:
             fields["preview"] = so_far(scanned)
         asyncio.run(self._exchange(fields))

@@ -19,6 +19,8 @@ SHOWN = 100
 class Account:
     """Numbers of messages; `matched` = `moved` + `skipped` + `refused` + `left`.
 
+    Of `scanned`, `unevaluated` are not among `matched`.
+
     Attributes:
         scanned: how many rested when the run was planned.
         matched: how many of these were selected.
@@ -27,6 +29,8 @@ class Account:
             were acknowledged by others after the run was planned.
         refused: can't be moved; they stay where they are.
         left: yet to be moved.
+        unevaluated: not selected because the condition can't be computed for them; they stay where
+            they are.
         refusals: the first of what was refused.
     """
 
@@ -36,6 +40,7 @@ class Account:
     skipped: int = 0
     refused: int = 0
     left: int = 0
+    unevaluated: int = 0
     refusals: tuple[RefusedEntry, ...] = ()
 
     @classmethod
@@ -55,17 +60,18 @@ class Account:
             _of_range(plan, records.range(of), uid, acknowledged.get(of, bitmap.EMPTY))
             for of, plan in plans.items()
         ]
-        scanned, matched, moved, skipped, refused, left = map(
-            sum, zip((0,) * 6, *parts, strict=True)
+        scanned, matched, moved, skipped, refused, left, unevaluated = map(
+            sum, zip((0,) * 7, *parts, strict=True)
         )
         first = tuple(itertools.islice(_refusals(plans), SHOWN))
-        return cls(scanned, matched, moved, skipped, refused, left, first)
+        return cls(scanned, matched, moved, skipped, refused, left, unevaluated, first)
 
     def to_status(self) -> dict[str, Any]:
         """Write it as fields of the Replay's status."""
         return {
             "scanned": self.scanned,
             "matched": self.matched,
+            "unevaluated": self.unevaluated,
             "moved": self.moved,
             "skipped": self.skipped,
             "refused": self.refused,
@@ -95,6 +101,7 @@ def _of_range(plan: RangePlan, record: RangeRecord, uid: str, acknowledged: int)
         plan.messages(skipped),
         sum(refusal.messages for refusal in plan.refused),
         plan.messages(plan.selected & ~moved & ~skipped),
+        plan.unevaluated,
     )
 
 

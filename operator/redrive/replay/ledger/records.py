@@ -157,6 +157,8 @@ class RangePlan:
         done: whether the run is through with the range.
         unread: selected entries that were not read for the plan, as nothing selects among them:
             until a task has, each counts as one message.
+        unevaluated: how many messages were not selected because the condition can't be computed for
+            them.
     """
 
     scanned: int
@@ -167,6 +169,7 @@ class RangePlan:
     done: bool = False
     chunks: Mapping[int, EntryId] = field(default_factory=dict)
     unread: int = bitmap.EMPTY
+    unevaluated: int = 0
 
     @classmethod
     def of_unread(cls, entries: int) -> RangePlan:
@@ -235,6 +238,7 @@ class RangePlan:
             "done": self.done,
             "chunks": _write_entries(self.chunks.items()),
             "unread": bitmap.encode(self.unread),
+            "unevaluated": self.unevaluated,
         }
 
     @classmethod
@@ -249,6 +253,7 @@ class RangePlan:
             written["done"],
             _read_entries(written.get("chunks", {}), int),
             bitmap.decode(written["unread"]) if "unread" in written else bitmap.EMPTY,
+            written.get("unevaluated", 0),
         )
 
 

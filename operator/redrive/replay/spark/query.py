@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from pyspark import Accumulator, AccumulatorParam, TaskContext
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 
 from redrive.errors import RedriveError
@@ -35,7 +35,7 @@ from redrive.replay.topic.ranges import Range
 
 _PLANNED = (
     "partition", "ledger", "entry", "batch_index", "batch_size", "first_chunk", "encrypted",
-    "unreadable", "schema_version", "key", "publish_time", "cause_type", "size", "replays",
+    "unreadable", "schema_version", "key", "published", "cause_type", "size", "replays",
 )  # fmt: skip
 """The columns that a plan is made of. A condition may read others; what neither does, such as the
 values for most, does not cross into the JVM."""
@@ -50,6 +50,8 @@ def session(job: ReplayJob) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         # Else '${env:NAME}' in a selection stands for what the driver's environment holds.
         .config("spark.sql.variable.substitute", "false")
+        # What a condition has twice would be computed before `_attempted`, and fail the task.
+        .config("spark.sql.subexpressionElimination.enabled", "false")
         # A second copy of a task would wait for the producers of the first.
         .config("spark.speculation", "false")
         .getOrCreate()
@@ -142,16 +144,34 @@ def selected(spark: SparkSession, where: str, scans: Sequence[Scan]) -> DataFram
     """Return what a plan has to know of each message of *scans*, and whether *where* takes it."""
     columns = rows.ddl([*_PLANNED, *sorted(selection.columns(where) - set(_PLANNED))])
     source = spark.read.format("pulsar").schema(columns)
+    found = source.option("scans", datasource.encode(scans)).load()
+    return evaluated(found, where, _PLANNED)
+
+
+def evaluated(found: DataFrame, where: str, columns: Sequence[str]) -> DataFrame:
+    """Return *columns* of messages, and for each `selected` and `evaluated`.
+
+    No message fails the query: one for which *where* can't be computed is neither.
+    """
     condition = sql.expr(selection.to_sql(where))
-    return (
-        source.option("scans", datasource.encode(scans))
-        .load()
-        .select(
-            *_PLANNED,
-            sql.unix_millis("publish_time").alias("published"),
-            sql.coalesce(condition, sql.lit(False)).alias("selected"),  # noqa: FBT003
-        )
+    attempt = _attempted(found.sparkSession, sql.struct(condition.alias("selected")))
+    return found.select(*columns, attempt.alias("attempt")).select(
+        *columns,
+        sql.coalesce("attempt.selected", sql.lit(False)).alias("selected"),  # noqa: FBT003
+        sql.col("attempt").isNotNull().alias("evaluated"),
     )
+
+
+def _attempted(spark: SparkSession, column: Column) -> Column:
+    """Return *column*, NULL for each row for which its evaluation raises an exception.
+
+    Spark's own `try_…` functions are made of this expression, which SQL has no name for.
+    """
+    jvm = spark._jvm  # noqa: SLF001
+    assert jvm is not None  # noqa: S101  a session of this process
+    columns = jvm.org.apache.spark.sql.classic.ExpressionUtils
+    attempt = jvm.org.apache.spark.sql.catalyst.expressions.TryEval
+    return Column(columns.column(attempt(columns.expression(column._jc))))  # noqa: SLF001
 
 
 class _Sum(AccumulatorParam[Scanned]):
@@ -204,9 +224,15 @@ def _sighting(row: Row, chooser: Chooser) -> Sighting:
     position = Position(row.ledger, row.entry, row.batch_index)
     first = None if row.first_chunk is None else EntryId.parse(row.first_chunk)
     kinds = first, row.encrypted, row.unreadable, row.schema_version, row.cause_type or ""
-    selected = row.selected and chooser.takes(position, row.key, row.published)
+    taken = chooser.takes(position, row.key, row.published)
     return Sighting(
-        position, row.batch_size, *kinds, row.size, replays=row.replays, selected=selected
+        position,
+        row.batch_size,
+        *kinds,
+        row.size,
+        replays=row.replays,
+        selected=taken and row.selected,
+        evaluated=row.evaluated or not taken,
     )
 
 

@@ -18,6 +18,8 @@ from redrive.replay.topic.position import EntryId, Position
 
 BATCH_ROWS = 1_000
 BATCH_BYTES = 4 * 2**20
+LONGEST_NUMBER = 2**63 - 1
+"""The largest number of a column of Spark. Times and versions of messages are any 64 bits."""
 
 
 class DeadLetterRow(NamedTuple):
@@ -105,7 +107,7 @@ def in_batches(letters: Iterable[DeadLetterRow]) -> Iterator[list[DeadLetterRow]
     size = 0
     for letter in letters:
         batch.append(letter)
-        size += letter.size
+        size += letter.size + sum(len(name) + len(text) for name, text in letter.properties.items())
         if len(batch) == BATCH_ROWS or size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0
@@ -114,10 +116,17 @@ def in_batches(letters: Iterable[DeadLetterRow]) -> Iterator[list[DeadLetterRow]
 
 
 def moment(milliseconds: int | None) -> int | None:
-    """Return microseconds since 1970, None for a time that Spark has no room for."""
-    if milliseconds is None or milliseconds * 1_000 >= 2**63:  # whoever sends a message sets it
-        return None
-    return milliseconds * 1_000
+    """Return microseconds since 1970; the latest of Spark for a time that is later than that.
+
+    Whoever sends a message sets its times. The latest compares with each moment that can be written
+    out, of the years 1 to 9999, as the time does.
+    """
+    return None if milliseconds is None else min(milliseconds * 1_000, LONGEST_NUMBER)
+
+
+def _number(written: int | None) -> int | None:
+    """Return a number of a message as Spark has room for it."""
+    return None if written is None else min(written, LONGEST_NUMBER)
 
 
 class _RowColumn(NamedTuple):
@@ -141,7 +150,7 @@ _COLUMNS: Mapping[str, _RowColumn] = MappingProxyType(
         ),
         "encrypted": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.encrypted),
         "unreadable": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.unreadable),
-        "schema_version": _RowColumn("BIGINT", pa.int64(), lambda row: row.schema_version),
+        "schema_version": _RowColumn("BIGINT", pa.int64(), lambda row: _number(row.schema_version)),
         "key": _RowColumn("STRING", pa.string(), lambda row: row.key),
         "ordering_key": _RowColumn("STRING", pa.string(), lambda row: row.ordering_key),
         "value": _RowColumn("BINARY", pa.binary(), lambda row: row.value),
@@ -156,13 +165,15 @@ _COLUMNS: Mapping[str, _RowColumn] = MappingProxyType(
             "INT", pa.int32(), lambda row: envelope.reconsume_times(row.properties)
         ),
         "replays": _RowColumn("INT", pa.int32(), lambda row: row.replays),
+        "published": _RowColumn("BIGINT", pa.int64(), lambda row: _number(row.publish_time)),
         "publish_time": _RowColumn("TIMESTAMP", _MOMENT, lambda row: moment(row.publish_time)),
         "event_time": _RowColumn("TIMESTAMP", _MOMENT, lambda row: moment(row.event_time)),
     }
 )
 COLUMNS = tuple(_COLUMNS)
 """What a row may have. What a message does not have is NULL, and so is the value of one that
-carries a null instead of bytes. An unbatched message is index 0 of 1."""
+carries a null instead of bytes. An unbatched message is index 0 of 1. `published` is the publish
+time in milliseconds: Python has no moments after the year 9999 that Spark has."""
 
 
 def ddl(names: Sequence[str]) -> str:

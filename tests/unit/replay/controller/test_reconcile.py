@@ -255,6 +255,17 @@ async def test_a_run_is_completed_by_the_word_of_its_job(api: FakeKubernetes) ->
     assert shown(api)[1] == ("of 8 dead letters 5 were moved, 2 needed no move, 1 can't be moved")
 
 
+async def test_end_of_run_tells_of_unevaluated_messages() -> None:
+    api, body = FakeKubernetes(), replay()
+    body["status"] = {"finished": True, "matched": 1, "moved": 1, "skipped": 0, "refused": 0}
+    body["status"] |= {"unevaluated": 4, "sparkApplication": "it"}
+    api.add(resources.REPLAYS, body)
+    done = application(wall_clock(), applicationState={"state": "COMPLETED"})
+    context = dataclasses.replace(ctx(replays=[body], applications=[done]), kubernetes=api)
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    assert shown(api)[1].endswith("moved; for 4 others select.where can't be computed")
+
+
 async def test_a_run_that_was_followed_says_what_became_of_its_messages(
     api: FakeKubernetes,
 ) -> None:

@@ -52,6 +52,36 @@ def preview_of(
     return RunPreview.of(Account.of(UID, records), ranges, job, slots)
 
 
+def test_unevaluated_messages_are_counted_and_not_planned() -> None:
+    of = planned(
+        sighting(0),
+        sighting(1, selected=False, evaluated=False),
+        sighting(2, selected=False),
+        sighting(3, selected=False, evaluated=False),
+    )
+    account = preview_of(of).account
+    assert (account.scanned, account.matched, account.unevaluated, account.left) == (4, 1, 2, 1)
+    assert account.to_status()["unevaluated"] == 2
+    assert (Scanned.of(of) + Scanned.of(of)).unevaluated == 4
+
+
+def test_batch_with_an_unevaluated_message_is_refused_in_part() -> None:
+    of = planned(
+        sighting(0, batch_size=2),
+        sighting(0, position=Position(7, 0, 1), batch_size=2, selected=False, evaluated=False),
+    )
+    account = preview_of(of).account
+    assert (account.matched, account.unevaluated, account.refused) == (1, 1, 1)
+    assert [each.cause for each in account.refusals] == ["PartOfBatch"]
+
+
+def test_unevaluated_messages_behind_a_limit_do_not_count() -> None:
+    seen = [sighting(at, selected=at < 3, evaluated=at < 3) for at in range(5)]
+    seen[0] = sighting(0, selected=False, evaluated=False)
+    limited = plan(Range(0, 7, 0, 9_999), seen, lambda _: "", Choice(limit=1))
+    assert (limited.plan.matched, limited.plan.unevaluated) == (1, 1)
+
+
 def test_what_would_be_moved_and_what_not_is_counted_by_cause() -> None:
     first = planned(
         sighting(0, "TimeoutError"),

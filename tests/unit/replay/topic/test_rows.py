@@ -17,7 +17,7 @@ from tests.support.messages import AS_BASE64, NO_TEXT
 from tests.support.raw_entries import read_alone
 
 text = st.text(max_size=20)
-moments = st.integers(1, 2**63 - 1)  # a program may mean nanoseconds
+moments = st.integers(1, 2**64 - 1)  # a program may mean nanoseconds
 letters = st.builds(
     DeadLetterRow,
     partition=st.integers(-1, 100),
@@ -29,7 +29,7 @@ letters = st.builds(
     first_chunk=st.none() | st.builds(EntryId, st.integers(0, 2**62), st.integers(0, 2**31)),
     encrypted=st.booleans(),
     unreadable=st.booleans(),
-    schema_version=st.none() | st.integers(0, 2**62),
+    schema_version=st.none() | st.integers(0, 2**130),
     key=st.none() | text.filter(bool),
     ordering_key=st.none() | text.filter(bool),
     value=st.none() | st.binary(max_size=50),
@@ -39,9 +39,9 @@ letters = st.builds(
 )
 
 
-def held(milliseconds: int) -> int | None:
-    """Return what Spark has room for."""
-    return milliseconds * 1_000 if milliseconds < 2**63 // 1_000 else None
+def held(milliseconds: int) -> int:
+    """Return what Spark has room for, which compares with written moments as the time does."""
+    return min(milliseconds * 1_000, 2**63 - 1)
 
 
 @given(st.lists(letters, max_size=5))
@@ -52,10 +52,17 @@ def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetterRow]) -
     assert [Position(r["ledger"], r["entry"], r["batch_index"]) for r in found] == [
         letter.position for letter in some
     ]
-    for name in ("key", "ordering_key", "value", "encrypted", "unreadable", "schema_version"):
+    for name in ("key", "ordering_key", "value", "encrypted", "unreadable"):
         assert [row[name] for row in found] == [getattr(letter, name) for letter in some]
     assert [row["first_chunk"] for row in found] == [
         letter.first_chunk and str(letter.first_chunk) for letter in some
+    ]
+    assert [row["schema_version"] for row in found] == [
+        None if letter.schema_version is None else min(letter.schema_version, 2**63 - 1)
+        for letter in some
+    ]
+    assert [row["published"] for row in found] == [
+        min(letter.publish_time, 2**63 - 1) for letter in some
     ]
     assert [dict(row["properties"]) for row in found] == [letter.properties for letter in some]
     published = batch["publish_time"].cast(pa.int64()).to_pylist()
