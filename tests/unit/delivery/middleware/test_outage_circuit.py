@@ -60,6 +60,7 @@ class Outages(RuleBasedStateMachine):
         released = self.circuit.end(ignored=ignored)
         assert {copy.key for copy in released} | pending >= self.inside
         self.probes.clear()
+        self.inside.clear()  # what still has an alarm comes as any other message does
         for copy in released:
             heapq.heappush(self.again, (self.now, next(self.numbers), copy))
 
