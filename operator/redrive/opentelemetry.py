@@ -1,27 +1,32 @@
 """One trace for all attempts at a message; for programs that ask for it, nothing imports it else.
 
-    from redrive.opentelemetry import Tracing
+    from redrive import opentelemetry
 
-    with RetryConsumer(client, PolicyFile(), tracing=Tracing()) as consumer:
+    with RetryConsumer(client, PolicyFile(), tracing=opentelemetry.Tracing()) as consumer:
+        opentelemetry.follow(consumer)
         consumer.run(handle)
 
-Needs the extra `opentelemetry`; where spans go is for the program's OpenTelemetry SDK to say. What
-is reported, and how one trace goes on through retries, is in docs/reference/consumer-metrics.md.
+Needs the extra `opentelemetry`; the program's OpenTelemetry SDK exports spans and metrics. All of
+them, and the way of one trace through retries, are in docs/reference/consumer-metrics.md.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import pulsar
 from opentelemetry import context as contexts
-from opentelemetry import propagate, trace
+from opentelemetry import metrics, propagate, trace
 from opentelemetry.context import Context
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from redrive.copying import reading
 from redrive.copying.reading import id_text
+from redrive.delivery.forking import InheritedError
 from redrive.delivery.handling.interruption import ends_run
 from redrive.delivery.middleware.chain import (
     BoundConsumer,
@@ -32,6 +37,7 @@ from redrive.delivery.middleware.chain import (
     Settle,
 )
 from redrive.delivery.middleware.settlement import Hop, Settlement
+from redrive.errors import InvalidSpecError
 
 
 class Tracing(Middleware):
@@ -163,6 +169,53 @@ class _ConsumerTracing(Middleware):
     def _forget(self, messages: Sequence[pulsar.Message]) -> None:
         for message in messages:
             self._attempts.pop(id(message), None)
+
+
+class ObservedConsumer(Protocol):
+    """The state of a consumer, for gauges; each kind of consumer has it."""
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+
+    @property
+    def connected(self) -> bool:
+        """Return True if it has a connection to the broker."""
+
+
+class _Observed:
+    """The gauges of one meter, of consumers for as long as they exist."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.consumers: weakref.WeakSet[ObservedConsumer] = weakref.WeakSet()
+        meter.create_observable_gauge(
+            "redrive.consumer.connected",
+            [self._connected],
+            description="1 if the consumer has a connection to the broker for each of its topics.",
+        )
+
+    def _connected(self, _: CallbackOptions) -> Iterable[Observation]:
+        for consumer in list(self.consumers):
+            try:
+                name, connected = consumer.name, consumer.connected
+            except (InvalidSpecError, InheritedError):
+                # Asynchronous, and not entered yet, or the parent's of this forked process.
+                continue
+            yield Observation(int(connected), {**_COMMON, "messaging.client.id": name})
+
+
+_observed: dict[Meter | None, _Observed] = {}
+
+
+def follow(consumer: ObservedConsumer, meter: Meter | None = None) -> None:
+    """Observe the gauge `redrive.consumer.connected` of *consumer*, while it exists.
+
+    Args:
+        meter: makes the gauge; by default one of the program's meter provider.
+    """
+    if meter not in _observed:
+        _observed[meter] = _Observed(meter or metrics.get_meter("redrive"))
+    _observed[meter].consumers.add(consumer)
 
 
 _COMMON = {"messaging.system": "pulsar"}

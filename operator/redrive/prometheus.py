@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable, Sequence, Sized
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pulsar
 from prometheus_client import REGISTRY, Counter, Histogram
@@ -66,6 +66,21 @@ _COUNTERS = {
     Name.TAKING_RESUMED: Counter(
         "redrive_consumer_taking_resumed",
         "How often it went on after that.",
+        _WHERE,
+    ),
+    Name.DISCONNECTED: Counter(
+        "redrive_consumer_disconnects",
+        "Lost connections of a topic that lasted for the consumer's disconnect_timeout.",
+        _WHERE,
+    ),
+    Name.RECONNECTED: Counter(
+        "redrive_consumer_reconnects",
+        "Connections that came back after such a loss.",
+        _WHERE,
+    ),
+    Name.RECOVERED: Counter(
+        "redrive_consumer_recoveries",
+        "How often messages came again whose chunks the client had dropped.",
         _WHERE,
     ),
     Name.LEFT_UNSETTLED: Counter(
@@ -207,12 +222,33 @@ class _ConsumerMetrics(Middleware):
         return _where(policy.name, str(policy.topic), policy.subscription)
 
 
-class FollowedConsumer(Protocol):
-    """What is asked of a consumer that is followed; each kind of ours has it."""
+@runtime_checkable
+class FollowedReader(Protocol):
+    """The state of a consumer that broadcasts, for gauges."""
 
     @property
     def name(self) -> str:
         """Return its name."""
+
+    @property
+    def topic(self) -> str:
+        """Return the topic that it reads."""
+
+    @property
+    def connected(self) -> bool:
+        """Return True if it has a connection to the broker."""
+
+
+class FollowedConsumer(Protocol):
+    """The state of a consumer of a policy, for gauges."""
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+
+    @property
+    def connected(self) -> bool:
+        """Return True if it has a connection to the broker for both topics."""
 
     @property
     def policy(self) -> Policy:
@@ -238,7 +274,7 @@ class _Followed(Collector):
     """
 
     def __init__(self) -> None:
-        self.consumers: weakref.WeakSet[FollowedConsumer] = weakref.WeakSet()
+        self.consumers: weakref.WeakSet[FollowedConsumer | FollowedReader] = weakref.WeakSet()
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         yield GaugeMetricFamily(
@@ -257,34 +293,46 @@ class _Followed(Collector):
             labels=(*_WHERE, "consumer"),
         )
         yield GaugeMetricFamily(
+            "redrive_consumer_connected",
+            "1 if the consumer has a connection to the broker for each of its topics, else 0.",
+            labels=(*_WHERE, "consumer"),
+        )
+        yield GaugeMetricFamily(
             "redrive_consumer_dead_keys",
             "Keys whose messages follow a dead letter; the same for all consumers of a policy.",
             labels=(*_WHERE, "consumer"),
         )
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        generations, outages, in_hand, dead_keys = self.describe()
+        generations, outages, in_hand, connected, dead_keys = self.describe()
         for consumer in list(self.consumers):
             try:
-                name, policy = consumer.name, consumer.policy
+                name, is_connected = consumer.name, consumer.connected
+                if isinstance(consumer, FollowedReader):
+                    connected.add_metric((*_where("", consumer.topic, ""), name), is_connected)
+                    continue
             except (InvalidSpecError, InheritedError):
                 # Asynchronous, and not entered yet, or the parent's of this forked process.
                 continue
+            policy = consumer.policy
             labels = (*_where(policy.name, str(policy.topic), policy.subscription), name)
+            connected.add_metric(labels, is_connected)
             generations.add_metric(labels, policy.generation)
             outages.add_metric(labels, len(consumer.outages))
             in_hand.add_metric(labels, consumer.in_hand)
             if policy.sequenced:
                 dead_keys.add_metric(labels, consumer.dead_keys)
-        yield from (generations, outages, in_hand, dead_keys)
+        yield from (generations, outages, in_hand, connected, dead_keys)
 
 
 _followed = _Followed()
 REGISTRY.register(_followed)
 
 
-def follow(consumer: FollowedConsumer) -> None:
-    """Have the metrics show *consumer*'s messages in hand, outages and policy, while it exists.
+def follow(consumer: FollowedConsumer | FollowedReader) -> None:
+    """Have the metrics show *consumer*'s connection, messages, outages and policy, while it exists.
+
+    Of one that broadcasts the connection alone; its labels but for the topic are empty.
 
     One that is asynchronous may be followed before it is entered, and shows from then on.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import cast
@@ -18,9 +17,17 @@ from redrive.testing.broker import InMemoryMessage
 class FakeSubscription:
     """One subscription, as a consumer of the client sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
         self.waiting: queue.SimpleQueue[InMemoryMessage | None] = queue.SimpleQueue()
         self.closed = False
+        self.connected = True
+
+    def topic(self) -> str:
+        return self._topic
+
+    def is_connected(self) -> bool:
+        return self.connected and not self.closed
 
     def receive(self, milliseconds: int) -> InMemoryMessage:
         try:
@@ -44,7 +51,7 @@ class FakeClient:
     """As much of `pulsar.Client` as a consumer needs that only receives."""
 
     def __init__(self) -> None:
-        self._subscriptions: defaultdict[str, FakeSubscription] = defaultdict(FakeSubscription)
+        self._subscriptions: dict[str, FakeSubscription] = {}
         self._delivered = 0
 
     def as_pulsar(self) -> pulsar.Client:
@@ -57,10 +64,14 @@ class FakeClient:
         return [topic for topic, its in self._subscriptions.items() if not its.closed]
 
     def subscribe(self, topic: str, _name: str, **_options: object) -> FakeSubscription:
-        return self._subscriptions[topic]
+        return self._subscriptions.setdefault(topic, FakeSubscription(topic))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         return [topic]
+
+    def connect(self, topic: TopicName, *, connected: bool) -> None:
+        """Give the consumer of *topic* a connection, or take it away."""
+        self._subscriptions[str(topic)].connected = connected
 
     def deliver(
         self, topic: TopicName, *contents: bytes, properties: Mapping[str, str] | None = None

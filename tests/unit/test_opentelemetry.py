@@ -5,6 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -12,7 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from redrive import Policy
 from redrive.copying.reading import id_text
-from redrive.opentelemetry import Tracing
+from redrive.opentelemetry import Tracing, follow
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.testing import InMemoryConsumer, InMemorySimpleConsumer
@@ -233,3 +235,25 @@ def test_the_trace_of_a_cause_leads_from_the_handler_on_and_not_through_tracing(
     consumer.run(fail)
     assert "test_opentelemetry.fail" in caplog.text
     assert "redrive.opentelemetry" not in caplog.text
+
+
+def test_gauge_shows_whether_a_consumer_is_connected() -> None:
+    reader = InMemoryMetricReader()
+    meter = MeterProvider([reader]).get_meter("test")
+
+    def gauge() -> list[tuple[Any, Any]]:
+        data = reader.get_metrics_data()
+        assert data is not None
+        return [
+            (point.value, dict(point.attributes or {})["messaging.client.id"])  # type: ignore[union-attr]
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == "redrive.consumer.connected"
+            for point in metric.data.data_points
+        ]
+
+    with InMemoryConsumer(POLICY, name="one") as consumer:
+        follow(consumer, meter)
+        assert gauge() == [(1, "one")]
+    assert gauge() == [(0, "one")]

@@ -242,6 +242,14 @@ def test_a_policy_that_is_no_resource_has_no_labels_of_one(name: str) -> None:
     assert REGISTRY.get_sample_value("redrive_consumer_policy_generation", labels) == 0
 
 
+def test_gauge_shows_whether_a_consumer_is_connected() -> None:
+    with InMemoryConsumer(POLICY, name="connected") as consumer:
+        prometheus.follow(consumer)
+        labels = {**WHERE, "consumer": "connected"}
+        assert REGISTRY.get_sample_value("redrive_consumer_connected", labels) == 1
+    assert REGISTRY.get_sample_value("redrive_consumer_connected", labels) == 0
+
+
 @pytest.fixture(scope="module")
 def documented() -> dict[str, str]:
     rows = re.findall(
@@ -271,7 +279,7 @@ def test_the_reference_lists_the_metrics_that_there_are_with_their_labels(
     }
     listed = {name: row.split(" | ")[:2] for name, row in documented.items() if "." not in name}
     assert listed == there_are
-    assert len(there_are) == len(Name) + 6
+    assert len(there_are) == len(Name) + 7
 
 
 def test_the_reference_lists_the_events_that_there_are(documented: dict[str, str]) -> None:

@@ -11,13 +11,19 @@ class NotSentError(RedriveError):
     reason = "NotSent"
 
 
-class TooBigError(NotSentError):
+class NotCopyableError(NotSentError):
+    """A message can't be copied as it is, however often that is tried; none was stored."""
+
+    reason = "NotCopyable"
+
+
+class TooBigError(NotCopyableError):
     """A message, or its properties alone, is bigger than the broker takes; it was not stored."""
 
     reason = "TooBig"
 
 
-class UnreadableError(NotSentError):
+class UnreadableError(NotCopyableError):
     """A message carries what the client can't read, so there is no copy of it; none was stored."""
 
     reason = "Unreadable"
@@ -29,13 +35,13 @@ class SchemaError(NotSentError):
     reason = "Schema"
 
 
-class SchemaNotFoundError(SchemaError):
+class SchemaNotFoundError(SchemaError, NotCopyableError):
     """The broker does not have the schema that a message was written with; none was stored."""
 
     reason = "SchemaNotFound"
 
 
-class SchemaUnsupportedError(SchemaError):
+class SchemaUnsupportedError(SchemaError, NotCopyableError):
     """The client can't send messages with the schema that one has; none was stored."""
 
     reason = "SchemaUnsupported"

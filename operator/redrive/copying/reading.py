@@ -7,6 +7,8 @@ languages may send such bytes, and no message may end a consumer or a replay.
 from __future__ import annotations
 
 import binascii
+import codecs
+import threading
 from collections.abc import Callable
 
 import pulsar
@@ -66,3 +68,31 @@ def _text(read: Callable[[], str]) -> str:
 def sequence_key(message: pulsar.Message) -> str:
     """Return the key within which messages have an order; empty if it has none."""
     return ordering_key(message) or partition_key(message)
+
+
+_reading_raw = threading.Lock()
+
+
+def raw_properties(message: pulsar.Message) -> dict[bytes, bytes]:
+    """Return the properties of *message* as the bytes that its producer wrote.
+
+    The client decodes them as UTF-8, with the error handler that Python has for `strict`. In this
+    call and thread that one keeps the bytes that are no text.
+    """
+    strict, lossless = codecs.lookup_error("strict"), codecs.lookup_error("surrogateescape")
+    here = threading.get_ident()
+
+    def keep(error: UnicodeError) -> tuple[str | bytes, int]:
+        return (lossless if threading.get_ident() == here else strict)(error)
+
+    with _reading_raw:
+        codecs.register_error("strict", keep)
+        try:
+            texts: dict[str, str] = message.properties()
+        finally:
+            codecs.register_error("strict", strict)
+    return {_raw(name): _raw(value) for name, value in texts.items()}
+
+
+def _raw(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")

@@ -11,6 +11,7 @@ import pulsar
 import pulsar.schema
 
 from redrive.copying.writer_schemas import BYTES
+from redrive.delivery import durations
 from redrive.delivery.bounded import Deadline, all_within
 from redrive.delivery.closing import CLOSE_TIMEOUT
 from redrive.delivery.connection import ClientConnection
@@ -28,7 +29,7 @@ from redrive.delivery.receiving.subscribe import PREFETCH, check_prefetch
 from redrive.delivery.retrying.attempts import Attempts
 from redrive.delivery.retrying.decisions import Decisions
 from redrive.delivery.retrying.reporting import Reporting
-from redrive.delivery.telemetry.events import Events, Hook
+from redrive.delivery.telemetry.events import DISCONNECT_TIMEOUT, Events, Hook
 from redrive.errors import InvalidSpecError
 from redrive.policy.cause import Redaction
 from redrive.policy.durations import given
@@ -47,6 +48,7 @@ class Options(TypedDict, total=False):
     crypto: Crypto | None
     redaction: Redaction
     on_event: Hook | None
+    disconnect_timeout: float | timedelta
     tracing: Middleware | None
     middleware: Sequence[Middleware]
 
@@ -75,6 +77,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     crash_log: CrashLog | None = None,
     handle_again_when_unsent: bool = False,
     on_event: Hook | None = None,
+    disconnect_timeout: float | timedelta = DISCONNECT_TIMEOUT,
     tracing: Middleware | None = None,
     middleware: Sequence[Middleware] = (),
     prefetch: int = PREFETCH,
@@ -90,11 +93,13 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     connection = client if isinstance(client, BrokerConnection) else ClientConnection(client)
     in_force_now = in_force(policy, connection.clock)
     name = name or identity()
+    watched_after = durations.seconds(disconnect_timeout)
     subscribing = Subscribing(name, _nack_delay(nack_delay), prefetch, schema, crypto)
     parts = connection.open(in_force_now(), subscribing)
     attempts = Attempts(in_force_now, parts.clock)
     decisions = Decisions(in_force_now, attempts, parts.clock, name, redaction)
     reporting = Reporting(Events(on_event), in_force_now, attempts)
+    parts.incoming.watch(watched_after, reporting.connection)
 
     def fail(message: pulsar.Message, error: Exception) -> None:
         processor.settle(decisions.raised(message, error, FailureRules()))

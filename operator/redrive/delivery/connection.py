@@ -56,6 +56,7 @@ class ClientConnection(BrokerConnection):
             Run.until_stopped,
             _LINGER_SECONDS,
             OutageBeacon(self._client, policy),
+            subscribing.nack_delay.total_seconds(),
             self._letters(policy),
             subscribed.behind,
         )

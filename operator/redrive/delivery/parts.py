@@ -68,6 +68,16 @@ class Incoming(Protocol):
 
     arrivals: int
 
+    @property
+    def connected(self) -> bool:
+        """Return True if there is a connection to the broker for each topic."""
+
+    def watch(self, seconds: float, report: Callable[[str, bool, float], None]) -> None:
+        """Report each connection that is lost for so many *seconds*, and its return."""
+
+    def recover(self, may: Callable[[], bool], recovered: Callable[[str], None]) -> None:
+        """Have the broker deliver again, whenever it *may*, what the client has dropped."""
+
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
         """Return the next message, or None if none came within *timeout* seconds."""
 
@@ -172,6 +182,7 @@ class Parts:
         linger: seconds in which further messages follow a first one.
         behind: so many messages at most go before a copy that waits here, of one that was taken;
             0 where nothing waits any more once a connection is lost.
+        nack_seconds: when the broker delivers again what is acknowledged negatively.
         letters: of policies that keep the sequence of dead letters.
     """
 
@@ -183,6 +194,7 @@ class Parts:
     work: Callable[[Run], None]
     linger: float
     beacon: Beacon
+    nack_seconds: float
     letters: SequenceLog | None = None
     behind: int = 0
 

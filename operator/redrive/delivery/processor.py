@@ -91,20 +91,27 @@ class Processor:
         self._negatively_acknowledged = reporting.negatively_acknowledged
         self._settling = UnderWay()
         self._closed = False
+        self._nacked_until = 0.0
         receive: Receive = self._take
         settle: Settle = self._carry_out
         send: Forward = functools.partial(forward, parts.outgoing)
         self.receive = compose([m.receive for m in middleware], receive)
         self._settle = compose([m.settle for m in middleware], settle)
-        self._unsent = UnsentMessages(parts, self._settle, decisions.again, reporting.taking)
+        self._unsent = UnsentMessages(parts, self._settle, decisions, reporting.taking)
         self.wrapped = self._settle is not settle
         self._end = reporting.settle(self._end_failed)
         self._forward = compose([m.forward for m in middleware], send)
+        parts.incoming.recover(self._may_recover, reporting.recovered)
 
     @property
     def in_hand(self) -> int:
         """Return how many messages were taken and are not settled."""
         return len(self._in_hand)
+
+    @property
+    def connected(self) -> bool:
+        """Return True if there is a connection for the source and the retry topic."""
+        return not self._closed and self.parts.incoming.connected
 
     @property
     def outages(self) -> tuple[Outage, ...]:
@@ -155,7 +162,8 @@ class Processor:
         Without a receipt nothing is acknowledged: the message stays in this consumer, and is sent
         again later, or handled again if that was asked for. It keeps its identity, so a topic that
         deduplicates stores it once, see `producers`; another may store it twice. Should the process
-        end before, the broker delivers it again at once.
+        end before, the broker delivers it again at once. A message that can't be copied as it is
+        becomes an encoded dead letter at once.
 
         Raises:
             InvalidSpecError: it is not a message of this consumer.
@@ -165,7 +173,11 @@ class Processor:
         try:
             with self._settling:
                 self._settle(settlement)
-        except NotSentError:
+        except NotSentError as error:
+            encoded = self.decisions.not_copied(settlement, error)
+            if encoded is not None:
+                self.settle(encoded)
+                return
             message, verdict, failure = settlement.message, settlement.verdict, settlement.failed()
             if self._handle_again or not isinstance(verdict, (Retry, Dead)):
                 # Not by the broker: it delivers no chunked message again while its consumer lives.
@@ -185,6 +197,7 @@ class Processor:
                     self.decisions.attempts.give_back(message)
                 self._subscriptions[message.topic_name()].negative_acknowledge(message)
                 self._in_hand.let_go(message)
+                self._nacked_until = self.parts.clock.monotonic() + self.parts.nack_seconds
                 self._negatively_acknowledged(message, reason)
             case HandBack():
                 self.parts.incoming.again(message, 0)
@@ -213,6 +226,10 @@ class Processor:
         return receive_accepted(
             self.parts.incoming.take, self._in_hand.begin, self.parts.clock.monotonic, timeout
         )
+
+    def _may_recover(self) -> bool:
+        waits = self.parts.clock.monotonic() < self._nacked_until
+        return not waits and self._in_hand.expect_copies()
 
     def _tell_broker(self, message: pulsar.Message) -> None:
         self._subscriptions[message.topic_name()].acknowledge(message)

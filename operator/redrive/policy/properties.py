@@ -27,6 +27,16 @@ properties of another."""
 SCHEMA_VERSION = "REDRIVE_SCHEMA_VERSION"
 """The version of the source topic's schema it was produced with, a number from 0."""
 
+# Of a dead letter that no copy of its message could be: see `copying.encoding`.
+NOT_COPIED = "REDRIVE_NOT_COPIED"
+"""Why not: reasons of `NotCopyableError`, separated by commas."""
+SOURCE_MESSAGE_ID = "REDRIVE_SOURCE_MESSAGE_ID"
+"""The id that it had where it was consumed."""
+ENCODED = "REDRIVE_ENCODED"
+"""The parts that are no text, as JSON with base64."""
+PAYLOAD_PREFIX = "REDRIVE_PAYLOAD_PREFIX"
+"""So many bytes of JSON precede the payload, in place of `ENCODED`."""
+
 # Why its last attempt failed; replaced at each hop.
 CAUSE_TYPE = "REDRIVE_CAUSE_TYPE"
 """The name of the exception's class."""

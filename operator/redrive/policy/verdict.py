@@ -25,6 +25,7 @@ class DeadReason(enum.StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     CONSUMER_CRASH = "ConsumerCrash"
     FOLLOWS = "AfterDeadLetter"
+    NOT_COPYABLE = "NotCopyable"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import heapq
 import itertools
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import cast
 
@@ -51,6 +52,7 @@ class InMemoryConnection(BrokerConnection):
             self._work,
             linger=0,
             beacon=_Beacon(),
+            nack_seconds=subscribing.nack_delay.total_seconds(),
             letters=_SequenceLog(self._broker, policy) if policy.sequenced else None,
         )
 
@@ -137,7 +139,8 @@ class _Outgoing:
     ) -> pulsar.MessageId:
         original = cast("InMemoryMessage", message)
         copy = InMemoryMessage(
-            topic, original.id, original.content, original.published,
+            topic, original.id, None if original.has_null_value() else original.data(),
+            original.published,
             properties, original.key, original.order, original.event_time,
         )  # fmt: skip
         if deliver_after is not None:  # the client adds it to its own time of day
@@ -161,6 +164,16 @@ class _Incoming:
         self._holders: set[object] = set()
         self._again: list[tuple[datetime, int, pulsar.Message]] = []
         self._numbers = itertools.count()
+
+    @property
+    def connected(self) -> bool:
+        return not self._stopped
+
+    def watch(self, seconds: float, report: Callable[[str, bool, float], None]) -> None:
+        """No connection is ever lost."""
+
+    def recover(self, may: Callable[[], bool], recovered: Callable[[str], None]) -> None:
+        """Nothing is ever dropped."""
 
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
         if self._stopped:

@@ -35,6 +35,16 @@ class AsyncBroadcastConsumer(AsyncBase[BroadcastConsumer]):
     ) -> None:
         super().__init__(functools.partial(BroadcastConsumer, client, topic, **options))
 
+    @property
+    def topic(self) -> str:
+        """Return the topic that is read."""
+        return self._opened.topic
+
+    @property
+    def connected(self) -> bool:
+        """Return True if there is a connection; see `BroadcastConsumer.connected`."""
+        return self._opened.connected
+
     @overload
     async def receive(self) -> pulsar.Message: ...
     @overload

@@ -36,6 +36,11 @@ class AsyncPolicyConsumer(AsyncBase[_Consumer]):
         return self._opened.policy
 
     @property
+    def connected(self) -> bool:
+        """Return True if there is a connection for both topics; see `RetryConsumer.connected`."""
+        return self._opened.connected
+
+    @property
     def in_hand(self) -> int:
         """Return how many messages were taken and are not settled; see `RetryConsumer.in_hand`."""
         return self._opened.in_hand

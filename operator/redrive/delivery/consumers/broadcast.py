@@ -29,7 +29,14 @@ from redrive.delivery.middleware.rate_limiter import RateLimiter
 from redrive.delivery.parts import SystemClock
 from redrive.delivery.receiving.fetcher import Fetcher
 from redrive.delivery.receiving.subscribe import PREFETCH, SubscribeError, check_prefetch
-from redrive.delivery.telemetry.events import Event, Events, Hook, Name
+from redrive.delivery.telemetry.events import (
+    CONNECTION_TEXTS,
+    DISCONNECT_TIMEOUT,
+    Event,
+    Events,
+    Hook,
+    Name,
+)
 from redrive.policy.cause import Cause, Redaction
 from redrive.policy.durations import given
 from redrive.policy.envelope import Attempt
@@ -43,6 +50,7 @@ class BroadcastOptions(TypedDict, total=False):
     crypto: Crypto | None
     redaction: Redaction
     on_event: Hook | None
+    disconnect_timeout: float | timedelta
     prefetch: int
 
 
@@ -65,6 +73,8 @@ class BroadcastConsumer(Closing):
         crypto: decrypts messages.
         redaction: what must not appear in the log of why a message failed.
         on_event: called with every message that was dropped, or handled too late; see `Event`.
+        disconnect_timeout: after so long without a connection the consumer reports the event
+            `redrive.disconnected`; see `connected`.
         prefetch: at most so many messages of each partition wait in this consumer.
 
     It takes no middleware: that is bound to a policy, and to attempts that are settled.
@@ -84,12 +94,13 @@ class BroadcastConsumer(Closing):
         crypto: Crypto | None = None,
         redaction: Redaction = Redaction(),
         on_event: Hook | None = None,
+        disconnect_timeout: float | timedelta = DISCONNECT_TIMEOUT,
         prefetch: int = PREFETCH,
     ) -> None:
         check_prefetch(prefetch)
         name = name or identity()
         self.name = name
-        self._topic = topic
+        self.topic = topic
         release_at_exit(client)
         self._clock = SystemClock()
         options = {
@@ -102,6 +113,15 @@ class BroadcastConsumer(Closing):
         self._fetcher = Fetcher([_Reading(_reader(client, topic, **options))])
         self._redact = redaction
         self._events = Events(on_event)
+        self._incoming.watch(durations.seconds(disconnect_timeout), self._connection)
+
+    @property
+    def connected(self) -> bool:
+        """Return True if the client has a connection for the topic, and for each partition.
+
+        See `RetryConsumer.connected`.
+        """
+        return self._incoming.connected
 
     @overload
     def receive(self) -> pulsar.Message: ...
@@ -181,11 +201,19 @@ class BroadcastConsumer(Closing):
             "a handler ended well, but after its time: %s", id_text(message.message_id()),
         )  # fmt: skip
 
+    def _connection(self, topic: str, connected: bool, seconds: float) -> None:  # noqa: FBT001
+        name = Name.RECONNECTED if connected else Name.DISCONNECTED
+        event = Event(
+            name, origin="", message_id="", attempt=0, generation=0,
+            source=self.topic, subscription="", topic=topic,
+        )  # fmt: skip
+        self._events.report(event, CONNECTION_TEXTS[name], topic, seconds)
+
     def _event(self, name: Name, message: pulsar.Message, reason: str = "") -> Event:
         message_id = id_text(message.message_id())
         return Event(
             name, origin=message_id, message_id=message_id, attempt=1, generation=0,
-            source=self._topic, subscription="", reason=reason,
+            source=self.topic, subscription="", reason=reason,
         )  # fmt: skip
 
 
@@ -199,6 +227,8 @@ class _Reading:
     def __init__(self, reader: pulsar.Reader) -> None:
         self.receive = reader.read_next
         self.close = reader.close
+        self.topic = reader.topic
+        self.is_connected = reader.is_connected
 
 
 def _reader(

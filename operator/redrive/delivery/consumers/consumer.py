@@ -56,6 +56,8 @@ class RetryConsumer(Receiver):
         nack_delay: when `negative_acknowledge` has a message delivered again.
         on_event: called with everything that becomes of a failed message, for metrics; see `Event`
             and `redrive.prometheus`.
+        disconnect_timeout: after so long without a connection for one of its topics the consumer
+            reports the event `redrive.disconnected`; see `connected`.
         ack_timeout: a message that is not settled so long after it was received has failed: it is
             retried later or dead-lettered as if it had raised `AckTimeoutError`, and whatever is
             asked for it afterwards is ignored. None waits for ever.

@@ -62,6 +62,16 @@ class PolicyConsumer(Closing):
         return self._processor.decisions.policy()
 
     @property
+    def connected(self) -> bool:
+        """Return True if the client has a connection for the source and the retry topic.
+
+        For partitioned topics: for each partition. False for the seconds in which the client
+        connects again, permanently while the broker refuses this consumer, as with an expired
+        token, and after `close`. Cheap, and waits for nothing: made for probes.
+        """
+        return self._processor.connected
+
+    @property
     def in_hand(self) -> int:
         """Return how many messages were taken and are not settled: handled now, or kept here."""
         return self._processor.in_hand

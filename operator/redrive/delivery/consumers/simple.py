@@ -55,7 +55,8 @@ class SimpleConsumer(PolicyConsumer):
     Args:
         client: connects as a role that the policy lists among its consumer roles.
         policy: see `RetryConsumer`; its ladder means nothing here.
-        name: see `RetryConsumer`, as for *redaction*, *on_event*, *tracing* and *middleware*.
+        name: see `RetryConsumer`, as for *redaction*, *on_event*, *disconnect_timeout*,
+            *tracing* and *middleware*.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.

@@ -66,6 +66,7 @@ class Failure(NamedTuple):
         raised: the attempt failed by itself: its handler raised, or its time was over. False if
             the application asked for a retry.
         decide: finds the verdict of another policy about it.
+        not_copied: reasons why the message can't be copied as it is; see `NotCopyableError`.
     """
 
     attempt: Attempt
@@ -74,6 +75,7 @@ class Failure(NamedTuple):
     cause: Cause | None
     raised: bool
     decide: Decide | None = None
+    not_copied: frozenset[str] = frozenset()
 
 
 class Settlement(NamedTuple):
@@ -106,7 +108,7 @@ class Hop(NamedTuple):
     """A copy of a message for the retry or the dead-letter topic.
 
     Attributes:
-        message: the original.
+        message: the original; of one that can't be copied as it is, what stands for it.
         properties: those of the copy, in place of the original's.
         deliver_after: how long the broker keeps it back.
     """

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 
 import pulsar
@@ -19,7 +19,7 @@ import pulsar
 from redrive.delivery.bounded import Deadline, all_within
 from redrive.delivery.closing import CLOSE_TIMEOUT
 from redrive.delivery.forking import OwnerProcess
-from redrive.delivery.receiving.topic_fetcher import TopicFetcher
+from redrive.delivery.receiving.topic_fetcher import ConnectionWatch, TopicFetcher
 from redrive.delivery.signal_safe_event import SignalSafeEvent
 from redrive.errors import RedriveError
 
@@ -85,6 +85,35 @@ class Fetcher:
         if self._flowing or self._again:
             self._wake()
         return message
+
+    @property
+    def connected(self) -> bool:
+        """Return True if the client has a connection for each topic; False once it is closed.
+
+        Raises:
+            InheritedError: this process was forked from the consumer's.
+        """
+        self._owner.check()
+        return bool(self._topics) and all(topic.connected for topic in self._topics)
+
+    def watch(self, seconds: float, report: Callable[[str, bool, float], None]) -> None:
+        """Report each connection that is lost for so many *seconds*, and its return.
+
+        Args:
+            report: see `ConnectionWatch`; called by threads of this fetcher.
+        """
+        for topic in self._topics:
+            topic.watch = ConnectionWatch(topic.name, seconds, report)
+
+    def recover(self, may: Callable[[], bool], recovered: Callable[[str], None]) -> None:
+        """Have what the client has dropped delivered again; see `TopicFetcher`.
+
+        Args:
+            may: see `TopicFetcher.may_recover`; called by threads of this fetcher.
+            recovered: likewise.
+        """
+        for topic in self._topics:
+            topic.may_recover, topic.recovered = may, recovered
 
     def again(self, message: pulsar.Message, seconds: float) -> None:
         """Hand *message* out once more after so many *seconds*; it stays unacknowledged."""

@@ -17,6 +17,9 @@ from redrive.delivery.receiving.settled import Settled
 
 _Held = weakref.ref[pulsar.Message]
 
+_MAX_COPIES = 1_000
+"""So many messages at most are on their way when the broker is asked to deliver again."""
+
 
 class InHand:
     """The messages that were taken and not settled, for as long as anything refers to them.
@@ -45,11 +48,13 @@ class InHand:
         # all of one delivery are acknowledged: to settle the original alone counts for an earlier.
         self._copies: dict[bytes, pulsar.Message] = {}
         self._look_at = 1_000
+        self._dropped = 0  # by an application that has not settled them
+        self._copies_expected = 0
         self._changing = threading.Lock()
 
     def begin(self, message: pulsar.Message) -> bool:
         """Note that *message* is in hand; False if it is a copy, which is not to be handed out."""
-        if not self._read_ids:
+        if not (self._read_ids or self._copies_expected):
             held = self._new.get(id(message))
             if held is not None and held() is message:
                 return True  # handed out once more
@@ -79,6 +84,18 @@ class InHand:
         with self._changing:
             self._forget(id(message))
 
+    def expect_copies(self) -> bool:
+        """Prepare for copies of what comes next; False if something is unsettled.
+
+        That is in hand, or an application has dropped it: the broker is not to deliver it again.
+        """
+        with self._changing:
+            self._forget_dropped()
+            if self._known or self._dropped:
+                return False
+            self._copies_expected = _MAX_COPIES
+            return True
+
     def __len__(self) -> int:
         """Return how many messages are in hand."""
         with self._changing:
@@ -88,6 +105,8 @@ class InHand:
     def _begin_known(self, message: pulsar.Message) -> bool:
         if len(self._known) > self._look_at:
             self._forget_dropped()
+        if self._copies_expected:
+            self._copies_expected -= 1
         if self._new:
             self._learn()
         known = self._known.get(id(message))
@@ -95,6 +114,7 @@ class InHand:
             if known[1]() is message:
                 return True
             self._forget(id(message))  # as in `_learn`
+            self._dropped += 1
         key = _id_of(message)
         settled = self._settled.take(key)
         original = self._by_id.get(key)
@@ -112,7 +132,9 @@ class InHand:
         while self._new:
             _, held = self._new.popitem()
             message = held()
-            if message is not None:
+            if message is None:
+                self._dropped += 1
+            else:
                 self._forget(id(message))  # of a message dropped before, at the same address
                 self._hold(message, _id_of(message))
 
@@ -137,6 +159,7 @@ class InHand:
         for address, (_, held) in list(self._known.items()):
             if held() is None:
                 self._forget(address)
+                self._dropped += 1
         self._look_at = 2 * len(self._known) + 1_000
 
 

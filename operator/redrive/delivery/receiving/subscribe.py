@@ -26,6 +26,11 @@ _log = logging.getLogger(__name__)
 
 PREFETCH = 1_000
 
+MAX_PENDING_CHUNKED = 100
+"""So many messages in chunks are put together at a time, of each partition: one for each producer
+that sends at the time. The client keeps their chunks in memory beyond the prefetch; with more of
+them it drops the oldest, which `TopicFetcher` recovers."""
+
 _LEAST_PER_PARTITION = 4
 """Further partitions share in the total bound, and the client works with no queue of 0."""
 
@@ -108,6 +113,7 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
                     str(topic),
                     policy.subscription,
                     receiver_queue_size=subscribing.prefetch,
+                    max_pending_chunked_message=MAX_PENDING_CHUNKED,
                     max_total_receiver_queue_size_across_partitions=most,
                     **options,
                 )

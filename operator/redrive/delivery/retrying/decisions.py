@@ -13,8 +13,15 @@ from datetime import timedelta
 
 import pulsar
 
+from redrive.copying.errors import NotCopyableError, NotSentError
 from redrive.delivery.handling.interruption import ends_run
-from redrive.delivery.middleware.settlement import Decide, Failure, Redeliver, Settlement
+from redrive.delivery.middleware.settlement import (
+    Decide,
+    Failure,
+    Redeliver,
+    RetryInPlace,
+    Settlement,
+)
 from redrive.delivery.parts import Clock
 from redrive.delivery.receiving.origin import topic_of
 from redrive.delivery.retrying.attempts import Attempts
@@ -130,6 +137,25 @@ class Decisions:
         failure = self._failure(message, error, raised=False)
         failed = failure.attempt.reconsume_times + redeliveries + 1
         return _end(message, failure, DeadReason.RETRIES_EXHAUSTED, failed)
+
+    def not_copied(self, settlement: Settlement, error: NotSentError) -> Settlement | None:
+        """Decide about a message that can't be copied as it is: it is a dead letter, encoded.
+
+        Where the policy keeps none it is retried in its consumer. None if that is no answer: the
+        broker did not store the message now, or not even an encoded one.
+        """
+        failure, verdict = settlement.failed(), settlement.verdict
+        if not isinstance(error, NotCopyableError) or error.reason in failure.not_copied:
+            return None
+        reasons = failure.not_copied | {error.reason}
+        failure = failure._replace(raised=False, not_copied=reasons)
+        if not isinstance(verdict, Retry):
+            return settlement._replace(failure=failure)
+        if not failure.policy.dead_letters:
+            in_place = RetryInPlace(verdict.delay, verdict.reconsume_times)
+            return settlement._replace(verdict=in_place, failure=failure)
+        times = verdict.reconsume_times
+        return _end(settlement.message, failure, DeadReason.NOT_COPYABLE, times)
 
     def again(self, settlement: Settlement) -> Settlement:
         """Decide once more, at the same count, where another policy is in force than was then."""

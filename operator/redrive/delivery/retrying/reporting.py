@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pulsar
 
-from redrive.copying.errors import NotSentError
+from redrive.copying.errors import NotCopyableError, NotSentError
 from redrive.copying.reading import id_text
 from redrive.delivery.middleware.chain import Middleware, Settle
 from redrive.delivery.middleware.outage_circuit import Outage
@@ -18,7 +18,7 @@ from redrive.delivery.middleware.settlement import (
 )
 from redrive.delivery.retrying.attempts import Attempts
 from redrive.delivery.retrying.forwarder import destination
-from redrive.delivery.telemetry.events import Event, Events, Name
+from redrive.delivery.telemetry.events import CONNECTION_TEXTS, Event, Events, Name
 from redrive.policy.cause import Cause
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
@@ -57,7 +57,8 @@ class Reporting(Middleware):
             try:
                 receipt = settle(settlement)
             except NotSentError as error:
-                if isinstance(verdict, (Retry, Dead)):
+                encoded = isinstance(error, NotCopyableError) and not failure.not_copied
+                if isinstance(verdict, (Retry, Dead)) and not encoded:
                     self._unsent(message, verdict, failure, error)
                 raise
             self._settled(settlement, failure, receipt)
@@ -102,6 +103,18 @@ class Reporting(Middleware):
         event = self._of_no_message(Name.LEFT_UNSETTLED, count=count)
         text = "closed with %d messages in hand, which the broker delivers again"
         self._events.report(event, text, count)
+
+    def connection(self, topic: str, connected: bool, seconds: float) -> None:  # noqa: FBT001
+        """Report that *topic* had no connection for so many *seconds*, or has one again."""
+        name = Name.RECONNECTED if connected else Name.DISCONNECTED
+        event = replace(self._of_no_message(name), topic=topic)
+        self._events.report(event, CONNECTION_TEXTS[name], topic, seconds)
+
+    def recovered(self, topic: str) -> None:
+        """Report that messages of *topic* came at last whose chunks the client had dropped."""
+        event = replace(self._of_no_message(Name.RECOVERED), topic=topic)
+        text = "messages of %s came again that the client had dropped, as it put chunks together"
+        self._events.report(event, text, topic)
 
     def taking(self, *, stopped: bool) -> None:
         """Report that nothing new is taken while too many messages wait to be sent on, or again."""

@@ -14,6 +14,7 @@ from redrive.copying.reading import id_text
 from redrive.delivery.handling.interruption import ends_thread
 from redrive.delivery.middleware.settlement import Settlement
 from redrive.delivery.parts import AnyTimer, Parts
+from redrive.delivery.retrying.decisions import Decisions
 from redrive.delivery.retrying.forwarder import destination
 from redrive.policy.naming import TopicName
 
@@ -51,7 +52,7 @@ class UnsentMessages:
 
     Args:
         send: settles again; raises NotSentError if there is no receipt.
-        again: decides once more about a settlement, as the policy in force says.
+        decisions: decide once more about a settlement.
         taking: reports that nothing new is taken, as too many wait, and that it goes on.
     """
 
@@ -59,12 +60,12 @@ class UnsentMessages:
         self,
         parts: Parts,
         send: Callable[[Settlement], object],
-        again: Callable[[Settlement], Settlement],
+        decisions: Decisions,
         taking: _Report,
     ) -> None:
         self._parts = parts
         self._send = send
-        self._again = again
+        self._decisions = decisions
         self._taking = taking
         self._full = False
         self._waiting: dict[TopicName, _Waiting] = {}
@@ -124,10 +125,10 @@ class UnsentMessages:
     def _send_again(self, settlement: Settlement) -> Settlement | None:
         """Carry out *settlement* as the policy says by now; return what is to be tried again."""
         try:
-            settlement = self._again(settlement)
+            settlement = self._decisions.again(settlement)
             self._send(settlement)
-        except NotSentError:
-            return settlement
+        except NotSentError as error:
+            return self._decisions.not_copied(settlement, error) or settlement
         except BaseException as error:  # of the program; else this and the others would stay
             if ends_thread(error):
                 raise

@@ -12,6 +12,7 @@ import logging
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from redrive.delivery.handling.interruption import ends_run
 
@@ -37,6 +38,9 @@ class Name(enum.StrEnum):
     OUTAGE_ENDED = "redrive.outage_ended"
     OUTAGE_IGNORED = "redrive.outage_ignored"
     LEFT_UNSETTLED = "redrive.left_unsettled"
+    DISCONNECTED = "redrive.disconnected"
+    RECONNECTED = "redrive.reconnected"
+    RECOVERED = "redrive.recovered"
 
 
 _LEVELS = {
@@ -56,6 +60,9 @@ _LEVELS = {
     Name.OUTAGE_ENDED: logging.INFO,
     Name.OUTAGE_IGNORED: logging.ERROR,
     Name.LEFT_UNSETTLED: logging.WARNING,
+    Name.DISCONNECTED: logging.ERROR,
+    Name.RECONNECTED: logging.INFO,
+    Name.RECOVERED: logging.WARNING,
 }
 
 
@@ -70,7 +77,7 @@ class Event:
         attempt: which attempt that was, from 1; else 0.
         source: the source topic of the policy, which tells consumers apart.
         subscription: the subscription of the policy; empty for a consumer that broadcasts.
-        topic: where it has been sent; empty if nowhere.
+        topic: where it has been sent, or whose connection or chunks the event is about; else empty.
         new_id: its id there; empty if an earlier send had stored it: the broker proves that, and
             does not repeat the id.
         reason: why it was dead-lettered, discarded or not sent, the class of the exception, or the
@@ -96,6 +103,16 @@ class Event:
 
 
 Hook = Callable[[Event], object]
+
+DISCONNECT_TIMEOUT = timedelta(seconds=30)
+"""After so long without a connection a consumer reports that."""
+
+CONNECTION_TEXTS = {
+    Name.DISCONNECTED: "no connection to the broker for %s for %.0f s, nothing is received; check "
+    "that the broker answers, and that the token or certificate of this consumer is valid",
+    Name.RECONNECTED: "connected to the broker again for %s, after %.0f s",
+}
+"""The text of these events, of all kinds of consumers."""
 
 
 @dataclass(frozen=True)

@@ -121,3 +121,27 @@ def test_copies_of_what_the_broker_delivers_again_or_was_dropped_are_forgotten()
     assert len(world.in_hand) == 0
     assert world.handle(1)
     assert not world.acknowledged
+
+
+def test_copies_are_not_expected_while_a_message_is_unsettled() -> None:
+    world = World(behind=0)
+    message = numbered(1)
+    assert world.in_hand.begin(message)
+    assert not world.in_hand.expect_copies()
+    world.in_hand.end(message)
+    assert world.in_hand.expect_copies()
+
+
+def test_copies_are_not_expected_once_a_message_was_dropped() -> None:
+    world = World(behind=0)
+    for number in range(2):
+        assert world.in_hand.begin(numbered(number))  # and let go, without being settled
+    assert not world.in_hand.expect_copies()
+
+
+def test_expected_copy_of_a_handled_message_is_dropped() -> None:
+    world = World(behind=0)
+    assert world.in_hand.expect_copies()
+    assert world.handle(1)
+    assert not world.handle(1)
+    assert [str(message.message_id()) for message in world.acknowledged] == ["(1,1,0,-1)"]

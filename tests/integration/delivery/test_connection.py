@@ -1,0 +1,179 @@
+"""Consumers whose connection to the broker is lost, for some time or permanently."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import jwt
+import pulsar
+import pytest
+
+import redrive
+from redrive import BroadcastConsumer, Event, RetryConsumer, SimpleConsumer
+from redrive.delivery.telemetry.events import Name
+from sandbox.process import free_port
+from sandbox.pulsar import Broker
+from tests.integration.delivery.test_howto import example
+from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.waiting import wait_until
+from tests.support.withholding_proxy import WithholdingProxy, proxy_of
+
+ProvisionPolicy = Callable[..., ProvisionedPolicy]
+Consumer = RetryConsumer | SimpleConsumer | BroadcastConsumer
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as closing:
+        yield closing
+
+
+@pytest.fixture
+def proxy(broker: Broker, closing: ExitStack) -> WithholdingProxy:
+    return closing.enter_context(proxy_of(broker.port))
+
+
+def connect(proxy: WithholdingProxy, token: str, closing: ExitStack) -> pulsar.Client:
+    client = pulsar.Client(
+        f"pulsar://127.0.0.1:{proxy.port}",
+        authentication=pulsar.AuthenticationToken(token),
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+    )
+    closing.callback(client.close)
+    return client
+
+
+def open_retry(client: pulsar.Client, provisioned: ProvisionedPolicy, **options: Any) -> Consumer:  # noqa: ANN401
+    return RetryConsumer(client, provisioned.policy, **options)
+
+
+def open_simple(client: pulsar.Client, provisioned: ProvisionedPolicy, **options: Any) -> Consumer:  # noqa: ANN401
+    return SimpleConsumer(client, provisioned.policy, **options)
+
+
+def open_broadcast(
+    client: pulsar.Client,
+    provisioned: ProvisionedPolicy,
+    **options: Any,  # noqa: ANN401
+) -> Consumer:
+    return BroadcastConsumer(client, str(provisioned.policy.topic), **options)
+
+
+@pytest.mark.parametrize("partitions", [0, 3], ids=["one partition", "three partitions"])
+@pytest.mark.parametrize("open_", [open_retry, open_simple, open_broadcast])
+def test_lost_connection_shows_until_it_is_back(
+    provision_policy: ProvisionPolicy,
+    proxy: WithholdingProxy,
+    closing: ExitStack,
+    open_: Callable[..., Consumer],
+    partitions: int,
+) -> None:
+    provisioned = provision_policy(partitions=partitions)
+    client = connect(proxy, provisioned.broker.token(provisioned.role), closing)
+    events: list[Event] = []
+    consumer = open_(client, provisioned, on_event=events.append, disconnect_timeout=1)
+    closing.callback(consumer.close)
+    topics = {provisioned.policy.topic, provisioned.policy.retry_topic}
+    if open_ is open_broadcast:
+        topics.remove(provisioned.policy.retry_topic)
+    assert consumer.connected
+
+    proxy.refuses = True
+    proxy.cut()
+    wait_until(lambda: not consumer.connected)
+    wait_until(lambda: len(events) == len(topics))
+    assert {event.event for event in events} == {Name.DISCONNECTED}
+    assert {event.topic for event in events} == set(map(str, topics))
+
+    proxy.refuses = False
+    wait_until(lambda: consumer.connected)
+    wait_until(lambda: len(events) == 2 * len(topics))
+    assert {event.event for event in events[len(topics) :]} == {Name.RECONNECTED}
+
+    consumer.close()
+    assert not consumer.connected
+
+
+def test_expired_token_is_reported_while_run_waits(
+    provision_policy: ProvisionPolicy, proxy: WithholdingProxy, closing: ExitStack
+) -> None:
+    provisioned = provision_policy()
+    end = time.time() + 5
+    token = jwt.encode(
+        {"sub": provisioned.role, "exp": end},
+        provisioned.broker.token_key.read_bytes(),
+        algorithm="HS256",
+    )
+    events: list[Event] = []
+    handled: list[bytes] = []
+    consumer = RetryConsumer(
+        connect(proxy, token, closing), provisioned.policy,
+        on_event=events.append, disconnect_timeout=2,
+    )  # fmt: skip
+    closing.callback(consumer.close)
+    running = threading.Thread(
+        target=consumer.run, args=(lambda message: handled.append(message.data()),)
+    )
+    running.start()
+    provisioned.send(b"before")
+    wait_until(lambda: handled == [b"before"])
+    assert consumer.connected
+
+    wait_until(lambda: time.time() > end)
+    proxy.cut()
+    wait_until(lambda: len(events) == 2)
+    assert {event.event for event in events} == {Name.DISCONNECTED}
+    assert not consumer.connected
+    assert running.is_alive()
+    consumer.stop()
+    running.join()
+
+
+def test_probes_of_the_guide_follow_the_connection(
+    provision_policy: ProvisionPolicy,
+    proxy: WithholdingProxy,
+    closing: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    provisioned = provision_policy()
+    client = connect(proxy, provisioned.broker.token(provisioned.role), closing)
+    consumers: list[RetryConsumer] = []
+    port = free_port()
+
+    def open_(client: pulsar.Client, _: object) -> RetryConsumer:
+        consumers.append(RetryConsumer(client, provisioned.policy))
+        return consumers[-1]
+
+    def answer() -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as response:
+                return int(response.status)
+        except urllib.error.HTTPError as refused:
+            return refused.code
+        except urllib.error.URLError:
+            return 0
+
+    monkeypatch.setattr(redrive, "PolicyFile", lambda: None)
+    monkeypatch.setattr(redrive, "RetryConsumer", open_)
+    program = example("probes", "Serve probes").replace("8080", str(port))
+    handled: list[bytes] = []
+    known = {"client": client, "handle": lambda message: handled.append(message.data())}
+    running = threading.Thread(target=exec, args=(compile(program, "probes", "exec"), known))
+    running.start()
+    wait_until(lambda: answer() == 200)
+    proxy.refuses = True
+    proxy.cut()
+    wait_until(lambda: answer() == 503)
+    proxy.refuses = False
+    wait_until(lambda: answer() == 200)
+    provisioned.send(b"x")
+    wait_until(lambda: handled == [b"x"])
+    consumers[0].stop()
+    running.join(60)
+    assert not running.is_alive()

@@ -1,0 +1,175 @@
+"""Messages that have no copy: dead letters that hold all their bytes, and never in the way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from redrive import Event
+from redrive.copying.reading import id_text
+from redrive.delivery.retrying import unsent
+from redrive.delivery.telemetry.events import Name
+from redrive.policy.verdict import DeadReason
+from redrive.replay.protocol.protobuf import nested
+from tests.support.documented import blocks
+from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.raw_producer import SCHEMA_VERSION, RawProducer, raw_producer
+from tests.support.waiting import wait_until
+
+ProvisionPolicy = Callable[..., ProvisionedPolicy]
+RAW = {b"order": b"7", b"customer": b"M\xfcller", b"\xff\xfe": b"\x00"}
+UNKNOWN_VERSION = nested(SCHEMA_VERSION, (77).to_bytes(8, "big"))
+
+
+def original(letter: Any) -> tuple[dict[bytes, bytes], str, bytes | None]:  # noqa: ANN401 - no types
+    """Return the message of a dead letter as the reference reads it."""
+    [code] = [
+        block.text
+        for block in blocks("docs/reference/properties.md")
+        if block.heading == "Messages that can't be copied"
+    ]
+    known: dict[str, Any] = {}
+    exec(code, known)  # noqa: S102 - our own page
+    message: tuple[dict[bytes, bytes], str, bytes | None] = known["original"](letter)
+    return message
+
+
+def unreadable(producer: RawProducer, number: int) -> None:
+    producer.send(b"%d" % number, properties={**RAW, b"number": b"%d" % number})
+
+
+def of_unknown_schema(producer: RawProducer, number: int) -> None:
+    producer.send(b"%d" % number, UNKNOWN_VERSION, properties={b"number": b"%d" % number})
+
+
+@pytest.mark.parametrize(
+    ("send", "reason"), [(unreadable, "Unreadable"), (of_unknown_schema, "SchemaNotFound")]
+)
+def test_messages_without_copies_do_not_stop_others(
+    provision_policy: ProvisionPolicy,
+    monkeypatch: pytest.MonkeyPatch,
+    send: Callable[[RawProducer, int], None],
+    reason: str,
+) -> None:
+    monkeypatch.setattr(unsent, "MAX_UNSENT", 100)
+    provisioned = provision_policy(delays=("1h",))
+    count = unsent.MAX_UNSENT + 3
+    with raw_producer(provisioned.broker, provisioned.policy.topic) as producer:
+        for number in range(count):
+            send(producer, number)
+        for number in range(30):
+            producer.send(b"good %d" % number)
+    handled = set[bytes]()
+    events: list[Event] = []
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        if not message.data().startswith(b"good"):
+            raise LookupError
+        handled.add(message.data())
+
+    consumer = provisioned.consumer(on_event=events.append)
+    running = threading.Thread(target=consumer.run, args=(handle,), kwargs={"workers": 4})
+    running.start()
+    wait_until(lambda: not provisioned.unsettled())
+    consumer.close()
+    running.join()
+
+    assert handled == {b"good %d" % number for number in range(30)}
+    assert {event.event for event in events} == {Name.ATTEMPT_FAILED, Name.DEAD_LETTERED}
+    letters = provisioned.dead_letters(count)
+    assert {original(letter)[2] for letter in letters} == {b"%d" % n for n in range(count)}
+    for letter in letters:
+        properties, _, payload = original(letter)
+        assert properties[b"number"] == payload
+        assert reason != "Unreadable" or RAW.items() <= properties.items()
+        assert letter.properties()["REDRIVE_NOT_COPIED"] == reason
+        assert letter.properties()["REDRIVE_DEAD_REASON"] == DeadReason.NOT_COPYABLE
+        assert letter.properties()["REDRIVE_CAUSE_TYPE"] == "LookupError"
+    assert len({letter.properties()["REDRIVE_SOURCE_MESSAGE_ID"] for letter in letters}) == count
+
+
+@pytest.mark.parametrize("payload", [b"x", None], ids=["payload", "no payload"])
+@pytest.mark.parametrize(
+    ("properties", "key"),
+    [
+        ({"big": "x" * 5_242_300}, "customer-7"),
+        ({"big": "x" * 2_621_000}, "k" * 2_621_300),
+    ],
+    ids=["properties", "key"],
+)
+def test_message_with_metadata_too_big_is_dead_lettered_whole(
+    provision_policy: ProvisionPolicy, properties: dict[str, str], key: str, payload: bytes | None
+) -> None:
+    provisioned = provision_policy()
+    [message_id] = provisioned.send(payload, properties=properties, partition_key=key)
+    consumer = provisioned.consumer()
+    message = consumer.receive(60)
+    assert message is not None
+    consumer.reconsume_later(message, cause=ValueError("no"))
+    [letter] = provisioned.dead_letters(1)
+    raw, restored_key, restored = original(letter)
+    assert raw[b"big"] == properties["big"].encode()
+    assert (restored_key, restored) == (key, payload)
+    assert letter.properties()["REDRIVE_NOT_COPIED"] == "TooBig"
+    assert letter.properties()["REDRIVE_SOURCE_MESSAGE_ID"] == id_text(message_id)
+    wait_until(lambda: not provisioned.unsettled())
+
+
+def test_large_value_that_is_no_text_precedes_the_payload(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    value = b"\xff" * 100_000
+    with raw_producer(provisioned.broker, provisioned.policy.topic) as producer:
+        producer.send(b"content", UNKNOWN_VERSION, properties={b"big": value, b"small": b"1"})
+    consumer = provisioned.consumer()
+    message = consumer.receive(60)
+    assert message is not None
+    consumer.reconsume_later(message, level=-1)
+    [letter] = provisioned.dead_letters(1)
+    raw, _, payload = original(letter)
+    assert (raw[b"big"], raw[b"small"], payload) == (value, b"1", b"content")
+    assert letter.properties()["REDRIVE_NOT_COPIED"] == "Unreadable"
+    assert letter.properties()["REDRIVE_DEAD_REASON"] == DeadReason.REQUESTED
+    wait_until(lambda: not provisioned.unsettled())
+
+
+def test_message_without_a_copy_waits_while_dead_letters_are_refused(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.refuse(provisioned.policy.dead_letter_topic)
+    with raw_producer(provisioned.broker, provisioned.policy.topic) as producer:
+        unreadable(producer, 7)
+    events: list[Event] = []
+    consumer = provisioned.consumer(on_event=events.append)
+    message = consumer.receive(60)
+    assert message is not None
+    consumer.reconsume_later(message)
+    assert [(event.event, event.reason) for event in events] == [(Name.UNSENT, "NotSent")]
+    assert provisioned.unsettled() == 1
+    provisioned.accept(provisioned.policy.dead_letter_topic)
+    wait_until(lambda: not provisioned.unsettled())
+    assert original(provisioned.dead_letters(1)[0])[0].items() >= RAW.items()
+
+
+def test_message_without_a_copy_is_retried_in_place_where_no_letters_are_kept(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(dead_letters=False, max_retries=2)
+    with raw_producer(provisioned.broker, provisioned.policy.topic) as producer:
+        unreadable(producer, 7)
+    events: list[Event] = []
+    consumer = provisioned.consumer(on_event=events.append)
+    for number in (1, 2, 3):
+        message = consumer.receive(60)
+        assert message is not None
+        assert consumer.attempt_of(message).number == number
+        consumer.reconsume_later(message)
+    assert [event.event for event in events] == [
+        Name.RETRIED_IN_PLACE, Name.RETRIED_IN_PLACE, Name.DISCARDED
+    ]  # fmt: skip
+    wait_until(lambda: not provisioned.unsettled())
