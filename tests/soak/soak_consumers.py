@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,8 @@ class Soak:
             (4, lambda: self._kill(self._chance.choice(KINDS))),
             (3, lambda: self._freeze(self._chance.choice(KINDS))),
             (3, lambda: self._restart(self._chance.choice(KINDS))),
-            (4, self._unload),
+            (2, lambda: self._unload(policy.topic, policy.retry_topic)),
+            (2, lambda: self._unload(policy.retry_topic)),
             (3, self._unload_fresh),
             (2, self._kill_broker),
             (2, self._grow),
@@ -169,7 +171,7 @@ class Soak:
         self._consumers.start(kind)
 
     def _unload_fresh(self) -> None:
-        """Move topics when all consumers have just begun, then have many messages fail.
+        """Move the retry topic when all consumers have just begun, while many messages fail.
 
         Their producers have published to few partitions yet: a client that connects one again which
         has published nothing may give two messages the same number, and a broker with deduplication
@@ -190,8 +192,12 @@ class Soak:
             self._burst(len(KINDS))
             time.sleep(1)
             self.wait_until_settled()
-            self._burst(3 * MESSAGES_PER_BURST)
-            self._unload()
+            with ThreadPoolExecutor(1) as pool:
+                moving = pool.submit(self._move, self._provisioned.policy.retry_topic)
+                for _ in range(20):
+                    self._burst(8)
+                    time.sleep(0.05)
+                moving.result()
         finally:
             self._paused.clear()
 
@@ -207,12 +213,16 @@ class Soak:
         """Have so many messages that fail produced at once."""
         self._asked.put(messages)
 
-    def _unload(self) -> None:
-        """Move all partitions of the source and the retry topic, while many messages fail."""
-        start = time.time()
+    def _unload(self, *topics: TopicName) -> None:
+        """Move all partitions of *topics*, while many messages fail."""
         self._burst()
         time.sleep(self._chance.uniform(0, 1))
-        self._provisioned.unload()
+        self._move(*topics)
+
+    def _move(self, *topics: TopicName) -> None:
+        start = time.time()
+        for topic in topics:
+            self._provisioned.broker.request("PUT", f"{path(topic)}/unload").check("unload")
         # The retry topic has deduplication: what is sent to it meanwhile is stored once, though the
         # receipt may not tell its id.
         self.disturbances.append(
