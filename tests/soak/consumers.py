@@ -10,11 +10,13 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from redrive.policy import codec
 from tests.support.provisioned_policy import ProvisionedPolicy
 
 ROOT = Path(__file__).parents[2]
-END_SECONDS = 60.0
+END_SECONDS = 180.0
 
 
 class Consumers:
@@ -56,9 +58,18 @@ class Consumers:
         self._running[kind][1].send_signal(number)
 
     def wait(self, kind: str) -> None:
-        """Wait until it has ended; note if it did so by itself."""
+        """Wait until it has ended; note if it did so without being asked.
+
+        One that does not end in time shows what its threads do.
+        """
         name, process = self._running[kind]
-        status = process.wait(END_SECONDS)
+        try:
+            status = process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
+            text = (self._folder / f"{name}.log").read_text(errors="replace")
+            pytest.fail(f"{name} does not end: {text[-10_000:]}")
         log = (self._folder / f"{name}.log").read_text(errors="replace")
         # A program that starts while the broker is down ends with an error, as it should.
         if status not in {0, -signal.SIGKILL} and "SubscribeError" not in log:

@@ -7,6 +7,7 @@ the library reports. It is killed and frozen from outside; SIGTERM ends it well.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import sys
@@ -130,7 +131,8 @@ class Program:
 
 
 def main(kind: str, journal: Path) -> None:
-    """Consume until SIGTERM comes."""
+    """Consume until SIGTERM comes; SIGUSR1 prints what all threads do."""
+    faulthandler.register(signal.SIGUSR1)
     client = pulsar.Client(
         os.environ["URL"],
         authentication=pulsar.AuthenticationToken(os.environ["TOKEN"]),

@@ -42,7 +42,7 @@ MESSAGES_PER_BURST = 60
 QUIET_SECONDS = (8, 14)
 NOTICE_SECONDS = 65
 """Clients look for new partitions once in a minute."""
-DRAIN_SECONDS = 300
+DRAIN_SECONDS = 900
 
 
 class Soak:
