@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, Strict, ValidationError,
 
 from redrive.api.choosing import one_of
 from redrive.api.conditions import Conditions, Timestamp
-from redrive.api.fields import MAX_TOPIC, ObjectName, TopicField
+from redrive.api.fields import MAX_TOPIC, SET, ObjectName, TopicField
 from redrive.api.job import JobRequest
 from redrive.api.ladder import IS_DURATION
 from redrive.api.model import ApiModel, StatusModel
@@ -26,7 +26,8 @@ Duration = Annotated[
 
 _FIXED = (
     "policyRef", "select", "maxReplays", "dryRun", "rateLimit", "deadline", "reason", "ticket",
-    "reconciled", "job", "target", "targetTopic", "guarantee", "followFor", "batch",
+    "reconciled", "confirmations", "job", "target", "targetTopic", "guarantee", "followFor",
+    "batch",
 )  # fmt: skip
 _ONE_RUN = Rule(
     " && ".join(
@@ -69,6 +70,12 @@ class Guarantee(enum.StrEnum):
 
     EXACTLY_ONCE = "ExactlyOnce"
     AT_LEAST_ONCE = "AtLeastOnce"
+
+
+class Confirmation(enum.StrEnum):
+    """What a Replay does only where its author says so."""
+
+    DISCARD_UNREADABLE = "DiscardUnreadable"
 
 
 class PolicyRef(ApiModel):
@@ -170,6 +177,27 @@ class ReplaySpec(ApiModel):
     reconciled: Annotated[bool, Strict()] = False
     """Confirms that what the first handling of these messages left behind was reconciled. Policies
     with `replaySafety: ReconcileFirst` ask for it."""
+
+    confirmations: (
+        Annotated[
+            tuple[
+                Annotated[
+                    Confirmation,
+                    *one_of(
+                        Confirmation,
+                        "confirmations says what else the Replay may do",
+                        "use DiscardUnreadable",
+                    ),
+                ],
+                ...,
+            ],
+            Field(min_length=1, max_length=len(Confirmation), json_schema_extra=SET),
+        ]
+        | None
+    ) = None
+    """What the Replay does only where it is confirmed. `DiscardUnreadable` acknowledges the entries
+    that it selects and no client can show, such as chunks of a message whose producer was killed;
+    they are lost then. Left out: they are refused as `NotDelivered`, and stay."""
 
     job: JobRequest | None = None
     """Its pods, as far as `job.overrides` of the connection permits. Left out: as the connection
@@ -318,8 +346,8 @@ class ReplayStatus(StatusModel):
     by now."""
 
     matched: int | None = None
-    """How many of them were selected: moved + skipped + refused + left. Where all are, an entry of
-    the topic that was not read yet counts as one, whatever it holds."""
+    """How many of them were selected: moved + skipped + refused + discarded + left. Where all are,
+    an entry of the topic that was not read yet counts as one, whatever it holds."""
 
     unevaluated: int | None = None
     """How many of the scanned ones were not selected because `select.where` can't be computed for
@@ -334,6 +362,10 @@ class ReplayStatus(StatusModel):
 
     refused: int | None = None
     """How many of the selected ones can't be moved; they stay where they are."""
+
+    discarded: int | None = None
+    """How many of the selected ones were acknowledged without being moved, as no client can show
+    them and `confirmations` has `DiscardUnreadable`."""
 
     left: int | None = None
     """How many of the selected ones are yet to be moved."""

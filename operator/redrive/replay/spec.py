@@ -88,6 +88,7 @@ class Choice:
         limit: at most so many, the first ones.
         max_replays: of what is taken, a message that was replayed so often before is refused; None
             for any number.
+        discards: whether to acknowledge, without moving it, what is taken and no client can show.
     """
 
     ids: tuple[str, ...] = ()
@@ -96,6 +97,7 @@ class Choice:
     until: int | None = None
     limit: int | None = None
     max_replays: int | None = None
+    discards: bool = False
 
 
 EVERYTHING = Choice()

@@ -96,6 +96,7 @@ def test_lists_whose_order_says_nothing_are_sets() -> None:
         "PulsarConnection.spec.allow[].roles",
         "PulsarConnection.spec.allow[].namespaces.names",
         "PulsarConnection.spec.allow[].namespaces.selector.matchExpressions[].values",
+        "Replay.spec.confirmations",
         "Replay.spec.select.ids",
         "Replay.spec.select.keys",
         "PulsarConnection.spec.job.imagePullSecrets",

@@ -13,7 +13,15 @@ from redrive.api.connection import ReplayIdentity
 from redrive.api.job import JobDefaults
 from redrive.api.parsing import parse_spec
 from redrive.api.permissions import Permissions
-from redrive.api.replay import FINAL, Guarantee, Phase, ReplaySpec, ReplayStatus, Target
+from redrive.api.replay import (
+    FINAL,
+    Confirmation,
+    Guarantee,
+    Phase,
+    ReplaySpec,
+    ReplayStatus,
+    Target,
+)
 from redrive.api.retrypolicy import ConnectionRef, ReplaySafety
 from redrive.api.selection import milliseconds
 from redrive.errors import InvalidSpecError
@@ -199,11 +207,12 @@ def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[To
 
 def _choice(spec: ReplaySpec) -> Choice:
     select = spec.select
+    discards = Confirmation.DISCARD_UNREADABLE in (spec.confirmations or ())
     if select is None:
-        return Choice(max_replays=spec.max_replays)
+        return Choice(max_replays=spec.max_replays, discards=discards)
     since, until = milliseconds(select.since), milliseconds(select.until)
     ids, keys = select.ids or (), select.keys or ()
-    return Choice(ids, keys, since, until, select.limit, spec.max_replays)
+    return Choice(ids, keys, since, until, select.limit, spec.max_replays, discards)
 
 
 def _seconds(duration: str | None) -> float | None:

@@ -32,7 +32,7 @@ SECONDS = Histogram(
     buckets=(10, 30, 60, 300, 900, 3_600, 4 * 3_600, 24 * 3_600),
 )
 _DONE = ("moved", "skipped", "refused")
-_OUTCOMES = (*_DONE, "left", "unevaluated")
+_OUTCOMES = (*_DONE, "discarded", "left", "unevaluated")
 _UNDER_WAY = frozenset({Phase.SUBMITTED, Phase.RUNNING})
 
 

@@ -335,7 +335,9 @@ def _outcome(reported: ReplayStatus) -> str:
         return f"a dry run: {said}, {reported.refused} can't be{unevaluated}"
     said = (
         f"of {reported.matched} dead letters {reported.moved} were moved, "
-        f"{reported.skipped} needed no move, {reported.refused} can't be moved{unevaluated}"
+        f"{reported.skipped} needed no move, {reported.refused} can't be moved"
+        + (f", {reported.discarded} were discarded" if reported.discarded else "")
+        + unevaluated
     )
     after = reported.aftermath
     if after is None:

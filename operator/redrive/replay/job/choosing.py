@@ -30,6 +30,17 @@ class Chooser:
         named = (entry for entry in self._named if of.holds(Position(*entry, 0)))
         return bitmap.of((entry.entry - of.first for entry in named), of.size)
 
+    def takes_undelivered(self, position: Position) -> bool | None:
+        """Return whether an entry is taken of which only its position is known.
+
+        None if it depends on what it holds.
+        """
+        if not self._is_named(position):
+            return False
+        choice = self._choice
+        is_known = not choice.keys and choice.since is None and choice.until is None
+        return True if is_known else None
+
     def takes(self, position: Position, key: str | None, published: int) -> bool:
         """Whether a message is taken.
 
@@ -39,12 +50,15 @@ class Chooser:
             published: when, in milliseconds since 1970.
         """
         choice = self._choice
-        if self._named:
-            indexes = self._named.get(position.entry_id, set[int]())
-            if indexes.isdisjoint({-1, position.batch_index}):
-                return False
         return (
-            (not self._keys or key in self._keys)
+            self._is_named(position)
+            and (not self._keys or key in self._keys)
             and (choice.since is None or published >= choice.since)
             and (choice.until is None or published < choice.until)
         )
+
+    def _is_named(self, position: Position) -> bool:
+        if not self._named:
+            return True
+        indexes = self._named.get(position.entry_id, set[int]())
+        return not indexes.isdisjoint({-1, position.batch_index})

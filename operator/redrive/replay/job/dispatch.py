@@ -363,6 +363,7 @@ class Dispatch:
             unread=plan.unread & entries,
             after=ranges.look_back(partition, of.entry_id(first)),
             max_replays=self._job.choice.max_replays,
+            discards=self._job.choice.discards,
             acknowledged=ranges.settled(of, partition),
             partly=before.partly,
             tails=before.tails,
@@ -401,7 +402,7 @@ class Dispatch:
         if not result.drained and (harmful := self._see_end(of)) is not None:
             refused = (*refused, (harmful, "NotDelivered"))
         plan = self._plans[of].read(result.read)
-        plan = plan.after(of, refused, result.gone, done=False)
+        plan = plan.after(of, refused, result.gone, done=False, discarded=result.discarded)
         out = before.moved_by_any | unite(result.moved.values())
         is_left = bool(plan.selected & ~plan.skipped & ~out)
         in_parts = bool(self._parts.get(of))

@@ -18,7 +18,7 @@ from redrive.replay.job.choosing import Chooser
 from redrive.replay.ledger.records import RangePlan, RefusedEntry
 from redrive.replay.moving.entries import by_entry, refusal, schema_refusals
 from redrive.replay.spec import EVERYTHING, Choice
-from redrive.replay.topic import bitmap, broker, reading
+from redrive.replay.topic import bitmap, broker, reading, snapshot
 from redrive.replay.topic.position import EntryId, Position
 from redrive.replay.topic.ranges import Piece, Range
 from redrive.replay.topic.reading import ReadableTopic
@@ -45,10 +45,28 @@ class Sighting(NamedTuple):
     selected: bool
     evaluated: bool = True
     """False if the condition can't be computed for a message that all else of a choice takes."""
+    delivered: bool = True
+
+    @classmethod
+    def undelivered(cls, position: Position, *, selected: bool | None) -> Sighting:
+        """Stand for an entry that no client can show.
+
+        Args:
+            position: where it lies.
+            selected: None if that depends on what it holds.
+        """
+        return cls(
+            position, 1, None, encrypted=False, unreadable=False, schema_version=None, cause="",
+            size=0, replays=0, selected=bool(selected), evaluated=selected is not None,
+            delivered=False,
+        )  # fmt: skip
 
     @classmethod
     def of(cls, letter: DeadLetterRow, chooser: Chooser) -> Sighting:
         """Take of *letter* what is needed."""
+        if not letter.delivered:
+            taken = chooser.takes_undelivered(letter.position)
+            return cls.undelivered(letter.position, selected=taken)
         return cls(
             letter.position,
             letter.batch_size,
@@ -152,10 +170,34 @@ def scanned(
 
 
 def letters(client: broker.ReadingClient, what: Scan) -> Iterator[DeadLetterRow]:
-    """Read the messages that *what* is about; errors are those of `reading.messages`."""
+    """Read the messages that *what* is about, and stand in for entries that no client can show.
+
+    Errors are those of `reading.messages`.
+    """
     of, resting = what.piece.range, what.piece.resting & ~what.moved
     topic = ReadableTopic(client, what.admin_url, what.topic)
-    yield from reading.of_entries(topic, of, resting, what.piece.after, what.ahead)
+    read: set[int] = set()
+    for letter in reading.of_entries(topic, of, resting, what.piece.after, what.ahead):
+        read.add(letter.position.entry - of.first)
+        read.update(_offsets(of, letter.chunks))
+        yield letter
+    missing = resting & ~bitmap.of(read, of.size)
+    if missing:
+        yield from _undelivered(topic, of, missing)
+
+
+def _undelivered(topic: ReadableTopic, of: Range, missing: int) -> Iterator[DeadLetterRow]:
+    partition = broker.waited(lambda: snapshot.look_at(topic.admin_url, topic.topic, of.partition))
+    if of.ledger not in partition.held:
+        return
+    for chunks in reading.chunks_of_whole(topic, partition, of, missing):
+        missing &= ~bitmap.of(_offsets(of, chunks), of.size)
+    for offset in bitmap.members(missing):
+        yield DeadLetterRow.undelivered(of.partition, of.entry_id(offset))
+
+
+def _offsets(of: Range, entries: Iterable[EntryId]) -> Iterator[int]:
+    return (entry.entry - of.first for entry in entries if of.holds(Position(*entry, 0)))
 
 
 def plan(
@@ -193,7 +235,10 @@ def plan(
         if room < 0:
             continue
         first, entry = here[0], here[0].position.entry_id
-        cause = refusal(here, count, choice.max_replays) or schema_refusal(first.schema_version)
+        # A task looks at it once more before it discards it.
+        is_kept = choice.discards and not first.delivered
+        cause = "" if is_kept else refusal(here, count, choice.max_replays)
+        cause = cause or schema_refusal(first.schema_version)
         if cause:
             refused.append(RefusedEntry(entry, count, cause))
             continue

@@ -17,7 +17,7 @@ from redrive.replay.topic.ranges import Piece, Range
 
 def takes_all(job: ReplayJob) -> bool:
     """Whether all that rests is to be moved, and how much that is need not be known before."""
-    choice = replace(job.choice, max_replays=None)
+    choice = replace(job.choice, max_replays=None, discards=False)
     return job.where is None and choice == EVERYTHING and job.approval_above is None
 
 

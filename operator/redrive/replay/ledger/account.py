@@ -13,11 +13,14 @@ from redrive.replay.topic import bitmap
 from redrive.replay.topic.ranges import Range
 
 SHOWN = 100
+_NUMBERS = (
+    "scanned", "matched", "moved", "skipped", "refused", "left", "unevaluated", "discarded"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Account:
-    """Numbers of messages; `matched` = `moved` + `skipped` + `refused` + `left`.
+    """Numbers of messages; `matched` = `moved` + `skipped` + `refused` + `discarded` + `left`.
 
     Of `scanned`, `unevaluated` are not among `matched`.
 
@@ -29,6 +32,7 @@ class Account:
             were acknowledged by others after the run was planned.
         refused: can't be moved; they stay where they are.
         left: yet to be moved.
+        discarded: acknowledged without being moved, as no client can show them.
         unevaluated: not selected because the condition can't be computed for them; they stay where
             they are.
         refusals: the first of what was refused.
@@ -41,6 +45,7 @@ class Account:
     refused: int = 0
     left: int = 0
     unevaluated: int = 0
+    discarded: int = 0
     refusals: tuple[RefusedEntry, ...] = ()
 
     @classmethod
@@ -60,11 +65,11 @@ class Account:
             _of_range(plan, records.range(of), uid, acknowledged.get(of, bitmap.EMPTY))
             for of, plan in plans.items()
         ]
-        scanned, matched, moved, skipped, refused, left, unevaluated = map(
-            sum, zip((0,) * 7, *parts, strict=True)
-        )
-        first = tuple(itertools.islice(_refusals(plans), SHOWN))
-        return cls(scanned, matched, moved, skipped, refused, left, unevaluated, first)
+        numbers = dict.fromkeys(_NUMBERS, 0)
+        for part in parts:
+            for name, number in zip(_NUMBERS, part, strict=True):
+                numbers[name] += number
+        return cls(**numbers, refusals=tuple(itertools.islice(_refusals(plans), SHOWN)))
 
     def to_status(self) -> dict[str, Any]:
         """Write it as fields of the Replay's status."""
@@ -75,6 +80,7 @@ class Account:
             "moved": self.moved,
             "skipped": self.skipped,
             "refused": self.refused,
+            "discarded": self.discarded,
             "left": self.left,
             "refusals": [
                 {"entry": str(entry), "messages": messages, "cause": cause}
@@ -102,6 +108,7 @@ def _of_range(plan: RangePlan, record: RangeRecord, uid: str, acknowledged: int)
         sum(refusal.messages for refusal in plan.refused),
         plan.messages(plan.selected & ~moved & ~skipped),
         plan.unevaluated,
+        plan.discarded,
     )
 
 

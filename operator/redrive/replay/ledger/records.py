@@ -157,6 +157,8 @@ class RangePlan:
         done: whether the run is through with the range.
         unread: selected entries that were not read for the plan, as nothing selects among them:
             until a task has, each counts as one message.
+        discarded: how many selected messages were acknowledged without being moved, as no client
+            can show them.
         unevaluated: how many messages were not selected because the condition can't be computed for
             them.
     """
@@ -170,6 +172,7 @@ class RangePlan:
     chunks: Mapping[int, EntryId] = field(default_factory=dict)
     unread: int = bitmap.EMPTY
     unevaluated: int = 0
+    discarded: int = 0
 
     @classmethod
     def of_unread(cls, entries: int) -> RangePlan:
@@ -179,7 +182,8 @@ class RangePlan:
     @property
     def matched(self) -> int:
         """Return how many messages were selected: to be moved, or refused."""
-        return self.messages(self.selected) + sum(refusal.messages for refusal in self.refused)
+        refused = sum(refusal.messages for refusal in self.refused)
+        return self.messages(self.selected) + refused + self.discarded
 
     def messages(self, entries: int) -> int:
         """Return how many messages *entries* hold, a bitmap."""
@@ -204,7 +208,13 @@ class RangePlan:
         return replace(plan, scanned=plan.matched)
 
     def after(
-        self, of: Range, refused: Iterable[tuple[EntryId, str]], gone: int, *, done: bool
+        self,
+        of: Range,
+        refused: Iterable[tuple[EntryId, str]],
+        gone: int,
+        *,
+        done: bool,
+        discarded: int = bitmap.EMPTY,
     ) -> RangePlan:
         """Return the plan of a range once its task has come to an end.
 
@@ -213,6 +223,7 @@ class RangePlan:
             refused: selected entries that can't be moved after all, and why.
             gone: selected entries that others have acknowledged.
             done: whether nothing of the range is left.
+            discarded: selected entries that were acknowledged, as no client can show them.
         """
         offsets = [(entry.entry - of.first, entry, cause) for entry, cause in refused]
         out = bitmap.of((offset for offset, _, _ in offsets), of.size)
@@ -221,7 +232,8 @@ class RangePlan:
         )
         return replace(
             self,
-            selected=self.selected & ~out,
+            selected=self.selected & ~out & ~discarded,
+            discarded=self.discarded + self.messages(self.selected & discarded),
             refused=self.refused + more,
             skipped=self.skipped | gone,
             done=done,
@@ -239,6 +251,7 @@ class RangePlan:
             "chunks": _write_entries(self.chunks.items()),
             "unread": bitmap.encode(self.unread),
             "unevaluated": self.unevaluated,
+            "discarded": self.discarded,
         }
 
     @classmethod
@@ -254,6 +267,7 @@ class RangePlan:
             _read_entries(written.get("chunks", {}), int),
             bitmap.decode(written["unread"]) if "unread" in written else bitmap.EMPTY,
             written.get("unevaluated", 0),
+            written.get("discarded", 0),
         )
 
 

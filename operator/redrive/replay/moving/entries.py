@@ -26,6 +26,10 @@ class SeenMessage(Protocol):
         """Return where it lies."""
 
     @property
+    def delivered(self) -> bool:
+        """Return whether a client can show it."""
+
+    @property
     def encrypted(self) -> bool:
         """Return whether only its readers can decrypt it."""
 
@@ -57,6 +61,8 @@ def refusal(entry: Sequence[SeenMessage], selected: int, max_replays: int | None
         max_replays: what was replayed so often stays; None for any number.
     """
     first = entry[0]
+    if not first.delivered:
+        return "NotDelivered"
     if first.encrypted:
         return "Encrypted"
     if first.unreadable:

@@ -37,7 +37,9 @@ from redrive.replay.moving.sending import NotLetInError, Sender, SentBeforeError
 from redrive.replay.moving.task import RangeTask
 from redrive.replay.moving.window import LEASE_SECONDS, DrainedError, UnsubscribedError, Window
 from redrive.replay.topic import bitmap, broker, position, ranges, reading, rows, snapshot
-from redrive.replay.topic.position import EntryId, Source, Tail, TargetPartition, Try
+from redrive.replay.topic.partition import Partition
+from redrive.replay.topic.position import EntryId, Position, Source, Tail, TargetPartition, Try
+from redrive.replay.topic.ranges import Range
 from redrive.replay.topic.reading import ReadableTopic
 from redrive.replay.topic.rows import DeadLetterRow
 
@@ -300,6 +302,11 @@ class RangeMover:
         # A broker writes together what comes together: what is sent by ones and twos costs it more.
         for entry in by_entry(itertools.chain.from_iterable(rows.in_batches(letters))):
             offset = entry[0].position.entry - task.range.first
+            self._outcome.is_part(
+                chunk.entry - task.range.first
+                for chunk in entry[0].chunks[:-1]
+                if task.range.holds(Position(*chunk, 0))
+            )
             if not task.unread or read_first(
                 entry, offset, self._outcome, task.acknowledged, self._refusal
             ):
@@ -425,19 +432,70 @@ class RangeMover:
 
         Of those that no plan has read either there is no message in what the broker holds.
         """
-        route, of = self._route, self._task.range
-        gone = unseen & self._task.acknowledged
-        partition = broker.waited(
-            lambda: snapshot.look_at(
-                route.admin_url, route.source, of.partition, route.subscription
-            )
-        )
+        of = self._task.range
+        partition = self._look_at_source()
         if of.ledger not in partition.held:
             self._outcome.miss(unseen, bitmap.EMPTY)
             return
-        empty = self._outcome.unseen(unseen & self._task.unread, of)
-        gone = (gone | unseen & ranges.settled(of, partition)) & ~empty
-        self._outcome.miss(gone, unseen & ~gone & ~empty, empty)
+        gone = unseen & (self._task.acknowledged | ranges.settled(of, partition))
+        unread = self._outcome.unseen(unseen & self._task.unread, of)
+        parts = self._parts(unseen & unread & ~gone, partition)
+        hidden = unseen & ~gone & ~parts
+        if hidden and self._task.discards:
+            try:
+                hidden = self._discard(hidden)
+            except DrainedError:
+                self._drained = True
+                return
+        empty = unread & (gone | parts)
+        self._outcome.miss(gone & ~empty, hidden, empty)
+
+    def _look_at_source(self) -> Partition:
+        route, index = self._route, self._task.range.partition
+        return broker.waited(
+            lambda: snapshot.look_at(route.admin_url, route.source, index, route.subscription)
+        )
+
+    def _parts(self, entries: int, partition: Partition) -> int:
+        """Return which of *entries*, a bitmap, are chunks of whole messages.
+
+        Such a message may end in the next range, and is moved with that. One that was acknowledged
+        before, but for some of its chunks, is acknowledged again.
+        """
+        of, parts = self._task.range, entries & self._outcome.parts
+        if not entries & ~parts:
+            return parts
+        topic = ReadableTopic(self._client, self._route.admin_url, self._route.source)
+        for chunks in reading.chunks_of_whole(topic, partition, of, entries & ~parts):
+            last = chunks[-1]
+            is_over = bool(
+                ranges.settled(Range.of(of.partition, Position(*last, 0)), partition)
+                >> last.entry % ranges.RANGE_ENTRIES
+                & 1
+            )
+            for chunk in chunks[:-1]:
+                if of.holds(Position(*chunk, 0)):
+                    parts |= entries & 1 << chunk.entry - of.first
+                    if is_over:
+                        self._consumer.acknowledge(rows.entry_acknowledgement(of.partition, chunk))
+        return parts
+
+    def _discard(self, entries: int) -> int:
+        """Acknowledge entries that no client can show; return those that are to be refused.
+
+        Chunks may be followed by others until their producer has given up, which is waited for.
+
+        Raises:
+            DrainedError: the run wants no more.
+        """
+        of = self._task.range
+        self._wait_until_quiet()
+        partial = self._parts(entries, self._look_at_source())
+        for offset in bitmap.members(entries & ~partial):
+            entry = of.entry_id(offset)
+            self._consumer.acknowledge(rows.entry_acknowledgement(of.partition, entry))
+        self._outcome.discard(entries & ~partial)
+        return partial
 
 
 def _is_among(doubts: Iterable[tuple[SentTo, int]], letter: DeadLetterRow, offset: int) -> bool:

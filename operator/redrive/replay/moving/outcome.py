@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from redrive.policy.naming import TopicName
@@ -22,6 +22,7 @@ class RangeResult:
 
     Attributes:
         gone: entries that were acknowledged by others before they were sent.
+        discarded: entries that were acknowledged, as no client can show them.
         drained: whether the task ended before its time: entries are left.
         full: the topic that is over its backlog quota, if it did for that.
         unsubscribed: whether it did because the target had no subscription that keeps messages.
@@ -34,6 +35,7 @@ class RangeResult:
     gone: int
     tails: Mapping[TargetPartition, Tail]
     unproven: Unproven = field(default_factory=dict)
+    discarded: int = bitmap.EMPTY
     drained: bool = False
     full: TopicName | None = None
     unsubscribed: bool = False
@@ -108,6 +110,8 @@ class RangeOutcome:
         self._sizes: dict[int, int] = {}
         self._chunks: dict[int, EntryId] = {}
         self._empty = bitmap.EMPTY
+        self._parts = bitmap.EMPTY
+        self._discarded = bitmap.EMPTY
 
     def read(self, offset: int, size: int, first_chunk: EntryId | None) -> None:
         """Take note of what an entry holds that the plan had not read."""
@@ -161,6 +165,21 @@ class RangeOutcome:
         self._refused[key[0]] = cause
         self.settled |= 1 << key[0]
 
+    def is_part(self, chunks: Iterable[int]) -> None:
+        """Take note of the entries of a message in chunks, all but the last."""
+        for offset in chunks:
+            self._parts |= 1 << offset
+
+    @property
+    def parts(self) -> int:
+        """Return the entries that are chunks of messages that came, a bitmap."""
+        return self._parts
+
+    def discard(self, entries: int) -> None:
+        """Take note of entries that were acknowledged, as no client can show them."""
+        self._discarded |= entries
+        self.settled |= entries
+
     def miss(self, gone: int, unread: int, empty: int = bitmap.EMPTY) -> None:
         """Take note of entries that were not delivered.
 
@@ -196,6 +215,7 @@ class RangeOutcome:
             gone=self._gone,
             tails=tails,
             read=read,
+            discarded=self._discarded,
         )
 
     def _partly(self) -> Parts:

@@ -60,6 +60,7 @@ class RangeTask:
         chunks: see `RangePlan`, likewise *unread*.
         after: behind which entry lies all of what is unread.
         max_replays: see `Choice`; it is looked at in what is unread.
+        discards: see `Choice`.
         acknowledged: which of them are acknowledged: not to be sent, moved or not.
         partly: see `RangeRecord`.
         tails: where earlier leases may have stored what is not on record; see `RangeRecord`.
@@ -79,6 +80,7 @@ class RangeTask:
     unread: int
     after: EntryId
     max_replays: int | None
+    discards: bool
     acknowledged: int
     partly: Parts
     tails: Mapping[TargetPartition, Tail]

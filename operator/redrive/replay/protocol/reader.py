@@ -90,7 +90,7 @@ class EntryReader:
         self._name, self._ahead = name, ahead
         self._on_malformed = on_malformed
         self._after = after
-        """The last entry that was read, of messages that need none before it."""
+        """The last entry that was read."""
         self._received = after
         self._incoming: deque[Command] = deque()
         self._messages: deque[ReadMessage] = deque()
@@ -161,7 +161,7 @@ class EntryReader:
         self._permits = 0
 
     def _open_again(self, trouble: ProtocolError, deadline: float) -> None:
-        """Connect again, until *deadline*; messages that are whole are kept.
+        """Connect again, until *deadline*; what was read is kept, chunks too.
 
         Raises:
             pulsar.Timeout: the broker is away.
@@ -169,7 +169,6 @@ class EntryReader:
         logger.info("reading %s again: %s", self._topic, trouble)
         self._session.close()
         self._incoming.clear()  # it comes again
-        self._chunks = ChunksRead()
         while True:
             try:
                 self._open()
@@ -214,8 +213,7 @@ class EntryReader:
             if self._on_malformed is not None:
                 self._on_malformed(place, command.entry, str(error))
         self._permits -= counted
-        first = self._chunks.first
-        self._after = place if first is None else min(place, (first[0], first[1] - 1))
+        self._after = place
         if not 0 <= counted <= MAX_COUNTED:
             raise ProtocolError(f"the broker counts an entry as {counted} messages")
 
@@ -246,12 +244,6 @@ class ChunksRead:
     def __init__(self) -> None:
         self._parts: dict[bytes, _Parts] = {}
         self._size = 0
-
-    @property
-    def first(self) -> Place | None:
-        """Return the first entry of those messages that are not whole yet; None without any."""
-        # The oldest is the first that was put in.
-        return next((parts.entries[0] for parts in self._parts.values()), None)
 
     def add(self, chunk: Chunk, entry: Place, content: bytes) -> WholeMessage | None:
         """Take in a chunk, and return the message that is whole with it.

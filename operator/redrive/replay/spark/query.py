@@ -34,8 +34,9 @@ from redrive.replay.topic.position import EntryId, Position
 from redrive.replay.topic.ranges import Range
 
 _PLANNED = (
-    "partition", "ledger", "entry", "batch_index", "batch_size", "first_chunk", "encrypted",
-    "unreadable", "schema_version", "key", "published", "cause_type", "size", "replays",
+    "partition", "ledger", "entry", "batch_index", "batch_size", "first_chunk", "delivered",
+    "encrypted", "unreadable", "schema_version", "key", "published", "cause_type", "size",
+    "replays",
 )  # fmt: skip
 """The columns that a plan is made of. A condition may read others; what neither does, such as the
 values for most, does not cross into the JVM."""
@@ -222,6 +223,9 @@ def _range(row: Row) -> Range:
 
 def _sighting(row: Row, chooser: Chooser) -> Sighting:
     position = Position(row.ledger, row.entry, row.batch_index)
+    if not row.delivered:
+        named = chooser.takes_undelivered(position)
+        return Sighting.undelivered(position, selected=None if named else named)
     first = None if row.first_chunk is None else EntryId.parse(row.first_chunk)
     kinds = first, row.encrypted, row.unreadable, row.schema_version, row.cause_type or ""
     taken = chooser.takes(position, row.key, row.published)

@@ -24,8 +24,9 @@ from redrive.policy.naming import TopicName
 from redrive.replay.protocol.reader import EntryReader
 from redrive.replay.protocol.stored import ReadMessage
 from redrive.replay.topic import bitmap, broker, snapshot, spans
+from redrive.replay.topic.partition import Partition
 from redrive.replay.topic.position import EntryId
-from redrive.replay.topic.ranges import LOOK_BACK, Range
+from redrive.replay.topic.ranges import LOOK_BACK, Range, look_back
 from redrive.replay.topic.rows import DeadLetterRow
 from redrive.replay.topic.spans import Span
 
@@ -217,6 +218,38 @@ def of_entries(
     for (ledger, entry), message in _received(topic, of.partition, after, there, ahead):
         if ledger == of.ledger and entry - of.first in wanted:
             yield DeadLetterRow.of(message, of.partition)
+
+
+def chunks_of_whole(
+    topic: ReadableTopic, partition: Partition, of: Range, entries: int
+) -> Iterator[Sequence[EntryId]]:
+    """Yield the entries of each message in chunks that has some among *entries*, a bitmap.
+
+    It looks for the others as far behind them as whoever moves the next range looks back: such a
+    message may end there.
+    """
+    last = of.entry_id(entries.bit_length() - 1)
+    after = look_back(partition, of.entry_id(bitmap.lowest(entries)))
+    wanted, room = [], LOOK_BACK
+    for span in partition.behind(after):
+        behind = span.size if span.ledger > last.ledger else span.last - last.entry
+        if span.ledger >= last.ledger and behind > 0:
+            wanted.append(span._replace(last=span.last - max(0, behind - room)))
+            room -= min(room, behind)
+            if not room:
+                break
+        else:
+            wanted.append(span)
+    ahead = prefetch(partition.entry_bytes)
+    for message in messages(topic, of.partition, after, wanted, ahead):
+        whole = [EntryId(*each) for each in message.place.entries]
+        if len(whole) > 1 and any(
+            at.ledger == of.ledger
+            and of.first <= at.entry <= of.last
+            and bitmap.contains(entries, at.entry - of.first)
+            for at in whole
+        ):
+            yield whole
 
 
 def begin(of: Range, entries: int, chunks: Mapping[int, EntryId]) -> EntryId:

@@ -36,6 +36,7 @@ class DeadLetterRow(NamedTuple):
         key: in base64 if it is no text, as is *ordering_key*: so consumers send it on, too.
         publish_time: in milliseconds since 1970, as is *event_time*.
         chunks: the entries of all its chunks; none of one that is whole.
+        delivered: False for an entry that no client can show; nothing else is known of it.
     """
 
     partition: int
@@ -53,6 +54,16 @@ class DeadLetterRow(NamedTuple):
     publish_time: int
     event_time: int | None
     chunks: tuple[EntryId, ...] = ()
+    delivered: bool = True
+
+    @classmethod
+    def undelivered(cls, partition: int, entry: EntryId) -> DeadLetterRow:
+        """Stand for an entry that no client can show."""
+        return cls(
+            partition, Position(*entry, 0), 1, entry_acknowledgement(partition, entry), None,
+            encrypted=False, unreadable=False, schema_version=None, key=None, ordering_key=None,
+            value=None, properties={}, publish_time=0, event_time=None, delivered=False,
+        )  # fmt: skip
 
     @classmethod
     def of(cls, message: ReadMessage, partition: int) -> DeadLetterRow:
@@ -148,6 +159,7 @@ _COLUMNS: Mapping[str, _RowColumn] = MappingProxyType(
         "first_chunk": _RowColumn(
             "STRING", pa.string(), lambda row: row.first_chunk and str(row.first_chunk)
         ),
+        "delivered": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.delivered),
         "encrypted": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.encrypted),
         "unreadable": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.unreadable),
         "schema_version": _RowColumn("BIGINT", pa.int64(), lambda row: _number(row.schema_version)),

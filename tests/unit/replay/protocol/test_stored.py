@@ -192,4 +192,6 @@ def test_unfinished_messages_are_dropped_above_a_size(monkeypatch: pytest.Monkey
     for index, uuid in enumerate("abcd"):
         part = stored.Chunk(uuid.encode(), 0, 2, 8)
         assert chunks.add(part, (1, index), b"1234") is None
-    assert chunks.first == (1, 2)
+    with pytest.raises(MalformedEntryError, match="without the one before it"):
+        chunks.add(stored.Chunk(b"b", 1, 2, 8), (1, 4), b"5678")
+    assert chunks.add(stored.Chunk(b"c", 1, 2, 8), (1, 5), b"5678") is not None
