@@ -22,7 +22,7 @@ from redrive.delivery.middleware.chain import BoundConsumer, Middleware
 from redrive.delivery.middleware.crash_log import CrashLog
 from redrive.delivery.middleware.key_ordering import KeyOrdering
 from redrive.delivery.middleware.outage_breaker import OutageBreaker, OutageGuard
-from redrive.delivery.parts import BrokerConnection, Subscribing
+from redrive.delivery.parts import MAX_IN_FLIGHT_BYTES, BrokerConnection, Subscribing
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.processor import Processor
 from redrive.delivery.receiving.subscribe import PREFETCH, check_prefetch
@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     redaction: Redaction
     on_event: Hook | None
     disconnect_timeout: float | timedelta
+    max_in_flight_bytes: int
     tracing: Middleware | None
     middleware: Sequence[Middleware]
 
@@ -78,6 +79,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     handle_again_when_unsent: bool = False,
     on_event: Hook | None = None,
     disconnect_timeout: float | timedelta = DISCONNECT_TIMEOUT,
+    max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
     tracing: Middleware | None = None,
     middleware: Sequence[Middleware] = (),
     prefetch: int = PREFETCH,
@@ -94,7 +96,9 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     in_force_now = in_force(policy, connection.clock)
     name = name or identity()
     watched_after = durations.seconds(disconnect_timeout)
-    subscribing = Subscribing(name, _nack_delay(nack_delay), prefetch, schema, crypto)
+    subscribing = Subscribing(
+        name, _nack_delay(nack_delay), prefetch, schema, crypto, max_in_flight_bytes
+    )
     parts = connection.open(in_force_now(), subscribing)
     attempts = Attempts(in_force_now, parts.clock)
     decisions = Decisions(in_force_now, attempts, parts.clock, name, redaction)

@@ -57,6 +57,7 @@ class ClientConnection(BrokerConnection):
             _LINGER_SECONDS,
             OutageBeacon(self._client, policy),
             subscribing.nack_delay.total_seconds(),
+            subscribing.max_in_flight_bytes,
             self._letters(policy),
             subscribed.behind,
         )

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from redrive.policy.sequences import Sequences
 
 
+MAX_IN_FLIGHT_BYTES = 128 * 1024 * 1024
+
+
 class Clock(Protocol):
     """Tells the time."""
 
@@ -183,6 +186,8 @@ class Parts:
         behind: so many messages at most go before a copy that waits here, of one that was taken;
             0 where nothing waits any more once a connection is lost.
         nack_seconds: when the broker delivers again what is acknowledged negatively.
+        max_in_flight_bytes: with payloads of so many bytes taken and not settled, nothing new is
+            taken.
         letters: of policies that keep the sequence of dead letters.
     """
 
@@ -195,6 +200,7 @@ class Parts:
     linger: float
     beacon: Beacon
     nack_seconds: float
+    max_in_flight_bytes: int
     letters: SequenceLog | None = None
     behind: int = 0
 
@@ -225,6 +231,7 @@ class Subscribing:
         prefetch: at most so many messages of a topic wait in the client.
         schema: decodes the messages; the broker refuses one that does not fit that of a topic.
         crypto: decrypts them, and encrypts their copies.
+        max_in_flight_bytes: see `Parts`.
     """
 
     name: str
@@ -232,6 +239,7 @@ class Subscribing:
     prefetch: int
     schema: pulsar.schema.Schema = BYTES
     crypto: Crypto | None = None
+    max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES
 
 
 class BrokerConnection(ABC):

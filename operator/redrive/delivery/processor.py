@@ -86,7 +86,10 @@ class Processor:
         self._handle_again = handle_again
         self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
         settled = Settled(parts.incoming, parts.clock, parts.behind)
-        self._in_hand = InHand(settled, self._tell_broker, read_ids=parts.behind > 0)
+        self._in_hand = InHand(
+            settled, self._tell_broker, self._hold_new,
+            read_ids=parts.behind > 0, max_bytes=parts.max_in_flight_bytes,
+        )  # fmt: skip
         self._left_unsettled = reporting.left_unsettled
         self._negatively_acknowledged = reporting.negatively_acknowledged
         self._settling = UnderWay()
@@ -226,6 +229,9 @@ class Processor:
         return receive_accepted(
             self.parts.incoming.take, self._in_hand.begin, self.parts.clock.monotonic, timeout
         )
+
+    def _hold_new(self, held: bool) -> None:  # noqa: FBT001
+        self.parts.incoming.hold_new(self._in_hand, held=held)
 
     def _may_recover(self) -> bool:
         waits = self.parts.clock.monotonic() < self._nacked_until

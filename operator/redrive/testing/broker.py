@@ -105,6 +105,14 @@ class InMemoryMessage:
         """Return the payload; empty for a null value."""
         return self.content or b""
 
+    @property
+    def _message(self) -> InMemoryMessage:
+        return self
+
+    def length(self) -> int:
+        """Return the size of the payload."""
+        return len(self.data())
+
     def value(self) -> Any:  # noqa: ANN401 - what the schema decodes
         """Return the payload as the schema of its consumer decodes it."""
         return self.schema.decode(self.data())

@@ -53,6 +53,7 @@ class InMemoryConnection(BrokerConnection):
             linger=0,
             beacon=_Beacon(),
             nack_seconds=subscribing.nack_delay.total_seconds(),
+            max_in_flight_bytes=subscribing.max_in_flight_bytes,
             letters=_SequenceLog(self._broker, policy) if policy.sequenced else None,
         )
 

@@ -13,9 +13,13 @@ from collections.abc import Callable
 
 import pulsar
 
+from redrive.copying import reading
 from redrive.delivery.receiving.settled import Settled
 
 _Held = weakref.ref[pulsar.Message]
+
+_RESUME = 0.9
+"""Below this share of them new messages are taken again."""
 
 _MAX_COPIES = 1_000
 """So many messages at most are on their way when the broker is asked to deliver again."""
@@ -31,10 +35,19 @@ class InHand:
         settled: remembers what no longer is in hand.
         acknowledge: tells the broker that a message is settled.
         read_ids: always, not only while several messages are in hand.
+        hold: called with True while nothing new is to be taken, as contents in hand are too big
+            together; with False once that is over.
+        max_bytes: of contents. A first message is not counted before there is a second one.
     """
 
     def __init__(
-        self, settled: Settled, acknowledge: Callable[[pulsar.Message], object], *, read_ids: bool
+        self,
+        settled: Settled,
+        acknowledge: Callable[[pulsar.Message], object],
+        hold: Callable[[bool], object],
+        *,
+        read_ids: bool,
+        max_bytes: int,
     ) -> None:
         self._settled = settled
         self._acknowledge = acknowledge
@@ -42,7 +55,11 @@ class InHand:
         # To read the id of a message takes as long as all else here: it is left until a second
         # message is in hand, so that a program with one at a time never pays for it.
         self._new: dict[int, _Held] = {}
-        self._known: dict[int, tuple[bytes, _Held]] = {}
+        self._known: dict[int, tuple[bytes, _Held, int]] = {}
+        self._hold_new = hold
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._full = False
         self._by_id: dict[bytes, _Held] = {}
         # By id, the last copy of each. The client acknowledges an entry with several messages when
         # all of one delivery are acknowledged: to settle the original alone counts for an earlier.
@@ -105,6 +122,9 @@ class InHand:
     def _begin_known(self, message: pulsar.Message) -> bool:
         if len(self._known) > self._look_at:
             self._forget_dropped()
+        if self._full:
+            self._forget_dropped()
+            self._hold_new(self._full)
         if self._copies_expected:
             self._copies_expected -= 1
         if self._new:
@@ -139,24 +159,43 @@ class InHand:
                 self._hold(message, _id_of(message))
 
     def _hold(self, message: pulsar.Message, key: bytes) -> None:
-        held = weakref.ref(message)
-        self._known[id(message)] = (key, held)
+        address, size = id(message), reading.size(message)
+        held = weakref.ref(message, lambda _: self._let_in(address))
+        self._known[address] = (key, held, size)
         self._by_id[key] = held
+        self._bytes += size
+        self._bound()
 
     def _forget(self, address: int) -> tuple[bytes | None, pulsar.Message | None]:
         """Return the id of what is in hand no longer, and a copy of it that came."""
         known = self._known.pop(address, None)
         if known is None:
             return None, None
-        key, held = known
+        key, held, size = known
+        self._bytes -= size
+        self._bound()
         if self._by_id.get(key) is not held:
             return key, None
         del self._by_id[key]
         return key, self._copies.pop(key, None) if self._copies else None
 
+    def _bound(self) -> None:
+        full = self._bytes >= (self._max_bytes * _RESUME if self._full else self._max_bytes)
+        if full != self._full:
+            self._full = full
+            self._hold_new(full)
+
+    def _let_in(self, address: int) -> None:
+        """Take another message after one was dropped unsettled; called in any thread, lock or not.
+
+        With that the room is counted again.
+        """
+        if self._full and address in self._known:
+            self._hold_new(False)  # noqa: FBT003
+
     def _forget_dropped(self) -> None:
         self._learn()
-        for address, (_, held) in list(self._known.items()):
+        for address, (_, held, _) in list(self._known.items()):
             if held() is None:
                 self._forget(address)
                 self._dropped += 1

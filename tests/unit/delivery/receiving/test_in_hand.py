@@ -8,9 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pulsar
 import pytest
 
+from redrive import Policy
 from redrive.delivery.receiving.in_hand import InHand
 from redrive.delivery.receiving.settled import MAX_REMEMBERED, REMEMBERED_SECONDS, Settled
 from redrive.policy.naming import TopicName
+from redrive.testing import InMemoryConsumer
 from redrive.testing.broker import InMemoryMessage, VirtualClock
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -31,7 +33,11 @@ class World:
         self.clock, self.incoming = VirtualClock(START), Incoming()
         self.acknowledged: list[pulsar.Message] = []
         self.settled = Settled(self.incoming, self.clock, behind)  # type: ignore[arg-type]
-        self.in_hand = InHand(self.settled, self.acknowledged.append, read_ids=behind > 0)
+        self.holds: list[bool] = []
+        self.in_hand = InHand(
+            self.settled, self.acknowledged.append, self.holds.append,
+            read_ids=behind > 0, max_bytes=1_000,
+        )  # fmt: skip
 
     def handle(self, number: int) -> bool:
         """Take a message and settle it; tell whether it was handed out."""
@@ -145,3 +151,45 @@ def test_expected_copy_of_a_handled_message_is_dropped() -> None:
     assert world.handle(1)
     assert not world.handle(1)
     assert [str(message.message_id()) for message in world.acknowledged] == ["(1,1,0,-1)"]
+
+
+def sized(number: int, size: int) -> InMemoryMessage:
+    message_id = pulsar.MessageId(0, 1, number, -1)
+    return InMemoryMessage(TopicName("shop", "prod", "orders"), message_id, b"x" * size, START)
+
+
+def test_nothing_new_is_taken_beyond_the_bytes_in_hand() -> None:
+    world = World(behind=0)
+    messages = [sized(number, 300) for number in range(4)]
+    for message in messages:
+        assert world.in_hand.begin(message)
+    assert world.holds == [True]
+    world.in_hand.end(messages[0])
+    assert world.holds == [True]  # until a tenth is settled
+    world.in_hand.let_go(messages[1])
+    assert world.holds == [True, False]
+
+
+def test_dropped_messages_make_room_for_new_ones() -> None:
+    world = World(behind=0)
+    messages = [sized(number, 300) for number in range(5)]
+    for message in messages[:4]:
+        assert world.in_hand.begin(message)
+    assert world.holds == [True]
+    del message
+    del messages[:2]
+    assert world.holds[-1] is False
+    assert world.in_hand.begin(messages[-1])
+    assert world.holds[-1] is False
+    assert len(world.in_hand) == 3
+
+
+def test_consumer_takes_nothing_new_beyond_its_bytes() -> None:
+    policy = Policy(TopicName("shop", "prod", "orders"), "billing")
+    consumer = InMemoryConsumer(policy, max_in_flight_bytes=1_000)
+    for _ in range(10):
+        consumer.send(b"x" * 400)
+    messages = [consumer.receive(), consumer.receive(), consumer.receive()]
+    assert consumer.receive(timedelta(seconds=1)) is None
+    consumer.acknowledge(messages.pop())
+    assert consumer.receive(timedelta(seconds=1)) is not None
