@@ -22,6 +22,7 @@ from redrive.kube import status
 from redrive.provision import errors as provision_errors
 from redrive.replay.controller import errors as replay_errors
 from redrive.replay.controller import reconcile as replays
+from redrive.replay.controller import rights
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "reasons.md"
 WARNINGS = REFERENCE.with_name("warnings.md")
@@ -45,7 +46,7 @@ def errors() -> Iterator[type[RedriveError]]:
 
 def modules() -> Iterator[ModuleType]:
     """Where reasons are that are no errors."""
-    yield from (status, replays)
+    yield from (status, replays, rights)
     for found in pkgutil.walk_packages(redrive.provision.__path__, "redrive.provision."):
         yield importlib.import_module(found.name)
 

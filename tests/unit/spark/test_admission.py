@@ -62,7 +62,8 @@ def test_every_entry_is_read_once_and_a_batch_keeps_to_its_limit(
             for _, ledger, entry in entries([each])
             if piece.holds(Position(ledger, entry, 0))
         ]
-        assert limit is None or len(batch) * 100 <= max(limit, len(extents) * 100)
+        # Each partition advances by one entry at least, so it may exceed its share by one.
+        assert limit is None or len(batch) * 100 <= limit + len(extents) * 100
         seen += batch
         if ahead == read or not batch:
             break
