@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import pulsar
 import pytest
 
-from redrive import RetryConsumer
+from redrive import Event, RetryConsumer
+from redrive.copying.reading import id_text
 from redrive.delivery.retrying import producers, unsent
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
@@ -51,9 +52,11 @@ def unload(provisioned: ProvisionedPolicy, topic: TopicName) -> None:
 
 
 @contextmanager
-def failing(provisioned: ProvisionedPolicy, workers: int) -> Iterator[RetryConsumer]:
+def failing(
+    provisioned: ProvisionedPolicy, workers: int, on_event: Callable[[Event], None] | None = None
+) -> Iterator[RetryConsumer]:
     """Run a consumer whose handler fails each message, until the block ends."""
-    consumer = provisioned.consumer()
+    consumer = provisioned.consumer(on_event=on_event)
     running = threading.Thread(target=consumer.run, args=(fail,), kwargs={"workers": workers})
     running.start()
     try:
@@ -95,6 +98,20 @@ def test_hops_to_an_unloaded_topic_are_stored_once(
     retry = provisioned.policy.retry_topic
     sent = fail_while_unloaded(provisioned, retry, workers)
     assert copies(provisioned, retry, partitions=4) == sent
+
+
+def test_event_of_a_hop_has_the_id_that_consumers_read(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy(retry_partitions=4, delays=("1h",))
+    ids: list[str] = []
+    retry, sent = provisioned.policy.retry_topic, contents(12)
+    earliest = {"ledgerId": -1, "entryId": -1}
+    provisioned.broker.request("PUT", f"{path(retry)}/subscription/audit", earliest).check("keep")
+    with failing(provisioned, 2, on_event=lambda event: ids.append(event.new_id)):
+        provisioned.send(*sent)
+        wait_until_moved(provisioned)
+    reader = provisioned.client(SUPERUSER).subscribe(str(retry), "audit")
+    stored = [id_text(reader.receive(30_000).message_id()) for _ in sent]
+    assert sorted(filter(None, ids)) == sorted(stored)
 
 
 def test_dead_letters_to_an_unloaded_topic_are_stored_once(

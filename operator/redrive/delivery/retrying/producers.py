@@ -202,7 +202,8 @@ class Producers:
         to, sender = route
         timeout = _SEND_SECONDS + len(content or b"") / BYTES_PER_SECOND
         try:
-            return sender.send(content, fields, timeout)
+            receipt = sender.send(content, fields, timeout)
+            return None if receipt is None else _in_partition(receipt, to.partition)
         except (pulsar.Interrupted, pulsar.MessageTooBig):
             raise  # Interrupted is the client's word for KeyboardInterrupt; it may have been sent
         except pulsar.exceptions.PulsarException as error:
@@ -354,3 +355,12 @@ def _not_sent(topic: TopicName, got: str) -> NotSentError:
         remedy="check that the RetryPolicy is Ready and lists this consumer's role, "
         "and that the broker answers",
     )
+
+
+def _in_partition(receipt: pulsar.MessageId, topic: str) -> pulsar.MessageId:
+    """Return the id of a copy as consumers read it: a receipt of one partition does not name it."""
+    _, separator, index = topic.rpartition("-partition-")
+    if not separator:
+        return receipt
+    ledger, entry, batch = receipt.ledger_id(), receipt.entry_id(), receipt.batch_index()
+    return pulsar.MessageId(int(index), ledger, entry, batch)
