@@ -6,6 +6,7 @@ all the rest where a test looks at an object until it is as it should be.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,11 +14,17 @@ from typing import Any
 
 from kubernetes.config import new_client_from_config
 from kubernetes.dynamic import DynamicClient
-from kubernetes.dynamic.exceptions import ConflictError, DynamicApiError, NotFoundError
+from kubernetes.dynamic.exceptions import (
+    ConflictError,
+    DynamicApiError,
+    NotFoundError,
+    ResourceNotFoundError,
+)
 from kubernetes.dynamic.resource import Resource
 
 from sandbox.errors import SandboxError
 
+_DISCOVERY_SECONDS = 30.0
 _MANAGER = "kubectl"  # so that kubectl changes what was written here, and the other way round
 
 
@@ -122,7 +129,18 @@ class Objects:
 
     def _kind(self, word: str) -> Resource:
         name, _, group = word.partition(".")
-        found: list[Resource] = self._api.resources.search(group=group or None, singular_name=name)
+        deadline = time.monotonic() + _DISCOVERY_SECONDS
+        while True:
+            try:
+                found: list[Resource] = self._api.resources.search(
+                    group=group or None, singular_name=name
+                )
+                break
+            except ResourceNotFoundError:  # a group is listed a moment before it is served
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+                self._api.resources.invalidate_cache()
         if not found:
             raise SandboxError("the cluster has no such kind", got=word, remedy="define it")
         return min(found, key=lambda kind: kind.group or "")  # the core's, as kubectl has it

@@ -70,7 +70,9 @@ def test_a_field_that_a_rule_compares_with_what_it_was_can_not_change(
     given |= dict.fromkeys(("select.since", "select.until"), moments)
     given["job.sparkConf"] = tuple({"spark.task.maxFailures": count} for count in "12")
     beside = {"target": "Topic"} if str(leaf) == "targetTopic" else {}
-    now, later = SpecFields(kind, given).specs(leaf, VALID[kind] | beside, 2)
+    base = VALID[kind] | beside
+    specs = SpecFields(kind, given).specs(leaf, base, 2)
+    now, later = [base, *specs][-2:]  # a field that has one value only is left out first
     cluster.objects.put(manifest(kind, **now), kube_namespace)
     assert "can't change" in refusal(cluster, manifest(kind, **later), kube_namespace)
 

@@ -94,21 +94,3 @@ def test_large_messages_that_are_sent_on_side_by_side_all_arrive(
             one.acknowledge(message)
             arrived.append(message.data())
     assert set(arrived) == payloads
-
-
-def test_what_has_too_big_properties_for_any_hop_stays_and_says_so(
-    provision_policy: ProvisionPolicy,
-) -> None:
-    provisioned = provision_policy()
-    provisioned.send(b"x", properties={"user": "y" * (LARGEST - 200)})
-    events: list[Event] = []
-    consumer = provisioned.consumer(on_event=events.append)
-    consumer.reconsume_later(consumer.receive(SOON), cause=failing())
-    consumer.close()
-
-    # Each once: on a slow machine it was sent again meanwhile, after 5 s.
-    assert list(dict.fromkeys((event.event, event.reason) for event in events)) == [
-        (Name.UNSENT, "TooBig"),
-        (Name.LEFT_UNSETTLED, ""),
-    ]
-    assert provisioned.backlog(provisioned.policy.topic) == 1
