@@ -59,6 +59,7 @@ def test_a_failing_message_climbs_the_ladder_and_dies_after_max_retries(
     assert properties == {
         "RECONSUMETIMES": "3",
         "ORIGIN_MESSAGE_ID": id_text(origin),
+        "REDRIVE_FIRST_ID": id_text(origin),
         "REAL_TOPIC": str(provisioned.policy.topic),
         "REAL_SUBSCRIPTION": "fulfilment",
         "RETRY_TOPIC": str(provisioned.policy.retry_topic),
