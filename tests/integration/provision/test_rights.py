@@ -35,6 +35,7 @@ NEEDED: dict[str, dict[str, str]] = {
         "list": FOLLOW,
         "watch": FOLLOW,
         "get": "its job may have written the final account after the last watch event",
+        "patch": "the finalizer is there while its role has rights at a target",
         "delete": "one that has ended, and says in ttlAfterFinished that it goes then",
     },
     "redrive.io/replays/status": {"patch": TELL},
